@@ -1,0 +1,346 @@
+"""The only door to the file system: a seam small enough to simulate, and the real thing behind it.
+
+Everything that touches files takes a `Disk` and works with plain, synchronous calls. `waltzd.disk_sim` is the same
+interface over memory, with a page cache that a crash forgets. The rules that both keep:
+
+- A write is in the cache until `flush`; a name is in the cache until `flush_directory`.
+- A failed flush, or an I/O error of a write, raises `FlushFailed`: whoever catches it may only end the process.
+- No space raises `DiskFull`, and the caller takes back what it wrote.
+- Links are never followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import struct
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from waltzd.checksum import Buffer
+from waltzd.errors import (
+    DirectoryHeld,
+    DiskFull,
+    FlushFailed,
+    NoPermission,
+    NotRegularFile,
+    PathMissing,
+    ReadFailed,
+    WaltzError,
+)
+
+
+class File(Protocol):
+    """An open file. Offsets are explicit; nothing depends on a position."""
+
+    @property
+    def path(self) -> str: ...
+    def size(self) -> int: ...
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end of the file."""
+        ...
+
+    def read_into(self, offset: int, buffer: memoryview) -> int: ...
+    def write(self, offset: int, data: Buffer) -> None:
+        """All of `data`, or an error."""
+        ...
+
+    def write_many(self, offset: int, pieces: Sequence[Buffer]) -> None: ...
+    def truncate(self, size: int) -> None: ...
+    def flush(self) -> None:
+        """Content and size are on the disk when this returns."""
+        ...
+
+    def lock(self) -> None:
+        """Exclusive, for the life of the open file; `DirectoryHeld` when somebody else has it."""
+        ...
+
+    def is_locked_elsewhere(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    name: str
+    is_directory: bool
+    size: int
+
+
+class Disk(Protocol):
+    def open(self, path: str, *, write: bool = False) -> File: ...
+    def create(self, path: str) -> File:
+        """A new empty file open for writing; an existing file of that name is emptied."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+    def size(self, path: str) -> int: ...
+    def list(self, path: str) -> list[Entry]:
+        """Sorted by name."""
+        ...
+
+    def make_directory(self, path: str) -> None: ...
+    def rename(self, old: str, new: str) -> None: ...
+    def remove(self, path: str) -> None: ...
+    def remove_directory(self, path: str) -> None: ...
+    def flush_directory(self, path: str) -> None: ...
+    def free_bytes(self, path: str) -> int: ...
+    def now_ms(self) -> int:
+        """The creation date that goes into file headers; nothing is ever decided by it."""
+        ...
+
+    def fresh_id(self) -> uuid.UUID: ...
+
+
+def join(directory: str, name: str) -> str:
+    return f"{directory}/{name}"
+
+
+# -- the real one ------------------------------------------------------------------------------------------------------
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_IOV_MAX = 1024
+_HEADER_LOCK_BYTES = 128
+_FLOCK = struct.Struct("hhqqi4x")
+"""struct flock of 64-bit Linux: type, whence, start, length, pid."""
+
+
+def translate(error: OSError, what: str) -> WaltzError:
+    """The error of the operating system as ours."""
+    number = error.errno or 0
+    name = errno.errorcode.get(number, "?")
+    said = f"{what}: {os.strerror(number)} ({name})"
+    facts = {"errno": name}
+    if number in _NO_SPACE:
+        return DiskFull(said, **facts)
+    if number in _DENIED:
+        return NoPermission(said, **facts)
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return PathMissing(said, **facts)
+    if number in (errno.ELOOP, errno.EISDIR):
+        return NotRegularFile(said, next_step="give the path of a plain file or directory", **facts)
+    if number in (errno.EAGAIN, errno.EWOULDBLOCK):
+        return DirectoryHeld(said, **facts)
+    return ReadFailed(said, **facts)
+
+
+class RealFile:
+    def __init__(self, path: str, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def read(self, offset: int, size: int) -> bytes:
+        pieces: list[bytes] = []
+        while size > 0:
+            try:
+                piece = os.pread(self._fd, size, offset)
+            except OSError as error:
+                raise translate(error, f"reading {self._path} at {offset}") from error
+            if not piece:
+                break
+            if len(piece) == size and not pieces:
+                return piece
+            pieces.append(piece)
+            offset += len(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        done = 0
+        while done < len(buffer):
+            try:
+                count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise translate(error, f"reading {self._path} at {offset + done}") from error
+            if count == 0:
+                break
+            done += count
+        return done
+
+    def write(self, offset: int, data: Buffer) -> None:
+        self.write_many(offset, [data])
+
+    def write_many(self, offset: int, pieces: Sequence[Buffer]) -> None:
+        at = 0
+        while at < len(pieces):
+            batch = list(pieces[at : at + _IOV_MAX])
+            at += len(batch)
+            while batch:
+                try:
+                    count = os.pwritev(self._fd, batch, offset)
+                except OSError as error:
+                    raise self._write_error(error, offset) from error
+                if count == 0 and any(len(piece) for piece in batch):
+                    raise FlushFailed(f"writing {self._path} at {offset}: nothing was written and no error given")
+                offset += count
+                while batch and count >= len(batch[0]):
+                    count -= len(batch.pop(0))
+                if batch and count:
+                    batch[0] = memoryview(batch[0])[count:]
+
+    def _write_error(self, error: OSError, offset: int) -> WaltzError:
+        if error.errno in _NO_SPACE or error.errno in _DENIED:
+            return translate(error, f"writing {self._path} at {offset}")
+        return self._fatal(error, f"writing {self._path} at {offset}")
+
+    def _fatal(self, error: OSError, what: str) -> FlushFailed:
+        name = errno.errorcode.get(error.errno or 0, "?")
+        device = os.fstat(self._fd).st_dev
+        where = f"device {os.major(device)}:{os.minor(device)}"
+        return FlushFailed(f"{what}: {os.strerror(error.errno or 0)} ({name}) on {where}", errno=name, device=where)
+
+    def truncate(self, size: int) -> None:
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise self._write_error(error, size) from error
+
+    def flush(self) -> None:
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise self._fatal(error, f"flushing {self._path}") from error
+
+    def lock(self) -> None:
+        """The original holds an fcntl range over the control header; flock keeps out a second opening in one process."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, _HEADER_LOCK_BYTES, 0)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES, errno.EWOULDBLOCK):
+                raise DirectoryHeld(f"{os.path.dirname(self._path)} is held by another process") from error
+            raise translate(error, f"locking {self._path}") from error
+
+    def is_locked_elsewhere(self) -> bool:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EWOULDBLOCK):
+                return True
+            raise translate(error, f"locking {self._path}") from error
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        ask = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, _HEADER_LOCK_BYTES, 0)
+        answer = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, ask))
+        return bool(answer[0] != fcntl.F_UNLCK)
+
+    def __del__(self) -> None:
+        # A sealed segment leaves the cache of open files while a reader may still use it: the last user closes it.
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            try:
+                os.close(fd)
+            except OSError as error:  # the last chance of the system to report a lost write
+                raise FlushFailed(f"closing {self._path}: {os.strerror(error.errno or 0)}") from error
+
+
+class RealDisk:
+    """The file system of this machine."""
+
+    def open(self, path: str, *, write: bool = False) -> RealFile:
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return self._open(path, flags)
+
+    def create(self, path: str) -> RealFile:
+        return self._open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def _open(self, path: str, flags: int) -> RealFile:
+        try:
+            fd = os.open(path, flags, 0o640)
+        except OSError as error:
+            raise translate(error, f"opening {path}") from error
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise NotRegularFile(f"{path} is not a plain file")
+        return RealFile(path, fd)
+
+    def exists(self, path: str) -> bool:
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise translate(error, f"looking at {path}") from error
+        return True
+
+    def size(self, path: str) -> int:
+        try:
+            return os.lstat(path).st_size
+        except OSError as error:
+            raise translate(error, f"looking at {path}") from error
+
+    def list(self, path: str) -> list[Entry]:
+        out: list[Entry] = []
+        try:
+            with os.scandir(path) as found:
+                for item in found:
+                    is_directory = item.is_dir(follow_symlinks=False)
+                    size = 0 if is_directory else item.stat(follow_symlinks=False).st_size
+                    out.append(Entry(item.name, is_directory, size))
+        except OSError as error:
+            raise translate(error, f"listing {path}") from error
+        return sorted(out, key=lambda entry: entry.name)
+
+    def make_directory(self, path: str) -> None:
+        try:
+            os.mkdir(path, 0o750)
+        except OSError as error:
+            raise translate(error, f"creating the directory {path}") from error
+
+    def rename(self, old: str, new: str) -> None:
+        try:
+            os.rename(old, new)
+        except OSError as error:
+            raise translate(error, f"renaming {old} to {new}") from error
+
+    def remove(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except OSError as error:
+            raise translate(error, f"removing {path}") from error
+
+    def remove_directory(self, path: str) -> None:
+        try:
+            os.rmdir(path)
+        except OSError as error:
+            raise translate(error, f"removing the directory {path}") from error
+
+    def flush_directory(self, path: str) -> None:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise translate(error, f"opening the directory {path}") from error
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            raise FlushFailed(f"flushing the directory {path}: {os.strerror(error.errno or 0)}") from error
+        finally:
+            os.close(fd)
+
+    def free_bytes(self, path: str) -> int:
+        try:
+            found = os.statvfs(path)
+        except OSError as error:
+            raise translate(error, f"looking at the file system of {path}") from error
+        return found.f_bavail * found.f_frsize
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def fresh_id(self) -> uuid.UUID:
+        return uuid.uuid4()

@@ -1,0 +1,371 @@
+"""Every error that Waltz tells a user, with a number, an owner and a way out.
+
+An error has four parts: what happened (the message), what was *not* done, what to do next, and a code that
+`waltzctl errors lookup CODE` explains. The docstring of a class is that explanation. Mistakes of the programmer are
+assertions and never belong in this tree. An error crosses the wire as its code and its parts (`waltzd.link`) and comes
+out on the other side as the same class.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+EXIT_OK = 0
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_NOT_FOUND = 3
+EXIT_CONFLICT = 4
+EXIT_UNSAFE = 5
+EXIT_TIMEOUT = 6
+EXIT_PARTIAL = 7
+EXIT_FINDINGS = 8
+EXIT_NOT_AUTHORISED = 9
+EXIT_UNHEALTHY = 10
+EXIT_DISK_FAULT = 74
+"""A daemon ended because a flush or a write failed in a way that leaves the disk's content unknown."""
+
+EXIT_MEANING = {
+    EXIT_OK: "done, nothing wrong",
+    EXIT_ERROR: "could not run, or failed",
+    EXIT_USAGE: "the command line, a path or the configuration is wrong",
+    EXIT_NOT_FOUND: "a named thing does not exist",
+    EXIT_CONFLICT: "something else holds it, or it changed meanwhile",
+    EXIT_UNSAFE: "refused because it could lose data",
+    EXIT_TIMEOUT: "no answer in time; the outcome is unknown",
+    EXIT_PARTIAL: "done in part; what remains is printed",
+    EXIT_FINDINGS: "verification found something wrong",
+    EXIT_NOT_AUTHORISED: "not permitted",
+    EXIT_UNHEALTHY: "the cluster is unhealthy",
+    EXIT_DISK_FAULT: "a daemon ended after a failed flush or write",
+}
+
+
+class Retry(enum.Enum):
+    """What a caller may do with the same request."""
+
+    NEVER = "never"
+    LATER = "later"
+    ELSEWHERE = "elsewhere"
+
+
+class WaltzError(Exception):
+    """The root of all errors that Waltz reports. Never raised itself."""
+
+    code: ClassVar[str] = "W0000"
+    exit_code: ClassVar[int] = EXIT_ERROR
+    retry: ClassVar[Retry] = Retry.NEVER
+    not_done: ClassVar[str] = ""
+    next_step: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, not_done: str = "", next_step: str = "", **facts: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail_not_done = not_done or self.not_done
+        self.detail_next_step = next_step or self.next_step
+        self.facts: dict[str, str] = {name: str(value) for name, value in facts.items()}
+
+    def lines(self) -> list[str]:
+        """The error as an operator reads it."""
+        out = [f"{self.code} {self.message}"]
+        if self.detail_not_done:
+            out.append(f"Not done: {self.detail_not_done}")
+        if self.detail_next_step:
+            out.append(f"Next: {self.detail_next_step}")
+        return out
+
+
+# -- what the user gave us ---------------------------------------------------------------------------------------------
+
+
+class BadArgument(WaltzError):
+    """A value on the command line or in a request makes no sense: a negative id, a path of the wrong kind, a name twice.
+    Nothing was changed. Correct the value and run the command again."""
+
+    code, exit_code = "W1001", EXIT_USAGE
+    not_done = "nothing was changed"
+
+
+class BadConfig(WaltzError):
+    """The configuration file cannot be read, is not YAML, has a key that is not known, or a value outside its bounds. The
+    message names the key. The daemon did not start. `waltzd storage --check-config` checks a file without starting."""
+
+    code, exit_code = "W1002", EXIT_USAGE
+    not_done = "the daemon was not started"
+
+
+class PathMissing(WaltzError):
+    """A path that was given does not exist. Nothing was read or changed."""
+
+    code, exit_code = "W1003", EXIT_USAGE
+    not_done = "nothing was read or changed"
+
+
+class NothingHere(WaltzError):
+    """A directory that was given holds no Waltz data: no control file, no partition, no segment. Nothing was checked, so
+    nothing can be said about it. Give the storage directory, one of its partition directories, or a segment file."""
+
+    code = "W1004"
+    not_done = "nothing was checked"
+
+
+class NoPermission(WaltzError):
+    """The operating system did not permit opening a file or directory. Run as the user that owns the storage directory."""
+
+    code = "W1005"
+    not_done = "nothing was changed"
+
+
+class NotRegularFile(WaltzError):
+    """A path that must be a plain file or directory is a link, a device or something else. Waltz does not follow links in
+    its storage directory, because they can lead two partitions to the same bytes. Give the real path."""
+
+    code, exit_code = "W1006", EXIT_USAGE
+    not_done = "nothing was read or changed"
+
+
+class WorkerLost(WaltzError):
+    """A worker process of a command ended before its work was done: killed, or out of memory. What it worked on is not
+    known. The command stopped; nothing half-made is in use. Run it again, with fewer `--jobs` if memory is short."""
+
+    code = "W1007"
+    not_done = "the command did not finish"
+    next_step = "run it again; use --jobs 1 if memory is short"
+
+
+# -- sessions and the replica protocol ---------------------------------------------------------------------------------
+
+
+class StaleSession(WaltzError):
+    """A newer owner has opened this partition on the storage, and it accepts no call of an older session, for ever. Nothing
+    was written. The server that gets this closes its session at once: it is no longer the owner."""
+
+    code, retry = "W2001", Retry.ELSEWHERE
+    not_done = "nothing was written"
+    next_step = "close this session; if this server still owns the partition, open a new session with a higher id"
+
+
+class ForeignCluster(WaltzError):
+    """The cluster key of the caller, or of a file, is not the key of this storage directory. Data of two clusters is never
+    mixed. Nothing was read or written. Check which cluster the address or the path belongs to."""
+
+    code, exit_code = "W2002", EXIT_CONFLICT
+    not_done = "nothing was read or written"
+    next_step = "compare the cluster keys; point the caller or the path at the right cluster"
+
+
+class NotNextId(WaltzError):
+    """An append did not start at the next transaction id of the replica. Logs have no gaps, so nothing of it was written.
+    The fact `next_id` says where the replica stands."""
+
+    code = "W2004"
+    not_done = "nothing of this append was written"
+    next_step = "send the records from the replica's next id on"
+
+
+class Diverged(WaltzError):
+    """An append carries an id that the replica already holds, with other bytes. A record is never rewritten. Nothing was
+    written. This replica and the sender disagree about history; recovery must decide before anything is appended."""
+
+    code = "W2005"
+    not_done = "nothing was written; the replica keeps what it has"
+    next_step = "close the session and recover the partition"
+
+
+class BadFrame(WaltzError):
+    """A message breaks the protocol: columns of different lengths, a checksum that does not match, a field out of bounds,
+    a first message that is missing. Only that call ended; nothing of the frame was written."""
+
+    code = "W2006"
+    not_done = "nothing of this message was written"
+    next_step = "this is an error in the sender, or damage on the way; send the records again"
+
+
+class NoSuchPartition(WaltzError):
+    """The partition is not assigned to this storage, or its number is outside the cluster's range. Nothing was done."""
+
+    code, exit_code = "W2007", EXIT_NOT_FOUND
+    not_done = "nothing was done"
+    next_step = "list the partitions of the storage, or create the partition there"
+
+
+class PartitionOffline(WaltzError):
+    """An operator took this partition offline on this storage. Appends and session reads are refused until it is set
+    available again; what is on disk stays as it is."""
+
+    code, retry = "W2008", Retry.LATER
+    not_done = "nothing was read or written"
+    next_step = "set the partition available again on this storage"
+
+
+class BelowFloor(WaltzError):
+    """A truncation would cut records that are known to be committed (below the low-water mark or the committed mark), or
+    came after the session had set its low-water mark. It is always refused."""
+
+    code, exit_code = "W2009", EXIT_UNSAFE
+    not_done = "nothing was cut"
+    next_step = "this replica may hold the only copy; recover the partition from the other replicas instead"
+
+
+class NotOpened(WaltzError):
+    """A call used a session that was not opened on this partition. Only `Open` may raise the session of a replica."""
+
+    code = "W2010"
+    not_done = "nothing was done"
+    next_step = "open the session first"
+
+
+class BeyondLog(WaltzError):
+    """A read asked for ids that this replica does not hold or that a caller without a session may not see yet."""
+
+    code, exit_code, retry = "W2011", EXIT_NOT_FOUND, Retry.ELSEWHERE
+    not_done = "nothing was returned"
+    next_step = "ask for ids within the range that the message names, or ask another replica"
+
+
+class PartitionExists(WaltzError):
+    """The partition is already on this storage. Nothing was changed."""
+
+    code, exit_code = "W2012", EXIT_CONFLICT
+    not_done = "nothing was changed"
+
+
+class TooLarge(WaltzError):
+    """A record, frame or request is above its configured limit. Nothing of it was written."""
+
+    code = "W2013"
+    not_done = "nothing of it was written"
+    next_step = "send less at once, or raise the limit in the configuration of every storage"
+
+
+class MarkWentDown(WaltzError):
+    """A low-water mark or session id would have gone down. Both only rise. Nothing was changed."""
+
+    code, exit_code = "W2014", EXIT_CONFLICT
+    not_done = "nothing was changed"
+    next_step = "read the partition's marks and send values at or above them"
+
+
+class Draining(WaltzError):
+    """The daemon is shutting down and takes no new calls. What it acknowledged is on disk."""
+
+    code, retry = "W2015", Retry.LATER
+    not_done = "this call was not started"
+    next_step = "try again when the storage is back"
+
+
+# -- the disk ----------------------------------------------------------------------------------------------------------
+
+
+class DirectoryHeld(WaltzError):
+    """Another process holds the storage directory. Two processes must never write the same files. Nothing was changed."""
+
+    code, exit_code = "W3001", EXIT_CONFLICT
+    not_done = "nothing was changed"
+    next_step = "stop the daemon that holds the directory, or use --read-only where the command has it"
+
+
+class ControlDamaged(WaltzError):
+    """The control file, or the identity file beside it, is missing, too short, or fails its checks. It says which sessions
+    this storage promised itself to, so it is never made anew over existing data."""
+
+    code, exit_code = "W3002", EXIT_FINDINGS
+    not_done = "the storage directory was not opened and nothing was changed"
+    next_step = "restore the file from a copy of this directory, or rebuild this storage from the other replicas"
+
+
+class PartitionDamaged(WaltzError):
+    """Bytes of this partition are not what was written: a record fails its checksum with valid records behind it, a segment
+    is missing or belongs elsewhere, the log is shorter than what the replica had promised. The damaged ids are refused,
+    nothing is cut, the replica does not vote. Other ids and other partitions are served."""
+
+    code, exit_code, retry = "W3003", EXIT_FINDINGS, Retry.ELSEWHERE
+    not_done = "the damaged ids were not returned, nothing was cut"
+    next_step = "run `waltzctl verify-segments --read-only` on the directory; rebuild this replica from the others"
+
+
+class UnknownVersion(WaltzError):
+    """A file says that it has a format version that this program does not know, most likely because a newer Waltz wrote it.
+    Nothing was read from it or written to it."""
+
+    code = "W3004"
+    not_done = "the file was not read and not changed"
+    next_step = "use the Waltz version that wrote the file, or a newer one"
+
+
+class DiskFull(WaltzError):
+    """The file system has no space left, or less than the reserve that the configuration asks for. What was not yet
+    acknowledged was taken back. Reads and administration go on, and writes resume by themselves when there is space."""
+
+    code, retry = "W3005", Retry.LATER
+    not_done = "nothing above the replica's durable id was kept"
+    next_step = "free space on the file system of the storage directory"
+
+
+class FlushFailed(WaltzError):
+    """The operating system could not bring written bytes to the disk. After that nobody can know what the disk holds, and
+    a second flush would report success falsely, so the storage process ends. What was acknowledged before is on disk; at
+    the next start the tail is checked, written again and flushed before this replica vouches for it."""
+
+    code, exit_code = "W3006", EXIT_DISK_FAULT
+    not_done = "nothing was acknowledged since the last durable id that the message names"
+    next_step = "look at the kernel log for this device; start the storage again when the disk is sound"
+
+
+class ReadFailed(WaltzError):
+    """The operating system could not read bytes of a file (an I/O error of the device). Nothing was changed."""
+
+    code, retry = "W3007", Retry.ELSEWHERE
+    not_done = "nothing was returned"
+    next_step = "look at the kernel log for this device; rebuild this replica on a sound disk"
+
+
+class DamageInTheWay(WaltzError):
+    """An index cannot be rebuilt past damaged records unless the ids to leave out are named. No file was changed."""
+
+    code, exit_code = "W3008", EXIT_UNSAFE
+    not_done = "the index was not touched; data files never are"
+    next_step = "rebuild the replica from the others, or name the ids with --leave-out FIRST-LAST"
+
+
+class HeaderDamaged(WaltzError):
+    """The 128 bytes at the start of a segment or index file are not a header of this partition and position: too short, or
+    the file belongs to another partition or starts at another id than its name says."""
+
+    code, exit_code = "W3009", EXIT_FINDINGS
+    not_done = "nothing was read from the file"
+    next_step = "put the right file in its place, or rebuild this replica from the others"
+
+
+class CannotConnect(WaltzError):
+    """The other side did not answer in time or refused the connection. Whether a call that was under way took effect is not
+    known."""
+
+    code, exit_code, retry = "W4001", EXIT_TIMEOUT, Retry.LATER
+    not_done = "the outcome of the call is unknown"
+    next_step = "check that the daemon runs and that the address is right, then try again"
+
+
+class PortInUse(WaltzError):
+    """Another process listens on the address that the configuration names. The daemon did not start."""
+
+    code, exit_code = "W4002", EXIT_CONFLICT
+    not_done = "the daemon was not started"
+    next_step = "stop the other process, or change the address in the configuration"
+
+
+def tree() -> dict[str, type[WaltzError]]:
+    """All errors by code."""
+    found: dict[str, type[WaltzError]] = {}
+    queue = list(WaltzError.__subclasses__())
+    while queue:
+        cls = queue.pop(0)
+        assert cls.code not in found, f"{cls.__name__} and {found[cls.code].__name__} share the code {cls.code}"
+        found[cls.code] = cls
+        queue.extend(cls.__subclasses__())
+    return dict(sorted(found.items()))
+
+
+def explanation(cls: type[WaltzError]) -> str:
+    """The docstring of an error as one paragraph."""
+    return " ".join((cls.__doc__ or "").split())

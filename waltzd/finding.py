@@ -1,0 +1,114 @@
+"""What can be wrong with files, one vocabulary for the daemon, verify, rebuild and dump."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass
+
+
+class Code(enum.StrEnum):
+    """What is wrong. The value is what JSON output and scripts see."""
+
+    TORN_TAIL = "torn-tail"
+    DAMAGED_RECORD = "damaged-record"
+    DAMAGED_PAYLOAD = "damaged-payload"
+    DAMAGED_HEADER = "damaged-header"
+    UNKNOWN_VERSION = "unknown-version"
+    FOREIGN_KEY = "foreign-cluster-key"
+    SEGMENT_GAP = "segment-gap"
+    SHORT_LOG = "short-log"
+    MISSING_INDEX = "missing-index"
+    DAMAGED_INDEX = "damaged-index"
+    MISSING_INDEX_ENTRY = "missing-index-entry"
+    WRONG_INDEX_ENTRY = "wrong-index-entry"
+    EXTRA_INDEX_ENTRY = "extra-index-entry"
+    LONE_INDEX = "lone-index"
+    CONTROL_STRUCT = "damaged-control-struct"
+    CONTROL_FILE = "damaged-control-file"
+    PROMISE_SLOT = "damaged-promise-slot"
+    PROMISE_FILE = "damaged-promise-file"
+    MISSING_PARTITION = "missing-partition"
+    NOT_A_FILE = "not-a-file"
+    UNREADABLE = "unreadable"
+
+
+_FROM_REPLICAS = "rebuild this replica from the others"
+_REBUILD_INDEX = "waltzctl rebuild-index"
+_SECOND_COPY = "nothing to do: the other copy is used and the next change repairs it"
+
+REMEDY = {
+    Code.TORN_TAIL: "nothing to do: the storage cuts it at its next start",
+    Code.DAMAGED_RECORD: _FROM_REPLICAS,
+    Code.DAMAGED_PAYLOAD: "the client sent it so, or it was damaged before it was stored; compare with the other replicas",
+    Code.DAMAGED_HEADER: _FROM_REPLICAS,
+    Code.UNKNOWN_VERSION: "use the Waltz version that wrote the file",
+    Code.FOREIGN_KEY: "move the file to the cluster that it belongs to",
+    Code.SEGMENT_GAP: "put the missing segment back, or " + _FROM_REPLICAS,
+    Code.SHORT_LOG: _FROM_REPLICAS,
+    Code.MISSING_INDEX: _REBUILD_INDEX,
+    Code.DAMAGED_INDEX: _REBUILD_INDEX,
+    Code.MISSING_INDEX_ENTRY: _REBUILD_INDEX,
+    Code.WRONG_INDEX_ENTRY: _REBUILD_INDEX,
+    Code.EXTRA_INDEX_ENTRY: _REBUILD_INDEX,
+    Code.LONE_INDEX: "put the missing segment back; if there never was one, nothing to do",
+    Code.CONTROL_STRUCT: _SECOND_COPY,
+    Code.CONTROL_FILE: _FROM_REPLICAS,
+    Code.PROMISE_SLOT: _SECOND_COPY,
+    Code.PROMISE_FILE: _FROM_REPLICAS,
+    Code.MISSING_PARTITION: _FROM_REPLICAS,
+    Code.NOT_A_FILE: "put the plain file in its place",
+    Code.UNREADABLE: "look at the kernel log for this device; " + _FROM_REPLICAS,
+}
+
+INDEX_CODES = frozenset(
+    {
+        Code.MISSING_INDEX,
+        Code.DAMAGED_INDEX,
+        Code.MISSING_INDEX_ENTRY,
+        Code.WRONG_INDEX_ENTRY,
+        Code.EXTRA_INDEX_ENTRY,
+        Code.LONE_INDEX,
+    }
+)
+"""The data is sound: only the way to it is not, and that can always be made again."""
+
+HARMLESS_CODES = INDEX_CODES | {Code.TORN_TAIL, Code.CONTROL_STRUCT, Code.PROMISE_SLOT, Code.DAMAGED_PAYLOAD}
+"""A replica with only these still holds everything that it acknowledged, as it was sent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong: where, for which ids, and what to do. Byte and id ranges have inclusive ends."""
+
+    code: Code
+    path: str
+    detail: str
+    partition: int | None = None
+    first_byte: int | None = None
+    last_byte: int | None = None
+    first_id: int | None = None
+    last_id: int | None = None
+
+    @property
+    def remedy(self) -> str:
+        return REMEDY[self.code]
+
+    @property
+    def is_damage(self) -> bool:
+        """The replica may not vouch for what it holds."""
+        return self.code not in HARMLESS_CODES
+
+    def sentence(self) -> str:
+        where = f"{self.path}"
+        if self.first_byte is not None:
+            where += f", bytes {self.first_byte} to {self.last_byte}"
+        if self.first_id is not None:
+            ids = f"id {self.first_id}" if self.first_id == self.last_id else f"ids {self.first_id} to {self.last_id}"
+            where += f", {ids}"
+        return f"{self.code}: {where}: {self.detail}"
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "code": str(self.code), "remedy": self.remedy}
+
+
+assert set(REMEDY) == set(Code)

@@ -1,0 +1,313 @@
+"""Where every byte of a storage directory goes, apart from the records themselves.
+
+    <directory>/waltz-storage.ctl      control file: cluster key, and per partition two alternating checksummed structs
+    <directory>/waltz-storage.id       identity: a checksummed copy of the control header (ours; the original has none)
+    <directory>/waltz-storage.reserve  space kept for a start on a full disk (ours)
+    <directory>/<partition>/<first id, 19 digits>.seg and .idx
+    <directory>/<partition>/promise    two alternating checksummed slots: session promise, marks, incarnation (ours)
+
+All integers are big-endian. `docs/format.md` is this file in prose. Pure: bytes in, values out; nothing is opened here.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from uuid import UUID
+
+from waltzd.errors import ControlDamaged, HeaderDamaged, UnknownVersion
+
+VERSION = 0
+"""The only format version there is. Each file header carries it, and each reader dispatches on it."""
+
+HEADER_BYTES = 128
+CONTROL_NAME = "waltz-storage.ctl"
+IDENTITY_NAME = "waltz-storage.id"
+RESERVE_NAME = "waltz-storage.reserve"
+PROMISE_NAME = "promise"
+SEGMENT_SUFFIX = ".seg"
+INDEX_SUFFIX = ".idx"
+NEW_SUFFIX = ".new"
+"""A file under construction. It is renamed when it is whole; one that is found at a start is a leftover."""
+
+INDEX_ENTRY_BYTES = 8
+CHECKPOINT_TRANSACTIONS = 1000
+NO_MARK = -1
+NO_SESSION = -1
+
+
+def segment_name(first_id: int) -> str:
+    return f"{first_id:019d}{SEGMENT_SUFFIX}"
+
+
+def index_name(first_id: int) -> str:
+    return f"{first_id:019d}{INDEX_SUFFIX}"
+
+
+def first_id_of(name: str) -> int | None:
+    """The first transaction id that a segment or index file is named for, or None for any other name."""
+    stem, dot, suffix = name.rpartition(".")
+    if dot + suffix not in (SEGMENT_SUFFIX, INDEX_SUFFIX) or len(stem) != 19 or not (stem.isascii() and stem.isdigit()):
+        return None
+    return int(stem)
+
+
+def index_offset(entry: int) -> int:
+    """The file offset of the index entry number `entry`."""
+    return HEADER_BYTES + INDEX_ENTRY_BYTES * entry
+
+
+def index_entries(size: int) -> int:
+    """How many whole entries an index file of this size holds."""
+    return max(0, size - HEADER_BYTES) // INDEX_ENTRY_BYTES
+
+
+# -- segment and index header ------------------------------------------------------------------------------------------
+
+_FILE_HEADER = struct.Struct(">iq16siq")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileHeader:
+    """The first 128 bytes of a segment and of its index."""
+
+    created_ms: int
+    key: UUID
+    partition: int
+    first_id: int
+
+    def encode(self) -> bytes:
+        packed = _FILE_HEADER.pack(VERSION, self.created_ms, self.key.bytes, self.partition, self.first_id)
+        return packed.ljust(HEADER_BYTES, b"\0")
+
+    @staticmethod
+    def decode(raw: bytes, where: str) -> FileHeader:
+        if len(raw) < HEADER_BYTES:
+            raise HeaderDamaged(f"{where} ends inside its header: {len(raw)} of {HEADER_BYTES} bytes are there")
+        version, created_ms, key, partition, first_id = _FILE_HEADER.unpack_from(raw)
+        if version != VERSION:
+            raise UnknownVersion(f"{where} has format version {version}; this program knows version {VERSION}")
+        return FileHeader(created_ms=created_ms, key=UUID(bytes=key), partition=partition, first_id=first_id)
+
+
+# -- control file ------------------------------------------------------------------------------------------------------
+
+_CONTROL_HEADER = struct.Struct(">iq16si")
+_CONTROL_STRUCT = struct.Struct(">qqqii")
+_CRC = struct.Struct(">I")
+CONTROL_STRUCT_BYTES = 36
+CONTROL_INFO_BYTES = 4 + 2 * CONTROL_STRUCT_BYTES
+FLAG_AVAILABLE = 0x1
+FLAG_ASSIGNED = 0x4
+PARTITIONS_MAX = 1 << 16
+"""More partitions than anyone runs; a control file that claims more is damaged."""
+
+
+def control_bytes(partitions: int) -> int:
+    return HEADER_BYTES + CONTROL_INFO_BYTES * partitions
+
+
+def control_struct_offset(partition: int, slot: int) -> int:
+    return HEADER_BYTES + CONTROL_INFO_BYTES * partition + 4 + CONTROL_STRUCT_BYTES * slot
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlHeader:
+    created_ms: int
+    key: UUID
+    partitions: int
+
+    def encode(self) -> bytes:
+        packed = _CONTROL_HEADER.pack(VERSION, self.created_ms, self.key.bytes, self.partitions)
+        return packed.ljust(HEADER_BYTES, b"\0")
+
+    @staticmethod
+    def decode(raw: bytes, where: str) -> ControlHeader:
+        if len(raw) < HEADER_BYTES:
+            raise ControlDamaged(f"{where} ends inside its header: {len(raw)} of {HEADER_BYTES} bytes are there")
+        version, created_ms, key, partitions = _CONTROL_HEADER.unpack_from(raw)
+        if version != VERSION:
+            raise UnknownVersion(f"{where} has format version {version}; this program knows version {VERSION}")
+        if any(raw[_CONTROL_HEADER.size : HEADER_BYTES]):
+            raise ControlDamaged(f"{where} has bytes in the reserved part of its header, which must be zero")
+        if not 0 < partitions <= PARTITIONS_MAX:
+            raise ControlDamaged(f"{where} claims {partitions} partitions")
+        return ControlHeader(created_ms=created_ms, key=UUID(bytes=key), partitions=partitions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlStruct:
+    """What one storage knows about one partition's sessions. The valid struct with the higher sequence is current."""
+
+    session: int
+    low_mark: int
+    local_low_mark: int
+    flags: int
+    sequence: int
+
+    @property
+    def is_available(self) -> bool:
+        return bool(self.flags & FLAG_AVAILABLE)
+
+    @property
+    def is_assigned(self) -> bool:
+        return bool(self.flags & FLAG_ASSIGNED)
+
+    def encode(self) -> bytes:
+        body = _CONTROL_STRUCT.pack(self.session, self.low_mark, self.local_low_mark, self.flags, self.sequence)
+        return body + _CRC.pack(zlib.crc32(body))
+
+    @staticmethod
+    def decode(raw: bytes) -> ControlStruct | None:
+        """The struct, or None when its checksum fails."""
+        body, crc = raw[:-4], raw[-4:]
+        if len(raw) != CONTROL_STRUCT_BYTES or _CRC.pack(zlib.crc32(body)) != crc:
+            return None
+        session, low, local_low, flags, sequence = _CONTROL_STRUCT.unpack(body)
+        return ControlStruct(session=session, low_mark=low, local_low_mark=local_low, flags=flags, sequence=sequence)
+
+
+def initial_structs() -> tuple[ControlStruct, ControlStruct]:
+    """What a partition that was never assigned has in its two slots."""
+    blank = ControlStruct(session=NO_SESSION, low_mark=NO_MARK, local_low_mark=NO_MARK, flags=FLAG_AVAILABLE, sequence=-1)
+    return blank, ControlStruct(**{**blank.__dict__, "sequence": 0})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlInfo:
+    """Both structs of one partition as they are on disk; a struct whose checksum fails is None."""
+
+    partition: int
+    structs: tuple[ControlStruct | None, ControlStruct | None]
+
+    @property
+    def current_slot(self) -> int:
+        first, second = self.structs
+        assert first or second
+        return int(first is None or (second is not None and second.sequence > first.sequence))
+
+    @property
+    def current(self) -> ControlStruct:
+        struct_ = self.structs[self.current_slot]
+        assert struct_ is not None
+        return struct_
+
+
+def decode_control_info(raw: bytes, partition: int, where: str) -> ControlInfo:
+    """Partition `partition`'s record out of the whole control file; refused, by name, when no struct can be believed."""
+    start = HEADER_BYTES + CONTROL_INFO_BYTES * partition
+    record = raw[start : start + CONTROL_INFO_BYTES]
+    if len(record) < CONTROL_INFO_BYTES:
+        raise ControlDamaged(f"{where} ends before the record of partition {partition}", partition=partition)
+    (number,) = struct.unpack_from(">i", record)
+    if number != partition:
+        raise ControlDamaged(f"{where}: the record of partition {partition} says partition {number}", partition=partition)
+    first = ControlStruct.decode(record[4 : 4 + CONTROL_STRUCT_BYTES])
+    second = ControlStruct.decode(record[4 + CONTROL_STRUCT_BYTES :])
+    if first is None and second is None:
+        raise ControlDamaged(f"{where}: both structs of partition {partition} fail their checksum", partition=partition)
+    if first and second and first.sequence == second.sequence:
+        raise ControlDamaged(
+            f"{where}: both structs of partition {partition} have sequence {first.sequence}", partition=partition
+        )
+    return ControlInfo(partition=partition, structs=(first, second))
+
+
+# -- identity file -----------------------------------------------------------------------------------------------------
+
+_IDENTITY = struct.Struct(">8siq16si16s")
+_IDENTITY_MAGIC = b"WALTZID\0"
+IDENTITY_BYTES = _IDENTITY.size + 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """A checksummed copy of the control header, and a number of its own for the directory.
+
+    It makes every flipped bit of the control header visible, and its presence says that each assigned partition has a
+    promise file: one that is missing then is damage, not a directory of the original."""
+
+    control: ControlHeader
+    directory: UUID
+
+    def encode(self) -> bytes:
+        c = self.control
+        body = _IDENTITY.pack(_IDENTITY_MAGIC, VERSION, c.created_ms, c.key.bytes, c.partitions, self.directory.bytes)
+        return body + _CRC.pack(zlib.crc32(body))
+
+    @staticmethod
+    def decode(raw: bytes, where: str) -> Identity:
+        body, crc = raw[: _IDENTITY.size], raw[_IDENTITY.size :]
+        if len(raw) != IDENTITY_BYTES or _CRC.pack(zlib.crc32(body)) != crc:
+            raise ControlDamaged(f"{where} fails its checksum")
+        magic, version, created_ms, key, partitions, directory = _IDENTITY.unpack(body)
+        if magic != _IDENTITY_MAGIC:
+            raise ControlDamaged(f"{where} is not an identity file")
+        if version != VERSION:
+            raise UnknownVersion(f"{where} has format version {version}; this program knows version {VERSION}")
+        control = ControlHeader(created_ms=created_ms, key=UUID(bytes=key), partitions=partitions)
+        return Identity(control=control, directory=UUID(bytes=directory))
+
+
+# -- promise file ------------------------------------------------------------------------------------------------------
+
+_PROMISE = struct.Struct(">8si16si16sqqqqiq")
+_PROMISE_MAGIC = b"WALTZPR\0"
+PROMISE_SLOT_SPACING = 4096
+"""Each slot has a page of its own, so that a torn write cannot reach the other one."""
+PROMISE_BYTES = 2 * PROMISE_SLOT_SPACING
+PROMISE_SLOT_BYTES = _PROMISE.size + 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What a replica has bound itself to, beside the original's control struct.
+
+    `session`: calls of a lower one are refused. `committed`: the highest id held here that the owner said is committed.
+    `durable`: every id up to it is on the disk, with its index entry. `newest`: the first id of the newest segment.
+    `is_clean`: written last at a clean stop; everything on disk is then exactly up to `durable`."""
+
+    key: UUID
+    partition: int
+    incarnation: UUID
+    session: int
+    committed: int
+    durable: int
+    newest: int
+    is_clean: bool
+    sequence: int
+
+    def encode(self) -> bytes:
+        body = _PROMISE.pack(
+            _PROMISE_MAGIC, VERSION, self.key.bytes, self.partition, self.incarnation.bytes, self.session,
+            self.committed, self.durable, self.newest, int(self.is_clean), self.sequence,
+        )  # fmt: skip
+        return body + _CRC.pack(zlib.crc32(body))
+
+    @property
+    def slot_offset(self) -> int:
+        """Odd and even sequences take turns."""
+        return PROMISE_SLOT_SPACING * (self.sequence % 2)
+
+    @staticmethod
+    def decode(raw: bytes, where: str) -> Promise | None:
+        body, crc = raw[: _PROMISE.size], raw[_PROMISE.size : PROMISE_SLOT_BYTES]
+        if len(crc) != 4 or _CRC.pack(zlib.crc32(body)) != crc:
+            return None
+        fields = _PROMISE.unpack(body)
+        magic, version, key, partition, incarnation, session, committed, durable, newest, clean, sequence = fields
+        if magic != _PROMISE_MAGIC:
+            return None
+        if version != VERSION:
+            raise UnknownVersion(f"{where} has format version {version}; this program knows version {VERSION}")
+        return Promise(
+            key=UUID(bytes=key), partition=partition, incarnation=UUID(bytes=incarnation), session=session,
+            committed=committed, durable=durable, newest=newest, is_clean=bool(clean), sequence=sequence,
+        )  # fmt: skip
+
+
+def decode_promise_file(raw: bytes, where: str) -> Promise | None:
+    """The believable slot with the higher sequence, or None when there is none."""
+    slots = [Promise.decode(raw[at : at + PROMISE_SLOT_BYTES], where) for at in (0, PROMISE_SLOT_SPACING)]
+    return max((slot for slot in slots if slot), key=lambda slot: slot.sequence, default=None)

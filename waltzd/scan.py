@@ -1,0 +1,207 @@
+"""Reading a segment from end to end, driven by its data, never by its index.
+
+`scan` goes as far as records are sound. `next_sound` looks behind a bad place for the next record that its checksum
+proves. `survey` puts the two together: what is sound, what is damaged, and what is left at the end. Whether a rest at the
+end is a torn tail or damage depends on what the replica had promised, so the caller decides that (`judge_tail`).
+
+An index may be given as a hint for where records start. It saves the walk from length to length, and is never believed:
+each place it names must follow from the record before it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from waltzd.checksum import I64, crc32
+from waltzd.disk import File
+from waltzd.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, index_offset
+from waltzd.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length, likely_starts, walk
+
+CHUNK_BYTES = 4 << 20
+SEARCH_BYTES = 1 << 20
+_HINT_ENTRIES = 8192
+
+OnRun = Callable[[int, Run], None]
+"""Called with the file offset and the sound records there. The buffer is used again afterwards: copy what you keep."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Where a scan ended: `next_id` would have started at `offset`."""
+
+    offset: int
+    next_id: int
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Bytes that are no sound records, with sound ones behind them. `last_id < first_id`: bytes too many, no id missing."""
+
+    first_byte: int
+    last_byte: int
+    first_id: int
+    last_id: int
+
+
+@dataclass
+class Survey:
+    """A whole segment: sound records up to `next_id - 1` apart from the gaps, then `tail_bytes` that are no record."""
+
+    next_id: int
+    end: int
+    tail_bytes: int
+    gaps: list[Gap] = field(default_factory=list)
+
+
+def read_index(file: File, first_entry: int, count: int) -> I64:
+    """Entries of an index file, fewer where it ends."""
+    raw = file.read(index_offset(first_entry), count * INDEX_ENTRY_BYTES)
+    return np.frombuffer(raw[: len(raw) // 8 * 8], ">i8").astype(np.int64)
+
+
+def _bounds_by_hint(data: memoryview, hint: I64) -> I64:
+    """The bounds that the hint names and the lengths in the data confirm; at least [0]."""
+    if len(hint) == 0 or hint[0] != 0:
+        return np.zeros(1, np.int64)
+    outside = np.flatnonzero((hint < 0) | (hint > len(data) - HEAD_BYTES))
+    if len(outside):
+        hint = hint[: outside[0]]
+    if len(hint) == 0:
+        return np.zeros(1, np.int64)
+    every_length = np.ndarray((len(data) - HEAD_BYTES + 1,), ">i4", buffer=data[28:], strides=(1,))
+    lengths = every_length[hint].astype(np.int64)
+    ends = hint + lengths + OVERHEAD_BYTES
+    broken = np.flatnonzero((ends[:-1] != hint[1:]) | (lengths[:-1] < 0))
+    whole = int(broken[0]) + 1 if len(broken) else len(hint)
+    if lengths[whole - 1] < 0 or ends[whole - 1] > len(data):
+        return hint[:whole]
+    return np.append(hint[:whole], ends[whole - 1])
+
+
+def _bounds(data: memoryview, hint: I64) -> I64:
+    known = _bounds_by_hint(data, hint)
+    rest = walk(data[int(known[-1]) :])
+    return np.concatenate((known, known[-1] + rest[1:])) if len(rest) > 1 else known
+
+
+def scan(
+    file: File,
+    *,
+    segment_first_id: int,
+    next_id: int,
+    offset: int,
+    end: int,
+    index: File | None = None,
+    on_run: OnRun | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Stop:
+    """Check records from `offset` on, where `next_id` should start, until a bad one or `end`."""
+    buffer = bytearray(min(chunk_bytes, max(end - offset, 0)))
+    while offset < end:
+        want = min(len(buffer), end - offset)
+        got = file.read_into(offset, memoryview(buffer)[:want])
+        data = memoryview(buffer)[:got]
+        hint = np.zeros(0, np.int64)
+        if index is not None:
+            hint = read_index(index, next_id - segment_first_id, _HINT_ENTRIES) - offset
+        bounds = _bounds(data, hint)
+        if len(bounds) == 1:  # not one whole record in the chunk: a longer one, or nothing
+            needed = OVERHEAD_BYTES + id_and_length(data)[1] if got >= OVERHEAD_BYTES else 0
+            if needed <= got or needed > end - offset or got < want:
+                return Stop(offset, next_id)
+            buffer = bytearray(needed)
+            continue
+        run = Run(next_id, data[: int(bounds[-1])], bounds)
+        bad = first_bad(run)
+        sound = run if bad is None else run.part(0, bad)
+        if len(sound) and on_run is not None:
+            on_run(offset, sound)
+        offset += len(sound.data)
+        next_id += len(sound)
+        if bad is not None:
+            return Stop(offset, next_id)
+    return Stop(offset, next_id)
+
+
+def _is_sound_at(file: File, offset: int, length: int) -> bool:
+    """The record's checksum, read in pieces: its length is only a claim."""
+    left = HEAD_BYTES + length
+    crc = 0
+    while left:
+        piece = file.read(offset, min(left, SEARCH_BYTES))
+        if not piece:
+            return False
+        crc = crc32(piece, crc)
+        offset += len(piece)
+        left -= len(piece)
+    return crc == int.from_bytes(file.read(offset, 4), "big")
+
+
+def next_sound(file: File, *, offset: int, end: int, low_id: int, high_id: int) -> Stop | None:
+    """The first record behind `offset` that its checksum proves and whose id is `low_id` to `high_id`.
+
+    Bytes made to look like record heads could make this read the file many times over; the work is bounded, and past the
+    bound everything to the end counts as damaged, which is the careful answer."""
+    budget = 4 * (end - offset) + (64 << 20)
+    while offset < end:
+        piece = file.read(offset, SEARCH_BYTES + HEAD_BYTES - 1)
+        for at, id_, length in likely_starts(piece, low_id, high_id, end - offset):
+            budget -= length + OVERHEAD_BYTES
+            if budget < 0:
+                return Stop(end, low_id)
+            if _is_sound_at(file, offset + at, length):
+                return Stop(offset + at, id_)
+        offset += SEARCH_BYTES
+    return None
+
+
+def survey(
+    file: File,
+    *,
+    first_id: int,
+    end: int,
+    next_id: int | None = None,
+    offset: int = HEADER_BYTES,
+    id_limit: int | None = None,
+    index: File | None = None,
+    on_run: OnRun | None = None,
+) -> Survey:
+    """Everything that is sound in the segment that starts at `first_id`, and everything between.
+
+    `id_limit` is the first id of the next segment, where there is one."""
+    next_id = first_id if next_id is None else next_id
+    gaps: list[Gap] = []
+    while True:
+        stop = scan(file, segment_first_id=first_id, next_id=next_id, offset=offset, end=end, index=index, on_run=on_run)
+        high = stop.next_id + (end - stop.offset) // OVERHEAD_BYTES + 1
+        if id_limit is not None:
+            high = min(high, id_limit - 1)
+        behind = None
+        if stop.offset < end:
+            behind = next_sound(file, offset=stop.offset + 1, end=end, low_id=stop.next_id, high_id=high)
+        if behind is None:
+            return Survey(stop.next_id, stop.offset, end - stop.offset, gaps)
+        gaps.append(Gap(stop.offset, behind.offset - 1, stop.next_id, behind.next_id - 1))
+        next_id, offset = behind.next_id, behind.offset
+
+
+class Tail(enum.Enum):
+    """What the bytes behind the last sound record of a segment are."""
+
+    CLEAN = "clean"
+    TORN = "torn"
+    DAMAGED = "damaged"
+
+
+def judge_tail(*, tail_bytes: int, next_id: int, is_last: bool, has_gaps: bool, floor: int) -> Tail:
+    """`floor` is the highest id that this replica is known to have had on disk. Only bytes that nobody can have relied on
+    are torn: in the last segment, above the floor, with nothing sound behind them (the survey saw to that)."""
+    if tail_bytes == 0:
+        return Tail.CLEAN
+    if not is_last or has_gaps or next_id <= floor:
+        return Tail.DAMAGED
+    return Tail.TORN
