@@ -1,0 +1,252 @@
+"""A storage directory: the control file, the lock, and one replica for each assigned partition.
+
+One bad partition never keeps the others from being served: it is remembered with its error, and every call for it gets
+that error. A directory that holds data without its control file is refused, never made anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from waltzd.disk import Disk, Entry, join
+from waltzd.errors import (
+    BadConfig,
+    ControlDamaged,
+    DiskFull,
+    FlushFailed,
+    NoSuchPartition,
+    PartitionExists,
+    WaltzError,
+)
+from waltzd.layout import (
+    CONTROL_NAME,
+    FLAG_ASSIGNED,
+    FLAG_AVAILABLE,
+    IDENTITY_NAME,
+    NEW_SUFFIX,
+    RESERVE_NAME,
+    SEGMENT_SUFFIX,
+    ControlStruct,
+)
+from waltzd.storage.control import ControlFile, check_identity, write_identity
+from waltzd.storage.opening import adopt_partition, create_partition_files, open_partition
+from waltzd.storage.partition import Partition, PartitionSettings
+
+ASIDE = ".set-aside-"
+_ZEROS = bytes(1 << 16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionLine:
+    """One row of what a storage says it has."""
+
+    partition: int
+    control: ControlStruct | None
+    error: WaltzError | None
+
+
+class Directory:
+    def __init__(
+        self, disk: Disk, path: str, control: ControlFile, settings: PartitionSettings, reserve_bytes: int
+    ) -> None:
+        self._disk = disk
+        self.path = path
+        self.control = control
+        self._settings = settings
+        self._reserve_bytes = reserve_bytes
+        self._partitions: dict[int, Partition] = {}
+        self._refused: dict[int, WaltzError] = {}
+
+    @staticmethod
+    def open(
+        disk: Disk,
+        path: str,
+        *,
+        key: UUID | None,
+        partitions: int | None,
+        settings: PartitionSettings,
+        reserve_bytes: int = 0,
+    ) -> Directory:
+        """Hold the directory and open every assigned partition. An empty directory becomes one of this cluster."""
+        entries = disk.list(path)
+        control_path = join(path, CONTROL_NAME)
+        if not disk.exists(control_path):
+            _check_blank(path, entries)
+            if key is None or partitions is None:
+                raise BadConfig(
+                    f"{path} is empty, so cluster_key and partitions must say which cluster it is for",
+                    next_step="set both in the configuration, with the values of the cluster",
+                )
+            ControlFile.create(disk, path, key, partitions)
+        control = ControlFile.open(disk, path)
+        try:
+            control.check_cluster(key, partitions)
+            directory = Directory(disk, path, control, settings, reserve_bytes)
+            directory._open_all(entries)
+        except BaseException:
+            control.close()
+            raise
+        return directory
+
+    def _open_all(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            if entry.name.endswith(NEW_SUFFIX) and not entry.is_directory:
+                self._disk.remove(join(self.path, entry.name))
+        is_ours = check_identity(self._disk, self.path, self.control.header)
+        try:
+            self._start(is_ours)
+        except DiskFull:
+            # The last bytes of a full disk were kept for this moment.
+            if not self._release_reserve():
+                raise
+            self._partitions.clear()
+            self._refused.clear()
+            self._start(is_ours)
+        self.keep_reserve()
+
+    def _start(self, is_ours: bool) -> None:
+        for number, damage in self.control.damage():
+            self._refused[number] = damage
+        assigned = self.control.assigned()
+        if not is_ours:
+            for number in assigned:
+                adopt_partition(self._disk, self._path_of(number), number, control=self.control)
+            write_identity(self._disk, self.path, self.control.header)
+        self.control.write_again()
+        self._disk.flush_directory(self.path)
+        for number in assigned:
+            self._open_one(number)
+
+    def _open_one(self, number: int) -> None:
+        try:
+            self._partitions[number] = open_partition(
+                self._disk, self._path_of(number), number, control=self.control, settings=self._settings
+            )
+        except (FlushFailed, DiskFull):
+            raise
+        except WaltzError as error:
+            self._refused[number] = error
+            self._settings.say(f"partition {number} is refused: {error.message}")
+
+    def _path_of(self, number: int) -> str:
+        return join(self.path, str(number))
+
+    # -- partitions
+
+    def partition(self, number: int) -> Partition:
+        found = self._partitions.get(number)
+        if found is not None:
+            return found
+        if number in self._refused:
+            raise self._refused[number]
+        self.control.info(number)
+        raise NoSuchPartition(f"partition {number} is not assigned to this storage")
+
+    def partitions(self) -> list[Partition]:
+        return [self._partitions[number] for number in sorted(self._partitions)]
+
+    def lines(self) -> list[PartitionLine]:
+        """All partitions of this storage, those that are refused included."""
+        out: list[PartitionLine] = []
+        for number in sorted({*self._partitions, *self._refused}):
+            try:
+                control = self.control.info(number)
+            except ControlDamaged:
+                control = None
+            out.append(PartitionLine(partition=number, control=control, error=self._refused.get(number)))
+        return out
+
+    def create_partition(self, number: int) -> Partition:
+        """An empty replica. Data that an unassigned directory of that number still has is set aside, never reused."""
+        info = self.control.info(number)
+        if info.is_assigned:
+            raise PartitionExists(f"partition {number} is already assigned to this storage")
+        self._set_aside(number)
+        create_partition_files(self._disk, self._path_of(number), number, control=self.control)
+        self._disk.flush_directory(self.path)
+        self.control.set_flags(number, info.flags | FLAG_ASSIGNED | FLAG_AVAILABLE)
+        self._open_one(number)
+        return self.partition(number)
+
+    def remove_partition(self, number: int, *, delete_files: bool) -> str | None:
+        """Take the partition off this storage. Its files are set aside unless they are to be deleted; returns where."""
+        if not self.control.info(number).is_assigned:
+            raise NoSuchPartition(f"partition {number} is not assigned to this storage")
+        partition = self._partitions.pop(number, None)
+        self._refused.pop(number, None)
+        if partition is not None:
+            partition.close()
+        self.control.reset(number)
+        aside = self._set_aside(number)
+        if aside is not None and delete_files:
+            for entry in self._disk.list(aside):
+                self._disk.remove(join(aside, entry.name))
+            self._disk.remove_directory(aside)
+            self._disk.flush_directory(self.path)
+            return None
+        return aside
+
+    def _set_aside(self, number: int) -> str | None:
+        path = self._path_of(number)
+        if not self._disk.exists(path):
+            return None
+        taken = {entry.name for entry in self._disk.list(self.path)}
+        turn = next(turn for turn in range(1, len(taken) + 2) if f"{number}{ASIDE}{turn}" not in taken)
+        aside = join(self.path, f"{number}{ASIDE}{turn}")
+        self._disk.rename(path, aside)
+        self._disk.flush_directory(self.path)
+        self._settings.say(f"the files of partition {number} were set aside in {aside}")
+        return aside
+
+    def set_available(self, number: int, available: bool) -> None:
+        info = self.control.info(number)
+        if not info.is_assigned:
+            raise NoSuchPartition(f"partition {number} is not assigned to this storage")
+        flags = info.flags | FLAG_AVAILABLE if available else info.flags & ~FLAG_AVAILABLE
+        if flags != info.flags:
+            self.control.set_flags(number, flags)
+
+    # -- space for a start
+
+    def keep_reserve(self) -> bool:
+        """Have the reserve file at its size when there is room for it; called again from time to time."""
+        path = join(self.path, RESERVE_NAME)
+        if self._reserve_bytes == 0 or (self._disk.exists(path) and self._disk.size(path) >= self._reserve_bytes):
+            return True
+        if self._disk.free_bytes(self.path) < self._reserve_bytes + self._settings.free_bytes_min:
+            return False
+        file = self._disk.create(path)
+        try:
+            for offset in range(0, self._reserve_bytes, len(_ZEROS)):
+                file.write(offset, _ZEROS[: self._reserve_bytes - offset])
+            file.flush()
+        except DiskFull:
+            self._disk.remove(path)
+            return False
+        finally:
+            file.close()
+        self._disk.flush_directory(self.path)
+        return True
+
+    def _release_reserve(self) -> bool:
+        path = join(self.path, RESERVE_NAME)
+        if not self._disk.exists(path):
+            return False
+        self._disk.remove(path)
+        self._settings.say(f"the disk is full: {path} was given up so that this storage can start")
+        return True
+
+    def close(self) -> None:
+        for partition in self.partitions():
+            partition.close()
+        self.control.close()
+
+
+def _check_blank(path: str, entries: list[Entry]) -> None:
+    """No control file: fine in an empty directory, never beside anything that could be data."""
+    for entry in entries:
+        name = entry.name
+        stem = name.split(".")[0]
+        if name == IDENTITY_NAME or name.endswith(SEGMENT_SUFFIX) or (entry.is_directory and stem.isdigit()):
+            raise ControlDamaged(f"{join(path, CONTROL_NAME)} is missing, but {path} holds {name}")

@@ -1,0 +1,312 @@
+"""Opening a replica: what a storage does with what it finds at a start.
+
+Cost: one listing, the end of the last segment, three flushes; never the whole log. What it finds in the last segment is
+put into one of four drawers (`waltzd.scan.judge_tail`): clean; torn, which is cut, counted and said; damaged, which is
+remembered as a finding and left as it is; or a creation that a crash cut short, which is finished. Everything else (the
+sealed segments) is looked at by name and size here, and by content when it is read or must be vouched for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from waltzd.disk import Disk, Entry, join
+from waltzd.errors import ForeignCluster, HeaderDamaged, PartitionDamaged, PathMissing, UnknownVersion
+from waltzd.finding import Code, Finding
+from waltzd.index import offsets_of
+from waltzd.layout import (
+    HEADER_BYTES,
+    NEW_SUFFIX,
+    NO_MARK,
+    PROMISE_NAME,
+    SEGMENT_SUFFIX,
+    ControlStruct,
+    FileHeader,
+    first_id_of,
+    index_entries,
+    index_name,
+    index_offset,
+    segment_name,
+)
+from waltzd.record import Run
+from waltzd.scan import Survey, Tail, judge_tail, read_index, survey
+from waltzd.storage.control import ControlFile
+from waltzd.storage.partition import Partition, PartitionSettings
+from waltzd.storage.promise import PromiseFile
+from waltzd.storage.repair import examine_segment, gap_finding, header_finding, tail_finding
+from waltzd.storage.segment import Segment, check_header
+from waltzd.storage.shelf import Shelf
+
+
+def create_partition_files(disk: Disk, directory: str, number: int, *, control: ControlFile) -> None:
+    """An empty replica, a new incarnation: everything durable before the control file says that it is assigned."""
+    disk.make_directory(directory)
+    header = FileHeader(created_ms=disk.now_ms(), key=control.header.key, partition=number, first_id=0)
+    Segment.create(disk, directory, header).close()
+    PromiseFile.create(disk, directory, key=control.header.key, partition=number, session=NO_MARK, committed=NO_MARK)
+    disk.flush_directory(directory)
+
+
+def adopt_partition(disk: Disk, directory: str, number: int, *, control: ControlFile) -> None:
+    """A replica of the original: what it knew becomes the first promise of ours."""
+    if not disk.exists(directory) or disk.exists(join(directory, PROMISE_NAME)):
+        return
+    info = control.info(number)
+    PromiseFile.create(
+        disk,
+        directory,
+        key=control.header.key,
+        partition=number,
+        session=info.session,
+        committed=min(info.low_mark, info.local_low_mark),
+    )
+    disk.flush_directory(directory)
+
+
+def open_partition(
+    disk: Disk, directory: str, number: int, *, control: ControlFile, settings: PartitionSettings
+) -> Partition:
+    """The replica in `directory`. Raises when nothing of it can be served; damage in its data is no reason to raise."""
+    if not disk.exists(directory):
+        raise PartitionDamaged(f"partition {number} is assigned to this storage, but its directory {directory} is missing")
+    try:
+        promise = PromiseFile.open(disk, directory, key=control.header.key, partition=number)
+    except PathMissing as error:
+        raise PartitionDamaged(
+            f"partition {number} has lost its promise file {join(directory, PROMISE_NAME)}: what it promised is not known"
+        ) from error
+    return _Opening(disk, directory, number, control, promise, settings).run()
+
+
+@dataclass
+class _Found:
+    """The last segment: open for writing, or not usable at all (`segment` is None)."""
+
+    segment: Segment | None
+    findings: list[Finding]
+    proven_from: int
+
+
+class _Opening:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        number: int,
+        control: ControlFile,
+        promise: PromiseFile,
+        settings: PartitionSettings,
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._number = number
+        self._control = control
+        self._promise = promise
+        self._settings = settings
+        self._info: ControlStruct = control.info(number)
+
+    @property
+    def _floor(self) -> int:
+        promise = self._promise.value
+        return max(self._info.local_low_mark, promise.committed, promise.durable)
+
+    def _say(self, sentence: str) -> None:
+        self._settings.say(f"partition {self._number}: {sentence}")
+
+    def _header(self, first_id: int) -> FileHeader:
+        return FileHeader(
+            created_ms=self._disk.now_ms(), key=self._control.header.key, partition=self._number, first_id=first_id
+        )
+
+    def run(self) -> Partition:
+        entries = self._clear_leftovers()
+        first_ids = sorted(
+            first_id
+            for entry in entries
+            if entry.name.endswith(SEGMENT_SUFFIX) and (first_id := first_id_of(entry.name)) is not None
+        )
+        findings = self._check_names(first_ids, entries)
+        newest = self._promise.value.newest
+        if not first_ids and self._floor == NO_MARK and newest == 0:
+            Segment.create(self._disk, self._directory, self._header(0)).close()
+            first_ids = [0]
+        last = self._open_last(first_ids[-1]) if first_ids else _Found(None, [], 0)
+        first_ids = first_ids or [0]
+        findings += last.findings
+        next_id = last.segment.next_id if last.segment else first_ids[-1]
+        if first_ids[-1] < newest or (last.segment is None and not last.findings):
+            findings.append(self._missing(next_id, max(newest, self._floor), newest))
+        elif next_id <= self._floor and not last.findings:
+            findings.append(self._short_log(next_id))
+        for finding in findings:
+            self._say(finding.sentence())
+        if not findings and last.segment is not None:
+            self._settle(last.segment)
+        elif self._promise.value.is_clean:
+            self._promise.change(is_clean=False)
+        return Partition(
+            self._disk,
+            self._directory,
+            self._number,
+            control=self._control,
+            promise=self._promise,
+            settings=self._settings,
+            shelf=Shelf(
+                self._disk,
+                self._directory,
+                key=self._control.header.key,
+                partition=self._number,
+                first_ids=first_ids,
+                active=last.segment,
+            ),
+            findings=sorted(findings, key=lambda f: -1 if f.first_id is None else f.first_id),
+            proven_from=last.proven_from,
+        )
+
+    def _clear_leftovers(self) -> list[Entry]:
+        kept: list[Entry] = []
+        for entry in self._disk.list(self._directory):
+            if entry.name.endswith(NEW_SUFFIX):
+                self._disk.remove(join(self._directory, entry.name))
+            else:
+                kept.append(entry)
+        return kept
+
+    # -- all segments, by name and size
+
+    def _check_names(self, first_ids: Sequence[int], entries: Sequence[Entry]) -> list[Finding]:
+        sizes = {entry.name: entry.size for entry in entries}
+        findings: list[Finding] = []
+        if first_ids and first_ids[0] != 0:
+            findings.append(self._missing(0, first_ids[0] - 1, 0))
+        for first_id, next_first in itertools.pairwise(first_ids):
+            held = index_entries(sizes.get(index_name(first_id), 0))
+            if held != next_first - first_id:  # the index is wrong, or a segment is missing behind: the data tells
+                findings += self._examine(first_id, next_first)
+        return findings
+
+    def _examine(self, first_id: int, next_id: int) -> list[Finding]:
+        return examine_segment(
+            self._disk,
+            self._directory,
+            expected=self._header(first_id),
+            next_id=next_id,
+            active=None,
+            say=self._settings.say,
+        )
+
+    def _missing(self, first_id: int, last_id: int, segment: int) -> Finding:
+        return Finding(
+            code=Code.SEGMENT_GAP,
+            path=join(self._directory, segment_name(segment)),
+            partition=self._number,
+            first_id=first_id,
+            last_id=last_id,
+            detail="the segment that should hold these ids is missing",
+        )
+
+    def _short_log(self, next_id: int) -> Finding:
+        return Finding(
+            code=Code.SHORT_LOG,
+            path=self._directory,
+            partition=self._number,
+            first_id=next_id,
+            last_id=self._floor,
+            detail=f"the log ends at id {next_id - 1}, but this replica had ids up to {self._floor} on disk",
+        )
+
+    # -- the last segment
+
+    def _open_last(self, first_id: int) -> _Found:
+        path = join(self._directory, segment_name(first_id))
+        try:
+            size = self._disk.size(path)
+            if size < HEADER_BYTES and self._is_unused(first_id):
+                self._say(f"{path} was left unfinished by a crash while it was made; it is made again")
+                Segment.create(self._disk, self._directory, self._header(first_id)).close()
+            data = self._disk.open(path, write=True)
+            header = FileHeader.decode(data.read(0, HEADER_BYTES), path)
+            check_header(header, self._header(first_id), path)
+        except (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing) as error:
+            last_id = max(first_id, self._floor)
+            finding = header_finding(error, path, partition=self._number, first_id=first_id, last_id=last_id)
+            return _Found(None, [finding], first_id)
+        index = self._open_index(header)
+        segment = Segment(self._directory, header, data, index, end=data.size(), next_id=first_id)
+        found, start_id = self._survey_end(segment)
+        return self._judge(segment, found, start_id)
+
+    def _is_unused(self, first_id: int) -> bool:
+        """A file too short to hold anything can only be the rest of a creation: nobody was told that it exists."""
+        promise = self._promise.value
+        return self._floor < first_id and (promise.newest < first_id or (first_id == 0 and promise.durable == NO_MARK))
+
+    def _open_index(self, header: FileHeader):  # type: ignore[no-untyped-def]
+        path = join(self._directory, index_name(header.first_id))
+        if self._disk.exists(path):
+            index = self._disk.open(path, write=True)
+            try:
+                check_header(FileHeader.decode(index.read(0, HEADER_BYTES), path), header, path)
+                return index
+            except (HeaderDamaged, UnknownVersion, ForeignCluster):
+                index.close()
+                self._say(f"{path} is no index of this segment; it is made again")
+        index = self._disk.create(path)
+        index.write(0, header.encode())
+        index.flush()
+        self._disk.flush_directory(self._directory)
+        return index
+
+    def _survey_end(self, segment: Segment) -> tuple[Survey, int]:
+        """From the last id that is known to be indexed durably, or all of it; the index is right afterwards."""
+        end = segment.data.size()
+        anchor = self._promise.value.durable
+
+        def put(offset: int, run: Run) -> None:
+            segment.write_index(run.first_id, offsets_of(offset, run))
+
+        if self._promise.value.newest == segment.first_id and anchor >= segment.first_id:
+            entry = read_index(segment.index, anchor - segment.first_id, 1)
+            if len(entry) == 1 and HEADER_BYTES <= entry[0] < end:
+                found = survey(
+                    segment.data, first_id=segment.first_id, end=end, next_id=anchor, offset=int(entry[0]), on_run=put
+                )
+                if found.next_id > anchor and not found.gaps:
+                    return found, anchor
+        return survey(segment.data, first_id=segment.first_id, end=end, on_run=put), segment.first_id
+
+    def _judge(self, segment: Segment, found: Survey, start_id: int) -> _Found:
+        path = segment.data.path
+        tail = judge_tail(
+            tail_bytes=found.tail_bytes,
+            next_id=found.next_id,
+            is_last=True,
+            has_gaps=bool(found.gaps),
+            floor=self._floor,
+        )
+        segment.end, segment.next_id = found.end, found.next_id
+        findings = [gap_finding(gap, path, self._number) for gap in found.gaps]
+        if tail is Tail.DAMAGED:
+            findings.append(tail_finding(found, path, self._number, max(found.next_id, self._floor)))
+        if tail is Tail.TORN:
+            self._say(
+                f"cut {found.tail_bytes} bytes behind id {found.next_id - 1} in {path}: the end of a write that a crash "
+                "interrupted, never acknowledged"
+            )
+            segment.cut(end=found.end, next_id=found.next_id)
+        elif segment.index.size() != index_offset(found.next_id - segment.first_id):
+            segment.index.truncate(index_offset(found.next_id - segment.first_id))
+        return _Found(segment, findings, start_id)
+
+    def _settle(self, segment: Segment) -> None:
+        """Make sure that the disk has what the cache shows, and write down that this replica is in use."""
+        promise = self._promise.value
+        if not promise.is_clean:
+            # Names too: a process that was killed may have left some that only the cache knows.
+            self._disk.flush_directory(self._directory)
+            known = promise.durable if promise.newest == segment.first_id else NO_MARK
+            segment.write_again(segment.offset_of(max(known + 1, segment.first_id)))
+        segment.index.flush()
+        self._promise.change(durable=segment.next_id - 1, newest=segment.first_id, is_clean=False)

@@ -1,0 +1,59 @@
+"""The promise file of one replica: what it has bound itself to, durably, before it says so.
+
+Two slots take turns, each in a page of its own. A change is a whole slot: written, flushed, and only then true.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from waltzd.disk import Disk, File, join
+from waltzd.errors import ForeignCluster, HeaderDamaged, PartitionDamaged
+from waltzd.layout import NO_MARK, PROMISE_BYTES, PROMISE_NAME, Promise, decode_promise_file
+from waltzd.storage.control import write_new_file
+
+
+class PromiseFile:
+    def __init__(self, file: File, promise: Promise) -> None:
+        self._file = file
+        self.value = promise
+
+    @staticmethod
+    def create(disk: Disk, directory: str, *, key: UUID, partition: int, session: int, committed: int) -> None:
+        """A new incarnation of the replica. The caller flushes the directory."""
+        promise = Promise(
+            key=key,
+            partition=partition,
+            incarnation=disk.fresh_id(),
+            session=session,
+            committed=committed,
+            durable=NO_MARK,
+            newest=0,
+            is_clean=False,
+            sequence=0,
+        )
+        write_new_file(disk, directory, PROMISE_NAME, promise.encode().ljust(PROMISE_BYTES, b"\0"))
+
+    @staticmethod
+    def open(disk: Disk, directory: str, *, key: UUID, partition: int) -> PromiseFile:
+        path = join(directory, PROMISE_NAME)
+        file = disk.open(path, write=True)
+        promise = decode_promise_file(file.read(0, PROMISE_BYTES), path)
+        if promise is None:
+            raise PartitionDamaged(f"{path}: neither slot passes its checksum; partition {partition} is refused")
+        if promise.key != key:
+            raise ForeignCluster(f"{path} belongs to the cluster {promise.key}, not to {key}")
+        if promise.partition != partition:
+            raise HeaderDamaged(f"{path} belongs to partition {promise.partition}, not to {partition}")
+        return PromiseFile(file, promise)
+
+    def change(self, **fields: Any) -> None:
+        new = replace(self.value, sequence=self.value.sequence + 1, **fields)
+        self._file.write(new.slot_offset, new.encode())
+        self._file.flush()
+        self.value = new
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,126 @@
+"""What a storage does when bytes are not what they should be: find out whether the data or only the index is wrong.
+
+A wrong index is made again from the data, at once. Damaged data is never touched: it is described, so that the ids in it
+are refused and the replica can be rebuilt from the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from waltzd.disk import Disk, join
+from waltzd.errors import ForeignCluster, HeaderDamaged, PathMissing, UnknownVersion, WaltzError
+from waltzd.finding import Code, Finding
+from waltzd.index import IndexChecker, IndexWriter, offsets_of
+from waltzd.layout import HEADER_BYTES, FileHeader, index_entries, index_name, segment_name
+from waltzd.scan import Gap, Survey, survey
+from waltzd.storage.segment import Segment, check_header
+
+_HEADER_CODES: dict[type[WaltzError], Code] = {
+    HeaderDamaged: Code.DAMAGED_HEADER,
+    UnknownVersion: Code.UNKNOWN_VERSION,
+    ForeignCluster: Code.FOREIGN_KEY,
+    PathMissing: Code.SEGMENT_GAP,
+}
+
+
+def header_finding(error: WaltzError, path: str, *, partition: int, first_id: int, last_id: int) -> Finding:
+    """A segment that cannot be used at all, as a finding for all its ids."""
+    return Finding(
+        code=_HEADER_CODES[type(error)],
+        path=path,
+        partition=partition,
+        detail=error.message,
+        first_byte=0,
+        last_byte=HEADER_BYTES - 1,
+        first_id=first_id,
+        last_id=last_id,
+    )
+
+
+def gap_finding(gap: Gap, path: str, partition: int) -> Finding:
+    ids_missing = gap.last_id >= gap.first_id
+    return Finding(
+        code=Code.DAMAGED_RECORD,
+        path=path,
+        partition=partition,
+        first_byte=gap.first_byte,
+        last_byte=gap.last_byte,
+        first_id=gap.first_id,
+        last_id=gap.last_id if ids_missing else gap.first_id,
+        detail="fails its checks, and sound records stand behind it"
+        if ids_missing
+        else "bytes that are no record stand in front of it",
+    )
+
+
+def tail_finding(found: Survey, path: str, partition: int, last_id: int) -> Finding:
+    return Finding(
+        code=Code.DAMAGED_RECORD,
+        path=path,
+        partition=partition,
+        first_byte=found.end,
+        last_byte=max(found.end, found.end + found.tail_bytes - 1),
+        first_id=found.next_id,
+        last_id=last_id,
+        detail="the segment has no sound record from here on" if found.tail_bytes else "the segment ends too early",
+    )
+
+
+def examine_segment(
+    disk: Disk,
+    directory: str,
+    *,
+    expected: FileHeader,
+    next_id: int,
+    active: Segment | None,
+    say: Callable[[str], None],
+) -> list[Finding]:
+    """Read all of a segment that should end in front of `next_id`. Its index is right afterwards; damage is returned."""
+    path = join(directory, segment_name(expected.first_id))
+    number = expected.partition
+    try:
+        data = active.data if active else disk.open(path)
+        header = FileHeader.decode(data.read(0, HEADER_BYTES), path)
+        check_header(header, expected, path)
+    except (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing) as error:
+        return [header_finding(error, path, partition=number, first_id=expected.first_id, last_id=next_id - 1)]
+    end = active.end if active else data.size()
+    if active:
+        found = survey(
+            data,
+            first_id=expected.first_id,
+            end=end,
+            on_run=lambda offset, run: active.write_index(run.first_id, offsets_of(offset, run)),
+        )
+    else:
+        found = _with_right_index(disk, directory, header, next_id, say)
+    findings = [gap_finding(gap, path, number) for gap in found.gaps]
+    if found.next_id < next_id or found.tail_bytes:
+        findings.append(tail_finding(found, path, number, max(next_id - 1, found.next_id)))
+    return findings
+
+
+def _with_right_index(disk: Disk, directory: str, header: FileHeader, next_id: int, say: Callable[[str], None]) -> Survey:
+    data = disk.open(join(directory, segment_name(header.first_id)))
+    path = join(directory, index_name(header.first_id))
+    if disk.exists(path):
+        index = disk.open(path)
+        try:
+            check_header(FileHeader.decode(index.read(0, HEADER_BYTES), path), header, path)
+        except (HeaderDamaged, UnknownVersion, ForeignCluster):
+            pass  # the header of an index says nothing that the data does not say: it is made again below
+        else:
+            checker = IndexChecker(index, header.first_id)
+            found = survey(
+                data, first_id=header.first_id, end=data.size(), id_limit=next_id, index=index, on_run=checker.add
+            )
+            if checker.is_right and index_entries(index.size()) == next_id - header.first_id:
+                return found
+        finally:
+            index.close()
+    writer = IndexWriter(disk, directory, header)
+    found = survey(data, first_id=header.first_id, end=data.size(), id_limit=next_id, on_run=writer.add)
+    writer.finish(max(next_id, found.next_id))
+    say(f"{path} was made again from the data")
+    return found

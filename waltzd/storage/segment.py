@@ -1,0 +1,219 @@
+"""One segment: a data file of records, and an index that says where each one starts.
+
+The index follows the data and can always be made again, so nothing is ever decided from it alone: what it points to is
+checked when it is read. A segment is written only at its end. Neither file exists under its final name before its header
+is on the disk. Whoever writes tracks what is flushed; this module only knows where the end is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from waltzd.checksum import I64
+from waltzd.disk import Disk, File, join
+from waltzd.errors import FlushFailed, ForeignCluster, HeaderDamaged, WaltzError
+from waltzd.layout import (
+    HEADER_BYTES,
+    NEW_SUFFIX,
+    FileHeader,
+    index_entries,
+    index_name,
+    index_offset,
+    segment_name,
+)
+from waltzd.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length
+from waltzd.scan import read_index
+
+WRITE_AGAIN_BYTES = 1 << 20
+PAGE_BYTES = 4096
+
+
+class Suspect(Exception):
+    """Not an error but a question: a read met bytes that are not the records that should be there. Index or data is wrong,
+    and whoever may change the partition's files must find out which."""
+
+    def __init__(self, first_id: int) -> None:
+        super().__init__(f"segment {first_id}")
+        self.first_id = first_id
+
+
+class Segment:
+    """An open segment. `end` and `next_id` say where the next record goes."""
+
+    def __init__(self, directory: str, header: FileHeader, data: File, index: File, *, end: int, next_id: int) -> None:
+        self.directory = directory
+        self.header = header
+        self.data = data
+        self.index = index
+        self.end = end
+        self.next_id = next_id
+        self._flushed = (end, next_id)
+
+    @property
+    def first_id(self) -> int:
+        return self.header.first_id
+
+    # -- opening
+
+    @staticmethod
+    def create(disk: Disk, directory: str, header: FileHeader) -> Segment:
+        """Both files, whole and named durably, before anybody relies on them. A leftover of that name is replaced."""
+        raw = header.encode()
+        names = (index_name(header.first_id), segment_name(header.first_id))
+        opened: list[File] = []
+        try:
+            for name in names:
+                file = disk.create(join(directory, name + NEW_SUFFIX))
+                opened.append(file)
+                file.write(0, raw)
+                file.flush()
+            for name in names:  # the segment last: an index alone is harmless
+                disk.rename(join(directory, name + NEW_SUFFIX), join(directory, name))
+            disk.flush_directory(directory)
+        except FlushFailed:
+            raise
+        except WaltzError:
+            for file in opened:
+                file.close()
+            for name in names:
+                if disk.exists(join(directory, name + NEW_SUFFIX)):
+                    disk.remove(join(directory, name + NEW_SUFFIX))
+            raise
+        for file in opened:
+            file.close()
+        index, data = (disk.open(join(directory, name), write=True) for name in names)
+        return Segment(directory, header, data, index, end=HEADER_BYTES, next_id=header.first_id)
+
+    @staticmethod
+    def open(disk: Disk, directory: str, *, expected: FileHeader, next_id: int | None, write: bool = False) -> Segment:
+        """`expected` says whose segment it must be; `next_id` is known for a sealed one (the next segment's first id).
+
+        Raises `Suspect` when the index cannot belong to the data; the data's own header must be right."""
+        data = disk.open(join(directory, segment_name(expected.first_id)), write=write)
+        header = FileHeader.decode(data.read(0, HEADER_BYTES), data.path)
+        check_header(header, expected, data.path)
+        path = join(directory, index_name(expected.first_id))
+        if not disk.exists(path):
+            raise Suspect(expected.first_id)
+        index = disk.open(path, write=write)
+        try:
+            check_header(FileHeader.decode(index.read(0, HEADER_BYTES), path), expected, path)
+        except WaltzError as error:
+            raise Suspect(expected.first_id) from error
+        if next_id is not None and index_entries(index.size()) != next_id - expected.first_id:
+            raise Suspect(expected.first_id)
+        return Segment(
+            directory, header, data, index, end=data.size(), next_id=expected.first_id if next_id is None else next_id
+        )
+
+    def close(self) -> None:
+        self.data.close()
+        self.index.close()
+
+    # -- writing
+
+    def write(self, runs: Sequence[Run]) -> None:
+        """Append consecutive runs with one call for the data and one for the index. Nothing is flushed here."""
+        assert runs
+        offsets: list[I64] = []
+        end, next_id = self.end, self.next_id
+        for run in runs:
+            assert run.first_id == next_id, f"run starts at {run.first_id}, the segment's next id is {next_id}"
+            offsets.append(run.bounds[:-1] + end)
+            end += len(run.data)
+            next_id += len(run)
+        self.data.write_many(self.end, [run.data for run in runs])
+        self.write_index(self.next_id, np.concatenate(offsets))
+        self.end, self.next_id = end, next_id
+
+    def write_index(self, id_: int, offsets: I64) -> None:
+        self.index.write(index_offset(id_ - self.first_id), offsets.astype(">i8").tobytes())
+
+    def flush(self) -> None:
+        """The data is on the disk; the index follows at a checkpoint."""
+        self.data.flush()
+        self._flushed = (self.end, self.next_id)
+
+    def take_back(self) -> None:
+        """Nothing that was written since the last flush stays behind, neither bytes nor index entries."""
+        end, next_id = self._flushed
+        self.cut(end=end, next_id=next_id)
+
+    def cut(self, *, end: int, next_id: int) -> None:
+        """Take back what stands behind `end`, durably. Data first: an index that is too long is noticed."""
+        self.data.truncate(end)
+        self.data.flush()
+        self.index.truncate(index_offset(next_id - self.first_id))
+        self.index.flush()
+        self.end, self.next_id = end, next_id
+        self._flushed = (end, next_id)
+
+    def write_again(self, offset: int) -> None:
+        """Write what the cache shows from `offset` on once more, and flush: a flush that failed in an earlier process may
+        have left the cache ahead of the disk, marked as clean."""
+        offset = max(0, offset // PAGE_BYTES * PAGE_BYTES)
+        while offset < self.end:
+            piece = self.data.read(offset, min(WRITE_AGAIN_BYTES, self.end - offset))
+            self.data.write(offset, piece)
+            offset += len(piece)
+        self.data.flush()
+
+    # -- reading
+
+    def offset_of(self, id_: int) -> int:
+        """Where record `id_` starts, or where it would."""
+        assert self.first_id <= id_ <= self.next_id
+        if id_ == self.next_id:
+            return self.end
+        found = read_index(self.index, id_ - self.first_id, 1)
+        if len(found) != 1 or not HEADER_BYTES <= found[0] <= self.end:
+            raise Suspect(self.first_id)
+        return int(found[0])
+
+    def read(self, first_id: int, last_id: int, bytes_max: int) -> Run:
+        """Sound records from `first_id` on: up to `last_id`, up to `bytes_max` bytes, at least one."""
+        assert self.first_id <= first_id <= last_id < self.next_id
+        count = min(last_id - first_id + 1, bytes_max // OVERHEAD_BYTES + 1)
+        starts = read_index(self.index, first_id - self.first_id, count + 1)
+        if first_id + count == self.next_id:
+            starts = np.append(starts[:count], self.end)
+        elif len(starts) == count + 1 and starts[count] == 0:  # a damaged record follows: the last one says where it ends
+            starts[count] = self._end_by_head(first_id + count - 1, int(starts[count - 1]))
+        if len(starts) != count + 1 or starts[0] < HEADER_BYTES:
+            raise Suspect(self.first_id)
+        taken = max(1, int(np.searchsorted(starts, starts[0] + bytes_max, "right")) - 1)
+        bounds = starts[: taken + 1] - starts[0]
+        if starts[taken] > self.end or (np.diff(bounds) < OVERHEAD_BYTES).any():
+            raise Suspect(self.first_id)
+        if bounds[-1] > bytes_max:  # one record above the limit: believe its size only when its head says the same
+            if self._end_by_head(first_id, int(starts[0])) != starts[1]:
+                raise Suspect(self.first_id)
+        raw = self.data.read(int(starts[0]), int(bounds[-1]))
+        if len(raw) != bounds[-1]:
+            raise Suspect(self.first_id)
+        run = Run(first_id, memoryview(raw), bounds)
+        bad = first_bad(run)
+        if bad == 0:
+            raise Suspect(self.first_id)
+        return run if bad is None else run.part(0, bad)
+
+    def _end_by_head(self, id_: int, offset: int) -> int:
+        head = self.data.read(offset, HEAD_BYTES) if offset >= HEADER_BYTES else b""
+        if len(head) < HEAD_BYTES:
+            raise Suspect(self.first_id)
+        found, length = id_and_length(head)
+        if found != id_ or not 0 <= length <= self.end - offset - OVERHEAD_BYTES:
+            raise Suspect(self.first_id)
+        return offset + OVERHEAD_BYTES + length
+
+
+def check_header(found: FileHeader, expected: FileHeader, path: str) -> None:
+    if found.key != expected.key:
+        raise ForeignCluster(f"{path} belongs to the cluster {found.key}, not to {expected.key}")
+    if found.partition != expected.partition or found.first_id != expected.first_id:
+        raise HeaderDamaged(
+            f"{path} says partition {found.partition}, first id {found.first_id}; in this place it must be partition "
+            f"{expected.partition}, first id {expected.first_id}"
+        )

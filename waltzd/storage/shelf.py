@@ -1,0 +1,108 @@
+"""The segments of one replica, in the order of their ids: which is where, the one that is written, a few kept open.
+
+It knows names and files and nothing of sessions, marks or promises; `waltzd.storage.partition` decides, this does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from uuid import UUID
+
+from waltzd.disk import Disk, join
+from waltzd.layout import FileHeader, index_name, segment_name
+from waltzd.storage.segment import Segment
+
+OPEN_SEGMENTS_MAX = 4
+"""Sealed segments kept open for reading, per partition: with 64 partitions still below the usual limit of open files."""
+
+
+class Shelf:
+    def __init__(
+        self, disk: Disk, directory: str, *, key: UUID, partition: int, first_ids: list[int], active: Segment | None
+    ) -> None:
+        assert first_ids
+        assert active is None or active.first_id == first_ids[-1]
+        self._disk = disk
+        self.directory = directory
+        self._key = key
+        self._partition = partition
+        self.first_ids = first_ids
+        self.active = active
+        """The last segment, open for writing; None when it is damaged beyond use."""
+        self.last_id = active.next_id - 1 if active else first_ids[-1] - 1
+        """The highest id that is on the disk. Moves after a flush, never before."""
+        self._sealed: OrderedDict[int, Segment] = OrderedDict()
+
+    def header(self, first_id: int) -> FileHeader:
+        return FileHeader(created_ms=self._disk.now_ms(), key=self._key, partition=self._partition, first_id=first_id)
+
+    def position_of(self, id_: int) -> int:
+        return max(0, bisect_right(self.first_ids, id_) - 1)
+
+    def last_id_of(self, position: int) -> int:
+        return self.first_ids[position + 1] - 1 if position + 1 < len(self.first_ids) else self.last_id
+
+    def path_of(self, first_id: int) -> str:
+        return join(self.directory, segment_name(first_id))
+
+    def is_active(self, first_id: int) -> bool:
+        return self.active is not None and first_id == self.active.first_id
+
+    def sealed(self) -> list[tuple[int, int]]:
+        """First and last id of each segment that takes no more records."""
+        return [(first_id, self.last_id_of(at)) for at, first_id in enumerate(self.first_ids[:-1])]
+
+    def segment(self, position: int) -> Segment:
+        first_id = self.first_ids[position]
+        if self.active is not None and first_id == self.active.first_id:
+            return self.active
+        found = self._sealed.pop(first_id, None)
+        if found is None:
+            found = Segment.open(
+                self._disk, self.directory, expected=self.header(first_id), next_id=self.last_id_of(position) + 1
+            )
+        self._keep_open(found)
+        return found
+
+    def _keep_open(self, segment: Segment) -> None:
+        self._sealed[segment.first_id] = segment
+        while len(self._sealed) > OPEN_SEGMENTS_MAX:
+            self._sealed.popitem(last=False)
+
+    def forget(self, first_id: int) -> None:
+        """The next reader opens the segment anew."""
+        self._sealed.pop(first_id, None)
+
+    def start_segment(self) -> Segment:
+        """A new last segment behind the active one, which is flushed and takes no more records."""
+        old = self.active
+        assert old is not None
+        old.flush()
+        self.last_id = old.next_id - 1
+        old.index.flush()
+        new = Segment.create(self._disk, self.directory, self.header(old.next_id))
+        self.first_ids.append(new.first_id)
+        self.active = new
+        self._keep_open(old)
+        return new
+
+    def cut(self, position: int, *, end: int | None, next_id: int) -> None:
+        """Make the segment at `position` the last one, ending in front of `next_id` (at byte `end`, where that is known).
+
+        The newest goes first, and each is gone durably before the next: a crash between leaves a log, never a hole."""
+        for first_id in reversed(self.first_ids[position + 1 :]):
+            for name in (segment_name(first_id), index_name(first_id)):
+                path = join(self.directory, name)
+                if self._disk.exists(path):
+                    self._disk.remove(path)
+            self._disk.flush_directory(self.directory)
+            self.forget(first_id)
+        del self.first_ids[position + 1 :]
+        keeper = self.first_ids[position]
+        if not self.is_active(keeper):
+            self.forget(keeper)
+            self.active = Segment.open(self._disk, self.directory, expected=self.header(keeper), next_id=None, write=True)
+        assert self.active is not None
+        self.active.cut(end=self.active.end if end is None else end, next_id=next_id)
+        self.last_id = next_id - 1
