@@ -35,6 +35,7 @@ from waltzd.errors import (
 from waltzd.finding import Code, Finding
 from waltzd.layout import CHECKPOINT_TRANSACTIONS
 from waltzd.record import Run
+from waltzd.replica import ReplicaStatus
 from waltzd.storage.control import ControlFile
 from waltzd.storage.promise import PromiseFile
 from waltzd.storage.repair import examine_segment
@@ -48,29 +49,6 @@ class PartitionSettings:
     free_bytes_min: int = 0
     say: Callable[[str], None] = lambda sentence: None
     """Told in plain sentences what happened that an operator should know."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartitionStatus:
-    """Where a replica stands: what it votes with, and why it does not."""
-
-    partition: int
-    incarnation: UUID
-    promised_session: int
-    session: int
-    low_mark: int
-    local_low_mark: int
-    committed: int
-    last_id: int
-    is_available: bool
-    is_full: bool
-    segments: int
-    bytes: int
-    findings: tuple[Finding, ...]
-
-    @property
-    def is_sound(self) -> bool:
-        return not self.findings
 
 
 class Partition:
@@ -131,10 +109,10 @@ class Partition:
         promise = self._promise.value
         return max(self._control.info(self.number).local_low_mark, promise.committed, promise.durable)
 
-    def status(self) -> PartitionStatus:
+    def status(self) -> ReplicaStatus:
         info, promise = self._control.info(self.number), self._promise.value
         sizes = [entry.size for entry in self._disk.list(self._directory) if not entry.is_directory]
-        return PartitionStatus(
+        return ReplicaStatus(
             partition=self.number,
             incarnation=promise.incarnation,
             promised_session=promise.session,
@@ -162,7 +140,7 @@ class Partition:
 
     # -- sessions
 
-    def open_session(self, session: int) -> PartitionStatus:
+    def open_session(self, session: int) -> ReplicaStatus:
         """Fence every lower session, durably, and prove what this replica will vouch for."""
         self._check_usable()
         if session < 0:
@@ -338,7 +316,7 @@ class Partition:
 
     # -- marks
 
-    def set_low_mark(self, session: int, low_mark: int) -> PartitionStatus:
+    def set_low_mark(self, session: int, low_mark: int) -> ReplicaStatus:
         """The session begins: everything up to `low_mark` is decided, and this replica holds nothing above it."""
         self.check_session(session)
         active = self._check_sound()
@@ -356,7 +334,7 @@ class Partition:
             self._control.start_session(self.number, session=session, low_mark=low_mark, local_low_mark=self.last_id)
         return self.status()
 
-    def truncate(self, session: int, mark: int) -> PartitionStatus:
+    def truncate(self, session: int, mark: int) -> ReplicaStatus:
         """Cut everything above `mark`. Only what nobody can have relied on may go, and only before the session begins."""
         self.check_session(session)
         if mark < -1:

@@ -187,9 +187,9 @@ class Segment:
         bounds = starts[: taken + 1] - starts[0]
         if starts[taken] > self.end or (np.diff(bounds) < OVERHEAD_BYTES).any():
             raise Suspect(self.first_id)
-        if bounds[-1] > bytes_max:  # one record above the limit: believe its size only when its head says the same
-            if self._end_by_head(first_id, int(starts[0])) != starts[1]:
-                raise Suspect(self.first_id)
+        # One record above the limit: its size is believed only when its head says the same.
+        if bounds[-1] > bytes_max and self._end_by_head(first_id, int(starts[0])) != starts[1]:
+            raise Suspect(self.first_id)
         raw = self.data.read(int(starts[0]), int(bounds[-1]))
         if len(raw) != bounds[-1]:
             raise Suspect(self.first_id)

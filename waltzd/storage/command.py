@@ -1,0 +1,135 @@
+"""The storage daemon as a process: from a configuration to two listening services, and to a clean end.
+
+It ends with 0 after SIGTERM or SIGINT, with the exit code of the error that kept it from starting, and with
+`EXIT_DISK_FAULT` the moment a flush fails: then nothing more is acknowledged, by not being there any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import functools
+import logging
+import os
+import resource
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc.aio
+import uvloop
+
+from waltzd import logs
+from waltzd.config import StorageConfig
+from waltzd.disk import RealDisk
+from waltzd.errors import EXIT_DISK_FAULT, FlushFailed
+from waltzd.link import listen, server_options
+from waltzd.setting import Address
+from waltzd.storage.directory import Directory
+from waltzd.storage.keeper import Keeper
+from waltzd.storage.lane import RunBlocking
+from waltzd.storage.partition import PartitionSettings
+from waltzd.storage.service import ReplicaService, StorageAdminService
+from waltzd.wire_pb2_grpc import add_ReplicaServicer_to_server, add_StorageAdminServicer_to_server
+
+READING_THREADS = 2
+RESERVE_SECONDS = 10
+log = logging.getLogger("waltz.storage")
+
+
+def run(config: StorageConfig) -> None:
+    """Serve until told to stop."""
+    logs.configure(config.log_format, config.log_level)
+    faulthandler.enable()
+    _allow_open_files()
+    disk = RealDisk()
+    if not disk.exists(config.directory):
+        disk.make_directory(config.directory)
+        disk.flush_directory(os.path.dirname(os.path.abspath(config.directory)))
+    try:
+        directory = Directory.open(
+            disk,
+            config.directory,
+            key=config.cluster_key,
+            partitions=config.partitions,
+            settings=PartitionSettings(
+                segment_bytes_max=config.segment_bytes_max, free_bytes_min=config.free_bytes_min, say=log.info
+            ),
+            reserve_bytes=config.reserve_bytes,
+        )
+    except FlushFailed as error:
+        end_at_once(error)
+    with (
+        ThreadPoolExecutor(config.flush_threads, "flush") as writers,
+        ThreadPoolExecutor(READING_THREADS, "read") as readers,
+    ):
+        uvloop.run(_serve(config, disk, directory, writers, readers))
+
+
+def end_at_once(error: FlushFailed) -> None:
+    """Nobody knows what the disk holds now: say it, and be gone before anything else is acknowledged."""
+    log.critical("%s %s. Ending with exit code %d. Next: %s", error.code, error.message, EXIT_DISK_FAULT,
+                 error.detail_next_step, extra=error.facts)  # fmt: skip
+    logging.shutdown()
+    os._exit(EXIT_DISK_FAULT)
+
+
+def _allow_open_files() -> None:
+    """Two files for each open segment: take what the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(65536, hard) if hard != resource.RLIM_INFINITY else 65536
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _on(pool: ThreadPoolExecutor) -> RunBlocking:
+    def run_blocking(function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().run_in_executor(pool, functools.partial(function, *arguments))
+
+    return run_blocking
+
+
+async def _serve(
+    config: StorageConfig, disk: RealDisk, directory: Directory, writers: ThreadPoolExecutor, readers: ThreadPoolExecutor
+) -> None:
+    keeper = Keeper(disk, directory, config, run_writing=_on(writers), run_reading=_on(readers), on_fatal=end_at_once)
+    options = server_options(config.message_bytes_max)
+    replicas = grpc.aio.server(options=options)
+    add_ReplicaServicer_to_server(ReplicaService(keeper), replicas)
+    admin = grpc.aio.server(options=options)
+    add_StorageAdminServicer_to_server(StorageAdminService(keeper), admin)
+    port, admin_port = listen(replicas, config.listen), listen(admin, config.admin_listen)
+    keeper.start()
+    await replicas.start()
+    await admin.start()
+    for number, status, error, story in keeper.statuses():
+        level = logging.INFO if status is not None and status.is_sound else logging.ERROR
+        log.log(level, "%s", story, extra={"partition": number, "code": error.code if error else None})
+    print(
+        f"waltzd storage is ready: listen={Address(config.listen.host, port)} "
+        f"admin={Address(config.admin_listen.host, admin_port)} directory={config.directory}",
+        flush=True,
+    )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number_of_signal in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number_of_signal, stop.set)
+    while not stop.is_set():
+        await keeper.keep_reserve()
+        try:
+            await asyncio.wait_for(stop.wait(), RESERVE_SECONDS)
+        except TimeoutError:
+            continue
+    log.info("stopping: finishing what is under way, for at most %d seconds", config.drain_seconds)
+    await _drain(config, keeper, replicas, admin)
+    log.info("stopped: everything that was acknowledged is on the disk, and marked so")
+
+
+async def _drain(config: StorageConfig, keeper: Keeper, *servers: grpc.aio.Server) -> None:
+    keeper.refuse_new()
+    await asyncio.gather(*(server.stop(config.drain_seconds) for server in servers))
+    try:
+        await keeper.close()
+    except FlushFailed as error:
+        end_at_once(error)

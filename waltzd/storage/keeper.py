@@ -1,0 +1,385 @@
+"""The storage daemon without its network: every call that a server or an operator can make, as an awaitable.
+
+Reads run beside the lanes and never take an appender's turn. A flush that fails ends the process, from wherever it is
+noticed: `on_fatal` does not come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic_ns
+from uuid import UUID
+
+from waltzd.checksum import crc32
+from waltzd.config import StorageConfig
+from waltzd.disk import Disk
+from waltzd.errors import (
+    BadArgument,
+    BadFrame,
+    BeyondLog,
+    Draining,
+    FlushFailed,
+    ForeignCluster,
+    TooLarge,
+    WaltzError,
+)
+from waltzd.finding import Finding
+from waltzd.ledger import Marks
+from waltzd.link import Link
+from waltzd.record import Run
+from waltzd.replica import ReplicaStatus
+from waltzd.storage.directory import Directory
+from waltzd.storage.lane import Counters, Lane, RunBlocking
+from waltzd.storage.partition import Partition
+from waltzd.storage.segment import Suspect
+from waltzd.verify import PartitionReport, verify_partition
+
+
+@dataclass(frozen=True)
+class FilePiece:
+    offset: int
+    data: bytes
+    crc: int
+    file_bytes: int
+    sent_crc: int | None
+    """In the last piece: the checksum of everything that was sent."""
+
+
+class _Stream:
+    """One append stream: the marks it has to send, and the error that ends it."""
+
+    def __init__(self, session: int) -> None:
+        self.session = session
+        self.durable_id: int | None = None
+        self.error: WaltzError | None = None
+        self.changed = asyncio.Event()
+        self.is_ending = asyncio.Event()
+        """Take no more frames, and end when those that are queued are done."""
+
+    def acknowledge(self, durable_id: int) -> None:
+        self.durable_id = durable_id
+        self.changed.set()
+
+    def refuse(self, error: WaltzError) -> None:
+        if self.error is None:
+            self.error = error
+            self.changed.set()
+
+
+class Keeper:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Directory,
+        config: StorageConfig,
+        *,
+        run_writing: RunBlocking,
+        run_reading: RunBlocking,
+        on_fatal: Callable[[FlushFailed], None],
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._config = config
+        self._run_writing = run_writing
+        self._run_reading = run_reading
+        self._on_fatal = on_fatal
+        self._lanes: dict[int, Lane] = {}
+        self._streams: dict[_Stream, None] = {}
+        self._admin = asyncio.Lock()
+        self._started_ns = monotonic_ns()
+        self.counters = Counters()
+        self.is_draining = False
+
+    def start(self) -> None:
+        for partition in self._directory.partitions():
+            self._start_lane(partition)
+
+    def _start_lane(self, partition: Partition) -> None:
+        lane = Lane(
+            partition,
+            run_blocking=self._run_writing,
+            on_fatal=self._on_fatal,
+            counters=self.counters,
+            queue_bytes_max=self._config.queue_bytes_max,
+        )
+        self._lanes[partition.number] = lane
+        lane.start()
+
+    def refuse_new(self) -> None:
+        """No new calls; append streams end once what they queued is done."""
+        self.is_draining = True
+        for stream in self._streams:
+            stream.is_ending.set()
+
+    async def close(self) -> None:
+        """Finish what is queued and leave clean marks."""
+        for lane in self._lanes.values():
+            await lane.close()
+        await self._run_writing(self._directory.close)
+
+    # -- who asks, for what
+
+    @property
+    def uptime_ms(self) -> int:
+        return (monotonic_ns() - self._started_ns) // 1_000_000
+
+    @property
+    def directory(self) -> Directory:
+        return self._directory
+
+    @property
+    def config(self) -> StorageConfig:
+        return self._config
+
+    def free_bytes(self) -> int:
+        return self._disk.free_bytes(self._directory.path)
+
+    def queued_bytes(self, number: int) -> int:
+        return self._lanes[number].queued_bytes if number in self._lanes else 0
+
+    def check_key(self, key: UUID) -> None:
+        if self.is_draining:
+            raise Draining("the storage is shutting down")
+        ours = self._directory.control.header.key
+        if key != ours:
+            raise ForeignCluster(f"this storage belongs to the cluster {ours}; the caller says {key}", key=ours)
+
+    def _lane(self, number: int) -> Lane:
+        self._directory.partition(number)  # says why there is none
+        return self._lanes[number]
+
+    # -- the replica protocol
+
+    async def open_session(self, number: int, session: int, partitions: int) -> ReplicaStatus:
+        ours = self._directory.control.header.partitions
+        if partitions != ours:
+            raise ForeignCluster(f"this storage belongs to a cluster of {ours} partitions; the caller says {partitions}")
+        lane = self._lane(number)
+        status = await lane.call(lambda: lane.partition.open_session(session))
+        lane.fence(session)
+        return status
+
+    async def set_low_mark(self, number: int, session: int, mark: int) -> ReplicaStatus:
+        lane = self._lane(number)
+        return await lane.call(lambda: lane.partition.set_low_mark(session, mark))
+
+    async def truncate(self, number: int, session: int, mark: int) -> ReplicaStatus:
+        lane = self._lane(number)
+        return await lane.call(lambda: lane.partition.truncate(session, mark))
+
+    async def append(self, number: int, session: int, link: Link) -> None:
+        """Serve one append stream until the sender has no more, or something ends it."""
+        lane = self._lane(number)
+        lane.partition.check_session(session)
+        stream = _Stream(session)
+        lane.join(stream)
+        self._streams[stream] = None
+        last_id = lane.partition.last_id
+        stream.acknowledge(last_id)
+        sending = asyncio.create_task(self._send_marks(stream, link))
+        receiving = asyncio.create_task(self._receive_frames(stream, lane, link))
+        ending = asyncio.create_task(stream.is_ending.wait())
+        tasks = (sending, receiving, ending)
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if receiving in done:
+                await receiving
+            if sending not in done:
+                receiving.cancel()
+                await lane.call(_nothing)
+                stream.refuse(Draining("the storage is shutting down") if self.is_draining else _END)
+            await sending
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            lane.leave(stream)
+            del self._streams[stream]
+        if stream.error is not None and stream.error is not _END:
+            raise stream.error
+
+    async def _send_marks(self, stream: _Stream, link: Link) -> None:
+        sent: int | None = None
+        while True:
+            stream.changed.clear()
+            error, durable_id = stream.error, stream.durable_id
+            if durable_id is not None and durable_id != sent:
+                await link.send(durable_id)
+                sent = durable_id
+            if error is not None:
+                return
+            await stream.changed.wait()
+
+    async def _receive_frames(self, stream: _Stream, lane: Lane, link: Link) -> None:
+        limit = self._config.record_bytes_max
+        while (frame := await link.receive()) is not None:
+            if len(frame.run.data) > self._config.frame_bytes_max and len(frame.run) > 1:
+                raise TooLarge(
+                    f"a frame has {len(frame.run.data)} bytes of records; {self._config.frame_bytes_max} are allowed"
+                )
+            if len(frame.run) == 1 and len(frame.run.data) > limit:
+                raise TooLarge(f"record {frame.run.first_id} has {len(frame.run.data)} bytes; {limit} are allowed")
+            if len(frame.run) == 0:
+                raise BadFrame("a frame without records")
+            await lane.append(stream, frame)
+
+    # -- reading
+
+    async def read(
+        self, number: int, session: int | None, first_id: int, last_id: int | None, frame_bytes: int
+    ) -> AsyncIterator[Run]:
+        lane = self._lane(number)
+        partition = lane.partition
+        size = min(frame_bytes or self._config.read_chunk_bytes, self._config.frame_bytes_max)
+        if size < 0 or (last_id is not None and last_id < first_id):
+            raise BadArgument(f"ids {first_id} to {last_id} in frames of {frame_bytes} bytes make no range")
+        limit = partition.last_id if session is not None else min(partition.last_id, partition.visible_mark)
+        last_id = limit if last_id is None else last_id
+        if first_id == limit + 1 and last_id == limit:
+            if session is not None:
+                partition.check_session(session)
+            return
+        at = first_id
+        while at <= last_id:
+            run = await self._read_one(lane, at, last_id, size, session)
+            self.counters.read_records += len(run)
+            self.counters.read_bytes += len(run.data)
+            yield run
+            at = run.last_id + 1
+            if at > limit:
+                limit = partition.last_id if session is not None else min(partition.last_id, partition.visible_mark)
+                if at > limit and at <= last_id:
+                    raise BeyondLog(f"partition {number} ends at id {limit}; id {at} is not here", last_id=limit)
+
+    async def _read_one(self, lane: Lane, first_id: int, last_id: int, size: int, session: int | None) -> Run:
+        partition = lane.partition
+
+        def read() -> Run:
+            return partition.read(first_id, last_id, size, session=session)
+
+        try:
+            found: Run = await self._run_reading(read)
+        except Suspect as question:
+            first = question.first_id
+            await lane.call(lambda: partition.examine(first))
+            found = await self._run_reading(read)
+        return found
+
+    def segments(self, number: int, session: int | None) -> list[tuple[int, int, int]]:
+        partition = self._lane(number).partition
+        if session is not None:
+            partition.check_session(session)
+        return [
+            (first_id, last_id, self._disk.size(partition.sealed_path(first_id)))
+            for first_id, last_id in partition.sealed_segments()
+            if self._may_see(partition, last_id, session)
+        ]
+
+    @staticmethod
+    def _may_see(partition: Partition, last_id: int, session: int | None) -> bool:
+        return session is not None or last_id <= partition.visible_mark
+
+    async def fetch_segment(self, number: int, session: int | None, first_id: int, offset: int) -> AsyncIterator[FilePiece]:
+        """A sealed segment as it is. Its records are proven by whoever receives it; each piece has a checksum."""
+        partition = self._lane(number).partition
+        if session is not None:
+            partition.check_session(session)
+        path = partition.sealed_path(first_id)
+        last_id = dict(partition.sealed_segments())[first_id]
+        if not self._may_see(partition, last_id, session):
+            raise BeyondLog(f"partition {number}: id {last_id} is not known to be committed", last_id=last_id)
+        file = self._disk.open(path)
+        try:
+            size = file.size()
+            if not 0 <= offset <= size:
+                raise BadArgument(f"offset {offset} is outside the {size} bytes of {path}")
+            sent_crc = 0
+            while True:
+                data: bytes = await self._run_reading(file.read, offset, self._config.read_chunk_bytes)
+                sent_crc = crc32(data, sent_crc)
+                is_last = offset + len(data) >= size or not data
+                yield FilePiece(offset, data, crc32(data), size, sent_crc if is_last else None)
+                self.counters.read_bytes += len(data)
+                offset += len(data)
+                if is_last:
+                    return
+        finally:
+            file.close()
+
+    # -- administration
+
+    async def create_partition(self, number: int) -> None:
+        async with self._admin:
+            try:
+                partition: Partition = await self._run_writing(self._directory.create_partition, number)
+            except FlushFailed as error:
+                self._on_fatal(error)
+                raise
+            self._start_lane(partition)
+
+    async def remove_partition(self, number: int, *, delete_files: bool) -> str | None:
+        async with self._admin:
+            lane = self._lanes.pop(number, None)
+            if lane is not None:
+                await lane.close()
+            try:
+                aside: str | None = await self._run_writing(
+                    lambda: self._directory.remove_partition(number, delete_files=delete_files)
+                )
+            except FlushFailed as error:
+                self._on_fatal(error)
+                raise
+            return aside
+
+    async def set_available(self, number: int, available: bool) -> None:
+        async with self._admin:
+            if number in self._lanes:
+                await self._lanes[number].call(lambda: self._directory.set_available(number, available))
+            else:
+                self._directory.set_available(number, available)
+
+    async def verify(self, number: int) -> AsyncIterator[Finding | PartitionReport]:
+        """Everything of one partition that is on the disk, while it goes on being written; the report comes last."""
+        partition = self._lane(number).partition
+        cuts = partition.cuts
+        found = verify_partition(
+            self._disk,
+            partition.directory,
+            number,
+            partition.key,
+            durable_id=partition.last_id,
+            marks=Marks(named=(("what this replica had on disk", partition.floor),)),
+        )
+        while True:
+            result: Finding | PartitionReport | None = await self._run_reading(next, found, None)
+            if cuts != partition.cuts:
+                raise BeyondLog(
+                    f"partition {number} was cut while it was verified",
+                    next_step="verify it again",
+                    not_done="it is not checked",
+                )
+            if result is None:
+                return
+            yield result
+
+    async def keep_reserve(self) -> None:
+        await self._run_writing(self._directory.keep_reserve)
+
+    def statuses(self) -> Sequence[tuple[int, ReplicaStatus | None, WaltzError | None, str]]:
+        out: list[tuple[int, ReplicaStatus | None, WaltzError | None, str]] = []
+        for line in self._directory.lines():
+            if line.error is not None:
+                out.append((line.partition, None, line.error, f"partition {line.partition}: refused, {line.error.message}"))
+            else:
+                partition = self._directory.partition(line.partition)
+                out.append((line.partition, partition.status(), None, partition.describe()))
+        return out
+
+
+def _nothing() -> None:
+    """Its turn in a lane comes when everything before it is done."""
+
+
+_END = WaltzError("the sender has no more frames")

@@ -1,0 +1,216 @@
+"""The lane of one replica: what changes it happens here, one thing after the other, on a thread.
+
+Appends that wait are taken together: written with one call and flushed once, whatever number of frames they came in.
+While the disk is busy with one group the next one gathers, so load makes groups larger and flushes rarer; there is no
+timer. What a stream may have waiting is bounded, and a sender above the bound waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from waltzd.errors import BadFrame, Draining, FlushFailed, WaltzError
+from waltzd.link import Frame
+from waltzd.record import Run, first_bad
+from waltzd.storage.partition import Partition
+
+T = TypeVar("T")
+GROUP_BYTES_MAX = 2 << 20
+"""Written and flushed at once: more makes no append faster, and the first of them waits longer."""
+
+RunBlocking: TypeAlias = Callable[..., Awaitable[Any]]
+"""Runs a plain call without blocking the loop: on a thread, or at once in a simulation."""
+
+
+class Appender(Protocol):
+    """Who sent frames and waits for marks."""
+
+    session: int
+
+    def acknowledge(self, durable_id: int) -> None: ...
+    def refuse(self, error: WaltzError) -> None: ...
+
+
+@dataclass
+class Counters:
+    """What a storage has done since it started."""
+
+    appended_records: int = 0
+    appended_bytes: int = 0
+    groups: int = 0
+    group_microseconds: int = 0
+    group_microseconds_max: int = 0
+    checkpoints: int = 0
+    read_records: int = 0
+    read_bytes: int = 0
+    refused_calls: int = 0
+
+
+@dataclass
+class _Group:
+    appender: Appender
+    frames: list[Frame] = field(default_factory=list)
+    bytes: int = 0
+
+
+@dataclass
+class _Call:
+    function: Callable[[], Any]
+    answer: asyncio.Future[Any]
+
+
+class Lane:
+    def __init__(
+        self,
+        partition: Partition,
+        *,
+        run_blocking: RunBlocking,
+        on_fatal: Callable[[FlushFailed], None],
+        counters: Counters,
+        queue_bytes_max: int,
+    ) -> None:
+        self.partition = partition
+        self.queued_bytes = 0
+        self._run_blocking = run_blocking
+        self._on_fatal = on_fatal
+        self._counters = counters
+        self._queue_bytes_max = queue_bytes_max
+        self._queue: deque[_Group | _Call] = deque()
+        self._work = asyncio.Event()
+        self._room = asyncio.Event()
+        self._appenders: list[Appender] = []
+        self._task: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"lane of partition {self.partition.number}")
+
+    async def close(self) -> None:
+        """Everything that is queued is done first."""
+        self._is_closing = True
+        self._work.set()
+        if self._task is not None:
+            await self._task
+
+    # -- what others put in
+
+    def join(self, appender: Appender) -> None:
+        self._appenders.append(appender)
+
+    def leave(self, appender: Appender) -> None:
+        self._appenders.remove(appender)
+        for item in [item for item in self._queue if isinstance(item, _Group) and item.appender is appender]:
+            self._queue.remove(item)
+            self._release(item.bytes)
+
+    async def append(self, appender: Appender, frame: Frame) -> None:
+        """Queue a frame; waits while too much is queued already. The outcome comes through the appender."""
+        size = len(frame.run.data)
+        while self.queued_bytes and self.queued_bytes + size > self._queue_bytes_max:
+            self._room.clear()
+            await self._room.wait()
+        self.queued_bytes += size
+        last = self._queue[-1] if self._queue else None
+        if not isinstance(last, _Group) or last.appender is not appender or last.bytes + size > GROUP_BYTES_MAX:
+            last = _Group(appender)
+            self._queue.append(last)
+        last.frames.append(frame)
+        last.bytes += size
+        self._work.set()
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run a call of the partition in its turn."""
+        if self._is_closing:
+            raise Draining(f"partition {self.partition.number} takes no new calls")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Call(function, answer))
+        self._work.set()
+        return await answer
+
+    def fence(self, session: int) -> None:
+        """A newer session was opened: whoever still appends under an older one is told at once."""
+        for appender in [appender for appender in self._appenders if appender.session < session]:
+            try:
+                self.partition.check_session(appender.session)
+            except WaltzError as error:
+                appender.refuse(error)
+
+    # -- the work
+
+    async def _run(self) -> None:
+        while True:
+            if not self._queue:
+                if self._is_closing:
+                    return
+                self._work.clear()
+                await self._work.wait()
+                continue
+            item = self._queue.popleft()
+            try:
+                if isinstance(item, _Call):
+                    await self._answer(item)
+                else:
+                    await self._write(item)
+                if self.partition.wants_checkpoint:
+                    self._counters.checkpoints += 1
+                    await self._run_blocking(self.partition.checkpoint)
+            except FlushFailed as error:
+                self._on_fatal(error)
+                return
+
+    async def _answer(self, call: _Call) -> None:
+        try:
+            result = await self._run_blocking(call.function)
+        except WaltzError as error:
+            if not call.answer.done():
+                call.answer.set_exception(error)
+            if isinstance(error, FlushFailed):
+                raise
+        else:
+            if not call.answer.done():
+                call.answer.set_result(result)
+
+    async def _write(self, group: _Group) -> None:
+        started = monotonic_ns()
+        before = self.partition.last_id
+        error: WaltzError | None = await self._run_blocking(self._append_group, group)
+        took = (monotonic_ns() - started) // 1000
+        self._release(group.bytes)
+        counters = self._counters
+        counters.groups += 1
+        counters.group_microseconds += took
+        counters.group_microseconds_max = max(counters.group_microseconds_max, took)
+        counters.appended_records += self.partition.last_id - before
+        counters.appended_bytes += group.bytes if error is None else 0
+        group.appender.acknowledge(self.partition.last_id)
+        if error is not None:
+            group.appender.refuse(error)
+
+    def _append_group(self, group: _Group) -> WaltzError | None:
+        """On the thread: check the records, write what is sound, say what was not."""
+        runs: list[Run] = []
+        error: WaltzError | None = None
+        for frame in group.frames:
+            bad = first_bad(frame.run)
+            if bad is not None:
+                error = BadFrame(
+                    f"record {frame.run.first_id + bad} of an append to partition {self.partition.number} fails its checks"
+                )
+                break
+            runs.append(frame.run)
+        try:
+            self.partition.append(group.appender.session, runs, max(frame.committed for frame in group.frames))
+        except FlushFailed:
+            raise
+        except WaltzError as refused:
+            return refused
+        return error
+
+    def _release(self, size: int) -> None:
+        self.queued_bytes -= size
+        self._room.set()

@@ -1,0 +1,227 @@
+"""The two gRPC services of a storage: messages to calls of the keeper, errors to statuses. No decision is made here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from importlib.metadata import version
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from waltzd import wire_pb2 as wire
+from waltzd.errors import BadFrame, TooLarge, WaltzError
+from waltzd.finding import Finding
+from waltzd.link import Frame, abort, detail_of, finding_message, key_of, lengths_of, run_of, status_message
+from waltzd.replica import ReplicaStatus
+from waltzd.storage.keeper import Keeper
+from waltzd.wire_pb2_grpc import ReplicaServicer, StorageAdminServicer
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+def _session(target: wire.Target) -> int:
+    if not target.HasField("session"):
+        raise BadFrame("this call needs a session")
+    return target.session
+
+
+def _optional_session(target: wire.Target) -> int | None:
+    return target.session if target.HasField("session") else None
+
+
+class _GrpcLink:
+    """The append stream of one caller."""
+
+    def __init__(self, context: Context, first: wire.AppendFrame) -> None:
+        self._context = context
+        self._first: wire.AppendFrame | None = first
+
+    @property
+    def peer(self) -> str:
+        return str(self._context.peer())
+
+    async def receive(self) -> Frame | None:
+        message, self._first = self._first, None
+        if message is not None and not message.lengths and not message.records:
+            message = None  # the first frame may only say who calls
+        if message is None:
+            found = await self._context.read()
+            if found is grpc.aio.EOF:
+                return None
+            message = found
+            assert isinstance(message, wire.AppendFrame)
+        return Frame(run_of(message.first_id, message.lengths, message.records), message.committed)
+
+    async def send(self, durable_id: int) -> None:
+        await self._context.write(wire.AppendAck(durable_id=durable_id))
+
+
+class ReplicaService(ReplicaServicer):
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    def _check(self, target: wire.Target) -> int:
+        self._keeper.check_key(key_of(target.cluster_key))
+        return target.partition
+
+    async def _refuse(self, context: Context, error: WaltzError) -> None:
+        self._keeper.counters.refused_calls += 1
+        await abort(context, error)
+
+    async def Open(self, request: wire.OpenRequest, context: Context) -> wire.ReplicaStatus:
+        try:
+            number, session = self._check(request.target), _session(request.target)
+            return status_message(await self._keeper.open_session(number, session, request.partitions))
+        except WaltzError as error:
+            await self._refuse(context, error)
+            raise
+
+    async def SetLowMark(self, request: wire.MarkRequest, context: Context) -> wire.ReplicaStatus:
+        return await self._mark(self._keeper.set_low_mark, request, context)
+
+    async def Truncate(self, request: wire.MarkRequest, context: Context) -> wire.ReplicaStatus:
+        return await self._mark(self._keeper.truncate, request, context)
+
+    async def _mark(
+        self, call: Callable[[int, int, int], Awaitable[ReplicaStatus]], request: wire.MarkRequest, context: Context
+    ) -> wire.ReplicaStatus:
+        try:
+            number, session = self._check(request.target), _session(request.target)
+            return status_message(await call(number, session, request.mark))
+        except WaltzError as error:
+            await self._refuse(context, error)
+            raise
+
+    # gRPC takes a coroutine that writes to the context as well as an iterator; the generated types know only the latter.
+    async def Append(self, request_iterator: object, context: Context) -> None:  # type: ignore[override]
+        try:
+            first = await context.read()
+            if first is grpc.aio.EOF:
+                return
+            assert isinstance(first, wire.AppendFrame)
+            if not first.HasField("target"):
+                raise BadFrame("the first frame of an append stream must say cluster, partition and session")
+            number, session = self._check(first.target), _session(first.target)
+            await self._keeper.append(number, session, _GrpcLink(context, first))
+        except WaltzError as error:
+            await self._refuse(context, error)
+
+    async def Read(self, request: wire.ReadRequest, context: Context) -> AsyncIterator[wire.RunFrame]:
+        try:
+            number, session = self._check(request.target), _optional_session(request.target)
+            last_id = request.last_id if request.HasField("last_id") else None
+            async for run in self._keeper.read(number, session, request.first_id, last_id, request.frame_bytes):
+                yield wire.RunFrame(first_id=run.first_id, lengths=lengths_of(run), records=bytes(run.data))
+        except WaltzError as error:
+            await self._refuse(context, error)
+
+    async def ListSegments(self, request: wire.SegmentsRequest, context: Context) -> wire.SegmentList:
+        try:
+            number, session = self._check(request.target), _optional_session(request.target)
+            found = self._keeper.segments(number, session)
+        except WaltzError as error:
+            await self._refuse(context, error)
+            raise
+        return wire.SegmentList(
+            segments=[wire.Segment(first_id=first, last_id=last, bytes=size) for first, last, size in found]
+        )
+
+    async def FetchSegment(self, request: wire.FetchRequest, context: Context) -> AsyncIterator[wire.FileChunk]:
+        try:
+            number, session = self._check(request.target), _optional_session(request.target)
+            async for piece in self._keeper.fetch_segment(number, session, request.first_id, request.offset):
+                yield wire.FileChunk(
+                    offset=piece.offset,
+                    data=piece.data,
+                    crc=piece.crc,
+                    file_bytes=piece.file_bytes,
+                    sent_crc=piece.sent_crc,
+                )
+        except WaltzError as error:
+            await self._refuse(context, error)
+
+
+class StorageAdminService(StorageAdminServicer):
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.StorageDescription:
+        keeper = self._keeper
+        header = keeper.directory.control.header
+        statistics = wire.Statistics(uptime_ms=keeper.uptime_ms, **vars(keeper.counters))
+        return wire.StorageDescription(
+            cluster_key=header.key.bytes,
+            partitions=header.partitions,
+            directory=keeper.directory.path,
+            version=version("waltz"),
+            free_bytes=keeper.free_bytes(),
+            draining=keeper.is_draining,
+            assigned=[
+                wire.PartitionDescription(
+                    partition=number,
+                    status=None if status is None else status_message(status),
+                    refused=None if error is None else detail_of(error),
+                    story=story,
+                    queued_bytes=keeper.queued_bytes(number),
+                )
+                for number, status, error, story in keeper.statuses()
+            ],
+            statistics=statistics,
+        )
+
+    async def _for_each(
+        self,
+        key: bytes,
+        partitions: Sequence[int],
+        context: Context,
+        call: Callable[[int], Awaitable[str | None]],
+    ) -> wire.PartitionsReply:
+        """Each partition by itself: one that fails does not keep the others from being done."""
+        try:
+            self._keeper.check_key(key_of(key))
+            if len(partitions) > self._keeper.directory.control.header.partitions:
+                raise TooLarge(f"{len(partitions)} partitions were named; the cluster has fewer")
+        except WaltzError as error:
+            await abort(context, error)
+        results: list[wire.PartitionResult] = []
+        for number in partitions:
+            try:
+                results.append(wire.PartitionResult(partition=number, set_aside=await call(number) or ""))
+            except WaltzError as error:
+                results.append(wire.PartitionResult(partition=number, error=detail_of(error)))
+        return wire.PartitionsReply(results=results)
+
+    async def CreatePartitions(self, request: wire.PartitionsRequest, context: Context) -> wire.PartitionsReply:
+        return await self._for_each(request.cluster_key, request.partitions, context, self._keeper.create_partition)
+
+    async def RemovePartitions(self, request: wire.RemoveRequest, context: Context) -> wire.PartitionsReply:
+        async def remove(number: int) -> str | None:
+            return await self._keeper.remove_partition(number, delete_files=request.delete_files)
+
+        return await self._for_each(request.cluster_key, request.partitions, context, remove)
+
+    async def SetAvailable(self, request: wire.AvailabilityRequest, context: Context) -> wire.PartitionsReply:
+        async def change(number: int) -> None:
+            await self._keeper.set_available(number, request.available)
+
+        return await self._for_each(request.cluster_key, request.partitions, context, change)
+
+    async def Verify(self, request: wire.VerifyRequest, context: Context) -> AsyncIterator[wire.VerifyReply]:
+        try:
+            self._keeper.check_key(key_of(request.cluster_key))
+            for number in request.partitions or [line.partition for line in self._keeper.directory.lines()]:
+                async for found in self._keeper.verify(number):
+                    if isinstance(found, Finding):
+                        yield wire.VerifyReply(finding=finding_message(found))
+                    else:
+                        yield wire.VerifyReply(
+                            summary=wire.VerifySummary(
+                                partition=number,
+                                segments=found.segments,
+                                records=found.records,
+                                bytes=found.bytes,
+                                findings=len(found.findings),
+                            )
+                        )
+        except WaltzError as error:
+            await abort(context, error)

@@ -1,0 +1,209 @@
+"""Storages as everybody else sees them: the calls of a server, an operator's tool or an exporter to one storage.
+
+Answers are plain values, errors are the classes that the storage raised. `AppendStream` is the hot one: frames go out as
+fast as the storage takes them, marks come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+from uuid import UUID
+
+import grpc.aio
+
+from waltzd import wire_pb2 as wire
+from waltzd.checksum import crc32
+from waltzd.errors import BadFrame, CannotConnect, WaltzError
+from waltzd.finding import Finding
+from waltzd.link import error_of, error_of_detail, finding_of, lengths_of, open_channel, run_of, status_of
+from waltzd.record import Run, first_bad
+from waltzd.replica import ReplicaStatus
+from waltzd.wire_pb2_grpc import ReplicaStub, StorageAdminStub
+
+T = TypeVar("T")
+CALL_SECONDS = 30.0
+"""Every call has a deadline. Proving a long tail at `open` may need more; give it there."""
+
+
+class _Client:
+    def __init__(self, address: str, key: UUID, seconds: float) -> None:
+        self.address = address
+        self._key = key
+        self._seconds = seconds
+        self._channel = open_channel(address)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def __aenter__(self):  # type: ignore[no-untyped-def]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
+        try:
+            return await method(request, timeout=self._seconds if seconds is None else seconds)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+
+    async def _stream(self, method: Any, request: Any) -> AsyncIterator[Any]:
+        try:
+            async for message in method(request):
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+
+
+class ReplicaClient(_Client):
+    """The replicas on one storage, through its port for servers."""
+
+    def __init__(self, address: str, key: UUID, *, seconds: float = CALL_SECONDS) -> None:
+        super().__init__(address, key, seconds)
+        self._stub: Any = ReplicaStub(self._channel)
+
+    def _target(self, partition: int, session: int | None) -> wire.Target:
+        return wire.Target(cluster_key=self._key.bytes, partition=partition, session=session)
+
+    async def open(self, partition: int, session: int, *, partitions: int, seconds: float | None = None) -> ReplicaStatus:
+        request = wire.OpenRequest(target=self._target(partition, session), partitions=partitions)
+        return status_of(await self._call(self._stub.Open, request, seconds))
+
+    async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
+        request = wire.MarkRequest(target=self._target(partition, session), mark=mark)
+        return status_of(await self._call(self._stub.SetLowMark, request))
+
+    async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
+        request = wire.MarkRequest(target=self._target(partition, session), mark=mark)
+        return status_of(await self._call(self._stub.Truncate, request))
+
+    def append(self, partition: int, session: int) -> AppendStream:
+        return AppendStream(self._stub.Append(), self._target(partition, session))
+
+    async def read(
+        self, partition: int, first_id: int, last_id: int | None = None, *, session: int | None = None, frame_bytes: int = 0
+    ) -> AsyncIterator[Run]:
+        """Runs that were checked here, too: what the network did to them shows."""
+        request = wire.ReadRequest(
+            target=self._target(partition, session), first_id=first_id, last_id=last_id, frame_bytes=frame_bytes
+        )
+        async for message in self._stream(self._stub.Read, request):
+            run = run_of(message.first_id, message.lengths, message.records)
+            bad = first_bad(run)
+            if bad is not None:
+                raise BadFrame(f"record {run.first_id + bad} from {self.address} was damaged on the way")
+            yield run
+
+    async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
+        """First id, last id and size of each sealed segment."""
+        request = wire.SegmentsRequest(target=self._target(partition, session))
+        reply: wire.SegmentList = await self._call(self._stub.ListSegments, request)
+        return [(found.first_id, found.last_id, found.bytes) for found in reply.segments]
+
+    async def fetch_segment(
+        self, partition: int, first_id: int, *, offset: int = 0, session: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """The bytes of a sealed segment from `offset` on, each piece and the whole checked."""
+        request = wire.FetchRequest(target=self._target(partition, session), first_id=first_id, offset=offset)
+        sent_crc, is_whole = 0, False
+        async for chunk in self._stream(self._stub.FetchSegment, request):
+            if chunk.offset != offset or crc32(chunk.data) != chunk.crc:
+                raise BadFrame(f"segment {first_id} from {self.address} was damaged on the way, at byte {offset}")
+            offset += len(chunk.data)
+            sent_crc = crc32(chunk.data, sent_crc)
+            if chunk.HasField("sent_crc"):
+                is_whole = chunk.sent_crc == sent_crc and offset == chunk.file_bytes
+            yield chunk.data
+        if not is_whole:
+            raise BadFrame(f"segment {first_id} from {self.address} ended early, at byte {offset}")
+
+
+class AppendStream:
+    """Records to one replica. `send` waits only while the connection is full; `receive` gives the next mark."""
+
+    def __init__(self, call: Any, target: wire.Target) -> None:
+        self._call = call
+        self._target: wire.Target | None = target
+
+    async def send(self, run: Run, committed: int) -> None:
+        records = (
+            run.data.obj if isinstance(run.data.obj, bytes) and len(run.data.obj) == len(run.data) else bytes(run.data)
+        )
+        frame = wire.AppendFrame(
+            first_id=run.first_id, lengths=lengths_of(run), records=records, committed=committed, target=self._target
+        )
+        self._target = None
+        await self._write(frame)
+
+    async def start(self) -> None:
+        """Say who calls without sending records yet; the first mark is where the replica stands."""
+        frame, self._target = wire.AppendFrame(target=self._target), None
+        await self._write(frame)
+
+    async def _write(self, frame: wire.AppendFrame) -> None:
+        try:
+            await self._call.write(frame)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+        except grpc.aio.UsageError as error:  # the storage has ended the stream: its reason is the answer to `receive`
+            raise CannotConnect("the append stream is over") from error
+
+    async def receive(self) -> int | None:
+        """Everything up to this id is on the storage's disk; None when the storage has no more to say."""
+        try:
+            ack = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+        if ack is grpc.aio.EOF:
+            return None
+        return int(ack.durable_id)
+
+    async def finish(self) -> None:
+        """No more records will come."""
+        await self._call.done_writing()
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+class AdminClient(_Client):
+    """One storage, through its port for operators."""
+
+    def __init__(self, address: str, key: UUID, *, seconds: float = CALL_SECONDS) -> None:
+        super().__init__(address, key, seconds)
+        self._stub: Any = StorageAdminStub(self._channel)
+
+    async def describe(self) -> wire.StorageDescription:
+        reply: wire.StorageDescription = await self._call(self._stub.Describe, wire.DescribeRequest())
+        return reply
+
+    async def create_partitions(self, partitions: Sequence[int]) -> dict[int, WaltzError | None]:
+        request = wire.PartitionsRequest(cluster_key=self._key.bytes, partitions=partitions)
+        return self._results(await self._call(self._stub.CreatePartitions, request))
+
+    async def remove_partitions(
+        self, partitions: Sequence[int], *, delete_files: bool = False
+    ) -> dict[int, WaltzError | None]:
+        request = wire.RemoveRequest(cluster_key=self._key.bytes, partitions=partitions, delete_files=delete_files)
+        return self._results(await self._call(self._stub.RemovePartitions, request))
+
+    async def set_available(self, partitions: Sequence[int], available: bool) -> dict[int, WaltzError | None]:
+        request = wire.AvailabilityRequest(cluster_key=self._key.bytes, partitions=partitions, available=available)
+        return self._results(await self._call(self._stub.SetAvailable, request))
+
+    @staticmethod
+    def _results(reply: wire.PartitionsReply) -> dict[int, WaltzError | None]:
+        return {
+            result.partition: error_of_detail(result.error) if result.HasField("error") else None
+            for result in reply.results
+        }
+
+    async def verify(self, partitions: Sequence[int] = ()) -> AsyncIterator[Finding | wire.VerifySummary]:
+        """The findings of each partition, then its summary."""
+        request = wire.VerifyRequest(cluster_key=self._key.bytes, partitions=partitions)
+        async for message in self._stream(self._stub.Verify, request):
+            yield finding_of(message.finding) if message.HasField("finding") else message.summary
