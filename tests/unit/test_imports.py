@@ -1,0 +1,187 @@
+"""Imports point one way, and pure modules stay pure. Each rule says what to do when it is broken."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PURE = {
+    "checksum",
+    "damage",
+    "errors",
+    "finding",
+    "index",
+    "layout",
+    "meta",
+    "mount",
+    "quorum",
+    "record",
+    "scan",
+    "setting",
+}
+"""Modules at the root of waltzd/ that have no clock, file, socket, thread, task or randomness of their own."""
+
+PLAIN_STORAGE = {"control", "directory", "opening", "partition", "promise", "repair", "segment", "shelf"}
+"""Modules of waltzd/storage/ that are plain synchronous code over an injected Disk."""
+
+WORLD = (
+    "asyncio", "concurrent", "fcntl", "grpc", "kazoo", "logging", "multiprocessing", "os", "pathlib", "random",
+    "secrets", "select", "signal", "socket", "subprocess", "tempfile", "threading", "time", "uvloop",
+)  # fmt: skip
+WIRE = ("grpc", "google.protobuf", "google.rpc", "grpc_status", "waltzd.wire_pb2", "waltzd.wire_pb2_grpc")
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str
+    source: str
+
+    @property
+    def stem(self) -> str:
+        return self.name.rpartition(".")[2]
+
+    @property
+    def package(self) -> str:
+        """waltzd, waltzd.storage, waltzctl, …"""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def is_generated(self) -> bool:
+        return "_pb2" in self.stem
+
+
+def imports(module: Module) -> Iterator[str]:
+    """Everything that is imported anywhere in the module, also inside functions, as full names."""
+    for node in ast.walk(ast.parse(module.source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.name.split(".")[: -node.level]
+                base = ".".join([*parts, base]) if base else ".".join(parts)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def is_within(name: str, roots: tuple[str, ...]) -> bool:
+    return any(name == root or name.startswith(root + ".") for root in roots)
+
+
+def verdicts(module: Module) -> Iterator[str]:
+    """What is wrong with the imports of a module, each with what to do instead."""
+    if module.is_generated:
+        return
+    for name in sorted(set(imports(module))):
+        for is_broken, advice in rules(module, name):
+            if is_broken:
+                yield f"{module.name} imports {name}: {advice}"
+
+
+def rules(module: Module, name: str) -> Iterator[tuple[bool, str]]:
+    daemons = ("waltzd.storage", "waltzd.server")
+    is_command = module.name == "waltzd.__main__"  # starts the daemons
+    yield (
+        module.package == "waltzd" and not is_command and is_within(name, daemons),
+        "the root of waltzd/ is shared by all; move what is needed up to the root, or the user down into the daemon",
+    )
+    yield (
+        is_within(module.name, ("waltzd",)) and is_within(name, ("waltzctl", "waltz_spark", "tests")),
+        "nothing in waltzd/ knows its users; move what is needed to the root of waltzd/",
+    )
+    for daemon, other in (daemons, daemons[::-1]):
+        yield (
+            is_within(module.name, (daemon,)) and is_within(name, (other,)),
+            "the two daemons meet on the wire only; share through the root of waltzd/",
+        )
+    yield (
+        is_within(module.name, ("waltzctl", "waltz_spark")) and is_within(name, daemons),
+        "tools use the shared root of waltzd/ or the wire, never the inside of a daemon",
+    )
+    yield (
+        is_within(module.name, ("waltzctl",)) and is_within(name, ("waltz_spark",)),
+        "a storage node installs waltzctl without the spark extra; call it through an installed entry point",
+    )
+    yield (
+        is_within(name, WIRE) and module.name != "waltzd.link" and "service" not in module.stem,
+        "gRPC and protobuf stop at waltzd/link.py and the service files; pass plain values inward",
+    )
+    yield is_within(name, ("kazoo",)) and module.name != "waltzd.cluster", "only waltzd/cluster.py knows ZooKeeper"
+    yield (
+        is_within(name, ("pyarrow", "pyspark")) and not is_within(module.name, ("waltz_spark",)),
+        "these come with the spark extra only; keep them in spark/",
+    )
+    is_pure = module.package == "waltzd" and module.stem in PURE
+    is_plain = module.package == "waltzd.storage" and module.stem in PLAIN_STORAGE
+    yield (
+        (is_pure or is_plain) and is_within(name, WORLD),
+        "this module must stay pure, so that the simulator can run it; take the value, or the Disk, as an argument",
+    )
+
+
+def modules() -> list[Module]:
+    found = []
+    for top, prefix in (("waltzd", ""), ("waltzctl", ""), ("spark/waltz_spark", "spark/")):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            parts = path.relative_to(ROOT / prefix).with_suffix("").parts
+            found.append(Module(".".join(parts).removesuffix(".__init__"), path.read_text(encoding="utf-8")))
+    return found
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_imports_point_one_way(module: Module) -> None:
+    assert list(verdicts(module)) == []
+
+
+def test_the_modules_that_must_be_pure_are_there() -> None:
+    """A rule about a module that was renamed would check nothing."""
+    names = {module.name for module in modules()}
+    later = {"meta", "mount", "quorum"}  # come with the server and the client
+    assert {f"waltzd.{name}" for name in PURE - later} <= names
+    assert {f"waltzd.storage.{name}" for name in PLAIN_STORAGE} <= names
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("waltzd.record", "import os.path"),
+        ("waltzd.record", "def f():\n    import random"),
+        ("waltzd.record", "from waltzd import storage"),
+        ("waltzd.record", "from .storage.segment import Segment"),
+        ("waltzd.verify", "from waltzctl import render"),
+        ("waltzd.storage.segment", "from time import time_ns"),
+        ("waltzd.storage.segment", "from grpc import aio"),
+        ("waltzd.storage.service", "from waltzd.server import session"),
+        ("waltzd.server.session", "import waltzd.storage.segment as s"),
+        ("waltzd.server.session", "from waltzd import wire_pb2"),
+        ("waltzctl.segment", "if TYPE_CHECKING:\n    from waltzd.storage.segment import Segment"),
+        ("waltz_spark.decode", "import waltzd.server"),
+        ("waltzctl.export", "import pyarrow as pa"),
+        ("waltzd.client", "import kazoo.client"),
+    ],
+)
+def test_the_rules_notice(name: str, source: str) -> None:
+    assert len(list(verdicts(Module(name, source)))) >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("waltzd.record", "import struct\nimport numpy as np\nfrom waltzd.checksum import crc32"),
+        ("waltzd.__main__", "from waltzd.storage import daemon"),
+        ("waltzd.storage.service", "import asyncio\nimport grpc\nfrom waltzd import wire_pb2"),
+        ("waltzd.link", "import grpc"),
+        ("waltzctl.segment", "import os\nfrom waltzd import record"),
+        ("waltz_spark.decode", "import pyarrow as pa\nfrom waltzd.record import heads"),
+        ("waltzd.wire_pb2_grpc", "import grpc"),
+        ("waltzd.cluster", "import kazoo.client"),
+    ],
+)
+def test_the_rules_allow_what_is_meant(name: str, source: str) -> None:
+    assert list(verdicts(Module(name, source))) == []

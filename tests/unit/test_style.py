@@ -1,0 +1,163 @@
+"""House style that no linter knows, as an ordinary test. Every message says what to do."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINES_MAX = 450
+FORBIDDEN_WORDS = {"utils", "util", "common", "helpers", "helper", "manager", "impl", "base"}
+TEXT_SUFFIXES = {".py", ".pyi", ".md", ".yml", ".toml", ".lock", ".proto", ".hex", ".json", ".service", ""}
+NOT_OURS = {".git", ".venv", ".local", "build", "dist", "fixtures", "__pycache__"}
+
+MACHINE_PATH = re.compile(r"/(?:work|root|home|Users)/")
+REGISTRY = re.compile("|".join([r"pypi\.", "python" + "hosted", "arti" + "factory", "ne" + r"xus\.", "index" + "-url"]))
+UNFINISHED = re.compile(r"\b(?:TO" + "DO|FIX" + "ME|XX" + r"X)\b|raise NotImplemented" + "Error")
+
+
+def files() -> list[Path]:
+    """Every text file of the project, in a clone or an unpacked archive."""
+    found = []
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = sorted(
+            name for name in folders if name not in NOT_OURS and not name.endswith((".egg-info", "_cache", ".hypothesis"))
+        )
+        found += [path for name in sorted(names) if (path := Path(folder, name)).suffix in TEXT_SUFFIXES]
+    return found
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+FILES = files()
+MODULES = [path for path in FILES if path.suffix == ".py" and "_pb2" not in path.name]
+PRODUCT = [path for path in MODULES if path.relative_to(ROOT).parts[0] != "tests"]
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def lines_with(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in paths
+        for number, line in enumerate(text(path).splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert {"dev", "README.md", "pyproject.toml", "requirements.lock", ".ci/run"} <= set(names(FILES))
+    assert len(PRODUCT) >= 20
+
+
+def test_nothing_depends_on_one_machine() -> None:
+    assert lines_with(MACHINE_PATH, FILES) == [], "say it relative to the project, or take it as an argument"
+
+
+def test_nothing_names_a_package_registry() -> None:
+    assert lines_with(REGISTRY, FILES) == [], "where packages come from is the business of the machine, not the project"
+    installing = [ROOT / name for name in ("requirements.lock", "dev", ".ci/run")]
+    assert lines_with(re.compile("://"), installing) == [], "the lock is names, versions and hashes: run ./dev lock"
+
+
+def test_the_lock_has_a_version_and_hashes_for_everything() -> None:
+    entries = re.split(r"\n(?=\S)", text(ROOT / "requirements.lock").strip())
+    bad = [entry.splitlines()[0] for entry in entries if not re.match(r"[\w.-]+==\S+.*\\\n +--hash=sha256:", entry)]
+    assert bad == [], "run ./dev lock"
+    assert len(entries) > 20
+
+
+def test_nothing_is_left_for_later() -> None:
+    assert lines_with(UNFINISHED, MODULES) == [], "finish it, leave it out, or say in the documentation what is missing"
+
+
+def test_modules_can_be_held_in_the_head() -> None:
+    long = {str(path.relative_to(ROOT)): len(text(path).splitlines()) for path in PRODUCT}
+    long = {name: lines for name, lines in long.items() if lines > LINES_MAX}
+    assert long == {}, f"over {LINES_MAX} lines: find the second idea in it and give it a module and a noun"
+
+
+def test_names_say_what_a_thing_is() -> None:
+    vague = [
+        name for name in names(MODULES) if FORBIDDEN_WORDS & {word for part in Path(name).parts for word in words(part)}
+    ]
+    assert vague == [], "name the module for the thing that it is"
+
+
+def words(part: str) -> list[str]:
+    return part.removesuffix(".py").lower().split("_")
+
+
+def test_every_module_begins_with_how_to_think_about_it() -> None:
+    silent = [path for path in MODULES if text(path).strip() and not ast.get_docstring(ast.parse(text(path)))]
+    assert names(silent) == [], "begin with a few sentences: what it is, what it never does, where the hard part is"
+
+
+def test_every_package_is_shipped() -> None:
+    shipped = set(tomllib.loads(text(ROOT / "pyproject.toml"))["tool"]["setuptools"]["packages"])
+    there = {".".join(path.parent.relative_to(ROOT).parts).removeprefix("spark.") for path in PRODUCT}
+    assert shipped == there, "list every package in pyproject.toml under tool.setuptools"
+
+
+def test_test_folders_are_no_packages() -> None:
+    assert [path for path in MODULES if path.name == "__init__.py" and "tests" in path.parts] == []
+
+
+@pytest.mark.parametrize("script", ["dev", ".ci/run"])
+def test_scripts_can_be_run(script: str) -> None:
+    assert os.access(ROOT / script, os.X_OK), f"chmod +x {script}"
+    subprocess.run(["bash", "-n", script], cwd=ROOT, check=True)
+
+
+def test_dev_lists_its_verbs_and_refuses_others() -> None:
+    usage = subprocess.run(["./dev", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for verb in ("demo", "test", "generate", "lock", "crash-test", "bench"):
+        assert f"  {verb} " in usage
+    wrong = subprocess.run(["./dev", "dance"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "./dev has no verb 'dance'" in wrong.stderr
+
+
+@pytest.mark.parametrize("proto", sorted(ROOT.glob("waltzd/*.proto")), ids=lambda path: path.name)
+def test_protobuf_modules_are_fresh(proto: Path, tmp_path: Path) -> None:
+    name = str(proto.relative_to(ROOT))
+    outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    command = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=.", *outputs, name]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}, check=True, capture_output=True)
+    made = sorted((tmp_path / "waltzd").iterdir())
+    assert len(made) == 4
+    for file in made:
+        assert text(ROOT / "waltzd" / file.name) == text(file), f"waltzd/{file.name} is stale: run ./dev generate"
+
+
+def test_the_generated_modules_run_with_the_oldest_versions_that_are_allowed() -> None:
+    needed = tomllib.loads(text(ROOT / "pyproject.toml"))["project"]["dependencies"]
+    protobuf = re.search(r"Protobuf Python Version: ([\d.]+)", text(ROOT / "waltzd/wire_pb2.py"))
+    grpc = re.search(r"GRPC_GENERATED_VERSION = '([\d.]+)'", text(ROOT / "waltzd/wire_pb2_grpc.py"))
+    assert protobuf
+    assert grpc
+    assert f"grpcio>={grpc[1]}" in needed, "raise it in pyproject.toml"
+    assert any(name.startswith(f"protobuf>={protobuf[1]}") for name in needed), "raise it in pyproject.toml"
+
+
+def test_links_in_documents_lead_somewhere() -> None:
+    dead = [
+        f"{path.relative_to(ROOT)}: {link}"
+        for path in FILES
+        if path.suffix == ".md"
+        for link in re.findall(r"\]\(([^)#:]+)\)", text(path))
+        if not (path.parent / link).exists()
+    ]
+    assert dead == []
