@@ -84,6 +84,7 @@ class BadArgument(WaltzError):
 
     code, exit_code = "W1001", EXIT_USAGE
     not_done = "nothing was changed"
+    next_step = "correct the value and try again"
 
 
 class BadConfig(WaltzError):
@@ -92,6 +93,7 @@ class BadConfig(WaltzError):
 
     code, exit_code = "W1002", EXIT_USAGE
     not_done = "the daemon was not started"
+    next_step = "correct the file and start again; `--check-config` checks it without starting"
 
 
 class PathMissing(WaltzError):
@@ -99,6 +101,7 @@ class PathMissing(WaltzError):
 
     code, exit_code = "W1003", EXIT_USAGE
     not_done = "nothing was read or changed"
+    next_step = "check the path for a typing mistake"
 
 
 class NothingHere(WaltzError):
@@ -107,6 +110,7 @@ class NothingHere(WaltzError):
 
     code = "W1004"
     not_done = "nothing was checked"
+    next_step = "give a storage directory, one of its partition directories, or a segment file"
 
 
 class NoPermission(WaltzError):
@@ -114,6 +118,7 @@ class NoPermission(WaltzError):
 
     code = "W1005"
     not_done = "nothing was changed"
+    next_step = "run as the user that owns the storage directory"
 
 
 class NotRegularFile(WaltzError):
@@ -122,6 +127,7 @@ class NotRegularFile(WaltzError):
 
     code, exit_code = "W1006", EXIT_USAGE
     not_done = "nothing was read or changed"
+    next_step = "give the path of the real file or directory"
 
 
 class WorkerLost(WaltzError):
@@ -228,6 +234,7 @@ class PartitionExists(WaltzError):
 
     code, exit_code = "W2012", EXIT_CONFLICT
     not_done = "nothing was changed"
+    next_step = "nothing, if it is meant to be there; remove it first to start with an empty one"
 
 
 class TooLarge(WaltzError):

@@ -8,7 +8,7 @@ for tools that know nothing of Waltz.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeAlias
 from uuid import UUID
 
 import grpc
@@ -213,8 +213,11 @@ def _options(message_bytes_max: int) -> list[tuple[str, int]]:
     ]
 
 
-def server_options(message_bytes_max: int) -> list[tuple[str, int]]:
-    return [
+Server: TypeAlias = grpc.aio.Server
+
+
+def create_server(message_bytes_max: int) -> Server:
+    options = [
         *_options(message_bytes_max),
         ("grpc.so_reuseport", 0),  # with it two daemons share one port and nobody notices
         ("grpc.server_handshake_timeout_ms", 2_000),
@@ -222,9 +225,10 @@ def server_options(message_bytes_max: int) -> list[tuple[str, int]]:
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.max_concurrent_streams", 1024),
     ]
+    return grpc.aio.server(options=options)
 
 
-def listen(server: grpc.aio.Server, address: Address) -> int:
+def listen(server: Server, address: Address) -> int:
     """The port that the server will listen on."""
     try:
         return server.add_insecure_port(str(address))

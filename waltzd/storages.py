@@ -6,6 +6,7 @@ fast as the storage takes them, marks come back.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ import grpc.aio
 
 from waltzd import wire_pb2 as wire
 from waltzd.checksum import crc32
-from waltzd.errors import BadFrame, CannotConnect, WaltzError
+from waltzd.errors import BadFrame, WaltzError
 from waltzd.finding import Finding
 from waltzd.link import error_of, error_of_detail, finding_of, lengths_of, open_channel, run_of, status_of
 from waltzd.record import Run, first_bad
@@ -140,7 +141,7 @@ class AppendStream:
         await self._write(frame)
 
     async def start(self) -> None:
-        """Say who calls without sending records yet; the first mark is where the replica stands."""
+        """Say who calls without sending records yet: what is wrong with the session shows before the first record."""
         frame, self._target = wire.AppendFrame(target=self._target), None
         await self._write(frame)
 
@@ -149,11 +150,13 @@ class AppendStream:
             await self._call.write(frame)
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from error
-        except grpc.aio.UsageError as error:  # the storage has ended the stream: its reason is the answer to `receive`
-            raise CannotConnect("the append stream is over") from error
+        except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:  # the storage has ended the stream
+            call = self._call
+            metadata = (await call.initial_metadata(), await call.trailing_metadata())
+            raise error_of(grpc.aio.AioRpcError(await call.code(), *metadata, await call.details())) from error
 
     async def receive(self) -> int | None:
-        """Everything up to this id is on the storage's disk; None when the storage has no more to say."""
+        """What was sent here up to this id is on the storage's disk; None when the storage has no more to say."""
         try:
             ack = await self._call.read()
         except grpc.aio.AioRpcError as error:

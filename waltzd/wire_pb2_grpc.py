@@ -84,7 +84,8 @@ class ReplicaServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Append(self, request_iterator, context):
-        """One stream for one partition and session. Acknowledgements are marks: "everything up to this id is on the disk".
+        """One stream for one partition and session. Acknowledgements are marks: "what came in this stream up to this id is on
+        the disk".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,9 @@ class ReplicaStub:
     Open: _grpc.UnaryUnaryMultiCallable[_wire_pb2.OpenRequest, _wire_pb2.ReplicaStatus]
     """Fences every lower session, durably, before it answers."""
     Append: _grpc.StreamStreamMultiCallable[_wire_pb2.AppendFrame, _wire_pb2.AppendAck]
-    """One stream for one partition and session. Acknowledgements are marks: "everything up to this id is on the disk"."""
+    """One stream for one partition and session. Acknowledgements are marks: "what came in this stream up to this id is on
+    the disk".
+    """
     SetLowMark: _grpc.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]
     Truncate: _grpc.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]
     Read: _grpc.UnaryStreamMultiCallable[_wire_pb2.ReadRequest, _wire_pb2.RunFrame]
@@ -57,7 +59,9 @@ class ReplicaAsyncStub(ReplicaStub):
     Open: _aio.UnaryUnaryMultiCallable[_wire_pb2.OpenRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
     """Fences every lower session, durably, before it answers."""
     Append: _aio.StreamStreamMultiCallable[_wire_pb2.AppendFrame, _wire_pb2.AppendAck]  # type: ignore[assignment]
-    """One stream for one partition and session. Acknowledgements are marks: "everything up to this id is on the disk"."""
+    """One stream for one partition and session. Acknowledgements are marks: "what came in this stream up to this id is on
+    the disk".
+    """
     SetLowMark: _aio.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
     Truncate: _aio.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
     Read: _aio.UnaryStreamMultiCallable[_wire_pb2.ReadRequest, _wire_pb2.RunFrame]  # type: ignore[assignment]
@@ -83,7 +87,9 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_wire_pb2.AppendFrame],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_wire_pb2.AppendAck], _abc.AsyncIterator[_wire_pb2.AppendAck]]:
-        """One stream for one partition and session. Acknowledgements are marks: "everything up to this id is on the disk"."""
+        """One stream for one partition and session. Acknowledgements are marks: "what came in this stream up to this id is on
+        the disk".
+        """
 
     @_abc_1.abstractmethod
     def SetLowMark(

@@ -100,9 +100,7 @@ class CrashRun:
         self.directory = self.open(self.disk)
 
     def open(self, disk: SimDisk) -> Directory:
-        return Directory.open(
-            disk, ROOT, key=KEY, partitions=PARTITIONS, settings=self.settings, reserve_bytes=1000
-        )
+        return Directory.open(disk, ROOT, key=KEY, partitions=PARTITIONS, settings=self.settings, reserve_bytes=1000)
 
     # -- the workload
 

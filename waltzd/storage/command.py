@@ -17,14 +17,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc.aio
 import uvloop
 
 from waltzd import logs
 from waltzd.config import StorageConfig
 from waltzd.disk import RealDisk
 from waltzd.errors import EXIT_DISK_FAULT, FlushFailed
-from waltzd.link import listen, server_options
+from waltzd.link import Server, create_server, listen
 from waltzd.setting import Address
 from waltzd.storage.directory import Directory
 from waltzd.storage.keeper import Keeper
@@ -94,10 +93,8 @@ async def _serve(
     config: StorageConfig, disk: RealDisk, directory: Directory, writers: ThreadPoolExecutor, readers: ThreadPoolExecutor
 ) -> None:
     keeper = Keeper(disk, directory, config, run_writing=_on(writers), run_reading=_on(readers), on_fatal=end_at_once)
-    options = server_options(config.message_bytes_max)
-    replicas = grpc.aio.server(options=options)
+    replicas, admin = create_server(config.message_bytes_max), create_server(config.message_bytes_max)
     add_ReplicaServicer_to_server(ReplicaService(keeper), replicas)
-    admin = grpc.aio.server(options=options)
     add_StorageAdminServicer_to_server(StorageAdminService(keeper), admin)
     port, admin_port = listen(replicas, config.listen), listen(admin, config.admin_listen)
     keeper.start()
@@ -126,7 +123,7 @@ async def _serve(
     log.info("stopped: everything that was acknowledged is on the disk, and marked so")
 
 
-async def _drain(config: StorageConfig, keeper: Keeper, *servers: grpc.aio.Server) -> None:
+async def _drain(config: StorageConfig, keeper: Keeper, *servers: Server) -> None:
     keeper.refuse_new()
     await asyncio.gather(*(server.stop(config.drain_seconds) for server in servers))
     try:

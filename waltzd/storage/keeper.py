@@ -176,8 +176,6 @@ class Keeper:
         stream = _Stream(session)
         lane.join(stream)
         self._streams[stream] = None
-        last_id = lane.partition.last_id
-        stream.acknowledge(last_id)
         sending = asyncio.create_task(self._send_marks(stream, link))
         receiving = asyncio.create_task(self._receive_frames(stream, lane, link))
         ending = asyncio.create_task(stream.is_ending.wait())

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from waltzd.errors import BadFrame, Draining, FlushFailed, WaltzError
+from waltzd.errors import BadFrame, DiskFull, Draining, FlushFailed, WaltzError
 from waltzd.link import Frame
 from waltzd.record import Run, first_bad
 from waltzd.storage.partition import Partition
@@ -178,7 +178,7 @@ class Lane:
     async def _write(self, group: _Group) -> None:
         started = monotonic_ns()
         before = self.partition.last_id
-        error: WaltzError | None = await self._run_blocking(self._append_group, group)
+        durable_id, error = await self._run_blocking(self._append_group, group)
         took = (monotonic_ns() - started) // 1000
         self._release(group.bytes)
         counters = self._counters
@@ -187,12 +187,14 @@ class Lane:
         counters.group_microseconds_max = max(counters.group_microseconds_max, took)
         counters.appended_records += self.partition.last_id - before
         counters.appended_bytes += group.bytes if error is None else 0
-        group.appender.acknowledge(self.partition.last_id)
+        if durable_id is not None:
+            group.appender.acknowledge(durable_id)
         if error is not None:
             group.appender.refuse(error)
 
-    def _append_group(self, group: _Group) -> WaltzError | None:
-        """On the thread: check the records, write what is sound, say what was not."""
+    def _append_group(self, group: _Group) -> tuple[int | None, WaltzError | None]:
+        """On the thread: check the records, write what is sound. Returns how far this appender's own records are on the
+        disk (never more: what was here before it came was not compared with anything that it sent), and what was wrong."""
         runs: list[Run] = []
         error: WaltzError | None = None
         for frame in group.frames:
@@ -203,13 +205,18 @@ class Lane:
                 )
                 break
             runs.append(frame.run)
+        if not runs:
+            return None, error
         try:
             self.partition.append(group.appender.session, runs, max(frame.committed for frame in group.frames))
         except FlushFailed:
             raise
+        except DiskFull as full:  # a segment that was sealed before the disk was full keeps its part
+            kept = min(self.partition.last_id, runs[-1].last_id)
+            return kept if kept >= runs[0].first_id else None, full
         except WaltzError as refused:
-            return refused
-        return error
+            return None, refused
+        return runs[-1].last_id, error
 
     def _release(self, size: int) -> None:
         self.queued_bytes -= size

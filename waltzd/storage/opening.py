@@ -161,7 +161,7 @@ class _Opening:
                 first_ids=first_ids,
                 active=last.segment,
             ),
-            findings=sorted(findings, key=lambda f: -1 if f.first_id is None else f.first_id),
+            findings=findings,
             proven_from=last.proven_from,
         )
 

@@ -11,7 +11,8 @@ what it reads is immutable, and `cuts` tells it when a truncation came between. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -27,18 +28,19 @@ from waltzd.errors import (
     FlushFailed,
     NotNextId,
     NotOpened,
-    PartitionDamaged,
     PartitionOffline,
     StaleSession,
     WaltzError,
 )
-from waltzd.finding import Code, Finding
+from waltzd.finding import Finding
 from waltzd.layout import CHECKPOINT_TRANSACTIONS
 from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
 from waltzd.storage.control import ControlFile
+from waltzd.storage.damage import Damage
 from waltzd.storage.promise import PromiseFile
 from waltzd.storage.repair import examine_segment
+from waltzd.storage.room import Room
 from waltzd.storage.segment import Segment, Suspect
 from waltzd.storage.shelf import Shelf
 
@@ -72,10 +74,10 @@ class Partition:
         self._promise = promise
         self._settings = settings
         self._shelf = shelf
-        self._findings = findings
+        self._damage = Damage(number, findings)
         self._failed: WaltzError | None = None
         self._proven_from = proven_from
-        self.is_full = False
+        self._room = Room(disk, directory, settings.free_bytes_min)
         self.cuts = 0
         self.committed = promise.value.committed
         self._checkpoint_id = promise.value.durable
@@ -101,7 +103,7 @@ class Partition:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        return tuple(self._findings)
+        return self._damage.findings
 
     @property
     def floor(self) -> int:
@@ -122,7 +124,7 @@ class Partition:
             committed=self.committed,
             last_id=self.last_id,
             is_available=info.is_available,
-            is_full=self.is_full,
+            is_full=self._room.is_full,
             segments=len(self._shelf.first_ids),
             bytes=sum(sizes),
             findings=self.findings,
@@ -131,22 +133,20 @@ class Partition:
     def describe(self) -> str:
         if self._failed is not None:
             return f"partition {self.number}: stopped, {self._failed.message}"
-        if self._findings:
-            return f"partition {self.number}: damaged, {self._findings[0].sentence()}"
+        if self._damage:
+            return f"partition {self.number}: damaged, {self.findings[0].sentence()}"
         if not self._control.info(self.number).is_available:
             return f"partition {self.number}: taken offline by an operator"
-        full = "; writes wait for disk space" if self.is_full else ""
+        full = "; writes wait for disk space" if self._room.is_full else ""
         return f"partition {self.number}: holds ids up to {self.last_id}, session {self.promised_session}{full}"
 
     # -- sessions
 
     def open_session(self, session: int) -> ReplicaStatus:
         """Fence every lower session, durably, and prove what this replica will vouch for."""
-        self._check_usable()
         if session < 0:
             raise BadArgument(f"a session id is never negative: {session}")
-        if session < self.promised_session:
-            raise self._stale(session)
+        self._check_current(session)
         if session > self.promised_session:
             with self._fatal():
                 self._promise.change(session=session, committed=self.committed)
@@ -154,47 +154,42 @@ class Partition:
         return self.status()
 
     def check_session(self, session: int) -> None:
-        self._check_usable()
-        if session < self.promised_session:
-            raise self._stale(session)
+        """The session must be exactly the one that this replica promised itself to."""
+        self._check_current(session)
         if session > self.promised_session:
             raise NotOpened(
                 f"session {session} was not opened on partition {self.number}; the storage promised itself to session "
                 f"{self.promised_session}"
             )
 
-    def _stale(self, session: int) -> StaleSession:
-        return StaleSession(
-            f"session {session} of partition {self.number} is over: the storage promised itself to session "
-            f"{self.promised_session}",
-            promised_session=self.promised_session,
-        )
-
-    def _check_usable(self) -> None:
+    def _check_current(self, session: int) -> None:
         if self._failed is not None:
             raise self._failed
         if not self._control.info(self.number).is_available:
             raise PartitionOffline(f"partition {self.number} was taken offline on this storage")
+        promised = self.promised_session
+        if session < promised:
+            raise StaleSession(
+                f"session {session} of partition {self.number} is over: the storage promised itself to session {promised}",
+                promised_session=promised,
+            )
 
     def _check_sound(self) -> Segment:
-        if self._findings or self._shelf.active is None:
-            raise self._damaged(self._findings)
+        if self._damage or self._shelf.active is None:
+            raise self._damage.error()
         return self._shelf.active
 
-    def _damaged(self, findings: Sequence[Finding]) -> PartitionDamaged:
-        first = findings[0] if findings else None
-        if first is None:
-            return PartitionDamaged(f"partition {self.number} is damaged: its last segment cannot be read")
-        return PartitionDamaged(
-            f"partition {self.number} is damaged: {first.sentence()}", first_id=first.first_id, last_id=first.last_id
-        )
-
-    def _fatal(self) -> _Fatal:
-        return _Fatal(self)
-
-    def fail(self, error: WaltzError) -> None:
-        """Nothing is known of the disk any more: this replica answers nothing until the process has ended."""
-        self._failed = error
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        """A failed flush or write inside ends the replica before anybody can see its state."""
+        try:
+            yield
+        except FlushFailed as error:
+            error.facts.update(partition=str(self.number), last_durable_id=str(self.last_id))
+            error.message += f"; partition {self.number}, last durable id {self.last_id}"
+            error.args = (error.message,)
+            self._failed = error
+            raise
 
     def prove(self) -> None:
         """Check every record above the low-water mark that was not checked since this process opened the files."""
@@ -218,7 +213,7 @@ class Partition:
         active = self._check_sound()
         fresh = self._only_new(runs)
         if fresh:
-            self._check_space(sum(len(run.data) for run in fresh))
+            self._room.check(sum(len(run.data) for run in fresh))
             with self._fatal():
                 try:
                     for run in fresh:
@@ -227,7 +222,7 @@ class Partition:
                 except DiskFull as error:
                     raise self._take_back(error) from error
             self._shelf.last_id = active.next_id - 1
-            self.is_full = False
+            self._room.is_full = False
         if self._control.info(self.number).session == session:
             self.committed = max(self.committed, min(committed, self.last_id))
         return self.last_id
@@ -279,23 +274,10 @@ class Partition:
         self._checkpoint_id = self.last_id
         return new
 
-    def _check_space(self, size: int) -> None:
-        """Stop before the disk is full; go on when there is an eighth more than the least, so as not to flap."""
-        least = self._settings.free_bytes_min
-        if least == 0:
-            return
-        free = self._disk.free_bytes(self._directory)
-        if free - size < (least + least // 8 if self.is_full else least):
-            self.is_full = True
-            raise DiskFull(
-                f"partition {self.number}: {free} bytes are free, {size} are to be written and {least} must stay free",
-                durable_id=self.last_id,
-            )
-
     def _take_back(self, error: DiskFull) -> DiskFull:
         assert self._shelf.active is not None
         self._shelf.active.take_back()
-        self.is_full = True
+        self._room.is_full = True
         return DiskFull(
             f"partition {self.number}: {error.message}; everything above id {self.last_id} was taken back",
             durable_id=self.last_id,
@@ -307,7 +289,7 @@ class Partition:
 
     def checkpoint(self) -> None:
         """Flush the index and write down the marks: the next start trusts both up to here."""
-        if self._failed is not None or self._shelf.active is None or self._findings:
+        if self._failed is not None or self._shelf.active is None or self._damage:
             return
         with self._fatal():
             self._shelf.active.index.flush()
@@ -341,7 +323,7 @@ class Partition:
             raise BadArgument(f"a mark is never below -1: {mark}")
         info = self._control.info(self.number)
         floor = max(info.low_mark, self.committed, self._promise.value.committed)
-        if mark >= self.last_id and not self._findings:
+        if mark >= self.last_id and not self._damage:
             return self.status()
         if mark < floor:
             raise BelowFloor(
@@ -362,23 +344,21 @@ class Partition:
         position = shelf.position_of(mark + 1)
         if shelf.active is None and position == len(shelf.first_ids) - 1 > 0:
             position -= 1  # the last segment is not usable at all: the one in front becomes the last
-        damaged_here = [f for f in self._findings if f.first_id is None or f.first_id <= mark]
-        if damaged_here:
-            raise self._damaged(damaged_here)
+        self._damage.check_up_to(mark)
         end = self._end_of(position, mark)
         durable = min(self._promise.value.durable, mark)
         self._promise.change(durable=durable, newest=shelf.first_ids[position], committed=self.committed)
         self._checkpoint_id = durable
         self.cuts += 1
         shelf.cut(position, end=end, next_id=mark + 1)
-        self._findings = []
+        self._damage.heal()
         self._settings.say(f"partition {self.number}: cut above id {mark}")
 
     def _end_of(self, position: int, mark: int) -> int | None:
         """Where the record behind `mark` starts in its segment; None when nothing in that segment stands above it."""
-        for finding in self._findings:
-            if finding.first_id == mark + 1 and finding.code is Code.DAMAGED_RECORD:
-                return finding.first_byte
+        damaged_from = self._damage.byte_of(mark + 1)
+        if damaged_from is not None:
+            return damaged_from
         if mark >= self._shelf.last_id_of(position):
             return None
         try:
@@ -404,13 +384,7 @@ class Partition:
             raise BeyondLog(
                 f"partition {self.number}: id {first_id} is not here; ids up to {limit} can be read", last_id=limit
             )
-        last_id = min(last_id, limit)
-        for finding in self._findings:
-            if finding.first_id is None or finding.last_id is None or finding.last_id < first_id:
-                continue
-            if finding.first_id <= first_id:
-                raise self._damaged([finding])
-            last_id = min(last_id, finding.first_id - 1)
+        last_id = self._damage.sound_part(first_id, min(last_id, limit))
         position = self._shelf.position_of(first_id)
         last_id = min(last_id, self._shelf.last_id_of(position))
         cuts = self.cuts
@@ -442,9 +416,7 @@ class Partition:
         if first_id not in self._shelf.first_ids[:-1]:
             raise BeyondLog(f"partition {self.number} has no sealed segment that starts at id {first_id}")
         path = self._shelf.path_of(first_id)
-        damage = [f for f in self._findings if f.path == path]
-        if damage:
-            raise self._damaged(damage)
+        self._damage.check_file(path)
         return path
 
     def examine(self, first_id: int) -> None:
@@ -460,9 +432,7 @@ class Partition:
                 active=shelf.active if shelf.is_active(first_id) else None,
                 say=self._settings.say,
             )
-        path = shelf.path_of(first_id)
-        self._findings = [f for f in self._findings if f.path != path] + found
-        self._findings.sort(key=lambda f: -1 if f.first_id is None else f.first_id)
+        self._damage.replace(shelf.path_of(first_id), found)
         for finding in found:
             self._settings.say(f"partition {self.number}: {finding.sentence()}")
 
@@ -471,7 +441,7 @@ class Partition:
     def close(self) -> None:
         """Flush everything and leave a mark that says so: the next start has nothing to prove again."""
         active = self._shelf.active
-        if self._failed is None and active is not None and not self._findings:
+        if self._failed is None and active is not None and not self._damage:
             with self._fatal():
                 active.flush()
                 active.index.flush()
@@ -480,21 +450,3 @@ class Partition:
             active.close()
         self._promise.close()
         self._failed = NotOpened(f"partition {self.number} is closed")
-
-
-class _Fatal:
-    """A failed flush or write inside ends the replica before anybody can see its state."""
-
-    def __init__(self, partition: Partition) -> None:
-        self._partition = partition
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, FlushFailed):
-            error.facts["partition"] = str(self._partition.number)
-            error.facts["last_durable_id"] = str(self._partition.last_id)
-            error.message += f"; partition {self._partition.number}, last durable id {self._partition.last_id}"
-            error.args = (error.message,)
-            self._partition.fail(error)

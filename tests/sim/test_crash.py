@@ -1,0 +1,22 @@
+"""Crash everywhere: the short version of `./dev crash-test`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.sim.crash import run_seed
+
+SLICES = 20
+WORKLOADS = 10 if not os.environ.get("WALTZ_LONG") else 200
+
+
+@pytest.mark.parametrize("part", range(SLICES))
+def test_nothing_acknowledged_is_lost_in_any_crash(part: int) -> None:
+    crashes = sum(run_seed(seed).crashes for seed in range(part * WORKLOADS, (part + 1) * WORKLOADS))
+    assert crashes > 100 * WORKLOADS / 2
+
+
+def test_a_seed_repeats_itself() -> None:
+    assert run_seed(7) == run_seed(7)
