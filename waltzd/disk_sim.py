@@ -333,6 +333,9 @@ class SimDisk:
             out.append(Entry(name, is_directory, len(node.cache) if isinstance(node, _FileNode) else 0))
         return out
 
+    def names(self, path: str) -> Sequence[str]:
+        return sorted(self._directory(path).names)
+
     def make_directory(self, path: str) -> None:
         directory, name = self._parent(path)
         if self.step("make_directory", path) is not None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from waltzd.checksum import I64
 from waltzd.disk import Disk, File, join
+from waltzd.errors import DiskFull
 from waltzd.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, NEW_SUFFIX, FileHeader, index_name, index_offset
 from waltzd.record import Run
 from waltzd.scan import read_index
@@ -36,7 +37,11 @@ class IndexWriter:
         self._header = header
         self._path = join(directory, index_name(header.first_id))
         self._file = disk.create(self._path + NEW_SUFFIX)
-        self._file.write(0, header.encode())
+        try:
+            self._file.write(0, header.encode())
+        except DiskFull:
+            self.abandon()
+            raise
 
     def add(self, offset: int, run: Run) -> None:
         entry = run.first_id - self._header.first_id

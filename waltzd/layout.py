@@ -33,6 +33,7 @@ NEW_SUFFIX = ".new"
 
 INDEX_ENTRY_BYTES = 8
 CHECKPOINT_TRANSACTIONS = 1000
+ID_MAX = (1 << 63) - 1
 NO_MARK = -1
 NO_SESSION = -1
 
@@ -50,7 +51,7 @@ def first_id_of(name: str) -> int | None:
     stem, dot, suffix = name.rpartition(".")
     if dot + suffix not in (SEGMENT_SUFFIX, INDEX_SUFFIX) or len(stem) != 19 or not (stem.isascii() and stem.isdigit()):
         return None
-    return int(stem)
+    return int(stem) if int(stem) <= ID_MAX else None
 
 
 def index_offset(entry: int) -> int:
@@ -252,7 +253,7 @@ class Identity:
 
 # -- promise file ------------------------------------------------------------------------------------------------------
 
-_PROMISE = struct.Struct(">8si16si16sqqqqiq")
+_PROMISE = struct.Struct(">8si16si16sqqqqiiq")
 _PROMISE_MAGIC = b"WALTZPR\0"
 PROMISE_SLOT_SPACING = 4096
 """Each slot has a page of its own, so that a torn write cannot reach the other one."""
@@ -265,7 +266,8 @@ class Promise:
     """What a replica has bound itself to, beside the original's control struct.
 
     `session`: calls of a lower one are refused. `committed`: the highest id held here that the owner said is committed.
-    `durable`: every id up to it is on the disk, with its index entry. `newest`: the first id of the newest segment.
+    `durable`: every id up to it is on the disk, with its index entry. `newest`: the first id of the newest segment;
+    `segments`: how many there are.
     `is_clean`: written last at a clean stop; everything on disk is then exactly up to `durable`."""
 
     key: UUID
@@ -275,13 +277,14 @@ class Promise:
     committed: int
     durable: int
     newest: int
+    segments: int
     is_clean: bool
     sequence: int
 
     def encode(self) -> bytes:
         body = _PROMISE.pack(
             _PROMISE_MAGIC, VERSION, self.key.bytes, self.partition, self.incarnation.bytes, self.session,
-            self.committed, self.durable, self.newest, int(self.is_clean), self.sequence,
+            self.committed, self.durable, self.newest, self.segments, int(self.is_clean), self.sequence,
         )  # fmt: skip
         return body + _CRC.pack(zlib.crc32(body))
 
@@ -296,14 +299,14 @@ class Promise:
         if len(crc) != 4 or _CRC.pack(zlib.crc32(body)) != crc:
             return None
         fields = _PROMISE.unpack(body)
-        magic, version, key, partition, incarnation, session, committed, durable, newest, clean, sequence = fields
+        magic, version, key, partition, incarnation, session, committed, durable, newest, segments, clean, sequence = fields
         if magic != _PROMISE_MAGIC:
             return None
         if version != VERSION:
             raise UnknownVersion(f"{where} has format version {version}; this program knows version {VERSION}")
         return Promise(
             key=UUID(bytes=key), partition=partition, incarnation=UUID(bytes=incarnation), session=session,
-            committed=committed, durable=durable, newest=newest, is_clean=bool(clean), sequence=sequence,
+            committed=committed, durable=durable, newest=newest, segments=segments, is_clean=bool(clean), sequence=sequence,
         )  # fmt: skip
 
 

@@ -16,13 +16,10 @@ import grpc.aio
 import numpy as np
 
 from waltzd.errors import BadFrame, CannotConnect, PortInUse, WaltzError, tree
-from waltzd.finding import Code, Finding
+from waltzd.messages import detail_of, error_of_detail
 from waltzd.record import OVERHEAD_BYTES, Run, bounds_of
-from waltzd.replica import ReplicaStatus
 from waltzd.setting import Address
 from waltzd.wire_pb2 import ErrorDetail
-from waltzd.wire_pb2 import Finding as FindingMessage
-from waltzd.wire_pb2 import ReplicaStatus as StatusMessage
 
 ERROR_KEY = "waltz-error-bin"
 _ERRORS = tree()
@@ -89,68 +86,6 @@ def run_of(first_id: int, lengths: bytes, records: bytes) -> Run:
     return Run(first_id, memoryview(records), bounds)
 
 
-def finding_message(finding: Finding) -> FindingMessage:
-    return FindingMessage(
-        code=str(finding.code),
-        path=finding.path,
-        detail=finding.detail,
-        partition=finding.partition,
-        first_byte=finding.first_byte,
-        last_byte=finding.last_byte,
-        first_id=finding.first_id,
-        last_id=finding.last_id,
-    )
-
-
-def finding_of(message: FindingMessage) -> Finding:
-    return Finding(
-        code=Code(message.code),
-        path=message.path,
-        detail=message.detail,
-        partition=message.partition if message.HasField("partition") else None,
-        first_byte=message.first_byte if message.HasField("first_byte") else None,
-        last_byte=message.last_byte if message.HasField("last_byte") else None,
-        first_id=message.first_id if message.HasField("first_id") else None,
-        last_id=message.last_id if message.HasField("last_id") else None,
-    )
-
-
-def status_message(status: ReplicaStatus) -> StatusMessage:
-    return StatusMessage(
-        partition=status.partition,
-        incarnation=status.incarnation.bytes,
-        promised_session=status.promised_session,
-        session=status.session,
-        low_mark=status.low_mark,
-        local_low_mark=status.local_low_mark,
-        committed=status.committed,
-        last_id=status.last_id,
-        available=status.is_available,
-        full=status.is_full,
-        segments=status.segments,
-        bytes=status.bytes,
-        findings=[finding_message(finding) for finding in status.findings],
-    )
-
-
-def status_of(message: StatusMessage) -> ReplicaStatus:
-    return ReplicaStatus(
-        partition=message.partition,
-        incarnation=UUID(bytes=message.incarnation),
-        promised_session=message.promised_session,
-        session=message.session,
-        low_mark=message.low_mark,
-        local_low_mark=message.local_low_mark,
-        committed=message.committed,
-        last_id=message.last_id,
-        is_available=message.available,
-        is_full=message.full,
-        segments=message.segments,
-        bytes=message.bytes,
-        findings=tuple(finding_of(finding) for finding in message.findings),
-    )
-
-
 def key_of(raw: bytes) -> UUID:
     if len(raw) != 16:
         raise BadFrame(f"a cluster key has 16 bytes; this one has {len(raw)}")
@@ -158,24 +93,6 @@ def key_of(raw: bytes) -> UUID:
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
-
-
-def detail_of(error: WaltzError) -> ErrorDetail:
-    return ErrorDetail(
-        code=error.code,
-        message=error.message,
-        not_done=error.detail_not_done,
-        next_step=error.detail_next_step,
-        facts=error.facts,
-    )
-
-
-def error_of_detail(detail: ErrorDetail) -> WaltzError:
-    """The same class as on the other side; an unknown code (a newer Waltz) keeps its text."""
-    cls = _ERRORS.get(detail.code, WaltzError)
-    error = cls(detail.message, not_done=detail.not_done, next_step=detail.next_step)
-    error.facts.update(detail.facts)
-    return error
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: WaltzError) -> NoReturn:

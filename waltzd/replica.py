@@ -1,10 +1,11 @@
-"""What a replica says of itself: the same value in the storage that says it and in whoever asked. Pure."""
+"""What a storage says of itself and of its replicas: the same values in the storage and in whoever asked. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from uuid import UUID
 
+from waltzd.errors import WaltzError
 from waltzd.finding import Finding
 
 
@@ -25,10 +26,70 @@ class ReplicaStatus:
     is_available: bool
     is_full: bool
     segments: int
-    bytes: int
     findings: tuple[Finding, ...]
 
     @property
     def is_sound(self) -> bool:
         """A replica that is not does not vouch for what it holds."""
         return not self.findings
+
+    def sentence(self) -> str:
+        start = f"partition {self.partition}: "
+        if self.findings:
+            return f"{start}damaged, {self.findings[0].sentence()}"
+        if not self.is_available:
+            return f"{start}taken offline by an operator"
+        full = "; writes wait for disk space" if self.is_full else ""
+        return f"{start}holds ids up to {self.last_id}, session {self.promised_session}{full}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionDescription:
+    """One partition of a storage. Without a status it is refused, and `refused` says why."""
+
+    partition: int
+    status: ReplicaStatus | None
+    refused: WaltzError | None
+    story: str
+    queued_bytes: int
+    disk_bytes: int
+
+
+@dataclass(kw_only=True)
+class Statistics:
+    """What a storage has done since it started."""
+
+    appended_records: int = 0
+    appended_bytes: int = 0
+    groups: int = 0
+    group_microseconds: int = 0
+    group_microseconds_max: int = 0
+    checkpoints: int = 0
+    read_records: int = 0
+    read_bytes: int = 0
+    refused_calls: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageDescription:
+    cluster_key: UUID
+    partitions: int
+    """How many the cluster has."""
+    directory: str
+    version: str
+    free_bytes: int
+    uptime_ms: int
+    is_draining: bool
+    assigned: tuple[PartitionDescription, ...]
+    statistics: Statistics
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifySummary:
+    """What was looked at in one partition."""
+
+    partition: int
+    segments: int
+    records: int
+    bytes: int
+    findings: int

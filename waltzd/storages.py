@@ -18,9 +18,10 @@ from waltzd import wire_pb2 as wire
 from waltzd.checksum import crc32
 from waltzd.errors import BadFrame, WaltzError
 from waltzd.finding import Finding
-from waltzd.link import error_of, error_of_detail, finding_of, lengths_of, open_channel, run_of, status_of
+from waltzd.link import error_of, lengths_of, open_channel, run_of
+from waltzd.messages import description_of, error_of_detail, finding_of, status_of
 from waltzd.record import Run, first_bad
-from waltzd.replica import ReplicaStatus
+from waltzd.replica import ReplicaStatus, StorageDescription, VerifySummary
 from waltzd.wire_pb2_grpc import ReplicaStub, StorageAdminStub
 
 T = TypeVar("T")
@@ -180,9 +181,8 @@ class AdminClient(_Client):
         super().__init__(address, key, seconds)
         self._stub: Any = StorageAdminStub(self._channel)
 
-    async def describe(self) -> wire.StorageDescription:
-        reply: wire.StorageDescription = await self._call(self._stub.Describe, wire.DescribeRequest())
-        return reply
+    async def describe(self) -> StorageDescription:
+        return description_of(await self._call(self._stub.Describe, wire.DescribeRequest()))
 
     async def create_partitions(self, partitions: Sequence[int]) -> dict[int, WaltzError | None]:
         request = wire.PartitionsRequest(cluster_key=self._key.bytes, partitions=partitions)
@@ -205,8 +205,18 @@ class AdminClient(_Client):
             for result in reply.results
         }
 
-    async def verify(self, partitions: Sequence[int] = ()) -> AsyncIterator[Finding | wire.VerifySummary]:
+    async def verify(self, partitions: Sequence[int] = ()) -> AsyncIterator[Finding | VerifySummary]:
         """The findings of each partition, then its summary."""
         request = wire.VerifyRequest(cluster_key=self._key.bytes, partitions=partitions)
         async for message in self._stream(self._stub.Verify, request):
-            yield finding_of(message.finding) if message.HasField("finding") else message.summary
+            if message.HasField("finding"):
+                yield finding_of(message.finding)
+                continue
+            summary = message.summary
+            yield VerifySummary(
+                partition=summary.partition,
+                segments=summary.segments,
+                records=summary.records,
+                bytes=summary.bytes,
+                findings=summary.findings,
+            )

@@ -225,7 +225,6 @@ class ReplicaStatus(_message.Message):
     AVAILABLE_FIELD_NUMBER: _builtins.int
     FULL_FIELD_NUMBER: _builtins.int
     SEGMENTS_FIELD_NUMBER: _builtins.int
-    BYTES_FIELD_NUMBER: _builtins.int
     FINDINGS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.bytes
@@ -239,7 +238,6 @@ class ReplicaStatus(_message.Message):
     available: _builtins.bool
     full: _builtins.bool
     segments: _builtins.int
-    bytes: _builtins.int
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
         """Not empty: the replica does not vouch for what it holds."""
@@ -258,12 +256,11 @@ class ReplicaStatus(_message.Message):
         available: _builtins.bool = ...,
         full: _builtins.bool = ...,
         segments: _builtins.int = ...,
-        bytes: _builtins.int = ...,
         findings: _abc.Iterable[Global___Finding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "bytes", b"bytes", "committed", b"committed", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "committed", b"committed", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -534,6 +531,7 @@ class StorageDescription(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     FREE_BYTES_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    UPTIME_MS_FIELD_NUMBER: _builtins.int
     ASSIGNED_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
@@ -542,6 +540,7 @@ class StorageDescription(_message.Message):
     version: _builtins.str
     free_bytes: _builtins.int
     draining: _builtins.bool
+    uptime_ms: _builtins.int
     @_builtins.property
     def assigned(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionDescription]: ...
     @_builtins.property
@@ -555,12 +554,13 @@ class StorageDescription(_message.Message):
         version: _builtins.str = ...,
         free_bytes: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        uptime_ms: _builtins.int = ...,
         assigned: _abc.Iterable[Global___PartitionDescription] | None = ...,
         statistics: Global___Statistics | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "free_bytes", b"free_bytes", "partitions", b"partitions", "statistics", b"statistics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "free_bytes", b"free_bytes", "partitions", b"partitions", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -575,10 +575,13 @@ class PartitionDescription(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     STORY_FIELD_NUMBER: _builtins.int
     QUEUED_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     story: _builtins.str
     """One sentence."""
     queued_bytes: _builtins.int
+    """Appends that wait."""
+    disk_bytes: _builtins.int
     @_builtins.property
     def status(self) -> Global___ReplicaStatus:
         """Absent when the partition is refused."""
@@ -595,10 +598,11 @@ class PartitionDescription(_message.Message):
         refused: Global___ErrorDetail | None = ...,
         story: _builtins.str = ...,
         queued_bytes: _builtins.int = ...,
+        disk_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "queued_bytes", b"queued_bytes", "refused", b"refused", "status", b"status", "story", b"story"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_bytes", b"disk_bytes", "partition", b"partition", "queued_bytes", b"queued_bytes", "refused", b"refused", "status", b"status", "story", b"story"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -608,7 +612,6 @@ Global___PartitionDescription: _TypeAlias = PartitionDescription  # noqa: Y015
 class Statistics(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    UPTIME_MS_FIELD_NUMBER: _builtins.int
     APPENDED_RECORDS_FIELD_NUMBER: _builtins.int
     APPENDED_BYTES_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
@@ -618,10 +621,10 @@ class Statistics(_message.Message):
     READ_RECORDS_FIELD_NUMBER: _builtins.int
     READ_BYTES_FIELD_NUMBER: _builtins.int
     REFUSED_CALLS_FIELD_NUMBER: _builtins.int
-    uptime_ms: _builtins.int
     appended_records: _builtins.int
     appended_bytes: _builtins.int
     groups: _builtins.int
+    """Appends are written and flushed in groups."""
     group_microseconds: _builtins.int
     group_microseconds_max: _builtins.int
     checkpoints: _builtins.int
@@ -631,7 +634,6 @@ class Statistics(_message.Message):
     def __init__(
         self,
         *,
-        uptime_ms: _builtins.int = ...,
         appended_records: _builtins.int = ...,
         appended_bytes: _builtins.int = ...,
         groups: _builtins.int = ...,
@@ -644,7 +646,7 @@ class Statistics(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_bytes", b"appended_bytes", "appended_records", b"appended_records", "checkpoints", b"checkpoints", "group_microseconds", b"group_microseconds", "group_microseconds_max", b"group_microseconds_max", "groups", b"groups", "read_bytes", b"read_bytes", "read_records", b"read_records", "refused_calls", b"refused_calls", "uptime_ms", b"uptime_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_bytes", b"appended_bytes", "appended_records", b"appended_records", "checkpoints", b"checkpoints", "group_microseconds", b"group_microseconds", "group_microseconds_max", b"group_microseconds_max", "groups", b"groups", "read_bytes", b"read_bytes", "read_records", b"read_records", "refused_calls", b"refused_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,3 +1,5 @@
+"""Daemons for the tests of this folder."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

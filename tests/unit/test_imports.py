@@ -22,6 +22,7 @@ PURE = {
     "mount",
     "quorum",
     "record",
+    "replica",
     "scan",
     "setting",
 }
@@ -34,6 +35,8 @@ WORLD = (
     "asyncio", "concurrent", "fcntl", "grpc", "kazoo", "logging", "multiprocessing", "os", "pathlib", "random",
     "secrets", "select", "signal", "socket", "subprocess", "tempfile", "threading", "time", "uvloop",
 )  # fmt: skip
+EDGES = ("waltzd.link", "waltzd.messages", "waltzd.storages")
+"""Modules at the root that turn messages into plain values; storages is the caller's side of the services."""
 WIRE = ("grpc", "google.protobuf", "google.rpc", "grpc_status", "waltzd.wire_pb2", "waltzd.wire_pb2_grpc")
 
 
@@ -109,8 +112,8 @@ def rules(module: Module, name: str) -> Iterator[tuple[bool, str]]:
         "a storage node installs waltzctl without the spark extra; call it through an installed entry point",
     )
     yield (
-        is_within(name, WIRE) and module.name != "waltzd.link" and "service" not in module.stem,
-        "gRPC and protobuf stop at waltzd/link.py and the service files; pass plain values inward",
+        is_within(name, WIRE) and module.name not in EDGES and "service" not in module.stem,
+        "gRPC and protobuf stop at link, messages, storages and the service files; pass plain values inward",
     )
     yield is_within(name, ("kazoo",)) and module.name != "waltzd.cluster", "only waltzd/cluster.py knows ZooKeeper"
     yield (

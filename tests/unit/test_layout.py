@@ -49,7 +49,16 @@ CREATED_MS = 0x1A1FDABE66F
 CONTROL = ControlHeader(created_ms=CREATED_MS, key=KEY, partitions=2)
 IDENTITY = Identity(control=CONTROL, directory=DIRECTORY)
 PROMISE = Promise(
-    key=KEY, partition=1, incarnation=DIRECTORY, session=8, committed=1, durable=2, newest=0, is_clean=True, sequence=5
+    key=KEY,
+    partition=1,
+    incarnation=DIRECTORY,
+    session=8,
+    committed=1,
+    durable=2,
+    newest=0,
+    segments=1,
+    is_clean=True,
+    sequence=5,
 )
 i64 = st.integers(-(2**63), 2**63 - 1)
 i32 = st.integers(-(2**31), 2**31 - 1)

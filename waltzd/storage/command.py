@@ -23,14 +23,12 @@ from waltzd import logs
 from waltzd.config import StorageConfig
 from waltzd.disk import RealDisk
 from waltzd.errors import EXIT_DISK_FAULT, FlushFailed
-from waltzd.link import Server, create_server, listen
-from waltzd.setting import Address
+from waltzd.link import Server
 from waltzd.storage.directory import Directory
 from waltzd.storage.keeper import Keeper
 from waltzd.storage.lane import RunBlocking
 from waltzd.storage.partition import PartitionSettings
-from waltzd.storage.service import ReplicaService, StorageAdminService
-from waltzd.wire_pb2_grpc import add_ReplicaServicer_to_server, add_StorageAdminServicer_to_server
+from waltzd.storage.service import start_services
 
 READING_THREADS = 2
 RESERVE_SECONDS = 10
@@ -93,19 +91,14 @@ async def _serve(
     config: StorageConfig, disk: RealDisk, directory: Directory, writers: ThreadPoolExecutor, readers: ThreadPoolExecutor
 ) -> None:
     keeper = Keeper(disk, directory, config, run_writing=_on(writers), run_reading=_on(readers), on_fatal=end_at_once)
-    replicas, admin = create_server(config.message_bytes_max), create_server(config.message_bytes_max)
-    add_ReplicaServicer_to_server(ReplicaService(keeper), replicas)
-    add_StorageAdminServicer_to_server(StorageAdminService(keeper), admin)
-    port, admin_port = listen(replicas, config.listen), listen(admin, config.admin_listen)
     keeper.start()
-    await replicas.start()
-    await admin.start()
-    for number, status, error, story in keeper.statuses():
-        level = logging.INFO if status is not None and status.is_sound else logging.ERROR
-        log.log(level, "%s", story, extra={"partition": number, "code": error.code if error else None})
+    servers, address, admin_address = await start_services(keeper)
+    for found in keeper.describe().assigned:
+        is_sound = found.status is not None and found.status.is_sound
+        code = found.refused.code if found.refused else None
+        log.log(logging.INFO if is_sound else logging.ERROR, "%s", found.story, extra={"code": code})
     print(
-        f"waltzd storage is ready: listen={Address(config.listen.host, port)} "
-        f"admin={Address(config.admin_listen.host, admin_port)} directory={config.directory}",
+        f"waltzd storage is ready: listen={address} admin={admin_address} directory={config.directory}",
         flush=True,
     )
     stop = asyncio.Event()
@@ -119,11 +112,11 @@ async def _serve(
         except TimeoutError:
             continue
     log.info("stopping: finishing what is under way, for at most %d seconds", config.drain_seconds)
-    await _drain(config, keeper, replicas, admin)
+    await _drain(config, keeper, servers)
     log.info("stopped: everything that was acknowledged is on the disk, and marked so")
 
 
-async def _drain(config: StorageConfig, keeper: Keeper, *servers: Server) -> None:
+async def _drain(config: StorageConfig, keeper: Keeper, servers: list[Server]) -> None:
     keeper.refuse_new()
     await asyncio.gather(*(server.stop(config.drain_seconds) for server in servers))
     try:

@@ -69,10 +69,8 @@ class Directory:
         reserve_bytes: int = 0,
     ) -> Directory:
         """Hold the directory and open every assigned partition. An empty directory becomes one of this cluster."""
-        entries = disk.list(path)
-        control_path = join(path, CONTROL_NAME)
-        if not disk.exists(control_path):
-            _check_blank(path, entries)
+        if not disk.exists(join(path, CONTROL_NAME)):
+            _check_blank(path, disk.list(path))
             if key is None or partitions is None:
                 raise BadConfig(
                     f"{path} is empty, so cluster_key and partitions must say which cluster it is for",
@@ -83,14 +81,14 @@ class Directory:
         try:
             control.check_cluster(key, partitions)
             directory = Directory(disk, path, control, settings, reserve_bytes)
-            directory._open_all(entries)
+            directory._open_all()
         except BaseException:
             control.close()
             raise
         return directory
 
-    def _open_all(self, entries: list[Entry]) -> None:
-        for entry in entries:
+    def _open_all(self) -> None:
+        for entry in self._disk.list(self.path):
             if entry.name.endswith(NEW_SUFFIX) and not entry.is_directory:
                 self._disk.remove(join(self.path, entry.name))
         is_ours = check_identity(self._disk, self.path, self.control.header)
@@ -165,9 +163,14 @@ class Directory:
         self._set_aside(number)
         create_partition_files(self._disk, self._path_of(number), number, control=self.control)
         self._disk.flush_directory(self.path)
-        self.control.set_flags(number, info.flags | FLAG_ASSIGNED | FLAG_AVAILABLE)
-        self._open_one(number)
-        return self.partition(number)
+        partition = open_partition(self._disk, self._path_of(number), number, control=self.control, settings=self._settings)
+        try:
+            self.control.set_flags(number, info.flags | FLAG_ASSIGNED | FLAG_AVAILABLE)
+        except DiskFull:
+            partition.close()
+            raise
+        self._partitions[number] = partition
+        return partition
 
     def remove_partition(self, number: int, *, delete_files: bool) -> str | None:
         """Take the partition off this storage. Its files are set aside unless they are to be deleted; returns where."""

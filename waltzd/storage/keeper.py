@@ -7,8 +7,9 @@ noticed: `on_fatal` does not come back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from time import monotonic_ns
 from uuid import UUID
 
@@ -29,9 +30,9 @@ from waltzd.finding import Finding
 from waltzd.ledger import Marks
 from waltzd.link import Link
 from waltzd.record import Run
-from waltzd.replica import ReplicaStatus
-from waltzd.storage.directory import Directory
-from waltzd.storage.lane import Counters, Lane, RunBlocking
+from waltzd.replica import PartitionDescription, ReplicaStatus, Statistics, StorageDescription
+from waltzd.storage.directory import Directory, PartitionLine
+from waltzd.storage.lane import Lane, RunBlocking
 from waltzd.storage.partition import Partition
 from waltzd.storage.segment import Suspect
 from waltzd.verify import PartitionReport, verify_partition
@@ -89,7 +90,7 @@ class Keeper:
         self._streams: dict[_Stream, None] = {}
         self._admin = asyncio.Lock()
         self._started_ns = monotonic_ns()
-        self.counters = Counters()
+        self.statistics = Statistics()
         self.is_draining = False
 
     def start(self) -> None:
@@ -101,7 +102,7 @@ class Keeper:
             partition,
             run_blocking=self._run_writing,
             on_fatal=self._on_fatal,
-            counters=self.counters,
+            statistics=self.statistics,
             queue_bytes_max=self._config.queue_bytes_max,
         )
         self._lanes[partition.number] = lane
@@ -122,22 +123,12 @@ class Keeper:
     # -- who asks, for what
 
     @property
-    def uptime_ms(self) -> int:
-        return (monotonic_ns() - self._started_ns) // 1_000_000
-
-    @property
     def directory(self) -> Directory:
         return self._directory
 
     @property
     def config(self) -> StorageConfig:
         return self._config
-
-    def free_bytes(self) -> int:
-        return self._disk.free_bytes(self._directory.path)
-
-    def queued_bytes(self, number: int) -> int:
-        return self._lanes[number].queued_bytes if number in self._lanes else 0
 
     def check_key(self, key: UUID) -> None:
         if self.is_draining:
@@ -242,8 +233,8 @@ class Keeper:
         at = first_id
         while at <= last_id:
             run = await self._read_one(lane, at, last_id, size, session)
-            self.counters.read_records += len(run)
-            self.counters.read_bytes += len(run.data)
+            self.statistics.read_records += len(run)
+            self.statistics.read_bytes += len(run.data)
             yield run
             at = run.last_id + 1
             if at > limit:
@@ -299,7 +290,7 @@ class Keeper:
                 sent_crc = crc32(data, sent_crc)
                 is_last = offset + len(data) >= size or not data
                 yield FilePiece(offset, data, crc32(data), size, sent_crc if is_last else None)
-                self.counters.read_bytes += len(data)
+                self.statistics.read_bytes += len(data)
                 offset += len(data)
                 if is_last:
                     return
@@ -365,15 +356,36 @@ class Keeper:
     async def keep_reserve(self) -> None:
         await self._run_writing(self._directory.keep_reserve)
 
-    def statuses(self) -> Sequence[tuple[int, ReplicaStatus | None, WaltzError | None, str]]:
-        out: list[tuple[int, ReplicaStatus | None, WaltzError | None, str]] = []
-        for line in self._directory.lines():
-            if line.error is not None:
-                out.append((line.partition, None, line.error, f"partition {line.partition}: refused, {line.error.message}"))
-            else:
-                partition = self._directory.partition(line.partition)
-                out.append((line.partition, partition.status(), None, partition.describe()))
-        return out
+    def describe(self) -> StorageDescription:
+        header = self._directory.control.header
+        return StorageDescription(
+            cluster_key=header.key,
+            partitions=header.partitions,
+            directory=self._directory.path,
+            version=version("waltz"),
+            free_bytes=self._disk.free_bytes(self._directory.path),
+            uptime_ms=(monotonic_ns() - self._started_ns) // 1_000_000,
+            is_draining=self.is_draining,
+            assigned=tuple(self._describe(line) for line in self._directory.lines()),
+            statistics=self.statistics,
+        )
+
+    def _describe(self, line: PartitionLine) -> PartitionDescription:
+        number, refused = line.partition, line.error
+        lane = self._lanes.get(number)
+        if refused is not None or lane is None:
+            story = f"partition {number}: refused, {refused.message}" if refused else f"partition {number}: being changed"
+            return PartitionDescription(
+                partition=number, status=None, refused=refused, story=story, queued_bytes=0, disk_bytes=0
+            )
+        return PartitionDescription(
+            partition=number,
+            status=lane.partition.status(),
+            refused=None,
+            story=lane.partition.describe(),
+            queued_bytes=lane.queued_bytes,
+            disk_bytes=lane.partition.disk_bytes(),
+        )
 
 
 def _nothing() -> None:

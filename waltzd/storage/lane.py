@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from waltzd.errors import BadFrame, DiskFull, Draining, FlushFailed, WaltzError
 from waltzd.link import Frame
 from waltzd.record import Run, first_bad
+from waltzd.replica import Statistics
 from waltzd.storage.partition import Partition
 
 T = TypeVar("T")
@@ -34,21 +35,6 @@ class Appender(Protocol):
 
     def acknowledge(self, durable_id: int) -> None: ...
     def refuse(self, error: WaltzError) -> None: ...
-
-
-@dataclass
-class Counters:
-    """What a storage has done since it started."""
-
-    appended_records: int = 0
-    appended_bytes: int = 0
-    groups: int = 0
-    group_microseconds: int = 0
-    group_microseconds_max: int = 0
-    checkpoints: int = 0
-    read_records: int = 0
-    read_bytes: int = 0
-    refused_calls: int = 0
 
 
 @dataclass
@@ -71,14 +57,14 @@ class Lane:
         *,
         run_blocking: RunBlocking,
         on_fatal: Callable[[FlushFailed], None],
-        counters: Counters,
+        statistics: Statistics,
         queue_bytes_max: int,
     ) -> None:
         self.partition = partition
         self.queued_bytes = 0
         self._run_blocking = run_blocking
         self._on_fatal = on_fatal
-        self._counters = counters
+        self._statistics = statistics
         self._queue_bytes_max = queue_bytes_max
         self._queue: deque[_Group | _Call] = deque()
         self._work = asyncio.Event()
@@ -157,7 +143,7 @@ class Lane:
                 else:
                     await self._write(item)
                 if self.partition.wants_checkpoint:
-                    self._counters.checkpoints += 1
+                    self._statistics.checkpoints += 1
                     await self._run_blocking(self.partition.checkpoint)
             except FlushFailed as error:
                 self._on_fatal(error)
@@ -181,12 +167,12 @@ class Lane:
         durable_id, error = await self._run_blocking(self._append_group, group)
         took = (monotonic_ns() - started) // 1000
         self._release(group.bytes)
-        counters = self._counters
-        counters.groups += 1
-        counters.group_microseconds += took
-        counters.group_microseconds_max = max(counters.group_microseconds_max, took)
-        counters.appended_records += self.partition.last_id - before
-        counters.appended_bytes += group.bytes if error is None else 0
+        statistics = self._statistics
+        statistics.groups += 1
+        statistics.group_microseconds += took
+        statistics.group_microseconds_max = max(statistics.group_microseconds_max, took)
+        statistics.appended_records += self.partition.last_id - before
+        statistics.appended_bytes += group.bytes if error is None else 0
         if durable_id is not None:
             group.appender.acknowledge(durable_id)
         if error is not None:

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from waltzd.disk import Disk, Entry, join
+from waltzd.disk import Disk, join
 from waltzd.errors import ForeignCluster, HeaderDamaged, PartitionDamaged, PathMissing, UnknownVersion
 from waltzd.finding import Code, Finding
 from waltzd.index import offsets_of
@@ -121,18 +121,16 @@ class _Opening:
         )
 
     def run(self) -> Partition:
-        entries = self._clear_leftovers()
+        names = self._clear_leftovers()
         first_ids = sorted(
-            first_id
-            for entry in entries
-            if entry.name.endswith(SEGMENT_SUFFIX) and (first_id := first_id_of(entry.name)) is not None
+            first_id for name in names if name.endswith(SEGMENT_SUFFIX) and (first_id := first_id_of(name)) is not None
         )
-        findings = self._check_names(first_ids, entries)
+        findings = self._check_names(first_ids, set(names))
         newest = self._promise.value.newest
         if not first_ids and self._floor == NO_MARK and newest == 0:
             Segment.create(self._disk, self._directory, self._header(0)).close()
             first_ids = [0]
-        last = self._open_last(first_ids[-1]) if first_ids else _Found(None, [], 0)
+        last = self._open_last(first_ids[-1], is_whole=not findings) if first_ids else _Found(None, [], 0)
         first_ids = first_ids or [0]
         findings += last.findings
         next_id = last.segment.next_id if last.segment else first_ids[-1]
@@ -143,7 +141,7 @@ class _Opening:
         for finding in findings:
             self._say(finding.sentence())
         if not findings and last.segment is not None:
-            self._settle(last.segment)
+            self._settle(last.segment, len(first_ids))
         elif self._promise.value.is_clean:
             self._promise.change(is_clean=False)
         return Partition(
@@ -165,25 +163,29 @@ class _Opening:
             proven_from=last.proven_from,
         )
 
-    def _clear_leftovers(self) -> list[Entry]:
-        kept: list[Entry] = []
-        for entry in self._disk.list(self._directory):
-            if entry.name.endswith(NEW_SUFFIX):
-                self._disk.remove(join(self._directory, entry.name))
+    def _clear_leftovers(self) -> list[str]:
+        kept: list[str] = []
+        for name in self._disk.names(self._directory):
+            if name.endswith(NEW_SUFFIX):
+                self._disk.remove(join(self._directory, name))
             else:
-                kept.append(entry)
+                kept.append(name)
         return kept
 
     # -- all segments, by name and size
 
-    def _check_names(self, first_ids: Sequence[int], entries: Sequence[Entry]) -> list[Finding]:
-        sizes = {entry.name: entry.size for entry in entries}
+    def _check_names(self, first_ids: Sequence[int], names: set[str]) -> list[Finding]:
         findings: list[Finding] = []
         if first_ids and first_ids[0] != 0:
             findings.append(self._missing(0, first_ids[0] - 1, 0))
+        if len(first_ids) == self._promise.value.segments:
+            return findings  # as many as this replica made: none is missing in the middle
         for first_id, next_first in itertools.pairwise(first_ids):
-            held = index_entries(sizes.get(index_name(first_id), 0))
-            if held != next_first - first_id:  # the index is wrong, or a segment is missing behind: the data tells
+            name = index_name(first_id)
+            size = self._disk.size(join(self._directory, name)) if name in names else 0
+            if (
+                index_entries(size) != next_first - first_id
+            ):  # the index is wrong, or a segment is missing behind: the data tells
                 findings += self._examine(first_id, next_first)
         return findings
 
@@ -219,11 +221,11 @@ class _Opening:
 
     # -- the last segment
 
-    def _open_last(self, first_id: int) -> _Found:
+    def _open_last(self, first_id: int, *, is_whole: bool) -> _Found:
         path = join(self._directory, segment_name(first_id))
         try:
             size = self._disk.size(path)
-            if size < HEADER_BYTES and self._is_unused(first_id):
+            if size < HEADER_BYTES and is_whole and self._is_unused(first_id):
                 self._say(f"{path} was left unfinished by a crash while it was made; it is made again")
                 Segment.create(self._disk, self._directory, self._header(first_id)).close()
             data = self._disk.open(path, write=True)
@@ -286,7 +288,7 @@ class _Opening:
             has_gaps=bool(found.gaps),
             floor=self._floor,
         )
-        segment.end, segment.next_id = found.end, found.next_id
+        segment.stands_at(end=found.end, next_id=found.next_id)
         findings = [gap_finding(gap, path, self._number) for gap in found.gaps]
         if tail is Tail.DAMAGED:
             findings.append(tail_finding(found, path, self._number, max(found.next_id, self._floor)))
@@ -300,7 +302,7 @@ class _Opening:
             segment.index.truncate(index_offset(found.next_id - segment.first_id))
         return _Found(segment, findings, start_id)
 
-    def _settle(self, segment: Segment) -> None:
+    def _settle(self, segment: Segment, segments: int) -> None:
         """Make sure that the disk has what the cache shows, and write down that this replica is in use."""
         promise = self._promise.value
         if not promise.is_clean:
@@ -309,4 +311,4 @@ class _Opening:
             known = promise.durable if promise.newest == segment.first_id else NO_MARK
             segment.write_again(segment.offset_of(max(known + 1, segment.first_id)))
         segment.index.flush()
-        self._promise.change(durable=segment.next_id - 1, newest=segment.first_id, is_clean=False)
+        self._promise.change(durable=segment.next_id - 1, newest=segment.first_id, segments=segments, is_clean=False)

@@ -33,12 +33,12 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.finding import Finding
-from waltzd.layout import CHECKPOINT_TRANSACTIONS
+from waltzd.layout import CHECKPOINT_TRANSACTIONS, HEADER_BYTES
 from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
 from waltzd.storage.control import ControlFile
-from waltzd.storage.damage import Damage
 from waltzd.storage.promise import PromiseFile
+from waltzd.storage.quarantine import Quarantine
 from waltzd.storage.repair import examine_segment
 from waltzd.storage.room import Room
 from waltzd.storage.segment import Segment, Suspect
@@ -68,13 +68,13 @@ class Partition:
         proven_from: int,
     ) -> None:
         self._disk = disk
-        self._directory = directory
+        self.directory = directory
         self.number = number
         self._control = control
         self._promise = promise
         self._settings = settings
         self._shelf = shelf
-        self._damage = Damage(number, findings)
+        self._quarantine = Quarantine(number, findings)
         self._failed: WaltzError | None = None
         self._proven_from = proven_from
         self._room = Room(disk, directory, settings.free_bytes_min)
@@ -83,10 +83,6 @@ class Partition:
         self._checkpoint_id = promise.value.durable
 
     # -- what it says of itself
-
-    @property
-    def directory(self) -> str:
-        return self._directory
 
     @property
     def key(self) -> UUID:
@@ -103,7 +99,7 @@ class Partition:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        return self._damage.findings
+        return self._quarantine.findings
 
     @property
     def floor(self) -> int:
@@ -113,7 +109,6 @@ class Partition:
 
     def status(self) -> ReplicaStatus:
         info, promise = self._control.info(self.number), self._promise.value
-        sizes = [entry.size for entry in self._disk.list(self._directory) if not entry.is_directory]
         return ReplicaStatus(
             partition=self.number,
             incarnation=promise.incarnation,
@@ -126,19 +121,17 @@ class Partition:
             is_available=info.is_available,
             is_full=self._room.is_full,
             segments=len(self._shelf.first_ids),
-            bytes=sum(sizes),
             findings=self.findings,
         )
 
+    def disk_bytes(self) -> int:
+        return sum(entry.size for entry in self._disk.list(self.directory) if not entry.is_directory)
+
     def describe(self) -> str:
+        """Where it stands, in one sentence."""
         if self._failed is not None:
             return f"partition {self.number}: stopped, {self._failed.message}"
-        if self._damage:
-            return f"partition {self.number}: damaged, {self.findings[0].sentence()}"
-        if not self._control.info(self.number).is_available:
-            return f"partition {self.number}: taken offline by an operator"
-        full = "; writes wait for disk space" if self._room.is_full else ""
-        return f"partition {self.number}: holds ids up to {self.last_id}, session {self.promised_session}{full}"
+        return self.status().sentence()
 
     # -- sessions
 
@@ -175,8 +168,8 @@ class Partition:
             )
 
     def _check_sound(self) -> Segment:
-        if self._damage or self._shelf.active is None:
-            raise self._damage.error()
+        if self._quarantine or self._shelf.active is None:
+            raise self._quarantine.error()
         return self._shelf.active
 
     @contextmanager
@@ -270,7 +263,9 @@ class Partition:
 
     def _roll(self) -> Segment:
         new = self._shelf.start_segment()
-        self._promise.change(durable=self.last_id, newest=new.first_id, committed=self.committed)
+        self._promise.change(
+            durable=self.last_id, newest=new.first_id, segments=len(self._shelf.first_ids), committed=self.committed
+        )
         self._checkpoint_id = self.last_id
         return new
 
@@ -289,7 +284,7 @@ class Partition:
 
     def checkpoint(self) -> None:
         """Flush the index and write down the marks: the next start trusts both up to here."""
-        if self._failed is not None or self._shelf.active is None or self._damage:
+        if self._failed is not None or self._shelf.active is None or self._quarantine:
             return
         with self._fatal():
             self._shelf.active.index.flush()
@@ -323,7 +318,7 @@ class Partition:
             raise BadArgument(f"a mark is never below -1: {mark}")
         info = self._control.info(self.number)
         floor = max(info.low_mark, self.committed, self._promise.value.committed)
-        if mark >= self.last_id and not self._damage:
+        if mark >= self.last_id and not self._quarantine:
             return self.status()
         if mark < floor:
             raise BelowFloor(
@@ -344,28 +339,29 @@ class Partition:
         position = shelf.position_of(mark + 1)
         if shelf.active is None and position == len(shelf.first_ids) - 1 > 0:
             position -= 1  # the last segment is not usable at all: the one in front becomes the last
-        self._damage.check_up_to(mark)
+        self._quarantine.check_up_to(mark)
+        mark = min(mark, self.last_id)
         end = self._end_of(position, mark)
         durable = min(self._promise.value.durable, mark)
-        self._promise.change(durable=durable, newest=shelf.first_ids[position], committed=self.committed)
+        self._promise.change(
+            durable=durable, newest=shelf.first_ids[position], segments=position + 1, committed=self.committed
+        )
         self._checkpoint_id = durable
         self.cuts += 1
         shelf.cut(position, end=end, next_id=mark + 1)
-        self._damage.heal()
+        self._quarantine.heal()
         self._settings.say(f"partition {self.number}: cut above id {mark}")
 
-    def _end_of(self, position: int, mark: int) -> int | None:
-        """Where the record behind `mark` starts in its segment; None when nothing in that segment stands above it."""
-        damaged_from = self._damage.byte_of(mark + 1)
-        if damaged_from is not None:
-            return damaged_from
-        if mark >= self._shelf.last_id_of(position):
-            return None
+    def _end_of(self, position: int, mark: int) -> int:
+        """Where the record `mark` ends in its segment, or the header where that record is in the segment before."""
+        if mark < self._shelf.first_ids[position]:
+            return HEADER_BYTES
         try:
-            return self._shelf.segment(position).offset_of(mark + 1)
+            return self._shelf.segment(position).end_of(mark)
         except Suspect as question:
             self.examine(question.first_id)
-            return self._shelf.segment(position).offset_of(mark + 1)
+            self._quarantine.check_up_to(mark)
+            return self._shelf.segment(position).end_of(mark)
 
     # -- reading
 
@@ -384,7 +380,7 @@ class Partition:
             raise BeyondLog(
                 f"partition {self.number}: id {first_id} is not here; ids up to {limit} can be read", last_id=limit
             )
-        last_id = self._damage.sound_part(first_id, min(last_id, limit))
+        last_id = self._quarantine.sound_part(first_id, min(last_id, limit))
         position = self._shelf.position_of(first_id)
         last_id = min(last_id, self._shelf.last_id_of(position))
         cuts = self.cuts
@@ -416,7 +412,7 @@ class Partition:
         if first_id not in self._shelf.first_ids[:-1]:
             raise BeyondLog(f"partition {self.number} has no sealed segment that starts at id {first_id}")
         path = self._shelf.path_of(first_id)
-        self._damage.check_file(path)
+        self._quarantine.check_file(path)
         return path
 
     def examine(self, first_id: int) -> None:
@@ -426,13 +422,13 @@ class Partition:
         with self._fatal():
             found = examine_segment(
                 self._disk,
-                self._directory,
+                self.directory,
                 expected=shelf.header(first_id),
                 next_id=shelf.last_id_of(shelf.first_ids.index(first_id)) + 1,
                 active=shelf.active if shelf.is_active(first_id) else None,
                 say=self._settings.say,
             )
-        self._damage.replace(shelf.path_of(first_id), found)
+        self._quarantine.replace(shelf.path_of(first_id), found)
         for finding in found:
             self._settings.say(f"partition {self.number}: {finding.sentence()}")
 
@@ -441,7 +437,7 @@ class Partition:
     def close(self) -> None:
         """Flush everything and leave a mark that says so: the next start has nothing to prove again."""
         active = self._shelf.active
-        if self._failed is None and active is not None and not self._damage:
+        if self._failed is None and active is not None and not self._quarantine:
             with self._fatal():
                 active.flush()
                 active.index.flush()

@@ -31,6 +31,7 @@ class PromiseFile:
             committed=committed,
             durable=NO_MARK,
             newest=0,
+            segments=0,
             is_clean=False,
             sequence=0,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from waltzd.disk import Disk, join
-from waltzd.errors import ForeignCluster, HeaderDamaged, PathMissing, UnknownVersion, WaltzError
+from waltzd.errors import DiskFull, ForeignCluster, HeaderDamaged, PathMissing, UnknownVersion, WaltzError
 from waltzd.finding import Code, Finding
 from waltzd.index import IndexChecker, IndexWriter, offsets_of
 from waltzd.layout import HEADER_BYTES, FileHeader, index_entries, index_name, segment_name
@@ -67,6 +67,18 @@ def tail_finding(found: Survey, path: str, partition: int, last_id: int) -> Find
     )
 
 
+def _rest_finding(found: Survey, path: str, partition: int) -> Finding:
+    """All ids of a sealed segment are sound; only bytes that do not belong there stand behind them."""
+    return Finding(
+        code=Code.DAMAGED_RECORD,
+        path=path,
+        partition=partition,
+        first_byte=found.end,
+        last_byte=found.end + found.tail_bytes - 1,
+        detail="bytes that are no record stand behind the last one",
+    )
+
+
 def examine_segment(
     disk: Disk,
     directory: str,
@@ -96,8 +108,10 @@ def examine_segment(
     else:
         found = _with_right_index(disk, directory, header, next_id, say)
     findings = [gap_finding(gap, path, number) for gap in found.gaps]
-    if found.next_id < next_id or found.tail_bytes:
-        findings.append(tail_finding(found, path, number, max(next_id - 1, found.next_id)))
+    if found.next_id < next_id:
+        findings.append(tail_finding(found, path, number, next_id - 1))
+    elif found.tail_bytes:
+        findings.append(_rest_finding(found, path, number))
     return findings
 
 
@@ -115,12 +129,17 @@ def _with_right_index(disk: Disk, directory: str, header: FileHeader, next_id: i
             found = survey(
                 data, first_id=header.first_id, end=data.size(), id_limit=next_id, index=index, on_run=checker.add
             )
-            if checker.is_right and index_entries(index.size()) == next_id - header.first_id:
+            if checker.is_right and index_entries(index.size()) == found.next_id - header.first_id:
                 return found
         finally:
             index.close()
     writer = IndexWriter(disk, directory, header)
-    found = survey(data, first_id=header.first_id, end=data.size(), id_limit=next_id, on_run=writer.add)
-    writer.finish(max(next_id, found.next_id))
+    try:
+        found = survey(data, first_id=header.first_id, end=data.size(), id_limit=next_id, on_run=writer.add)
+        # It ends where the data ends, also when more was expected: the next start sees by its size that ids are missing.
+        writer.finish(found.next_id)
+    except DiskFull:
+        writer.abandon()
+        raise
     say(f"{path} was made again from the data")
     return found

@@ -7,13 +7,14 @@ is on the disk. Whoever writes tracks what is flushed; this module only knows wh
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from waltzd.checksum import I64
 from waltzd.disk import Disk, File, join
-from waltzd.errors import FlushFailed, ForeignCluster, HeaderDamaged, WaltzError
+from waltzd.errors import FlushFailed, ForeignCluster, HeaderDamaged, PathMissing, UnknownVersion, WaltzError
 from waltzd.layout import (
     HEADER_BYTES,
     NEW_SUFFIX,
@@ -90,27 +91,49 @@ class Segment:
     def open(disk: Disk, directory: str, *, expected: FileHeader, next_id: int | None, write: bool = False) -> Segment:
         """`expected` says whose segment it must be; `next_id` is known for a sealed one (the next segment's first id).
 
-        Raises `Suspect` when the index cannot belong to the data; the data's own header must be right."""
-        data = disk.open(join(directory, segment_name(expected.first_id)), write=write)
-        header = FileHeader.decode(data.read(0, HEADER_BYTES), data.path)
-        check_header(header, expected, data.path)
+        Raises `Suspect` when the index cannot belong to the data; the data's own header must be right, and in a sealed
+        segment that is part of the question."""
+        try:
+            data = disk.open(join(directory, segment_name(expected.first_id)), write=write)
+            header = FileHeader.decode(data.read(0, HEADER_BYTES), data.path)
+            check_header(header, expected, data.path)
+        except (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing) as error:
+            if next_id is None:
+                raise
+            raise Suspect(expected.first_id) from error
         path = join(directory, index_name(expected.first_id))
         if not disk.exists(path):
             raise Suspect(expected.first_id)
         index = disk.open(path, write=write)
         try:
             check_header(FileHeader.decode(index.read(0, HEADER_BYTES), path), expected, path)
-        except WaltzError as error:
+        except (HeaderDamaged, UnknownVersion, ForeignCluster) as error:
             raise Suspect(expected.first_id) from error
-        if next_id is not None and index_entries(index.size()) != next_id - expected.first_id:
-            raise Suspect(expected.first_id)
-        return Segment(
-            directory, header, data, index, end=data.size(), next_id=expected.first_id if next_id is None else next_id
-        )
+        held = index_entries(index.size())
+        segment = Segment(directory, header, data, index, end=data.size(), next_id=expected.first_id)
+        if next_id is not None:
+            # Fewer entries are fine: where the end of a segment is lost, its index ends early too.
+            if held > next_id - expected.first_id:
+                raise Suspect(expected.first_id)
+            segment.next_id = next_id
+            segment._leave_out_rest()
+        return segment
+
+    def _leave_out_rest(self) -> None:
+        """A sealed segment ends with its last record, whatever stands behind it in the file."""
+        last_id = self.next_id - 1
+        if last_id >= self.first_id:
+            with contextlib.suppress(Suspect):  # whoever reads that record will find out
+                self.end = self._end_by_head(last_id, self.offset_of(last_id))
 
     def close(self) -> None:
         self.data.close()
         self.index.close()
+
+    def stands_at(self, *, end: int, next_id: int) -> None:
+        """Where the end is, found out by whoever opened it; nothing behind it is waiting for a flush."""
+        self.end, self.next_id = end, next_id
+        self._flushed = (end, next_id)
 
     # -- writing
 
@@ -147,8 +170,7 @@ class Segment:
         self.data.flush()
         self.index.truncate(index_offset(next_id - self.first_id))
         self.index.flush()
-        self.end, self.next_id = end, next_id
-        self._flushed = (end, next_id)
+        self.stands_at(end=end, next_id=next_id)
 
     def write_again(self, offset: int) -> None:
         """Write what the cache shows from `offset` on once more, and flush: a flush that failed in an earlier process may
@@ -179,8 +201,9 @@ class Segment:
         starts = read_index(self.index, first_id - self.first_id, count + 1)
         if first_id + count == self.next_id:
             starts = np.append(starts[:count], self.end)
-        elif len(starts) == count + 1 and starts[count] == 0:  # a damaged record follows: the last one says where it ends
-            starts[count] = self._end_by_head(first_id + count - 1, int(starts[count - 1]))
+        elif len(starts) == count or (len(starts) == count + 1 and starts[count] == 0):
+            # Damage follows: the last record says itself where it ends.
+            starts = np.append(starts[:count], self._end_by_head(first_id + count - 1, int(starts[count - 1])))
         if len(starts) != count + 1 or starts[0] < HEADER_BYTES:
             raise Suspect(self.first_id)
         taken = max(1, int(np.searchsorted(starts, starts[0] + bytes_max, "right")) - 1)
@@ -198,6 +221,15 @@ class Segment:
         if bad == 0:
             raise Suspect(self.first_id)
         return run if bad is None else run.part(0, bad)
+
+    def end_of(self, id_: int) -> int:
+        """Where the record `id_` ends. It was checked: what is cut behind it is never decided from the index alone."""
+        start = self.offset_of(id_)
+        end = self._end_by_head(id_, start)
+        raw = self.data.read(start, end - start)
+        if len(raw) < end - start or first_bad(Run(id_, memoryview(raw), np.array([0, end - start]))) is not None:
+            raise Suspect(self.first_id)
+        return end
 
     def _end_by_head(self, id_: int, offset: int) -> int:
         head = self.data.read(offset, HEAD_BYTES) if offset >= HEADER_BYTES else b""

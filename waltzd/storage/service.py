@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from importlib.metadata import version
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -11,10 +10,17 @@ import grpc.aio
 from waltzd import wire_pb2 as wire
 from waltzd.errors import BadFrame, TooLarge, WaltzError
 from waltzd.finding import Finding
-from waltzd.link import Frame, abort, detail_of, finding_message, key_of, lengths_of, run_of, status_message
+from waltzd.link import Frame, Server, abort, create_server, key_of, lengths_of, listen, run_of
+from waltzd.messages import description_message, detail_of, finding_message, status_message
 from waltzd.replica import ReplicaStatus
+from waltzd.setting import Address
 from waltzd.storage.keeper import Keeper
-from waltzd.wire_pb2_grpc import ReplicaServicer, StorageAdminServicer
+from waltzd.wire_pb2_grpc import (
+    ReplicaServicer,
+    StorageAdminServicer,
+    add_ReplicaServicer_to_server,
+    add_StorageAdminServicer_to_server,
+)
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -65,7 +71,7 @@ class ReplicaService(ReplicaServicer):
         return target.partition
 
     async def _refuse(self, context: Context, error: WaltzError) -> None:
-        self._keeper.counters.refused_calls += 1
+        self._keeper.statistics.refused_calls += 1
         await abort(context, error)
 
     async def Open(self, request: wire.OpenRequest, context: Context) -> wire.ReplicaStatus:
@@ -146,28 +152,7 @@ class StorageAdminService(StorageAdminServicer):
         self._keeper = keeper
 
     async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.StorageDescription:
-        keeper = self._keeper
-        header = keeper.directory.control.header
-        statistics = wire.Statistics(uptime_ms=keeper.uptime_ms, **vars(keeper.counters))
-        return wire.StorageDescription(
-            cluster_key=header.key.bytes,
-            partitions=header.partitions,
-            directory=keeper.directory.path,
-            version=version("waltz"),
-            free_bytes=keeper.free_bytes(),
-            draining=keeper.is_draining,
-            assigned=[
-                wire.PartitionDescription(
-                    partition=number,
-                    status=None if status is None else status_message(status),
-                    refused=None if error is None else detail_of(error),
-                    story=story,
-                    queued_bytes=keeper.queued_bytes(number),
-                )
-                for number, status, error, story in keeper.statuses()
-            ],
-            statistics=statistics,
-        )
+        return description_message(self._keeper.describe())
 
     async def _for_each(
         self,
@@ -225,3 +210,15 @@ class StorageAdminService(StorageAdminServicer):
                         )
         except WaltzError as error:
             await abort(context, error)
+
+
+async def start_services(keeper: Keeper) -> tuple[list[Server], Address, Address]:
+    """Listen on both addresses; the ports are the real ones where the configuration leaves the choice to the system."""
+    config = keeper.config
+    replicas, admin = create_server(config.message_bytes_max), create_server(config.message_bytes_max)
+    add_ReplicaServicer_to_server(ReplicaService(keeper), replicas)
+    add_StorageAdminServicer_to_server(StorageAdminService(keeper), admin)
+    ports = listen(replicas, config.listen), listen(admin, config.admin_listen)
+    await replicas.start()
+    await admin.start()
+    return [replicas, admin], Address(config.listen.host, ports[0]), Address(config.admin_listen.host, ports[1])

@@ -10,8 +10,9 @@ from collections import OrderedDict
 from uuid import UUID
 
 from waltzd.disk import Disk, join
+from waltzd.errors import ForeignCluster, HeaderDamaged, PathMissing, UnknownVersion
 from waltzd.layout import FileHeader, index_name, segment_name
-from waltzd.storage.segment import Segment
+from waltzd.storage.segment import Segment, Suspect
 
 OPEN_SEGMENTS_MAX = 4
 """Sealed segments kept open for reading, per partition: with 64 partitions still below the usual limit of open files."""
@@ -87,10 +88,25 @@ class Shelf:
         self._keep_open(old)
         return new
 
-    def cut(self, position: int, *, end: int | None, next_id: int) -> None:
-        """Make the segment at `position` the last one, ending in front of `next_id` (at byte `end`, where that is known).
+    def _reopen(self, first_id: int, *, is_emptied: bool) -> Segment:
+        """A sealed segment becomes the last one. Where nothing of it stays, it need not be readable."""
+        expected = self.header(first_id)
+        try:
+            return Segment.open(self._disk, self.directory, expected=expected, next_id=None, write=True)
+        except (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing, Suspect):
+            if not is_emptied:
+                raise
+            return Segment.create(self._disk, self.directory, expected)
 
-        The newest goes first, and each is gone durably before the next: a crash between leaves a log, never a hole."""
+    def cut(self, position: int, *, end: int, next_id: int) -> None:
+        """Make the segment at `position` the last one, ending at byte `end`, in front of `next_id`.
+
+        It is opened before anything goes. Then the newest goes first, and each is gone durably before the next: a crash
+        between leaves a log, never a hole."""
+        keeper = self.first_ids[position]
+        active = self.active
+        if active is None or active.first_id != keeper:
+            active = self._reopen(keeper, is_emptied=next_id == keeper)
         for first_id in reversed(self.first_ids[position + 1 :]):
             for name in (segment_name(first_id), index_name(first_id)):
                 path = join(self.directory, name)
@@ -99,10 +115,7 @@ class Shelf:
             self._disk.flush_directory(self.directory)
             self.forget(first_id)
         del self.first_ids[position + 1 :]
-        keeper = self.first_ids[position]
-        if not self.is_active(keeper):
-            self.forget(keeper)
-            self.active = Segment.open(self._disk, self.directory, expected=self.header(keeper), next_id=None, write=True)
-        assert self.active is not None
-        self.active.cut(end=self.active.end if end is None else end, next_id=next_id)
+        self.forget(keeper)
+        self.active = active
+        active.cut(end=end, next_id=next_id)
         self.last_id = next_id - 1

@@ -1,15 +1,15 @@
-"""The damage of one replica: which ids may not be served, and how that is said."""
+"""Which ids of one replica may not be served because their bytes are damaged, and how that is said."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from waltzd.errors import PartitionDamaged
-from waltzd.finding import Code, Finding
+from waltzd.finding import Finding
 
 
-class Damage:
-    """Findings in the order of their ids. Truthy when there are any."""
+class Quarantine:
+    """Findings in the order of their ids; those without ids (bytes too many) first. Truthy when there are any."""
 
     def __init__(self, partition: int, findings: Iterable[Finding]) -> None:
         self._partition = partition
@@ -47,17 +47,10 @@ class Damage:
             raise self.error(here)
 
     def check_up_to(self, mark: int) -> None:
-        """Refused when anything at or below the mark is damaged."""
-        below = [finding for finding in self.findings if finding.first_id is None or finding.first_id <= mark]
+        """Refused when a record at or below the mark is damaged."""
+        below = [finding for finding in self.findings if finding.first_id is not None and finding.first_id <= mark]
         if below:
             raise self.error(below)
-
-    def byte_of(self, id_: int) -> int | None:
-        """Where the damage that starts with this id starts in its file."""
-        for finding in self.findings:
-            if finding.first_id == id_ and finding.code is Code.DAMAGED_RECORD:
-                return finding.first_byte
-        return None
 
     def replace(self, path: str, found: Sequence[Finding]) -> None:
         """What was found in a file now takes the place of what was known of it."""

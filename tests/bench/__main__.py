@@ -1,0 +1,20 @@
+"""`./dev bench`: what was measured, as ratios to what this machine can do by itself."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.bench import storage
+
+BENCHES = {"storage": storage.main}
+
+
+def main() -> int:
+    if len(sys.argv) < 2 or sys.argv[1] not in BENCHES:
+        print(f"usage: ./dev bench {{{','.join(BENCHES)}}} [options]", file=sys.stderr)
+        return 2
+    return BENCHES[sys.argv[1]](sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""A copy of one of the original's storages to work on, and the tool as a function."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from waltzctl.main import run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Tool = Callable[..., Outcome]
+
+
+@pytest.fixture
+def storage(original: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / "waltz"
+    shutil.copytree(original / "storage0", copy)
+    return copy
+
+
+@pytest.fixture
+def waltzctl(capsys: pytest.CaptureFixture[str]) -> Tool:
+    def call(*arguments: str | Path) -> Outcome:
+        capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return Outcome(code, said.out, said.err)
+
+    return call
+
+
+@pytest.fixture
+def damaged(storage: Path) -> Path:
+    """What an operator meets: a bad byte in two records, in an index and in the control file, and a torn tail."""
+    for name, at in (
+        ("1/0000000000000000000.seg", 3000),
+        ("0/0000000000000000000.seg", 359),
+        ("2/0000000000000000000.idx", 200),
+        ("waltz-storage.ctl", 140),
+    ):
+        path = storage / name
+        content = bytearray(path.read_bytes())
+        content[at] ^= 1
+        path.write_bytes(content)
+    with (storage / "0/0000000000000000332.seg").open("ab") as file:
+        file.write(b"\0\0\0")
+    return storage

@@ -1,0 +1,230 @@
+"""The tool as a whole: help, exit codes, examples, signals, pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from waltzctl.main import COMMANDS
+from waltzd.errors import EXIT_MEANING, tree
+
+Tool = Callable[..., Any]
+
+WORDS = [["verify-segments"], ["rebuild-index"], ["segment", "dump"], ["errors", "list"], ["errors", "lookup"]]
+
+
+def test_the_words_are_all_commands() -> None:
+    named = [
+        [group, name] if group else [name]
+        for group, table in COMMANDS.items()
+        for name, (where, _) in table.items()
+        if where
+    ]
+    assert sorted(named) == sorted(WORDS)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from waltzctl.main import run; code = run(['--help']);"
+        "heavy = {'numpy', 'rich', 'grpc', 'yaml', 'waltzd.disk'};"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr);"
+        "sys.exit(code)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "[]\n")
+    assert "verify-segments" in ended.stdout
+
+
+@pytest.mark.parametrize("words", [[], ["segment"], *WORDS], ids=" ".join)
+def test_every_help_tells_the_exit_codes(waltzctl: Tool, words: list[str]) -> None:
+    told = waltzctl(*words, "--help")
+    assert told.code == 0
+    for code, meaning in EXIT_MEANING.items():
+        assert f"{code}  {meaning}" in told.out
+    assert max(map(len, told.out.splitlines())) <= 100
+
+
+def examples(waltzctl: Tool, words: list[str]) -> list[list[str]]:
+    text = waltzctl(*words, "--help").out.split("Examples:")[1]
+    return [shlex.split(line.strip())[1:] for line in text.splitlines() if line.strip().startswith("waltzctl ")]
+
+
+@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+def test_every_example_of_the_help_runs(waltzctl: Tool, storage: Path, words: list[str]) -> None:
+    found = examples(waltzctl, words)
+    assert len(found) >= 2
+    for arguments in found:
+        assert arguments[: len(words)] == words
+        done = waltzctl(*[argument.replace("/var/lib/waltz", str(storage)) for argument in arguments])
+        assert (done.code, done.err) == (0, ""), arguments
+
+
+def test_a_mistyped_command_names_the_nearest(waltzctl: Tool) -> None:
+    told = waltzctl("verify-segment")
+    assert told.code == 2
+    assert "Did you mean 'verify-segments'?" in told.err
+    assert waltzctl("segment", "dmp").err.endswith("Did you mean 'dump'?\n")
+    assert waltzctl("xyzzy").code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["verify-segments"],
+        ["verify-segments", "--jobs", "-1", "."],
+        ["verify-segments", "--jobs", "many", "."],
+        ["verify-segments", "--key", "no-uuid", "."],
+        ["verify-segments", "-o", "xml", "."],
+        ["verify-segments", "--no-such-option", "."],
+        ["rebuild-index"],
+        ["segment", "dump"],
+        ["segment", "dump", "--from", "-1", "x.seg"],
+        ["segment", "dump", "--payload-bytes", "-1", "x.seg"],
+        ["errors", "lookup"],
+    ],
+    ids=" ".join,
+)
+def test_mistakes_on_the_command_line(waltzctl: Tool, arguments: list[str]) -> None:
+    told = waltzctl(*arguments)
+    assert (told.code, told.out) == (2, "")
+    assert "Error: " in told.err
+
+
+def test_version() -> None:
+    ended = subprocess.run([sys.executable, "-m", "waltzctl", "--version"], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"waltzctl \d+\.\d+\.\d+\n", ended.stdout)
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_error_can_be_looked_up(waltzctl: Tool) -> None:
+    for code, cls in tree().items():
+        told = waltzctl("errors", "lookup", code)
+        assert told.code == 0
+        assert told.out.startswith(f"{code} {cls.__name__}\n")
+        assert f"Exit code: {cls.exit_code}" in told.out
+    assert waltzctl("errors", "lookup", "w3001").out.startswith("W3001 DirectoryHeld")
+
+
+def test_a_code_that_does_not_exist(waltzctl: Tool) -> None:
+    told = waltzctl("errors", "lookup", "W9999")
+    assert (told.code, told.out) == (3, "")
+    assert "waltzctl errors list" in told.err
+
+
+def test_the_list_has_them_all(waltzctl: Tool) -> None:
+    assert [line.split()[0] for line in waltzctl("errors", "list").out.splitlines()] == list(tree())
+    listed = json.loads(waltzctl("errors", "list", "-o", "json").out)
+    assert listed["version"] == 1
+    assert [row["code"] for row in listed["errors"]] == list(tree())
+
+
+# -- pipes, signals, terminals -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["segment dump -o hex {}/0/0000000000000000000.seg", "verify-segments {}"])
+def test_a_reader_that_goes_away_is_met_with_silence(storage: Path, command: str) -> None:
+    arguments = [sys.executable, "-m", "waltzctl", *shlex.split(command.format(storage))]
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(arguments, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_findings_still_count_when_nobody_reads(damaged: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    arguments = [sys.executable, "-m", "waltzctl", "verify-segments", "-o", "json", str(damaged)]
+    ended = subprocess.run(arguments, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (8, b"")
+
+
+_INTERRUPTED = """
+import os, signal
+import waltzctl.main
+class Stop(waltzctl.main.LazyGroup):
+    def invoke(self, ctx):
+        os.kill(os.getpid(), signal.SIGINT)
+        return super().invoke(ctx)
+waltzctl.main.cli.__class__ = Stop
+waltzctl.main.main()
+"""
+
+
+def test_an_interrupt_is_one_line_and_130(storage: Path) -> None:
+    arguments = [sys.executable, "-c", _INTERRUPTED, "verify-segments", str(storage)]
+    ended = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert ended.returncode == 130
+    assert ended.stderr.strip() == "Interrupted. Data files are as they were."
+
+
+def test_an_interrupt_ends_the_workers_too(storage: Path) -> None:
+    """Workers are made to hang; the parent gets the signal alone, and nobody is left when it has ended."""
+    program = (
+        "import os, signal, threading, time\n"
+        "from waltzd.disk import RealDisk\n"
+        "from waltzd.workers import run\n"
+        "if __name__ == '__main__':\n"
+        "    def poke():\n"
+        "        import multiprocessing\n"
+        "        while len(multiprocessing.active_children()) < 2: time.sleep(0.01)\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    threading.Thread(target=poke, daemon=True).start()\n"
+        "    try:\n"
+        "        list(run(hang, RealDisk(), [1, 2, 3], jobs=2, total_bytes=1, few_bytes=0))\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('interrupted')\n"
+    )
+    module = "def hang(disk, task):\n    import threading\n    threading.Event().wait()\n"
+    script = storage / "hanging.py"
+    script.write_text(module + program)
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "interrupted\n")
+    assert "Traceback" not in ended.stderr
+
+
+def test_progress_is_for_terminals_only(storage: Path) -> None:
+    arguments = [sys.executable, "-m", "waltzctl", "verify-segments", str(storage)]
+    piped = subprocess.run(arguments, capture_output=True, check=True)
+    assert piped.stderr == b""
+    assert b"\x1b" not in piped.stdout
+    parent, child = os.openpty()
+    subprocess.run(arguments, stdout=subprocess.DEVNULL, stderr=child, check=True)
+    os.close(child)
+    assert b"verify: " in os.read(parent, 4096)
+    os.close(parent)
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_colour_is_for_terminals_that_want_it(storage: Path, no_color: str, coloured: bool) -> None:
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": no_color}
+    environment.pop("FORCE_COLOR", None)
+    parent, child = os.openpty()
+    arguments = [sys.executable, "-m", "waltzctl", "verify-segments", str(storage)]
+    subprocess.run(arguments, stdout=child, stderr=subprocess.DEVNULL, check=True, env=environment)
+    os.close(child)
+    shown = os.read(parent, 1 << 16)
+    os.close(parent)
+    assert (b"\x1b[1;32m" in shown) == coloured
+
+
+def test_the_installed_command(storage: Path) -> None:
+    command = shutil.which("waltzctl", path=str(Path(sys.executable).parent))
+    if command is None:
+        pytest.skip("the package is not installed beside this interpreter")
+    ended = subprocess.run([command, "verify-segments", str(storage)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert ended.stdout.startswith("clean\n")

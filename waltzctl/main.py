@@ -1,0 +1,158 @@
+"""From what was typed to an exit code.
+
+Commands are listed here and imported only when they run, so that `--help` is quick. A command returns its exit code or
+raises an error of `waltzd.errors`; this module alone turns either into what the shell sees, and never shows a traceback
+for something that a user or a machine did.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from waltzd.errors import EXIT_ERROR, EXIT_MEANING, EXIT_OK, EXIT_USAGE, WaltzError
+
+EXIT_INTERRUPTED = 130
+
+COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
+    "": {
+        "errors": ("", "Explain the error codes that Waltz prints."),
+        "rebuild-index": ("waltzctl.index:rebuild_index", "Make index files again from the data."),
+        "segment": ("", "Look into single files of a storage."),
+        "verify-segments": ("waltzctl.verify:verify_segments", "Check all files of a storage, offline."),
+    },
+    "errors": {
+        "list": ("waltzctl.error:list_errors", "List all error codes."),
+        "lookup": ("waltzctl.error:lookup", "Explain one error code."),
+    },
+    "segment": {
+        "dump": ("waltzctl.segment:dump_segment", "Show what a segment or another file holds, damaged or not."),
+    },
+}
+"""Command or group, where it is defined ("" for a group), and its line in the help."""
+
+GENERAL_FAILURES = frozenset({"verify-segments"})
+"""Commands whose exit codes tell three things apart: clean, findings, could not run; a mistake of the user stays 2."""
+
+
+def exit_codes() -> str:
+    """The exit codes as a paragraph of a help text; the form feed keeps click from joining its lines."""
+    lines = [f"  {code:>3}  {meaning}" for code, meaning in EXIT_MEANING.items()]
+    lines.append(f"  {EXIT_INTERRUPTED:>3}  interrupted")
+    return "\b\nExit codes:\n" + "\n".join(lines)
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name only."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS[self._table])
+
+    @property
+    def _table(self) -> str:
+        return "" if self.name == "waltzctl" else str(self.name)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = COMMANDS[self._table].get(cmd_name)
+        if found is None:
+            return None
+        where, help_line = found
+        if not where:
+            return LazyGroup(name=cmd_name, help=help_line, epilog=exit_codes())
+        module, _, name = where.partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in sorted(COMMANDS[self._table].items())])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(self.list_commands(ctx))}."
+            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:  # whoever reads our output has seen enough
+            silence_stdout()
+            return EXIT_OK
+        return result
+
+
+def silence_stdout() -> None:
+    """The reader is gone: nothing more can be said there, not even by the flush at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _show_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        click.echo(f"waltzctl {version('waltz')}")
+        ctx.exit(EXIT_OK)
+
+
+cli = LazyGroup(
+    name="waltzctl",
+    help="Operate a Waltz log. Data goes to standard output; progress, notes and errors go to standard error.",
+    epilog=exit_codes(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    params=[
+        click.Option(
+            ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
+            help="Show the version and exit.",
+        )
+    ],
+)  # fmt: skip
+
+
+def run(arguments: Sequence[str]) -> int:
+    """One command line; the exit code."""
+    try:
+        result = cli.main(list(arguments), prog_name="waltzctl", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE
+    except click.Abort:
+        click.echo("Interrupted. Data files are as they were.", err=True)
+        return EXIT_INTERRUPTED
+    except WaltzError as error:
+        for line in error.lines():
+            click.echo(line, err=True)
+        return exit_code_of(error, arguments)
+    except OSError as error:  # our own output, a terminal that went away: files of a storage have errors of their own
+        click.echo(f"waltzctl could not go on: {error.strerror or error}", err=True)
+        return EXIT_ERROR
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def exit_code_of(error: WaltzError, arguments: Sequence[str]) -> int:
+    if arguments and arguments[0] in GENERAL_FAILURES and error.exit_code != EXIT_USAGE:
+        return EXIT_ERROR
+    return error.exit_code
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

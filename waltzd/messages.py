@@ -1,0 +1,143 @@
+"""Values of Waltz as protobuf messages and back: what storages say of themselves, findings, errors."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from waltzd import wire_pb2 as wire
+from waltzd.errors import WaltzError, tree
+from waltzd.finding import Code, Finding
+from waltzd.replica import PartitionDescription, ReplicaStatus, Statistics, StorageDescription
+from waltzd.wire_pb2 import ErrorDetail
+from waltzd.wire_pb2 import Finding as FindingMessage
+from waltzd.wire_pb2 import ReplicaStatus as StatusMessage
+
+_ERRORS = tree()
+
+
+def finding_message(finding: Finding) -> FindingMessage:
+    return FindingMessage(
+        code=str(finding.code),
+        path=finding.path,
+        detail=finding.detail,
+        partition=finding.partition,
+        first_byte=finding.first_byte,
+        last_byte=finding.last_byte,
+        first_id=finding.first_id,
+        last_id=finding.last_id,
+    )
+
+
+def finding_of(message: FindingMessage) -> Finding:
+    return Finding(
+        code=Code(message.code),
+        path=message.path,
+        detail=message.detail,
+        partition=message.partition if message.HasField("partition") else None,
+        first_byte=message.first_byte if message.HasField("first_byte") else None,
+        last_byte=message.last_byte if message.HasField("last_byte") else None,
+        first_id=message.first_id if message.HasField("first_id") else None,
+        last_id=message.last_id if message.HasField("last_id") else None,
+    )
+
+
+def status_message(status: ReplicaStatus) -> StatusMessage:
+    return StatusMessage(
+        partition=status.partition,
+        incarnation=status.incarnation.bytes,
+        promised_session=status.promised_session,
+        session=status.session,
+        low_mark=status.low_mark,
+        local_low_mark=status.local_low_mark,
+        committed=status.committed,
+        last_id=status.last_id,
+        available=status.is_available,
+        full=status.is_full,
+        segments=status.segments,
+        findings=[finding_message(finding) for finding in status.findings],
+    )
+
+
+def status_of(message: StatusMessage) -> ReplicaStatus:
+    return ReplicaStatus(
+        partition=message.partition,
+        incarnation=UUID(bytes=message.incarnation),
+        promised_session=message.promised_session,
+        session=message.session,
+        low_mark=message.low_mark,
+        local_low_mark=message.local_low_mark,
+        committed=message.committed,
+        last_id=message.last_id,
+        is_available=message.available,
+        is_full=message.full,
+        segments=message.segments,
+        findings=tuple(finding_of(finding) for finding in message.findings),
+    )
+
+
+def detail_of(error: WaltzError) -> ErrorDetail:
+    return ErrorDetail(
+        code=error.code,
+        message=error.message,
+        not_done=error.detail_not_done,
+        next_step=error.detail_next_step,
+        facts=error.facts,
+    )
+
+
+def error_of_detail(detail: ErrorDetail) -> WaltzError:
+    """The same class as on the other side; an unknown code (a newer Waltz) keeps its text."""
+    cls = _ERRORS.get(detail.code, WaltzError)
+    error = cls(detail.message, not_done=detail.not_done, next_step=detail.next_step)
+    error.facts.update(detail.facts)
+    return error
+
+
+def description_message(description: StorageDescription) -> wire.StorageDescription:
+    return wire.StorageDescription(
+        cluster_key=description.cluster_key.bytes,
+        partitions=description.partitions,
+        directory=description.directory,
+        version=description.version,
+        free_bytes=description.free_bytes,
+        uptime_ms=description.uptime_ms,
+        draining=description.is_draining,
+        assigned=[
+            wire.PartitionDescription(
+                partition=found.partition,
+                status=None if found.status is None else status_message(found.status),
+                refused=None if found.refused is None else detail_of(found.refused),
+                story=found.story,
+                queued_bytes=found.queued_bytes,
+                disk_bytes=found.disk_bytes,
+            )
+            for found in description.assigned
+        ],
+        statistics=wire.Statistics(**vars(description.statistics)),
+    )
+
+
+def description_of(message: wire.StorageDescription) -> StorageDescription:
+    return StorageDescription(
+        cluster_key=UUID(bytes=message.cluster_key),
+        partitions=message.partitions,
+        directory=message.directory,
+        version=message.version,
+        free_bytes=message.free_bytes,
+        uptime_ms=message.uptime_ms,
+        is_draining=message.draining,
+        assigned=tuple(
+            PartitionDescription(
+                partition=found.partition,
+                status=status_of(found.status) if found.HasField("status") else None,
+                refused=error_of_detail(found.refused) if found.HasField("refused") else None,
+                story=found.story,
+                queued_bytes=found.queued_bytes,
+                disk_bytes=found.disk_bytes,
+            )
+            for found in message.assigned
+        ),
+        statistics=Statistics(
+            **{field.name: getattr(message.statistics, field.name) for field in wire.Statistics.DESCRIPTOR.fields}
+        ),
+    )
