@@ -24,6 +24,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "errors": ("", "Explain the error codes that Waltz prints."),
         "rebuild-index": ("waltzctl.index:rebuild_index", "Make index files again from the data."),
         "segment": ("", "Look into single files of a storage."),
+        "storage": ("", "Talk to a running storage."),
         "verify-segments": ("waltzctl.verify:verify_segments", "Check all files of a storage, offline."),
     },
     "errors": {
@@ -32,6 +33,13 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "segment": {
         "dump": ("waltzctl.segment:dump_segment", "Show what a segment or another file holds, damaged or not."),
+    },
+    "storage": {
+        "availability": ("waltzctl.storage:availability", "Take partitions of a storage offline, or back online."),
+        "create-partition": ("waltzctl.storage:create_partition", "Create empty replicas on a storage."),
+        "describe": ("waltzctl.storage:describe", "Show a storage, its partitions and what it has done."),
+        "remove-partition": ("waltzctl.storage:remove_partition", "Take replicas off a storage."),
+        "verify": ("waltzctl.storage:verify", "Check a storage's files while it runs."),
     },
 }
 """Command or group, where it is defined ("" for a group), and its line in the help."""

@@ -228,15 +228,9 @@ class RealFile:
             raise translate(error, f"locking {self._path}") from error
 
     def is_locked_elsewhere(self) -> bool:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EWOULDBLOCK):
-                return True
-            raise translate(error, f"locking {self._path}") from error
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
-        ask = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, _HEADER_LOCK_BYTES, 0)
-        answer = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, ask))
+        """Only asks: a lock of its own, even for a moment, could keep a starting daemon out."""
+        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, _HEADER_LOCK_BYTES, 0)
+        answer = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, question))
         return bool(answer[0] != fcntl.F_UNLCK)
 
     def __del__(self) -> None:

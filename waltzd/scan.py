@@ -24,6 +24,7 @@ from waltzd.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_len
 CHUNK_BYTES = 4 << 20
 SEARCH_BYTES = 1 << 20
 _HINT_ENTRIES = 8192
+_HINTS_BEHIND = 64
 
 OnRun = Callable[[int, Run], None]
 """Called with the file offset and the sound records there. The buffer is used again afterwards: copy what you keep."""
@@ -159,6 +160,32 @@ def next_sound(file: File, *, offset: int, end: int, low_id: int, high_id: int) 
     return None
 
 
+def _sound_record_at(file: File, offset: int, end: int, id_: int) -> bool:
+    head = file.read(offset, HEAD_BYTES) if 0 <= offset <= end - OVERHEAD_BYTES else b""
+    if len(head) < HEAD_BYTES:
+        return False
+    found, length = id_and_length(head)
+    return found == id_ and 0 <= length <= end - offset - OVERHEAD_BYTES and _is_sound_at(file, offset, length)
+
+
+def _behind(file: File, index: File | None, first_id: int, stop: Stop, end: int, high_id: int) -> Stop | None:
+    """The next sound record behind a bad place.
+
+    A payload may itself contain the bytes of a whole record, by accident or on purpose. So first come the places that
+    are known from elsewhere: the index, then the length that the bad record claims; a search of all bytes comes last."""
+    if index is not None:
+        for number, offset in enumerate(read_index(index, stop.next_id - first_id, _HINTS_BEHIND).tolist()):
+            id_ = stop.next_id + number
+            if offset > stop.offset and id_ <= high_id and _sound_record_at(file, offset, end, id_):
+                return Stop(offset, id_)
+    head = file.read(stop.offset, HEAD_BYTES)
+    if len(head) == HEAD_BYTES and (length := id_and_length(head)[1]) >= 0:
+        offset, id_ = stop.offset + OVERHEAD_BYTES + length, stop.next_id + 1
+        if id_ <= high_id and _sound_record_at(file, offset, end, id_):
+            return Stop(offset, id_)
+    return next_sound(file, offset=stop.offset + 1, end=end, low_id=stop.next_id, high_id=high_id)
+
+
 def survey(
     file: File,
     *,
@@ -182,7 +209,7 @@ def survey(
             high = min(high, id_limit - 1)
         behind = None
         if stop.offset < end:
-            behind = next_sound(file, offset=stop.offset + 1, end=end, low_id=stop.next_id, high_id=high)
+            behind = _behind(file, index, first_id, stop, end, high)
         if behind is None:
             return Survey(stop.next_id, stop.offset, end - stop.offset, gaps)
         gaps.append(Gap(stop.offset, behind.offset - 1, stop.next_id, behind.next_id - 1))

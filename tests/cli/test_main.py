@@ -15,12 +15,16 @@ from typing import Any
 
 import pytest
 
+from tests.process.daemon import Daemon
 from waltzctl.main import COMMANDS
 from waltzd.errors import EXIT_MEANING, tree
 
 Tool = Callable[..., Any]
 
-WORDS = [["verify-segments"], ["rebuild-index"], ["segment", "dump"], ["errors", "list"], ["errors", "lookup"]]
+OFFLINE = [["verify-segments"], ["rebuild-index"], ["segment", "dump"], ["errors", "list"], ["errors", "lookup"]]
+ONLINE = [["storage", name] for name in ("create-partition", "describe", "verify", "availability", "remove-partition")]
+"""In an order in which the examples of their help can run, one verb after the other."""
+WORDS = OFFLINE + ONLINE
 
 
 def test_the_words_are_all_commands() -> None:
@@ -59,7 +63,7 @@ def examples(waltzctl: Tool, words: list[str]) -> list[list[str]]:
     return [shlex.split(line.strip())[1:] for line in text.splitlines() if line.strip().startswith("waltzctl ")]
 
 
-@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+@pytest.mark.parametrize("words", OFFLINE, ids=" ".join)
 def test_every_example_of_the_help_runs(waltzctl: Tool, storage: Path, words: list[str]) -> None:
     found = examples(waltzctl, words)
     assert len(found) >= 2
@@ -67,6 +71,17 @@ def test_every_example_of_the_help_runs(waltzctl: Tool, storage: Path, words: li
         assert arguments[: len(words)] == words
         done = waltzctl(*[argument.replace("/var/lib/waltz", str(storage)) for argument in arguments])
         assert (done.code, done.err) == (0, ""), arguments
+
+
+def test_every_example_for_a_running_storage_runs(waltzctl: Tool, tmp_path: Path) -> None:
+    with Daemon(tmp_path) as daemon:
+        for words in ONLINE:
+            found = examples(waltzctl, words)
+            assert len(found) >= 2
+            for arguments in found:
+                assert arguments[: len(words)] == words
+                done = waltzctl(*[argument.replace("127.0.0.1:55281", daemon.admin_listen) for argument in arguments])
+                assert (done.code, done.err) == (0, ""), arguments
 
 
 def test_a_mistyped_command_names_the_nearest(waltzctl: Tool) -> None:

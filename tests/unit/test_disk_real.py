@@ -77,13 +77,23 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("how", [["lockf", "128", "0"], ["flock"]], ids=["as the original does", "as ours does"])
+HOLD_AS_OURS = """
+import sys
+from waltzd.disk import RealDisk
+file = RealDisk().open(sys.argv[1], write=True)
+file.lock()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", [[HOLD, "lockf", "128", "0"], [HOLD_AS_OURS]], ids=["as the original does", "as ours does"])
 def test_a_directory_that_another_process_holds(tmp_path: Path, how: list[str]) -> None:
     path = tmp_path / "waltz-storage.ctl"
     path.write_bytes(bytes(128))
     file = DISK.open(str(path), write=True)
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path), *how], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", how[0], str(path), *how[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdin is not None

@@ -1,0 +1,78 @@
+"""Reading a segment past damage: what is found behind it, and what must not be mistaken for it."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from waltzd.disk_sim import SimDisk, SimFile
+from waltzd.index import offsets_of
+from waltzd.layout import HEADER_BYTES, FileHeader
+from waltzd.record import Run, encode_payloads
+from waltzd.scan import Gap, Tail, judge_tail, survey
+
+HEADER = FileHeader(created_ms=1, key=UUID(int=1), partition=0, first_id=0)
+
+
+def segment(payloads: list[bytes]) -> tuple[SimFile, SimFile, Run]:
+    disk = SimDisk(0)
+    data, index = disk.create("data"), disk.create("index")
+    run = encode_payloads(0, payloads)
+    data.write(0, HEADER.encode() + bytes(run.data))
+    index.write(0, HEADER.encode() + offsets_of(HEADER_BYTES, run).astype(">i8").tobytes())
+    return data, index, run
+
+
+def flip(file: SimFile, offset: int) -> None:
+    file.write(offset, bytes([file.read(offset, 1)[0] ^ 1]))
+
+
+def test_a_whole_record_inside_a_payload_is_not_taken_for_the_next_one() -> None:
+    """Somebody stores the bytes of a record with the very id that comes next; then the record around it is damaged."""
+    forged = bytes(encode_payloads(3, [b"forged"]).data)
+    data, index, run = segment([b"a", b"b", b"x" * 50 + forged + b"y" * 50, b"true", b"last"])
+    damaged = HEADER_BYTES + int(run.bounds[2])
+    want = [Gap(damaged, HEADER_BYTES + int(run.bounds[3]) - 1, 2, 2)]
+    flip(data, damaged + 40)  # in the payload: the length still says where the next record is
+    assert survey(data, first_id=0, end=data.size()).gaps == want
+    assert survey(data, first_id=0, end=data.size(), index=index).gaps == want
+    flip(data, damaged + 31)  # in the length: the index knows
+    found = survey(data, first_id=0, end=data.size(), index=index)
+    assert (found.gaps, found.next_id, found.tail_bytes) == (want, 5, 0)
+
+
+def test_several_damaged_records_are_one_gap() -> None:
+    data, index, run = segment([bytes([i]) * 30 for i in range(10)])
+    for number in (3, 4, 5):
+        flip(data, HEADER_BYTES + int(run.bounds[number]) + 20)
+    want = [Gap(HEADER_BYTES + int(run.bounds[3]), HEADER_BYTES + int(run.bounds[6]) - 1, 3, 5)]
+    for hint in (index, None):
+        found = survey(data, first_id=0, end=data.size(), index=hint)
+        assert (found.gaps, found.next_id, found.tail_bytes) == (want, 10, 0)
+
+
+def test_an_index_that_lies_changes_nothing() -> None:
+    data, index, run = segment([bytes([i]) * 30 for i in range(10)])
+    flip(data, HEADER_BYTES + int(run.bounds[3]) + 20)
+    honest = survey(data, first_id=0, end=data.size())
+    index.write(HEADER_BYTES, b"\x00\x00\x00\x00\x00\x00\x01\x00" * 10)
+    assert survey(data, first_id=0, end=data.size(), index=index) == honest
+    index.write(HEADER_BYTES, b"\xff" * 80)
+    assert survey(data, first_id=0, end=data.size(), index=index) == honest
+
+
+@pytest.mark.parametrize(
+    ("tail_bytes", "next_id", "is_last", "has_gaps", "floor", "want"),
+    [
+        (0, 5, True, False, 9, Tail.CLEAN),
+        (7, 5, True, False, 4, Tail.TORN),
+        (7, 5, True, False, 5, Tail.DAMAGED),
+        (7, 5, False, False, 4, Tail.DAMAGED),
+        (7, 5, True, True, 4, Tail.DAMAGED),
+    ],
+)
+def test_only_what_nobody_can_have_relied_on_is_torn(
+    tail_bytes: int, next_id: int, is_last: bool, has_gaps: bool, floor: int, want: Tail
+) -> None:
+    assert judge_tail(tail_bytes=tail_bytes, next_id=next_id, is_last=is_last, has_gaps=has_gaps, floor=floor) is want
