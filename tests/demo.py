@@ -6,11 +6,16 @@ the demonstration is a test as well: it ends with 1 when a step does not do what
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.process.daemon import PARTITIONS, Daemon
+from waltzd.errors import CannotConnect
+from waltzd.record import encode_payloads
 
 ROOT = Path(__file__).parents[1]
 SCRATCH = Path(".local/demo")
@@ -45,11 +50,76 @@ def run(step: Step) -> bool:
     return done.returncode == step.exit_code
 
 
+# -- a storage, killed in the middle of its work
+
+
+async def append_until_killed(daemon: Daemon) -> int:
+    """Appends as fast as the storage takes them, kills it after two hundred marks, returns the last one."""
+    acknowledged = -1
+    async with daemon.replicas() as replicas:
+        await replicas.open(0, 1, partitions=PARTITIONS)
+        await replicas.set_low_mark(0, 1, -1)
+        stream = replicas.append(0, 1)
+
+        async def send() -> None:
+            for first_id in range(0, 10_000_000, 50):
+                await stream.send(
+                    encode_payloads(first_id, [f"transaction {first_id + i}".encode() for i in range(50)]), -1
+                )
+
+        sending = asyncio.create_task(send())
+        try:
+            for _ in range(200):
+                mark = await stream.receive()
+                assert mark is not None
+                acknowledged = mark
+            daemon.kill()
+            await sending
+        except CannotConnect:
+            return acknowledged
+    raise AssertionError("the storage was killed and nobody noticed")
+
+
+async def count_what_is_there(daemon: Daemon) -> int:
+    async with daemon.replicas() as replicas:
+        status = await replicas.open(0, 2, partitions=PARTITIONS)
+        assert status.is_sound
+        expected = 0
+        async for found in replicas.read(0, 0, session=2):
+            for number in range(len(found)):
+                record = found.record(number)
+                assert (record.id, record.payload) == (expected, f"transaction {expected}".encode())
+                expected += 1
+        return expected
+
+
+def show_storage() -> bool:
+    daemon = Daemon(ROOT / SCRATCH / "node")
+    print("\n# A storage daemon, with one partition.\n$ waltzd storage --config .local/demo/node/storage.yml &", flush=True)
+    with daemon:
+        created = ["waltzctl", "storage", "create-partition", daemon.admin_listen, "0"]
+        if not run(Step("Partitions are made by an operator.", created)):
+            return False
+        print("\n# Records are appended over gRPC, in frames of 50, and the daemon is killed with SIGKILL.", flush=True)
+        acknowledged = asyncio.run(append_until_killed(daemon))
+        print(f"acknowledged before the kill: ids 0 to {acknowledged:,}")
+    with daemon:
+        found = asyncio.run(count_what_is_there(daemon))
+        print(
+            f"after the restart, all checked: ids 0 to {found - 1:,}; lost: {max(0, acknowledged + 1 - found)}", flush=True
+        )
+        described = run(Step("The daemon about itself.", ["waltzctl", "storage", "describe", daemon.admin_listen]))
+        daemon.stop()
+    verify = ["waltzctl", "verify-segments", str(SCRATCH / "node" / "data")]
+    return described and found > acknowledged and run(Step("And its files, once it has stopped.", verify))
+
+
 def main() -> int:
     shutil.rmtree(ROOT / SCRATCH, ignore_errors=True)
+    results = [show_storage()]
     shutil.copytree(ROOT / "tests/fixtures/java-waltz-a/storage0", ROOT / STORAGE)
     verify = ["waltzctl", "verify-segments", str(STORAGE)]
-    results = [
+    results += [
         run(Step("A storage directory that the original Waltz wrote, in Java. Every record is checked.", verify)),
     ]
     change_byte(SEGMENT, DAMAGED_BYTE, 0x01)

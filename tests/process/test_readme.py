@@ -1,0 +1,48 @@
+"""The README's commands do what it says, with its ports and directories moved out of the way."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def blocks() -> list[str]:
+    return re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+
+
+def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
+    listen, admin = free_ports(2)
+    tried = 0
+    for block in blocks():
+        if "./dev" in block:
+            continue
+        tried += 1
+        script = block.replace(".local", str(tmp_path / "local")).replace(".venv/bin", str(Path(sys.executable).parent))
+        script = script.replace("55281", str(admin))
+        ports = f"listen: 127.0.0.1:{listen}\nadmin_listen: 127.0.0.1:{admin}\n"
+        script = script.replace("\nYAML\n", f"\n{ports}YAML\n")
+        done = subprocess.run(
+            ["bash", "-e", "-c", f"{script}\nwait"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), f"{script}\n{done.stdout}\n{done.stderr}"
+        if "waltzd storage" in block:
+            assert "partition 1: created" in done.stdout
+            assert "everything that was acknowledged is on the disk" in done.stderr
+    assert tried == 2
+
+
+def test_the_readme_begins_with_its_two_commands() -> None:
+    assert [block.strip() for block in blocks()[:2]] == ["./dev demo", "./dev test"]
