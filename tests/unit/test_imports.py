@@ -28,7 +28,19 @@ PURE = {
 }
 """Modules at the root of waltzd/ that have no clock, file, socket, thread, task or randomness of their own."""
 
-PLAIN_STORAGE = {"control", "directory", "opening", "partition", "promise", "repair", "segment", "shelf"}
+PLAIN_STORAGE = {
+    "control",
+    "directory",
+    "opening",
+    "overlap",
+    "partition",
+    "promise",
+    "quarantine",
+    "repair",
+    "room",
+    "segment",
+    "shelf",
+}
 """Modules of waltzd/storage/ that are plain synchronous code over an injected Disk."""
 
 WORLD = (

@@ -24,9 +24,7 @@ from waltzd.errors import (
     BelowFloor,
     BeyondLog,
     DiskFull,
-    Diverged,
     FlushFailed,
-    NotNextId,
     NotOpened,
     PartitionOffline,
     StaleSession,
@@ -37,6 +35,7 @@ from waltzd.layout import CHECKPOINT_TRANSACTIONS, HEADER_BYTES
 from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
 from waltzd.storage.control import ControlFile
+from waltzd.storage.overlap import only_new
 from waltzd.storage.promise import PromiseFile
 from waltzd.storage.quarantine import Quarantine
 from waltzd.storage.repair import examine_segment
@@ -142,7 +141,7 @@ class Partition:
         self._check_current(session)
         if session > self.promised_session:
             with self._fatal():
-                self._promise.change(session=session, committed=self.committed)
+                self._promise.promise(session=session, committed=self.committed)
         self.prove()
         return self.status()
 
@@ -204,7 +203,7 @@ class Partition:
         Each run was checked (`record.first_bad`) by whoever took it from the wire."""
         self.check_session(session)
         active = self._check_sound()
-        fresh = self._only_new(runs)
+        fresh = only_new(runs, partition=self.number, last_id=self.last_id, stored=self.read_examined)
         if fresh:
             self._room.check(sum(len(run.data) for run in fresh))
             with self._fatal():
@@ -219,35 +218,6 @@ class Partition:
         if self._control.info(self.number).session == session:
             self.committed = max(self.committed, min(committed, self.last_id))
         return self.last_id
-
-    def _only_new(self, runs: Sequence[Run]) -> list[Run]:
-        """What is not here yet. The same record again is fine, another one under its id is not."""
-        next_id = self.last_id + 1
-        fresh: list[Run] = []
-        for run in runs:
-            if run.first_id > next_id:
-                raise NotNextId(
-                    f"an append to partition {self.number} starts at id {run.first_id}; the next id here is {next_id}",
-                    next_id=next_id,
-                )
-            known = min(next_id - run.first_id, len(run))
-            if known:
-                self._check_same(run.part(0, known))
-            if known < len(run):
-                fresh.append(run.part(known, len(run)) if known else run)
-                next_id = fresh[-1].last_id + 1
-        return fresh
-
-    def _check_same(self, run: Run) -> None:
-        at = 0
-        while at < len(run):
-            stored = self.read_examined(run.first_id + at, run.last_id, len(run.data))
-            part = run.part(at, at + len(stored))
-            if part.data != stored.data:
-                raise Diverged(
-                    f"partition {self.number} already holds ids {part.first_id} to {part.last_id} with other content"
-                )
-            at += len(stored)
 
     def _write(self, active: Segment, run: Run) -> Segment:
         """A record goes to the next segment when the one before it ended above the threshold."""
@@ -419,12 +389,15 @@ class Partition:
         """Read a whole segment, find out what is wrong with it, and make its index right again."""
         shelf = self._shelf
         shelf.forget(first_id)
+        position = shelf.first_ids.index(first_id)
+        is_last = position == len(shelf.first_ids) - 1
+        last_id = max(self.last_id, self.floor) if is_last else shelf.last_id_of(position)
         with self._fatal():
             found = examine_segment(
                 self._disk,
                 self.directory,
                 expected=shelf.header(first_id),
-                next_id=shelf.last_id_of(shelf.first_ids.index(first_id)) + 1,
+                next_id=last_id + 1,
                 active=shelf.active if shelf.is_active(first_id) else None,
                 say=self._settings.say,
             )
