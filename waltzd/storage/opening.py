@@ -277,7 +277,7 @@ class _Opening:
                 )
                 if found.next_id > anchor and not found.gaps:
                     return found, anchor
-        return survey(segment.data, first_id=segment.first_id, end=end, on_run=put), segment.first_id
+        return survey(segment.data, first_id=segment.first_id, end=end, index=segment.index, on_run=put), segment.first_id
 
     def _judge(self, segment: Segment, found: Survey, start_id: int) -> _Found:
         path = segment.data.path
@@ -289,7 +289,7 @@ class _Opening:
             floor=self._floor,
         )
         segment.stands_at(end=found.end, next_id=found.next_id)
-        findings = [gap_finding(gap, path, self._number) for gap in found.gaps]
+        findings = [gap_finding(gap, path, self._number, found.next_id) for gap in found.gaps]
         if tail is Tail.DAMAGED:
             findings.append(tail_finding(found, path, self._number, max(found.next_id, self._floor)))
         if tail is Tail.TORN:

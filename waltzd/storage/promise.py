@@ -50,6 +50,11 @@ class PromiseFile:
             raise HeaderDamaged(f"{path} belongs to partition {promise.partition}, not to {partition}")
         return PromiseFile(file, promise)
 
+    def promise(self, *, session: int, committed: int) -> None:
+        """In both slots: a slot that is damaged later must not bring a lower session back."""
+        self.change(session=session, committed=committed)
+        self.change()
+
     def change(self, **fields: Any) -> None:
         new = replace(self.value, sequence=self.value.sequence + 1, **fields)
         self._file.write(new.slot_offset, new.encode())

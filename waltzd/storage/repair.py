@@ -38,7 +38,9 @@ def header_finding(error: WaltzError, path: str, *, partition: int, first_id: in
     )
 
 
-def gap_finding(gap: Gap, path: str, partition: int) -> Finding:
+def gap_finding(gap: Gap, path: str, partition: int, next_id: int) -> Finding:
+    """`next_id` is where the segment ends. Bytes too many between two ids that follow each other are no damage of a
+    record: something else was put there, and the records behind it may belong to it. None of them is believed."""
     ids_missing = gap.last_id >= gap.first_id
     return Finding(
         code=Code.DAMAGED_RECORD,
@@ -47,7 +49,7 @@ def gap_finding(gap: Gap, path: str, partition: int) -> Finding:
         first_byte=gap.first_byte,
         last_byte=gap.last_byte,
         first_id=gap.first_id,
-        last_id=gap.last_id if ids_missing else gap.first_id,
+        last_id=gap.last_id if ids_missing else max(gap.first_id, next_id - 1),
         detail="fails its checks, and sound records stand behind it"
         if ids_missing
         else "bytes that are no record stand in front of it",
@@ -97,17 +99,17 @@ def examine_segment(
         check_header(header, expected, path)
     except (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing) as error:
         return [header_finding(error, path, partition=number, first_id=expected.first_id, last_id=next_id - 1)]
-    end = active.end if active else data.size()
     if active:
         found = survey(
             data,
             first_id=expected.first_id,
-            end=end,
+            end=data.size(),
+            index=active.index,
             on_run=lambda offset, run: active.write_index(run.first_id, offsets_of(offset, run)),
         )
     else:
         found = _with_right_index(disk, directory, header, next_id, say)
-    findings = [gap_finding(gap, path, number) for gap in found.gaps]
+    findings = [gap_finding(gap, path, number, next_id) for gap in found.gaps]
     if found.next_id < next_id:
         findings.append(tail_finding(found, path, number, next_id - 1))
     elif found.tail_bytes:

@@ -218,18 +218,25 @@ class Segment:
             raise Suspect(self.first_id)
         run = Run(first_id, memoryview(raw), bounds)
         bad = first_bad(run)
-        if bad == 0:
-            raise Suspect(self.first_id)
+        if bad == 0:  # the record itself may be sound and only the entry behind it wrong: its head says where it ends
+            return self._sound_record(first_id)[1]
         return run if bad is None else run.part(0, bad)
 
     def end_of(self, id_: int) -> int:
         """Where the record `id_` ends. It was checked: what is cut behind it is never decided from the index alone."""
+        start, run = self._sound_record(id_)
+        return start + len(run.data)
+
+    def _sound_record(self, id_: int) -> tuple[int, Run]:
         start = self.offset_of(id_)
-        end = self._end_by_head(id_, start)
-        raw = self.data.read(start, end - start)
-        if len(raw) < end - start or first_bad(Run(id_, memoryview(raw), np.array([0, end - start]))) is not None:
+        size = self._end_by_head(id_, start) - start
+        raw = self.data.read(start, size)
+        if len(raw) < size:
             raise Suspect(self.first_id)
-        return end
+        run = Run(id_, memoryview(raw), np.array([0, size]))
+        if first_bad(run) is not None:
+            raise Suspect(self.first_id)
+        return start, run
 
     def _end_by_head(self, id_: int, offset: int) -> int:
         head = self.data.read(offset, HEAD_BYTES) if offset >= HEADER_BYTES else b""
