@@ -87,8 +87,9 @@ def detail_of(error: WaltzError) -> ErrorDetail:
 
 def error_of_detail(detail: ErrorDetail) -> WaltzError:
     """The same class as on the other side; an unknown code (a newer Waltz) keeps its text."""
-    cls = _ERRORS.get(detail.code, WaltzError)
-    error = cls(detail.message, not_done=detail.not_done, next_step=detail.next_step)
+    cls = _ERRORS.get(detail.code)
+    message = detail.message if cls else f"{detail.code}, which this version does not know: {detail.message}"
+    error = (cls or WaltzError)(message, not_done=detail.not_done, next_step=detail.next_step)
     error.facts.update(detail.facts)
     return error
 
