@@ -14,6 +14,7 @@ from uuid import UUID
 import grpc
 import grpc.aio
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from waltzd.errors import BadFrame, CannotConnect, PortInUse, WaltzError, tree
 from waltzd.messages import detail_of, error_of_detail
@@ -133,6 +134,25 @@ def _options(message_bytes_max: int) -> list[tuple[str, int]]:
 Server: TypeAlias = grpc.aio.Server
 
 
+class _NonsenseIsEmpty(grpc.aio.ServerInterceptor):
+    """Bytes that are no message are read as an empty one, which every call with a cluster key refuses in one line. gRPC
+    would log a traceback for each, and whoever can reach the port could fill the disk with them."""
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        decode = handler.request_deserializer
+
+        def decode_or_empty(raw: bytes) -> Any:
+            try:
+                return decode(raw)
+            except DecodeError:
+                return decode(b"")
+
+        return handler._replace(request_deserializer=decode_or_empty)
+
+
 def create_server(message_bytes_max: int) -> Server:
     options = [
         *_options(message_bytes_max),
@@ -142,7 +162,7 @@ def create_server(message_bytes_max: int) -> Server:
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.max_concurrent_streams", 1024),
     ]
-    return grpc.aio.server(options=options)
+    return grpc.aio.server(options=options, interceptors=[_NonsenseIsEmpty()])
 
 
 def listen(server: Server, address: Address) -> int:

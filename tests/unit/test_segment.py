@@ -70,10 +70,9 @@ def test_a_wrong_index_entry_never_gives_wrong_bytes(entry: int, value: int) -> 
         for first in range(6):
             try:
                 found = records_of(candidate.read(first, 5, 1 << 20))
-            except Suspect as question:
-                assert question.first_id == 0
-            else:
-                assert found == sent[first : first + len(found)]
+            except Suspect:
+                continue
+            assert found == sent[first : first + len(found)]
 
 
 def test_an_index_that_cannot_belong_to_the_segment_is_a_question() -> None:

@@ -23,6 +23,7 @@ from waltzd.errors import (
     Draining,
     FlushFailed,
     ForeignCluster,
+    NoSuchPartition,
     TooLarge,
     WaltzError,
 )
@@ -139,7 +140,10 @@ class Keeper:
 
     def _lane(self, number: int) -> Lane:
         self._directory.partition(number)  # says why there is none
-        return self._lanes[number]
+        lane = self._lanes.get(number)
+        if lane is None:
+            raise NoSuchPartition(f"partition {number} is being created or removed on this storage")
+        return lane
 
     # -- the replica protocol
 
@@ -313,6 +317,7 @@ class Keeper:
             lane = self._lanes.pop(number, None)
             if lane is not None:
                 await lane.close()
+                lane.refuse_all(NoSuchPartition(f"partition {number} was taken off this storage"))
             try:
                 aside: str | None = await self._run_writing(
                     lambda: self._directory.remove_partition(number, delete_files=delete_files)
@@ -326,8 +331,12 @@ class Keeper:
         async with self._admin:
             if number in self._lanes:
                 await self._lanes[number].call(lambda: self._directory.set_available(number, available))
-            else:
-                self._directory.set_available(number, available)
+            else:  # its data is refused, its flags can be set
+                try:
+                    await self._run_writing(self._directory.set_available, number, available)
+                except FlushFailed as error:
+                    self._on_fatal(error)
+                    raise
 
     async def verify(self, number: int) -> AsyncIterator[Finding | PartitionReport]:
         """Everything of one partition that is on the disk, while it goes on being written; the report comes last."""

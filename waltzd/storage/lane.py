@@ -126,6 +126,11 @@ class Lane:
             except WaltzError as error:
                 appender.refuse(error)
 
+    def refuse_all(self, error: WaltzError) -> None:
+        """Nothing more is taken from anybody: the partition goes away."""
+        for appender in self._appenders:
+            appender.refuse(error)
+
     # -- the work
 
     async def _run(self) -> None:

@@ -224,6 +224,8 @@ class Partition:
         while len(run):
             starts = active.end + run.bounds[:-1]
             fits = int(np.searchsorted(starts, self._settings.segment_bytes_max, "right"))
+            if active.next_id == active.first_id:
+                fits = max(1, fits)  # however small the threshold is, a segment holds a record
             if fits:
                 active.write([run.part(0, fits)])
             if fits < len(run):

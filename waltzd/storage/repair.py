@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from waltzd.disk import Disk, join
+from waltzd.disk import Disk, File, join
 from waltzd.errors import DiskFull, ForeignCluster, HeaderDamaged, PathMissing, UnknownVersion, WaltzError
 from waltzd.finding import Code, Finding
 from waltzd.index import IndexChecker, IndexWriter, offsets_of
@@ -119,29 +119,40 @@ def examine_segment(
 
 def _with_right_index(disk: Disk, directory: str, header: FileHeader, next_id: int, say: Callable[[str], None]) -> Survey:
     data = disk.open(join(directory, segment_name(header.first_id)))
-    path = join(directory, index_name(header.first_id))
-    if disk.exists(path):
-        index = disk.open(path)
-        try:
-            check_header(FileHeader.decode(index.read(0, HEADER_BYTES), path), header, path)
-        except (HeaderDamaged, UnknownVersion, ForeignCluster):
-            pass  # the header of an index says nothing that the data does not say: it is made again below
-        else:
+    index = _open_index(disk, directory, header)
+    writer: IndexWriter | None = None
+    try:
+        if index is not None:
             checker = IndexChecker(index, header.first_id)
             found = survey(
                 data, first_id=header.first_id, end=data.size(), id_limit=next_id, index=index, on_run=checker.add
             )
             if checker.is_right and index_entries(index.size()) == found.next_id - header.first_id:
                 return found
-        finally:
-            index.close()
-    writer = IndexWriter(disk, directory, header)
-    try:
-        found = survey(data, first_id=header.first_id, end=data.size(), id_limit=next_id, on_run=writer.add)
+        writer = IndexWriter(disk, directory, header)
+        found = survey(data, first_id=header.first_id, end=data.size(), id_limit=next_id, index=index, on_run=writer.add)
         # It ends where the data ends, also when more was expected: the next start sees by its size that ids are missing.
         writer.finish(found.next_id)
     except DiskFull:
-        writer.abandon()
+        if writer is not None:
+            writer.abandon()
         raise
-    say(f"{path} was made again from the data")
+    finally:
+        if index is not None:
+            index.close()
+    say(f"{join(directory, index_name(header.first_id))} was made again from the data")
     return found
+
+
+def _open_index(disk: Disk, directory: str, header: FileHeader) -> File | None:
+    """The present index where its header is right. Another header says nothing that the data does not say."""
+    path = join(directory, index_name(header.first_id))
+    if not disk.exists(path):
+        return None
+    index = disk.open(path)
+    try:
+        check_header(FileHeader.decode(index.read(0, HEADER_BYTES), path), header, path)
+    except (HeaderDamaged, UnknownVersion, ForeignCluster):
+        index.close()
+        return None
+    return index

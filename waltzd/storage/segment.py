@@ -19,7 +19,6 @@ from waltzd.layout import (
     HEADER_BYTES,
     NEW_SUFFIX,
     FileHeader,
-    index_entries,
     index_name,
     index_offset,
     segment_name,
@@ -109,12 +108,8 @@ class Segment:
             check_header(FileHeader.decode(index.read(0, HEADER_BYTES), path), expected, path)
         except (HeaderDamaged, UnknownVersion, ForeignCluster) as error:
             raise Suspect(expected.first_id) from error
-        held = index_entries(index.size())
         segment = Segment(directory, header, data, index, end=data.size(), next_id=expected.first_id)
         if next_id is not None:
-            # Fewer entries are fine: where the end of a segment is lost, its index ends early too.
-            if held > next_id - expected.first_id:
-                raise Suspect(expected.first_id)
             segment.next_id = next_id
             segment._leave_out_rest()
         return segment
