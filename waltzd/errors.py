@@ -22,6 +22,8 @@ EXIT_PARTIAL = 7
 EXIT_FINDINGS = 8
 EXIT_NOT_AUTHORISED = 9
 EXIT_UNHEALTHY = 10
+EXIT_BUG = 70
+"""A daemon ended because of a mistake in Waltz itself."""
 EXIT_DISK_FAULT = 74
 """A daemon ended because a flush or a write failed in a way that leaves the disk's content unknown."""
 
@@ -37,6 +39,7 @@ EXIT_MEANING = {
     EXIT_FINDINGS: "verification found something wrong",
     EXIT_NOT_AUTHORISED: "not permitted",
     EXIT_UNHEALTHY: "the cluster is unhealthy",
+    EXIT_BUG: "a daemon met a mistake in Waltz itself",
     EXIT_DISK_FAULT: "a daemon ended after a failed flush or write",
 }
 

@@ -130,6 +130,7 @@ class AppendStream:
     def __init__(self, call: Any, target: wire.Target) -> None:
         self._call = call
         self._target: wire.Target | None = target
+        self._refusal: WaltzError | None = None
 
     async def send(self, run: Run, committed: int) -> None:
         records = (
@@ -147,8 +148,14 @@ class AppendStream:
         await self._write(frame)
 
     async def _write(self, frame: wire.AppendFrame) -> None:
+        if self._refusal is not None:
+            raise self._refusal
         try:
             await self._call.write(frame)
+        except asyncio.CancelledError:
+            if self._refusal is not None:  # `receive` has met the refusal and ended the call under us
+                raise self._refusal from None
+            raise
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from error
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:  # the storage has ended the stream
@@ -158,12 +165,18 @@ class AppendStream:
 
     async def receive(self) -> int | None:
         """What was sent here up to this id is on the storage's disk; None when the storage has no more to say."""
+        if self._refusal is not None:
+            raise self._refusal
         try:
             ack = await self._call.read()
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from error
         if ack is grpc.aio.EOF:
             return None
+        if ack.HasField("refused"):
+            self._refusal = error_of_detail(ack.refused)
+            self._call.cancel()
+            raise self._refusal
         return int(ack.durable_id)
 
     async def finish(self) -> None:

@@ -306,15 +306,21 @@ class AppendAck(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DURABLE_ID_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     durable_id: _builtins.int
+    @_builtins.property
+    def refused(self) -> Global___ErrorDetail:
+        """The last message of a stream that is refused: why. There is no mark in it."""
+
     def __init__(
         self,
         *,
         durable_id: _builtins.int = ...,
+        refused: Global___ErrorDetail | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_id", b"durable_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_id", b"durable_id", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -193,6 +193,42 @@ def test_a_stream_of_an_older_session_ends_at_once(make_daemon: MakeDaemon) -> N
         asyncio.run(run())
 
 
+def test_a_refusal_is_not_overtaken_by_frames_that_are_still_on_their_way(make_daemon: MakeDaemon) -> None:
+    """The sender pushes on at full speed while one of its frames is refused: the marks before it and the reason arrive."""
+
+    async def run() -> None:
+        async with clients(daemon) as (replicas, admin):
+            await begin(replicas, admin)
+            for turn in range(10):
+                first_id = turn * 200
+                stream = replicas.append(0, 1)
+                good = runs_of(20, first_id=first_id)
+                gap = runs_of(200, first_id=first_id + 100_000, size=2000)
+                sending = asyncio.create_task(_send_all(stream, good + gap))
+                marks: list[int] = []
+                assert isinstance(await refused(_collect(stream, marks)), NotNextId)
+                with contextlib.suppress(NotNextId):
+                    await sending
+                last_id = (await replicas.open(0, 1, partitions=PARTITIONS)).last_id
+                # A group is taken whole or not at all, so the last good frames may be refused with the bad one.
+                assert marks == sorted(marks)
+                assert (marks[-1] if marks else first_id - 1) == last_id
+                if last_id < good[-1].last_id:
+                    rest = runs_of(1, first_id=last_id + 1, records=good[-1].last_id - last_id)
+                    await append(replicas.append(0, 1), rest)
+
+    async def _collect(stream: AppendStream, marks: list[int]) -> None:
+        while (mark := await stream.receive()) is not None:
+            marks.append(mark)
+
+    async def _send_all(stream: AppendStream, runs: list[Run]) -> None:
+        for run in runs:
+            await stream.send(run, -1)
+
+    with make_daemon() as daemon:
+        asyncio.run(run())
+
+
 def test_what_does_not_belong_is_refused_and_nothing_is_written(make_daemon: MakeDaemon) -> None:
     async def run() -> None:
         async with clients(daemon) as (replicas, admin), daemon.replicas(UUID(int=7)) as stranger:

@@ -307,7 +307,7 @@ def main(arguments: list[str]) -> int:
             if total.workloads % 100 == 0:
                 print(f"{total.workloads} workloads, {total.crashes} crashes", file=sys.stderr, flush=True)
     print(
-        f"{total.workloads} workloads (seeds {seeds[0]} to {seeds[-1]}), {total.crashes} crashes, each opened and compared: "
+        f"{total.workloads} workloads (seeds {seeds[0]} to {seeds[-1]}), {total.crashes} crashes, all compared: "
         f"no violation; {total.damaged} scattered losses reported as damage above what was acknowledged; "
         f"{time.monotonic() - started:.0f} s"
     )

@@ -15,14 +15,14 @@ import resource
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 import uvloop
 
 from waltzd import logs
 from waltzd.config import StorageConfig
 from waltzd.disk import RealDisk
-from waltzd.errors import EXIT_DISK_FAULT, FlushFailed
+from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, FlushFailed
 from waltzd.link import Server
 from waltzd.storage.directory import Directory
 from waltzd.storage.keeper import Keeper
@@ -64,8 +64,13 @@ def run(config: StorageConfig) -> None:
         uvloop.run(_serve(config, disk, directory, writers, readers))
 
 
-def end_at_once(error: FlushFailed) -> None:
-    """Nobody knows what the disk holds now: say it, and be gone before anything else is acknowledged."""
+def end_at_once(error: BaseException) -> NoReturn:
+    """Nobody knows what the disk holds now, or what this program does: say it, and be gone before anything else is
+    acknowledged."""
+    if not isinstance(error, FlushFailed):
+        log.critical("a mistake in Waltz itself. Ending with exit code %d.", EXIT_BUG, exc_info=error)
+        logging.shutdown()
+        os._exit(EXIT_BUG)
     log.critical("%s %s. Ending with exit code %d. Next: %s", error.code, error.message, EXIT_DISK_FAULT,
                  error.detail_next_step, extra=error.facts)  # fmt: skip
     logging.shutdown()

@@ -79,7 +79,7 @@ class Keeper:
         *,
         run_writing: RunBlocking,
         run_reading: RunBlocking,
-        on_fatal: Callable[[FlushFailed], None],
+        on_fatal: Callable[[BaseException], None],
     ) -> None:
         self._disk = disk
         self._directory = directory

@@ -56,7 +56,7 @@ class Lane:
         partition: Partition,
         *,
         run_blocking: RunBlocking,
-        on_fatal: Callable[[FlushFailed], None],
+        on_fatal: Callable[[BaseException], None],
         statistics: Statistics,
         queue_bytes_max: int,
     ) -> None:
@@ -75,6 +75,13 @@ class Lane:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"lane of partition {self.partition.number}")
+        self._task.add_done_callback(self._look_at_the_end)
+
+    def _look_at_the_end(self, task: asyncio.Task[None]) -> None:
+        """A mistake of ours must not leave a partition that answers nobody: it ends the process."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._on_fatal(error)
 
     async def close(self) -> None:
         """Everything that is queued is done first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -22,6 +23,7 @@ from waltzd.wire_pb2_grpc import (
     add_StorageAdminServicer_to_server,
 )
 
+REFUSED_SECONDS = 2.0
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -110,7 +112,19 @@ class ReplicaService(ReplicaServicer):
             number, session = self._check(first.target), _session(first.target)
             await self._keeper.append(number, session, _GrpcLink(context, first))
         except WaltzError as error:
+            # As a message, behind the marks: a status can be overtaken by a frame that is still on its way here.
+            await context.write(wire.AppendAck(refused=detail_of(error)))
+            await self._ignore_rest(context)
             await self._refuse(context, error)
+
+    async def _ignore_rest(self, context: Context) -> None:
+        """Until the caller has read the refusal and stops sending, or has had the time to."""
+        try:
+            async with asyncio.timeout(REFUSED_SECONDS):
+                while await context.read() is not grpc.aio.EOF:
+                    continue
+        except TimeoutError:
+            return
 
     async def Read(self, request: wire.ReadRequest, context: Context) -> AsyncIterator[wire.RunFrame]:
         try:
