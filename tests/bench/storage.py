@@ -323,7 +323,12 @@ def show(lines: list[Line]) -> None:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="./dev bench storage", description=__doc__)
-    parser.add_argument("--records", type=int, default=400_000, help="records in the files that are checked")
+    parser.add_argument(
+        "--records",
+        type=int,
+        default=4_000_000,
+        help="records in the files that are checked; below 1 GiB the tools do not start more processes",
+    )
     parser.add_argument("--append-records", type=int, default=300_000)
     parser.add_argument("--window", type=int, default=64, help="append frames in flight")
     parser.add_argument("--rounds", type=int, default=5)
