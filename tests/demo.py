@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.process.daemon import PARTITIONS, Daemon
+from waltzd import storages
 from waltzd.errors import CannotConnect
 from waltzd.record import encode_payloads
 
@@ -101,10 +102,10 @@ def show_storage() -> bool:
         if not run(Step("Partitions are made by an operator.", created)):
             return False
         print("\n# Records are appended over gRPC, in frames of 50, and the daemon is killed with SIGKILL.", flush=True)
-        acknowledged = asyncio.run(append_until_killed(daemon))
+        acknowledged = storages.run(append_until_killed(daemon))
         print(f"acknowledged before the kill: ids 0 to {acknowledged:,}")
     with daemon:
-        found = asyncio.run(count_what_is_there(daemon))
+        found = storages.run(count_what_is_there(daemon))
         print(
             f"after the restart, all checked: ids 0 to {found - 1:,}; lost: {max(0, acknowledged + 1 - found)}", flush=True
         )

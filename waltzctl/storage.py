@@ -6,7 +6,6 @@ asked of the storage itself; with `--key` a storage of another cluster is refuse
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from uuid import UUID
@@ -15,6 +14,7 @@ import click
 
 from waltzctl import render_storage
 from waltzctl.main import exit_codes
+from waltzd import storages
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE, BadArgument, ForeignCluster, WaltzError
 from waltzd.finding import Finding
 from waltzd.replica import StorageDescription, VerifySummary
@@ -50,7 +50,7 @@ def with_admin(address: str, key: UUID | None, action: Callable[[AdminClient, St
         async with AdminClient(address, description.cluster_key) as admin:
             return await action(admin, description)
 
-    return asyncio.run(run())
+    return storages.run(run())
 
 
 def common(command: Callable[..., int]) -> Callable[..., int]:

@@ -63,6 +63,9 @@ class Link(Protocol):
         ...
 
     async def send(self, durable_id: int) -> None: ...
+    async def refuse(self, error: WaltzError) -> None:
+        """The last message: why the stream ends."""
+        ...
 
 
 # -- runs and findings as columns --------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ fast as the storage takes them, marks come back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 from uuid import UUID
@@ -27,6 +27,27 @@ from waltzd.wire_pb2_grpc import ReplicaStub, StorageAdminStub
 T = TypeVar("T")
 CALL_SECONDS = 30.0
 """Every call has a deadline. Proving a long tail at `open` may need more; give it there."""
+
+
+_runner: asyncio.Runner | None = None
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """For a program without a loop of its own. Unlike `asyncio.run` it keeps the loop: a thread of gRPC may still have
+    something to tell it after the last call, and would print a traceback if it were closed."""
+    global _runner
+    _runner = _runner or asyncio.Runner()
+    return _runner.run(_alone(work))
+
+
+async def _alone(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await work
+    finally:
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
 
 class _Client:

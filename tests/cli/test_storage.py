@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from click.testing import CliRunner
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from waltzctl import main
 from waltzctl.storage import partitions_of
+from waltzd import storages
 from waltzd.errors import BadArgument
 from waltzd.record import encode_payloads
 
@@ -46,7 +46,7 @@ def write_some(daemon: Daemon) -> None:
             await stream.send(encode_payloads(0, [b"x" * 50] * 20), 9)
             assert await stream.receive() == 19
 
-    asyncio.run(write())
+    storages.run(write())
 
 
 def test_a_storage_from_the_first_partition_to_the_last(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:

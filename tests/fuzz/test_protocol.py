@@ -20,6 +20,7 @@ import grpc.aio
 import pytest
 
 from tests.process.daemon import KEY, PARTITIONS, Daemon
+from waltzd import storages
 from waltzd import wire_pb2 as wire
 from waltzd.errors import NoSuchPartition
 from waltzd.record import Run, encode_payloads
@@ -236,10 +237,10 @@ def test_hostile_callers_disturb_nobody(tmp_path: Path) -> None:
 
     marks: list[int] = []
     with Daemon(tmp_path / "storage") as daemon:
-        asyncio.run(run())
+        storages.run(run())
         assert daemon.kill() != 0
         daemon.start()
-        asyncio.run(again())
+        storages.run(again())
         assert daemon.stop() == 0
     assert [word for word in UNEXPECTED if word in daemon.log] == [], daemon.log[-3000:]
 
@@ -258,4 +259,4 @@ def test_a_stream_ends_when_its_partition_is_removed(tmp_path: Path) -> None:
                     await stream.receive()
 
     with Daemon(tmp_path / "storage") as daemon:
-        asyncio.run(run())
+        storages.run(run())

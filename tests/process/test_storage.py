@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.process.daemon import KEY, PARTITIONS, Daemon
+from waltzd import storages
 from waltzd.errors import (
     BadFrame,
     BelowFloor,
@@ -118,11 +119,11 @@ def test_what_is_appended_is_read_again_also_after_a_restart(make_daemon: MakeDa
             assert "holds ids up to 199" in (await admin.describe()).assigned[0].story
 
     daemon.start()
-    asyncio.run(write())
+    storages.run(write())
     assert daemon.stop() == 0
     assert "everything that was acknowledged is on the disk" in daemon.log
     daemon.start()
-    asyncio.run(read())
+    storages.run(read())
 
 
 def test_a_reader_without_a_session_sees_only_what_is_committed(make_daemon: MakeDaemon) -> None:
@@ -138,7 +139,7 @@ def test_a_reader_without_a_session_sees_only_what_is_committed(make_daemon: Mak
             assert error.facts["last_id"] == "14"
 
     with make_daemon() as daemon:
-        asyncio.run(run())
+        storages.run(run())
 
 
 def test_a_session_fences_every_lower_one_also_after_kill_9(make_daemon: MakeDaemon) -> None:
@@ -167,10 +168,10 @@ def test_a_session_fences_every_lower_one_also_after_kill_9(make_daemon: MakeDae
             assert (status.last_id, status.promised_session) == (9, 9)
 
     daemon.start()
-    asyncio.run(promise())
+    storages.run(promise())
     daemon.kill()
     daemon.start()
-    asyncio.run(check())
+    storages.run(check())
 
 
 def test_a_stream_of_an_older_session_ends_at_once(make_daemon: MakeDaemon) -> None:
@@ -190,7 +191,7 @@ def test_a_stream_of_an_older_session_ends_at_once(make_daemon: MakeDaemon) -> N
             await task
 
     with make_daemon() as daemon:
-        asyncio.run(run())
+        storages.run(run())
 
 
 def test_a_refusal_is_not_overtaken_by_frames_that_are_still_on_their_way(make_daemon: MakeDaemon) -> None:
@@ -226,7 +227,7 @@ def test_a_refusal_is_not_overtaken_by_frames_that_are_still_on_their_way(make_d
             await stream.send(run, -1)
 
     with make_daemon() as daemon:
-        asyncio.run(run())
+        storages.run(run())
 
 
 def test_what_does_not_belong_is_refused_and_nothing_is_written(make_daemon: MakeDaemon) -> None:
@@ -273,7 +274,7 @@ def test_what_does_not_belong_is_refused_and_nothing_is_written(make_daemon: Mak
             pass
 
     with make_daemon(record_bytes_max=65536, frame_bytes_max=65536) as daemon:
-        asyncio.run(run())
+        storages.run(run())
 
 
 def test_truncation_keeps_what_is_committed(make_daemon: MakeDaemon) -> None:
@@ -294,7 +295,7 @@ def test_truncation_keeps_what_is_committed(make_daemon: MakeDaemon) -> None:
             assert b"".join(bytes(run.data) for run in found) == again.data
 
     with make_daemon(segment_bytes_max=2000) as daemon:
-        asyncio.run(run())
+        storages.run(run())
 
 
 def test_sealed_segments_are_sent_as_they_are(make_daemon: MakeDaemon) -> None:
@@ -319,7 +320,7 @@ def test_sealed_segments_are_sent_as_they_are(make_daemon: MakeDaemon) -> None:
             assert isinstance(await refused(replicas.fetch_segment(0, last_id, session=1)), BeyondLog)
 
     with make_daemon(segment_bytes_max=20_000, read_chunk_bytes=4096) as daemon:
-        asyncio.run(run())
+        storages.run(run())
 
 
 def test_an_operator_creates_lists_removes_and_takes_offline(make_daemon: MakeDaemon) -> None:
@@ -359,7 +360,7 @@ def test_an_operator_creates_lists_removes_and_takes_offline(make_daemon: MakeDa
         return _Like(error)
 
     with make_daemon() as daemon:
-        asyncio.run(run())
+        storages.run(run())
 
 
 class _Like:
@@ -406,7 +407,7 @@ def test_verify_online_finds_damage_and_reads_refuse_it(make_daemon: MakeDaemon)
             assert await append(replicas.append(1, 1), runs_of(1, first_id=200)) == 209
 
     with make_daemon(segment_bytes_max=10_000) as daemon:
-        asyncio.run(run())
+        storages.run(run())
 
 
 def test_kill_9_under_load_loses_nothing_acknowledged(make_daemon: MakeDaemon) -> None:
@@ -453,7 +454,7 @@ def test_kill_9_under_load_loses_nothing_acknowledged(make_daemon: MakeDaemon) -
 
     for session in range(1, 7):
         daemon.start()
-        asyncio.run(load(session, frames=session * 2))
+        storages.run(load(session, frames=session * 2))
         daemon.kill()
     assert acked > 100
 
@@ -481,10 +482,10 @@ def test_a_drain_acknowledges_what_was_queued_and_says_why_it_ends(make_daemon: 
             return (await replicas.open(0, 1, partitions=PARTITIONS)).last_id
 
     daemon.start()
-    last_id = asyncio.run(run())
+    last_id = storages.run(run())
     assert daemon.stop() == 0
     daemon.start()
-    assert asyncio.run(look()) == last_id
+    assert storages.run(look()) == last_id
 
 
 def test_one_directory_one_process_one_port(make_daemon: MakeDaemon, tmp_path: Path) -> None:
@@ -548,4 +549,4 @@ def test_a_directory_of_the_original_goes_on_being_written(make_daemon: MakeDaem
             assert not [item for item in summaries if isinstance(item, Finding)]
 
     with daemon:
-        asyncio.run(run())
+        storages.run(run())

@@ -61,7 +61,9 @@ def run(config: StorageConfig) -> None:
         ThreadPoolExecutor(config.flush_threads, "flush") as writers,
         ThreadPoolExecutor(READING_THREADS, "read") as readers,
     ):
-        uvloop.run(_serve(config, disk, directory, writers, readers))
+        # The loop stays open until the process ends: a thread of gRPC may still have something to tell it.
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        runner.run(_serve(config, disk, directory, writers, readers))
 
 
 def end_at_once(error: BaseException) -> NoReturn:

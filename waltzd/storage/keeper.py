@@ -18,13 +18,11 @@ from waltzd.config import StorageConfig
 from waltzd.disk import Disk
 from waltzd.errors import (
     BadArgument,
-    BadFrame,
     BeyondLog,
     Draining,
     FlushFailed,
     ForeignCluster,
     NoSuchPartition,
-    TooLarge,
     WaltzError,
 )
 from waltzd.finding import Finding
@@ -36,6 +34,7 @@ from waltzd.storage.directory import Directory, PartitionLine
 from waltzd.storage.lane import Lane, RunBlocking
 from waltzd.storage.partition import Partition
 from waltzd.storage.segment import Suspect
+from waltzd.storage.stream import Stream, refuse
 from waltzd.verify import PartitionReport, verify_partition
 
 
@@ -47,27 +46,6 @@ class FilePiece:
     file_bytes: int
     sent_crc: int | None
     """In the last piece: the checksum of everything that was sent."""
-
-
-class _Stream:
-    """One append stream: the marks it has to send, and the error that ends it."""
-
-    def __init__(self, session: int) -> None:
-        self.session = session
-        self.durable_id: int | None = None
-        self.error: WaltzError | None = None
-        self.changed = asyncio.Event()
-        self.is_ending = asyncio.Event()
-        """Take no more frames, and end when those that are queued are done."""
-
-    def acknowledge(self, durable_id: int) -> None:
-        self.durable_id = durable_id
-        self.changed.set()
-
-    def refuse(self, error: WaltzError) -> None:
-        if self.error is None:
-            self.error = error
-            self.changed.set()
 
 
 class Keeper:
@@ -88,7 +66,7 @@ class Keeper:
         self._run_reading = run_reading
         self._on_fatal = on_fatal
         self._lanes: dict[int, Lane] = {}
-        self._streams: dict[_Stream, None] = {}
+        self._streams: dict[Stream, None] = {}
         self._admin = asyncio.Lock()
         self._started_ns = monotonic_ns()
         self.statistics = Statistics()
@@ -113,7 +91,7 @@ class Keeper:
         """No new calls; append streams end once what they queued is done."""
         self.is_draining = True
         for stream in self._streams:
-            stream.is_ending.set()
+            stream.leave(Draining("the storage is shutting down"))
 
     async def close(self) -> None:
         """Finish what is queued and leave clean marks."""
@@ -165,58 +143,19 @@ class Keeper:
         return await lane.call(lambda: lane.partition.truncate(session, mark))
 
     async def append(self, number: int, session: int, link: Link) -> None:
-        """Serve one append stream until the sender has no more, or something ends it."""
-        lane = self._lane(number)
-        lane.partition.check_session(session)
-        stream = _Stream(session)
-        lane.join(stream)
-        self._streams[stream] = None
-        sending = asyncio.create_task(self._send_marks(stream, link))
-        receiving = asyncio.create_task(self._receive_frames(stream, lane, link))
-        ending = asyncio.create_task(stream.is_ending.wait())
-        tasks = (sending, receiving, ending)
+        """Serve one append stream until the sender has no more, or something ends it; the sender is told what."""
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if receiving in done:
-                await receiving
-            if sending not in done:
-                receiving.cancel()
-                await lane.call(_nothing)
-                stream.refuse(Draining("the storage is shutting down") if self.is_draining else _END)
-            await sending
+            lane = self._lane(number)
+            lane.partition.check_session(session)
+        except WaltzError as error:
+            await refuse(link, error)
+            raise
+        stream = Stream(session, lane, link, self._config)
+        self._streams[stream] = None
+        try:
+            await stream.serve()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            lane.leave(stream)
             del self._streams[stream]
-        if stream.error is not None and stream.error is not _END:
-            raise stream.error
-
-    async def _send_marks(self, stream: _Stream, link: Link) -> None:
-        sent: int | None = None
-        while True:
-            stream.changed.clear()
-            error, durable_id = stream.error, stream.durable_id
-            if durable_id is not None and durable_id != sent:
-                await link.send(durable_id)
-                sent = durable_id
-            if error is not None:
-                return
-            await stream.changed.wait()
-
-    async def _receive_frames(self, stream: _Stream, lane: Lane, link: Link) -> None:
-        limit = self._config.record_bytes_max
-        while (frame := await link.receive()) is not None:
-            if len(frame.run.data) > self._config.frame_bytes_max and len(frame.run) > 1:
-                raise TooLarge(
-                    f"a frame has {len(frame.run.data)} bytes of records; {self._config.frame_bytes_max} are allowed"
-                )
-            if len(frame.run) == 1 and len(frame.run.data) > limit:
-                raise TooLarge(f"record {frame.run.first_id} has {len(frame.run.data)} bytes; {limit} are allowed")
-            if len(frame.run) == 0:
-                raise BadFrame("a frame without records")
-            await lane.append(stream, frame)
 
     # -- reading
 
@@ -395,10 +334,3 @@ class Keeper:
             queued_bytes=lane.queued_bytes,
             disk_bytes=lane.partition.disk_bytes(),
         )
-
-
-def _nothing() -> None:
-    """Its turn in a lane comes when everything before it is done."""
-
-
-_END = WaltzError("the sender has no more frames")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -16,6 +15,7 @@ from waltzd.messages import description_message, detail_of, finding_message, sta
 from waltzd.replica import ReplicaStatus
 from waltzd.setting import Address
 from waltzd.storage.keeper import Keeper
+from waltzd.storage.stream import refuse
 from waltzd.wire_pb2_grpc import (
     ReplicaServicer,
     StorageAdminServicer,
@@ -23,7 +23,6 @@ from waltzd.wire_pb2_grpc import (
     add_StorageAdminServicer_to_server,
 )
 
-REFUSED_SECONDS = 2.0
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -62,6 +61,9 @@ class _GrpcLink:
 
     async def send(self, durable_id: int) -> None:
         await self._context.write(wire.AppendAck(durable_id=durable_id))
+
+    async def refuse(self, error: WaltzError) -> None:
+        await self._context.write(wire.AppendAck(refused=detail_of(error)))
 
 
 class ReplicaService(ReplicaServicer):
@@ -107,24 +109,17 @@ class ReplicaService(ReplicaServicer):
             if first is grpc.aio.EOF:
                 return
             assert isinstance(first, wire.AppendFrame)
-            if not first.HasField("target"):
-                raise BadFrame("the first frame of an append stream must say cluster, partition and session")
-            number, session = self._check(first.target), _session(first.target)
-            await self._keeper.append(number, session, _GrpcLink(context, first))
+            link = _GrpcLink(context, first)
+            try:
+                if not first.HasField("target"):
+                    raise BadFrame("the first frame of an append stream must say cluster, partition and session")
+                number, session = self._check(first.target), _session(first.target)
+            except WaltzError as error:
+                await refuse(link, error)
+                raise
+            await self._keeper.append(number, session, link)
         except WaltzError as error:
-            # As a message, behind the marks: a status can be overtaken by a frame that is still on its way here.
-            await context.write(wire.AppendAck(refused=detail_of(error)))
-            await self._ignore_rest(context)
             await self._refuse(context, error)
-
-    async def _ignore_rest(self, context: Context) -> None:
-        """Until the caller has read the refusal and stops sending, or has had the time to."""
-        try:
-            async with asyncio.timeout(REFUSED_SECONDS):
-                while await context.read() is not grpc.aio.EOF:
-                    continue
-        except TimeoutError:
-            return
 
     async def Read(self, request: wire.ReadRequest, context: Context) -> AsyncIterator[wire.RunFrame]:
         try:
