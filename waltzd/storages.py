@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 import grpc.aio
@@ -60,7 +60,7 @@ class _Client:
     async def close(self) -> None:
         await self._channel.close()
 
-    async def __aenter__(self):  # type: ignore[no-untyped-def]
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from waltzd.disk import Disk, join
+from waltzd.disk import Disk, File, join
 from waltzd.errors import ForeignCluster, HeaderDamaged, PartitionDamaged, PathMissing, UnknownVersion
 from waltzd.finding import Code, Finding
 from waltzd.index import offsets_of
@@ -245,7 +245,7 @@ class _Opening:
         promise = self._promise.value
         return self._floor < first_id and (promise.newest < first_id or (first_id == 0 and promise.durable == NO_MARK))
 
-    def _open_index(self, header: FileHeader):  # type: ignore[no-untyped-def]
+    def _open_index(self, header: FileHeader) -> File:
         path = join(self._directory, index_name(header.first_id))
         if self._disk.exists(path):
             index = self._disk.open(path, write=True)
