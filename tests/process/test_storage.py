@@ -489,6 +489,14 @@ def test_a_drain_acknowledges_what_was_queued_and_says_why_it_ends(make_daemon: 
     assert storages.run(look()) == last_id
 
 
+def test_it_can_be_stopped_from_the_moment_that_it_is_ready(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon()
+    for _ in range(3):
+        daemon.start()
+        assert daemon.stop() == 0
+    assert daemon.log.count("everything that was acknowledged is on the disk") == 3
+
+
 def test_one_directory_one_process_one_port(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     first = make_daemon("first").start()
     same_directory = make_daemon("second", directory=first.directory)

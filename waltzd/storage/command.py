@@ -22,7 +22,7 @@ import uvloop
 from waltzd import logs
 from waltzd.config import StorageConfig
 from waltzd.disk import RealDisk
-from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, FlushFailed
+from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, FlushFailed, WaltzError
 from waltzd.link import Server
 from waltzd.storage.directory import Directory
 from waltzd.storage.keeper import Keeper
@@ -98,9 +98,13 @@ async def _serve(
     config: StorageConfig, disk: RealDisk, directory: Directory, writers: ThreadPoolExecutor, readers: ThreadPoolExecutor
 ) -> None:
     keeper = Keeper(disk, directory, config, run_writing=_on(writers), run_reading=_on(readers), on_fatal=end_at_once)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number_of_signal in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number_of_signal, stop.set)
     keeper.start()
     servers, address, admin_address = await start_services(keeper)
-    for found in keeper.describe().assigned:
+    for found in (await keeper.describe()).assigned:
         is_sound = found.status is not None and found.status.is_sound
         code = found.refused.code if found.refused else None
         log.log(logging.INFO if is_sound else logging.ERROR, "%s", found.story, extra={"code": code})
@@ -108,12 +112,8 @@ async def _serve(
         f"waltzd storage is ready: listen={address} admin={admin_address} directory={config.directory}",
         flush=True,
     )
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number_of_signal in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number_of_signal, stop.set)
     while not stop.is_set():
-        await keeper.keep_reserve()
+        await _keep_reserve(keeper)
         try:
             await asyncio.wait_for(stop.wait(), RESERVE_SECONDS)
         except TimeoutError:
@@ -121,6 +121,16 @@ async def _serve(
     log.info("stopping: finishing what is under way, for at most %d seconds", config.drain_seconds)
     await _drain(config, keeper, servers)
     log.info("stopped: everything that was acknowledged is on the disk, and marked so")
+
+
+async def _keep_reserve(keeper: Keeper) -> None:
+    """A reserve that cannot be kept is a worry for the next start, not a reason to end this one."""
+    try:
+        await keeper.keep_reserve()
+    except FlushFailed as error:
+        end_at_once(error)
+    except WaltzError as error:
+        log.warning("%s the reserve for a start on a full disk cannot be kept: %s", error.code, error.message)
 
 
 async def _drain(config: StorageConfig, keeper: Keeper, servers: list[Server]) -> None:

@@ -304,7 +304,12 @@ class Keeper:
     async def keep_reserve(self) -> None:
         await self._run_writing(self._directory.keep_reserve)
 
-    def describe(self) -> StorageDescription:
+    async def describe(self) -> StorageDescription:
+        """On a thread: it looks at every file."""
+        found: StorageDescription = await self._run_reading(self._describe_all)
+        return found
+
+    def _describe_all(self) -> StorageDescription:
         header = self._directory.control.header
         return StorageDescription(
             cluster_key=header.key,

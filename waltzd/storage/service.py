@@ -161,7 +161,10 @@ class StorageAdminService(StorageAdminServicer):
         self._keeper = keeper
 
     async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.StorageDescription:
-        return description_message(self._keeper.describe())
+        try:
+            return description_message(await self._keeper.describe())
+        except WaltzError as error:  # a partition went away while it was looked at
+            await abort(context, error)
 
     async def _for_each(
         self,

@@ -1,0 +1,24 @@
+"""The storage process: what does not end it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from waltzd.errors import NoPermission
+from waltzd.storage import command
+
+
+def test_a_reserve_that_cannot_be_kept_is_said_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+    class Keeper:
+        async def keep_reserve(self) -> None:
+            raise NoPermission("creating the reserve: Read-only file system (EROFS)")
+
+    keeper: Any = Keeper()
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(command._keep_reserve(keeper))
+    assert "W1005" in caplog.text
+    assert "Read-only file system" in caplog.text
