@@ -1,145 +1,176 @@
 """What Waltz does, shown on a scratch directory: `./dev demo`.
 
-Every step is a command that is printed as one would type it, then run for real, with the exit code that it must have. So
-the demonstration is a test as well: it ends with 1 when a step does not do what it says.
+A real cluster, two applications with many clients that race, and a server that is killed while they do. Every step is a
+command that is printed as one would type it, then run for real, with the exit code that it must have. So the demonstration
+is a test as well: it ends with 1 when something does not hold.
 """
 
 from __future__ import annotations
 
-import asyncio
+import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.process.daemon import PARTITIONS, Daemon
+from waltzctl.blueprint import BLUEPRINT
+from waltzctl.local import LocalCluster
+from waltzctl.overview import PartitionView
 from waltzd import storages
-from waltzd.errors import CannotConnect
-from waltzd.record import encode_payloads
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNHEALTHY, WaltzError
 
 ROOT = Path(__file__).parents[1]
 SCRATCH = Path(".local/demo")
-STORAGE = SCRATCH / "storage"
-SEGMENT = STORAGE / "0" / "0000000000000000190.seg"
-INDEX = SEGMENT.with_suffix(".idx")
-DAMAGED_ID, DAMAGED_BYTE = 196, 1_350
+COUNTER_PARTITION, BANK_PARTITION = 0, 1
+COUNTER = ["--clients", "8", "--changes", "60"]
+BANK = ["--branches", "3", "--first-branch", str(BANK_PARTITION), "--accounts", "8", "--transfers", "150"]
+DATABASES = 4
+KILL_AFTER = 60
+"""Committed transactions of each application: both are in the middle of their work then."""
+PATIENCE_SECONDS = 120
+SEGMENT_HEADER_BYTES, DAMAGED_BYTE = 128, 1_000
 
 
-@dataclass(frozen=True)
-class Step:
-    """A sentence, something that happens without a command, a command, and how the command must end."""
-
-    says: str
-    command: list[str]
-    exit_code: int = 0
+class NotAsSaid(Exception):
+    """A step did not do what it says."""
 
 
-def change_byte(path: Path, offset: int, mask: int) -> None:
-    raw = bytearray((ROOT / path).read_bytes())
-    raw[offset] ^= mask
-    (ROOT / path).write_bytes(raw)
+def say(sentence: str) -> None:
+    print(f"\n# {sentence}", flush=True)
 
 
-def run(step: Step) -> bool:
-    print(f"\n# {step.says}\n$ {' '.join(step.command)}", flush=True)
-    program = Path(sys.executable).parent / step.command[0]
-    done = subprocess.run([program, *step.command[1:]], cwd=ROOT, check=False)
-    print(f"(exit code {done.returncode})", flush=True)
-    if done.returncode != step.exit_code:
-        print(f"This step should have ended with {step.exit_code}.", file=sys.stderr)
-    return done.returncode == step.exit_code
+def start(command: Sequence[str | Path], *, ends: str = "") -> subprocess.Popen[str]:
+    words = [str(word) for word in command]
+    print(f"$ {shlex.join(words)}{ends}", flush=True)
+    program = sys.executable if words[0] == "python" else str(Path(sys.executable).parent / words[0])
+    stdout = subprocess.PIPE if ends else None
+    return subprocess.Popen([program, *words[1:]], cwd=ROOT, stdout=stdout, text=True)
 
 
-# -- a storage, killed in the middle of its work
+def run(sentence: str, command: Sequence[str | Path], exit_code: int = EXIT_OK) -> None:
+    say(sentence)
+    check(start(command).wait(PATIENCE_SECONDS), exit_code)
 
 
-async def append_until_killed(daemon: Daemon) -> int:
-    """Appends as fast as the storage takes them, kills it after two hundred marks, returns the last one."""
-    acknowledged = -1
-    async with daemon.replicas() as replicas:
-        await replicas.open(0, 1, partitions=PARTITIONS)
-        await replicas.set_low_mark(0, 1, -1)
-        stream = replicas.append(0, 1)
-
-        async def send() -> None:
-            for first_id in range(0, 10_000_000, 50):
-                await stream.send(
-                    encode_payloads(first_id, [f"transaction {first_id + i}".encode() for i in range(50)]), -1
-                )
-
-        sending = asyncio.create_task(send())
-        try:
-            for _ in range(200):
-                mark = await stream.receive()
-                assert mark is not None
-                acknowledged = mark
-            daemon.kill()
-            await sending
-        except CannotConnect:
-            return acknowledged
-    raise AssertionError("the storage was killed and nobody noticed")
+def check(code: int, expected: int = EXIT_OK) -> None:
+    print(f"(exit code {code})", flush=True)
+    if code != expected:
+        raise NotAsSaid(f"this step should have ended with {expected}")
 
 
-async def count_what_is_there(daemon: Daemon) -> int:
-    async with daemon.replicas() as replicas:
-        status = await replicas.open(0, 2, partitions=PARTITIONS)
-        assert status.is_sound
-        expected = 0
-        async for found in replicas.read(0, 0, session=2):
-            for number in range(len(found)):
-                record = found.record(number)
-                assert (record.id, record.payload) == (expected, f"transaction {expected}".encode())
-                expected += 1
-        return expected
+def clear(directory: Path) -> None:
+    """What an earlier demonstration left, running or not."""
+    if (ROOT / directory / BLUEPRINT).exists():
+        LocalCluster.find(ROOT / directory).stop()
+    shutil.rmtree(ROOT / directory, ignore_errors=True)
 
 
-def show_storage() -> bool:
-    daemon = Daemon(ROOT / SCRATCH / "node")
-    print("\n# A storage daemon, with one partition.\n$ waltzd storage --config .local/demo/node/storage.yml &", flush=True)
-    with daemon:
-        created = ["waltzctl", "storage", "create-partition", daemon.admin_listen, "0"]
-        if not run(Step("Partitions are made by an operator.", created)):
-            return False
-        print("\n# Records are appended over gRPC, in frames of 50, and the daemon is killed with SIGKILL.", flush=True)
-        acknowledged = storages.run(append_until_killed(daemon))
-        print(f"acknowledged before the kill: ids 0 to {acknowledged:,}")
-    with daemon:
-        found = storages.run(count_what_is_there(daemon))
-        print(
-            f"after the restart, all checked: ids 0 to {found - 1:,}; lost: {max(0, acknowledged + 1 - found)}", flush=True
-        )
-        described = run(Step("The daemon about itself.", ["waltzctl", "storage", "describe", daemon.admin_listen]))
-        daemon.stop()
-    verify = ["waltzctl", "verify-segments", str(SCRATCH / "node" / "data")]
-    return described and found > acknowledged and run(Step("And its files, once it has stopped.", verify))
+# -- the race ----------------------------------------------------------------------------------------------------------
 
 
-def main() -> int:
-    shutil.rmtree(ROOT / SCRATCH, ignore_errors=True)
-    results = [show_storage()]
-    shutil.copytree(ROOT / "tests/fixtures/java-waltz-a/storage0", ROOT / STORAGE)
-    verify = ["waltzctl", "verify-segments", str(STORAGE)]
-    results += [
-        run(Step("A storage directory that the original Waltz wrote, in Java. Every record is checked.", verify)),
+def race(cluster: LocalCluster, directory: Path) -> None:
+    say(f"Eight clients change one counter that must never be negative, and {DATABASES} move money between accounts.")
+    servers = ["--servers", ",".join(cluster.server_addresses)]
+    databases = [word for number in range(DATABASES) for word in ("--database", f"{directory}/bank-{number}.db")]
+    applications = [
+        start(["python", "-m", "tests.examples.counter", *servers, *COUNTER], ends=" &"),
+        start(["python", "-m", "tests.examples.bank", *servers, *databases, *BANK], ends=" &"),
     ]
-    change_byte(SEGMENT, DAMAGED_BYTE, 0x01)
-    dump = ["waltzctl", "segment", "dump", str(SEGMENT), "--from", str(DAMAGED_ID - 1), "--to", str(DAMAGED_ID + 1)]
-    results += [
-        run(Step("One bit of one byte is changed. It is found, with its record and its place.", verify, 8)),
-        run(Step("The same place, taken apart for a person to read.", dump)),
-    ]
-    change_byte(SEGMENT, DAMAGED_BYTE, 0x01)
-    change_byte(INDEX, 1_000, 0x01)
-    rebuild = ["waltzctl", "rebuild-index", str(STORAGE)]
-    results += [
-        run(Step("The bit is put right, and a byte of an index is changed instead: only the way to the data.", verify, 8)),
-        run(Step("An index can always be made again from the data. Sound ones are left alone.", rebuild)),
-        run(Step("All is well again.", verify)),
-    ]
-    print(f"\nThe directory is {STORAGE}: look around, damage something, and run the commands again.")
-    return 0 if all(results) else 1
+    try:
+        kill_owner(cluster)
+        if any(application.poll() is not None for application in applications):
+            raise NotAsSaid("the applications should have been in the middle of their work")
+        say("They go on: what was under way is found in the log, or is certain not to be there and is tried again.")
+        for application in applications:
+            told, _ = application.communicate(timeout=PATIENCE_SECONDS)
+            print("\n".join(told.splitlines()[:2]))
+            check(application.returncode)
+    finally:
+        for application in applications:
+            if application.poll() is None:
+                application.kill()
+            application.communicate()
+
+
+def kill_owner(cluster: LocalCluster) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        found = storages.run(cluster.overview()).partitions
+        committed = min(marks(found, COUNTER_PARTITION), marks(found, BANK_PARTITION))
+        if committed >= KILL_AFTER:
+            break
+        if time.monotonic() > deadline:
+            raise NotAsSaid(f"there should have been {KILL_AFTER} transactions by now: {committed + 1}")
+        time.sleep(0.05)
+    name = found[COUNTER_PARTITION].owner
+    assert name is not None
+    daemon = cluster.daemons[name]
+    assert daemon.life is not None
+    done = sum(marks(found, view.partition) + 1 for view in found)
+    say(f"In the middle of it, after {done} transactions, {name} is killed.")
+    print(f"$ kill -9 {daemon.life.pid}", flush=True)
+    daemon.kill()
+
+
+def marks(found: Sequence[PartitionView], partition: int) -> int:
+    said = found[partition].said
+    return said.committed if said is not None else -1
+
+
+# -- the files ---------------------------------------------------------------------------------------------------------
+
+
+def verify(cluster: LocalCluster, directory: Path) -> None:
+    homes = [str(directory / path.relative_to(cluster.directory)) for path in cluster.storage_directories]
+    run("Every byte that the storages kept is checked.", ["waltzctl", "verify-segments", *homes])
+    segment = ROOT / homes[0] / str(COUNTER_PARTITION) / f"{0:019d}.seg"
+    change_byte(segment, SEGMENT_HEADER_BYTES + DAMAGED_BYTE)
+    run(
+        "One bit of one record of one storage is changed. It is found, with its place.",
+        ["waltzctl", "verify-segments", f"{homes[0]}/{COUNTER_PARTITION}"],
+        EXIT_FINDINGS,
+    )
+    change_byte(segment, SEGMENT_HEADER_BYTES + DAMAGED_BYTE)
+
+
+def change_byte(path: Path, offset: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[offset] ^= 1
+    path.write_bytes(raw)
+
+
+def show(directory: Path) -> None:
+    up: list[str | Path] = ["waltzctl", "up", directory, "--detach"]
+    run("A cluster on this machine: ZooKeeper, three storages, two servers.", up)
+    cluster = LocalCluster.find(ROOT / directory)
+    try:
+        race(cluster, directory)
+        status: list[str | Path] = ["waltzctl", "status", directory]
+        run("The other server has taken the partitions over. The cluster says what is missing.", status, EXIT_UNHEALTHY)
+        run("What is missing is brought back.", up)
+        run("All is stopped in order.", ["waltzctl", "down", directory])
+    finally:
+        cluster.stop()
+    verify(cluster, directory)
+
+
+def main(arguments: Sequence[str]) -> int:
+    directory = Path(arguments[0]) if arguments else SCRATCH
+    started = time.monotonic()
+    try:
+        clear(directory)
+        show(directory)
+    except NotAsSaid as error:
+        print(f"\nThis is not as it should be: {error}.", file=sys.stderr)
+        return 1
+    except (WaltzError, subprocess.TimeoutExpired) as error:
+        print(f"\nThe demonstration could not go on: {error}", file=sys.stderr)
+        return 1
+    print(f"\nAll of it held, in {time.monotonic() - started:.0f} s. Look around: waltzctl up {directory}")
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

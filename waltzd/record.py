@@ -111,6 +111,18 @@ def empty_run(first_id: int) -> Run:
     return Run(first_id, memoryview(b""), np.zeros(1, np.int64))
 
 
+def join_runs(runs: Sequence[Run]) -> Run:
+    """Consecutive runs as one; nothing is copied when there is only one."""
+    assert runs
+    if len(runs) == 1:
+        return runs[0]
+    bounds, at = [np.zeros(1, np.int64)], 0
+    for run in runs:
+        bounds.append(run.bounds[1:] + at)
+        at += len(run.data)
+    return Run(runs[0].first_id, memoryview(b"".join([run.data for run in runs])), np.concatenate(bounds))
+
+
 def bounds_of(lengths: I64) -> I64:
     """Where each record starts and ends, from the payload lengths."""
     bounds = np.zeros(len(lengths) + 1, np.int64)

@@ -27,6 +27,8 @@ class ReplicaStatus:
     is_full: bool
     segments: int
     findings: tuple[Finding, ...]
+    damaged_segments: tuple[int, ...] = ()
+    """The first ids of the segment files that would heal it, in the order in which they can be installed."""
 
     @property
     def is_sound(self) -> bool:

@@ -99,8 +99,9 @@ def scan(
     index: File | None = None,
     on_run: OnRun | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    record_bytes_max: int | None = None,
 ) -> Stop:
-    """Check records from `offset` on, where `next_id` should start, until a bad one or `end`."""
+    """Check records from `offset` on, where `next_id` should start, until a bad one, one that is too large, or `end`."""
     buffer = bytearray(min(chunk_bytes, max(end - offset, 0)))
     while offset < end:
         want = min(len(buffer), end - offset)
@@ -112,7 +113,8 @@ def scan(
         bounds = _bounds(data, hint)
         if len(bounds) == 1:  # not one whole record in the chunk: a longer one, or nothing
             needed = OVERHEAD_BYTES + id_and_length(data)[1] if got >= OVERHEAD_BYTES else 0
-            if needed <= got or needed > end - offset or got < want:
+            is_too_large = record_bytes_max is not None and needed > record_bytes_max
+            if needed <= got or needed > end - offset or got < want or is_too_large:
                 return Stop(offset, next_id)
             buffer = bytearray(needed)
             continue

@@ -7,7 +7,7 @@ fast as the storage takes them, marks come back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
@@ -16,9 +16,9 @@ import grpc.aio
 
 from waltzd import wire_pb2 as wire
 from waltzd.checksum import crc32
-from waltzd.errors import BadFrame, WaltzError
+from waltzd.errors import BadFrame, CannotConnect, WaltzError
 from waltzd.finding import Finding
-from waltzd.link import error_of, lengths_of, open_channel, run_of
+from waltzd.link import GO_ON_KEY, error_of, lengths_of, open_channel, run_of
 from waltzd.messages import description_of, error_of_detail, finding_of, status_of
 from waltzd.record import Run, first_bad
 from waltzd.replica import ReplicaStatus, StorageDescription, VerifySummary
@@ -92,8 +92,11 @@ class ReplicaClient(_Client):
     def _target(self, partition: int, session: int | None) -> wire.Target:
         return wire.Target(cluster_key=self._key.bytes, partition=partition, session=session)
 
-    async def open(self, partition: int, session: int, *, partitions: int, seconds: float | None = None) -> ReplicaStatus:
-        request = wire.OpenRequest(target=self._target(partition, session), partitions=partitions)
+    async def open(
+        self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
+    ) -> ReplicaStatus:
+        """`create`: an empty replica where the storage holds nothing of the partition."""
+        request = wire.OpenRequest(target=self._target(partition, session), partitions=partitions, create=create)
         return status_of(await self._call(self._stub.Open, request, seconds))
 
     async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
@@ -144,9 +147,61 @@ class ReplicaClient(_Client):
         if not is_whole:
             raise BadFrame(f"segment {first_id} from {self.address} ended early, at byte {offset}")
 
+    async def install_segment(
+        self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[bytes]
+    ) -> ReplicaStatus:
+        """Send a whole segment file. The pieces are asked for when the storage has agreed to take it; `file_bytes` is 0
+        where the size is not known before. What is wrong with the pieces themselves is raised as it is."""
+        call = self._stub.InstallSegment()
+        try:
+            await self._send_file(call, self._target(partition, session), first_id, file_bytes, pieces)
+            return status_of(await self._finished(call, call))
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+        finally:
+            call.cancel()
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+
+    async def _send_file(
+        self, call: Any, target: wire.Target, first_id: int, file_bytes: int, pieces: AsyncIterator[bytes]
+    ) -> None:
+        """Until all is sent, or the storage has answered before; what it answered is found by whoever awaits the call."""
+        first = wire.InstallChunk(target=target, first_id=first_id, file_bytes=file_bytes)
+        try:
+            await self._finished(call, call.write(first))
+            if GO_ON_KEY not in dict(await self._finished(call, call.initial_metadata())):
+                return  # a write to a call that is over would take the place of its status
+            offset, crc = 0, 0
+            async for piece in pieces:
+                crc = crc32(piece, crc)
+                await self._finished(call, call.write(wire.InstallChunk(offset=offset, data=piece, crc=crc32(piece))))
+                offset += len(piece)
+            await self._finished(call, call.write(wire.InstallChunk(offset=offset, sent_crc=crc)))
+            await self._finished(call, call.done_writing())
+        except asyncio.InvalidStateError:  # it has answered already
+            return
+
+    async def _finished(self, call: Any, work: Awaitable[T]) -> T:
+        """The outcome of one step of a call, in time. The call is cancelled before the step is: the other way round gRPC
+        ends it here only, and the storage would never hear of it."""
+        step = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((step,), timeout=self._seconds)
+        finally:
+            if not step.done():
+                call.cancel()
+                step.cancel()
+                await asyncio.gather(step, return_exceptions=True)
+        if step.cancelled():
+            raise CannotConnect(f"{self.address} did not go on with a segment file for {self._seconds:.0f} seconds")
+        return step.result()
+
 
 class AppendStream:
-    """Records to one replica. `send` waits only while the connection is full; `receive` gives the next mark."""
+    """Records to one replica. `send` waits only while the connection is full; `receive` gives the next mark.
+
+    Whoever gives up a `send` that waits must `cancel` the stream before."""
 
     def __init__(self, call: Any, target: wire.Target) -> None:
         self._call = call
@@ -166,7 +221,14 @@ class AppendStream:
     async def start(self) -> None:
         """Say who calls without sending records yet: what is wrong with the session shows before the first record."""
         frame, self._target = wire.AppendFrame(target=self._target), None
-        await self._write(frame)
+        step = asyncio.ensure_future(self._write(frame))
+        try:
+            await asyncio.shield(step)
+        except asyncio.CancelledError:
+            # A write that is cancelled ends the call here only, and the storage would never hear of it: so the call first.
+            self._call.cancel()
+            await asyncio.gather(step, return_exceptions=True)
+            raise
 
     async def _write(self, frame: wire.AppendFrame) -> None:
         if self._refusal is not None:

@@ -11,6 +11,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -21,6 +22,25 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _FeedMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FeedModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FeedMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FEED_MODE_UNSPECIFIED: _FeedMode.ValueType  # 0
+    FEED_MODE_RECORDS: _FeedMode.ValueType  # 1
+    FEED_MODE_HEADS: _FeedMode.ValueType  # 2
+    FEED_MODE_NONE: _FeedMode.ValueType  # 3
+
+class FeedMode(_FeedMode, metaclass=_FeedModeEnumTypeWrapper): ...
+
+FEED_MODE_UNSPECIFIED: FeedMode.ValueType  # 0
+FEED_MODE_RECORDS: FeedMode.ValueType  # 1
+FEED_MODE_HEADS: FeedMode.ValueType  # 2
+FEED_MODE_NONE: FeedMode.ValueType  # 3
+Global___FeedMode: _TypeAlias = FeedMode  # noqa: Y015
 
 @_typing.final
 class ErrorDetail(_message.Message):
@@ -110,8 +130,11 @@ class OpenRequest(_message.Message):
 
     TARGET_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    CREATE_FIELD_NUMBER: _builtins.int
     partitions: _builtins.int
     """How many partitions the cluster has; must agree."""
+    create: _builtins.bool
+    """Where the storage holds nothing of the partition: make an empty replica, a new incarnation."""
     @_builtins.property
     def target(self) -> Global___Target: ...
     def __init__(
@@ -119,10 +142,11 @@ class OpenRequest(_message.Message):
         *,
         target: Global___Target | None = ...,
         partitions: _builtins.int = ...,
+        create: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create", b"create", "partitions", b"partitions", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -226,6 +250,7 @@ class ReplicaStatus(_message.Message):
     FULL_FIELD_NUMBER: _builtins.int
     SEGMENTS_FIELD_NUMBER: _builtins.int
     FINDINGS_FIELD_NUMBER: _builtins.int
+    DAMAGED_SEGMENTS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.bytes
     promised_session: _builtins.int
@@ -242,6 +267,10 @@ class ReplicaStatus(_message.Message):
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
         """Not empty: the replica does not vouch for what it holds."""
 
+    @_builtins.property
+    def damaged_segments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The first ids of segments that `InstallSegment` can replace to heal it."""
+
     def __init__(
         self,
         *,
@@ -257,10 +286,11 @@ class ReplicaStatus(_message.Message):
         full: _builtins.bool = ...,
         segments: _builtins.int = ...,
         findings: _abc.Iterable[Global___Finding] | None = ...,
+        damaged_segments: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "committed", b"committed", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "committed", b"committed", "damaged_segments", b"damaged_segments", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -366,19 +396,23 @@ class RunFrame(_message.Message):
     FIRST_ID_FIELD_NUMBER: _builtins.int
     LENGTHS_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
     first_id: _builtins.int
     lengths: _builtins.bytes
     records: _builtins.bytes
+    heads: _builtins.bytes
+    """Instead of `lengths` and `records`, where only heads were asked for: 36 bytes each."""
     def __init__(
         self,
         *,
         first_id: _builtins.int = ...,
         lengths: _builtins.bytes = ...,
         records: _builtins.bytes = ...,
+        heads: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_id", b"first_id", "lengths", b"lengths", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_id", b"first_id", "heads", b"heads", "lengths", b"lengths", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -511,6 +545,52 @@ class FileChunk(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sent_crc) -> _WhichOneofReturnType__sent_crc | None: ...
 
 Global___FileChunk: _TypeAlias = FileChunk  # noqa: Y015
+
+@_typing.final
+class InstallChunk(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    FIRST_ID_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    CRC_FIELD_NUMBER: _builtins.int
+    FILE_BYTES_FIELD_NUMBER: _builtins.int
+    SENT_CRC_FIELD_NUMBER: _builtins.int
+    first_id: _builtins.int
+    """The first id of the segment."""
+    offset: _builtins.int
+    data: _builtins.bytes
+    crc: _builtins.int
+    """CRC-32 of `data`."""
+    file_bytes: _builtins.int
+    """Size of the whole file."""
+    sent_crc: _builtins.int
+    """In the last chunk: CRC-32 of everything."""
+    @_builtins.property
+    def target(self) -> Global___Target:
+        """In the first chunk only."""
+
+    def __init__(
+        self,
+        *,
+        target: Global___Target | None = ...,
+        first_id: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        crc: _builtins.int = ...,
+        file_bytes: _builtins.int = ...,
+        sent_crc: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sent_crc", b"_sent_crc", "sent_crc", b"sent_crc", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sent_crc", b"_sent_crc", "crc", b"crc", "data", b"data", "file_bytes", b"file_bytes", "first_id", b"first_id", "offset", b"offset", "sent_crc", b"sent_crc", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__sent_crc: _TypeAlias = _typing.Literal["sent_crc"]  # noqa: Y015
+    _WhichOneofArgType__sent_crc: _TypeAlias = _typing.Literal["_sent_crc", b"_sent_crc"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sent_crc) -> _WhichOneofReturnType__sent_crc | None: ...
+
+Global___InstallChunk: _TypeAlias = InstallChunk  # noqa: Y015
 
 @_typing.final
 class DescribeRequest(_message.Message):
@@ -867,3 +947,703 @@ class VerifySummary(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifySummary: _TypeAlias = VerifySummary  # noqa: Y015
+
+@_typing.final
+class LocateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateRequest: _TypeAlias = LocateRequest  # noqa: Y015
+
+@_typing.final
+class Topology(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
+    SERVERS_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.str
+    cluster_key: _builtins.bytes
+    @_builtins.property
+    def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___Place]:
+        """One for each partition, in order."""
+
+    @_builtins.property
+    def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerAddress]: ...
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.str = ...,
+        cluster_key: _builtins.bytes = ...,
+        places: _abc.Iterable[Global___Place] | None = ...,
+        servers: _abc.Iterable[Global___ServerAddress] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "cluster_key", b"cluster_key", "places", b"places", "servers", b"servers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Topology: _TypeAlias = Topology  # noqa: Y015
+
+@_typing.final
+class Place(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    server: _builtins.str
+    """Absent: nobody owns it at the moment."""
+    address: _builtins.str
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        server: _builtins.str | None = ...,
+        address: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_address", b"_address", "_server", b"_server", "address", b"address", "server", b"server"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_address", b"_address", "_server", b"_server", "address", b"address", "generation", b"generation", "server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__address: _TypeAlias = _typing.Literal["address"]  # noqa: Y015
+    _WhichOneofArgType__address: _TypeAlias = _typing.Literal["_address", b"_address"]  # noqa: Y015
+    _WhichOneofReturnType__server: _TypeAlias = _typing.Literal["server"]  # noqa: Y015
+    _WhichOneofArgType__server: _TypeAlias = _typing.Literal["_server", b"_server"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__address) -> _WhichOneofReturnType__address | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__server) -> _WhichOneofReturnType__server | None: ...
+
+Global___Place: _TypeAlias = Place  # noqa: Y015
+
+@_typing.final
+class ServerAddress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    address: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServerAddress: _TypeAlias = ServerAddress  # noqa: Y015
+
+@_typing.final
+class RegisterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterRequest: _TypeAlias = RegisterRequest  # noqa: Y015
+
+@_typing.final
+class Registration(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: _builtins.int
+    client: _builtins.int
+    def __init__(
+        self,
+        *,
+        client: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Registration: _TypeAlias = Registration  # noqa: Y015
+
+@_typing.final
+class PartitionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    partition: _builtins.int
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionRequest: _TypeAlias = PartitionRequest  # noqa: Y015
+
+@_typing.final
+class MarkReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MARK_FIELD_NUMBER: _builtins.int
+    mark: _builtins.int
+    def __init__(
+        self,
+        *,
+        mark: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mark", b"mark"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MarkReply: _TypeAlias = MarkReply  # noqa: Y015
+
+@_typing.final
+class FetchRecordsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    FIRST_ID_FIELD_NUMBER: _builtins.int
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    HEADS_ONLY_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    partition: _builtins.int
+    first_id: _builtins.int
+    last_id: _builtins.int
+    """Absent: up to the high-water mark."""
+    heads_only: _builtins.bool
+    """Answer with `heads` instead of `records`."""
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        first_id: _builtins.int = ...,
+        last_id: _builtins.int | None = ...,
+        heads_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "last_id", b"last_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "cluster_key", b"cluster_key", "first_id", b"first_id", "heads_only", b"heads_only", "last_id", b"last_id", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__last_id: _TypeAlias = _typing.Literal["last_id"]  # noqa: Y015
+    _WhichOneofArgType__last_id: _TypeAlias = _typing.Literal["_last_id", b"_last_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_id) -> _WhichOneofReturnType__last_id | None: ...
+
+Global___FetchRecordsRequest: _TypeAlias = FetchRecordsRequest  # noqa: Y015
+
+@_typing.final
+class ClientFrame(_message.Message):
+    """Any of the parts may be there; they are taken in this order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOUNT_FIELD_NUMBER: _builtins.int
+    CREDIT_FIELD_NUMBER: _builtins.int
+    APPEND_FIELD_NUMBER: _builtins.int
+    FLUSH_FIELD_NUMBER: _builtins.int
+    credit: _builtins.int
+    """So many more bytes of feed may be sent."""
+    flush: _builtins.int
+    """Answer with `flushed` of this number when everything before it is decided."""
+    @_builtins.property
+    def mount(self) -> Global___MountRequest:
+        """First, and only first."""
+
+    @_builtins.property
+    def append(self) -> Global___AppendBatch: ...
+    def __init__(
+        self,
+        *,
+        mount: Global___MountRequest | None = ...,
+        credit: _builtins.int | None = ...,
+        append: Global___AppendBatch | None = ...,
+        flush: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "_flush", b"_flush", "append", b"append", "credit", b"credit", "flush", b"flush", "mount", b"mount"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "_flush", b"_flush", "append", b"append", "credit", b"credit", "flush", b"flush", "mount", b"mount"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__credit: _TypeAlias = _typing.Literal["credit"]  # noqa: Y015
+    _WhichOneofArgType__credit: _TypeAlias = _typing.Literal["_credit", b"_credit"]  # noqa: Y015
+    _WhichOneofReturnType__flush: _TypeAlias = _typing.Literal["flush"]  # noqa: Y015
+    _WhichOneofArgType__flush: _TypeAlias = _typing.Literal["_flush", b"_flush"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__credit) -> _WhichOneofReturnType__credit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__flush) -> _WhichOneofReturnType__flush | None: ...
+
+Global___ClientFrame: _TypeAlias = ClientFrame  # noqa: Y015
+
+@_typing.final
+class MountRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    MARK_FIELD_NUMBER: _builtins.int
+    FEED_FIELD_NUMBER: _builtins.int
+    CREDIT_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    partition: _builtins.int
+    generation: _builtins.int
+    client: _builtins.int
+    number: _builtins.int
+    """Rises with every mount of this client on this partition."""
+    mark: _builtins.int
+    """The highest id that the client has applied; -1 for none."""
+    feed: Global___FeedMode.ValueType
+    credit: _builtins.int
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        client: _builtins.int = ...,
+        number: _builtins.int = ...,
+        mark: _builtins.int = ...,
+        feed: Global___FeedMode.ValueType = ...,
+        credit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "cluster_key", b"cluster_key", "credit", b"credit", "feed", b"feed", "generation", b"generation", "mark", b"mark", "number", b"number", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MountRequest: _TypeAlias = MountRequest  # noqa: Y015
+
+@_typing.final
+class AppendBatch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    MARKS_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    DATA_CRCS_FIELD_NUMBER: _builtins.int
+    LOCK_COUNTS_FIELD_NUMBER: _builtins.int
+    LOCK_IDS_FIELD_NUMBER: _builtins.int
+    LOCK_MODES_FIELD_NUMBER: _builtins.int
+    PAYLOADS_FIELD_NUMBER: _builtins.int
+    first_sequence: _builtins.int
+    marks: _builtins.bytes
+    """int64: the highest id that the client had seen when it built the transaction."""
+    headers: _builtins.bytes
+    """int32"""
+    lengths: _builtins.bytes
+    """uint32"""
+    data_crcs: _builtins.bytes
+    """uint32: CRC-32 of each payload."""
+    lock_counts: _builtins.bytes
+    """uint32; empty when no transaction has a lock."""
+    lock_ids: _builtins.bytes
+    """uint64"""
+    lock_modes: _builtins.bytes
+    """uint8: 1 READ, 2 WRITE, 3 APPEND"""
+    payloads: _builtins.bytes
+    """Back to back."""
+    def __init__(
+        self,
+        *,
+        first_sequence: _builtins.int = ...,
+        marks: _builtins.bytes = ...,
+        headers: _builtins.bytes = ...,
+        lengths: _builtins.bytes = ...,
+        data_crcs: _builtins.bytes = ...,
+        lock_counts: _builtins.bytes = ...,
+        lock_ids: _builtins.bytes = ...,
+        lock_modes: _builtins.bytes = ...,
+        payloads: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_crcs", b"data_crcs", "first_sequence", b"first_sequence", "headers", b"headers", "lengths", b"lengths", "lock_counts", b"lock_counts", "lock_ids", b"lock_ids", "lock_modes", b"lock_modes", "marks", b"marks", "payloads", b"payloads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendBatch: _TypeAlias = AppendBatch  # noqa: Y015
+
+@_typing.final
+class ServerFrame(_message.Message):
+    """Any of the parts may be there; they are taken in this order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOUNTED_FIELD_NUMBER: _builtins.int
+    COMMITTALS_FIELD_NUMBER: _builtins.int
+    REFUSALS_FIELD_NUMBER: _builtins.int
+    FEED_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
+    FLUSHED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    heads: _builtins.bytes
+    """Heads of 36 bytes each, as in the records."""
+    @_builtins.property
+    def mounted(self) -> Global___Mounted: ...
+    @_builtins.property
+    def committals(self) -> Global___Committals: ...
+    @_builtins.property
+    def refusals(self) -> Global___Refusals: ...
+    @_builtins.property
+    def feed(self) -> Global___RunFrame: ...
+    @_builtins.property
+    def flushed(self) -> Global___Flushed: ...
+    @_builtins.property
+    def refused(self) -> Global___ErrorDetail:
+        """The last of a stream."""
+
+    def __init__(
+        self,
+        *,
+        mounted: Global___Mounted | None = ...,
+        committals: Global___Committals | None = ...,
+        refusals: Global___Refusals | None = ...,
+        feed: Global___RunFrame | None = ...,
+        heads: _builtins.bytes | None = ...,
+        flushed: Global___Flushed | None = ...,
+        refused: Global___ErrorDetail | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "committals", b"committals", "feed", b"feed", "flushed", b"flushed", "heads", b"heads", "mounted", b"mounted", "refusals", b"refusals", "refused", b"refused"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "committals", b"committals", "feed", b"feed", "flushed", b"flushed", "heads", b"heads", "mounted", b"mounted", "refusals", b"refusals", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__heads: _TypeAlias = _typing.Literal["heads"]  # noqa: Y015
+    _WhichOneofArgType__heads: _TypeAlias = _typing.Literal["_heads", b"_heads"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__heads) -> _WhichOneofReturnType__heads | None: ...
+
+Global___ServerFrame: _TypeAlias = ServerFrame  # noqa: Y015
+
+@_typing.final
+class Mounted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    BARRIER_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    LOCKS_MAX_FIELD_NUMBER: _builtins.int
+    FRAME_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
+    barrier: _builtins.int
+    payload_bytes_max: _builtins.int
+    locks_max: _builtins.int
+    frame_bytes_max: _builtins.int
+    def __init__(
+        self,
+        *,
+        session: _builtins.int = ...,
+        barrier: _builtins.int = ...,
+        payload_bytes_max: _builtins.int = ...,
+        locks_max: _builtins.int = ...,
+        frame_bytes_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "frame_bytes_max", b"frame_bytes_max", "locks_max", b"locks_max", "payload_bytes_max", b"payload_bytes_max", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Mounted: _TypeAlias = Mounted  # noqa: Y015
+
+@_typing.final
+class Committals(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    sequences: _builtins.bytes
+    """int32"""
+    ids: _builtins.bytes
+    """int64"""
+    def __init__(
+        self,
+        *,
+        sequences: _builtins.bytes = ...,
+        ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Committals: _TypeAlias = Committals  # noqa: Y015
+
+@_typing.final
+class Refusals(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
+    CONFLICT_IDS_FIELD_NUMBER: _builtins.int
+    LOCKS_FIELD_NUMBER: _builtins.int
+    sequences: _builtins.bytes
+    """int32"""
+    reasons: _builtins.bytes
+    """uint8: 1 REAL, 2 IN_FLIGHT, 3 FLOOR, 4 NEW_OWNER, 5 LOST"""
+    conflict_ids: _builtins.bytes
+    """int64"""
+    locks: _builtins.bytes
+    """uint64"""
+    def __init__(
+        self,
+        *,
+        sequences: _builtins.bytes = ...,
+        reasons: _builtins.bytes = ...,
+        conflict_ids: _builtins.bytes = ...,
+        locks: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflict_ids", b"conflict_ids", "locks", b"locks", "reasons", b"reasons", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Refusals: _TypeAlias = Refusals  # noqa: Y015
+
+@_typing.final
+class Flushed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    MARK_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    mark: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        mark: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mark", b"mark", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Flushed: _TypeAlias = Flushed  # noqa: Y015
+
+@_typing.final
+class DescribeServerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeServerRequest: _TypeAlias = DescribeServerRequest  # noqa: Y015
+
+@_typing.final
+class ServerDescription(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    UPTIME_MS_FIELD_NUMBER: _builtins.int
+    COORDINATOR_CONNECTED_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    IS_LEADER_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    cluster_key: _builtins.bytes
+    instance: _builtins.bytes
+    version: _builtins.str
+    uptime_ms: _builtins.int
+    coordinator_connected: _builtins.bool
+    """False: it goes on with what it has and starts nothing new."""
+    draining: _builtins.bool
+    is_leader: _builtins.bool
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedPartition]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        cluster_key: _builtins.bytes = ...,
+        instance: _builtins.bytes = ...,
+        version: _builtins.str = ...,
+        uptime_ms: _builtins.int = ...,
+        coordinator_connected: _builtins.bool = ...,
+        draining: _builtins.bool = ...,
+        is_leader: _builtins.bool = ...,
+        partitions: _abc.Iterable[Global___OwnedPartition] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "coordinator_connected", b"coordinator_connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServerDescription: _TypeAlias = ServerDescription  # noqa: Y015
+
+@_typing.final
+class OwnedPartition(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    LOW_MARK_FIELD_NUMBER: _builtins.int
+    MOUNTS_FIELD_NUMBER: _builtins.int
+    TAIL_BYTES_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    generation: _builtins.int
+    session: _builtins.int
+    step: _builtins.str
+    """VOTING, RECORDING, SETTLING, ADMITTING, OPEN, CLOSED"""
+    waiting: _builtins.str
+    """What it waits for, in one sentence; empty when it waits for nothing."""
+    committed: _builtins.int
+    last_id: _builtins.int
+    low_mark: _builtins.int
+    mounts: _builtins.int
+    tail_bytes: _builtins.int
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedReplica]: ...
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        session: _builtins.int = ...,
+        step: _builtins.str = ...,
+        waiting: _builtins.str = ...,
+        committed: _builtins.int = ...,
+        last_id: _builtins.int = ...,
+        low_mark: _builtins.int = ...,
+        mounts: _builtins.int = ...,
+        tail_bytes: _builtins.int = ...,
+        replicas: _abc.Iterable[Global___OwnedReplica] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "step", b"step", "tail_bytes", b"tail_bytes", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OwnedPartition: _TypeAlias = OwnedPartition  # noqa: Y015
+
+@_typing.final
+class OwnedReplica(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORAGE_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DURABLE_ID_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    STORY_FIELD_NUMBER: _builtins.int
+    storage: _builtins.str
+    role: _builtins.str
+    state: _builtins.str
+    """CONNECTING, SETTLING, LIVE, SLOW, CATCHING_UP, DAMAGED, DOWN"""
+    durable_id: _builtins.int
+    counts: _builtins.bool
+    story: _builtins.str
+    def __init__(
+        self,
+        *,
+        storage: _builtins.str = ...,
+        role: _builtins.str = ...,
+        state: _builtins.str = ...,
+        durable_id: _builtins.int = ...,
+        counts: _builtins.bool = ...,
+        story: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "durable_id", b"durable_id", "role", b"role", "state", b"state", "storage", b"storage", "story", b"story"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OwnedReplica: _TypeAlias = OwnedReplica  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    draining: _builtins.bool
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        draining: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "draining", b"draining"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainReply: _TypeAlias = DrainReply  # noqa: Y015

@@ -70,6 +70,11 @@ class ReplicaStub:
                 request_serializer=waltzd_dot_wire__pb2.FetchRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire__pb2.FileChunk.FromString,
                 _registered_method=True)
+        self.InstallSegment = channel.stream_unary(
+                '/waltz.v1.Replica/InstallSegment',
+                request_serializer=waltzd_dot_wire__pb2.InstallChunk.SerializeToString,
+                response_deserializer=waltzd_dot_wire__pb2.ReplicaStatus.FromString,
+                _registered_method=True)
 
 
 class ReplicaServicer:
@@ -123,6 +128,13 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def InstallSegment(self, request_iterator, context):
+        """A whole segment, to stand behind the last one or in the place of a damaged one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -160,6 +172,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.FetchSegment,
                     request_deserializer=waltzd_dot_wire__pb2.FetchRequest.FromString,
                     response_serializer=waltzd_dot_wire__pb2.FileChunk.SerializeToString,
+            ),
+            'InstallSegment': grpc.stream_unary_rpc_method_handler(
+                    servicer.InstallSegment,
+                    request_deserializer=waltzd_dot_wire__pb2.InstallChunk.FromString,
+                    response_serializer=waltzd_dot_wire__pb2.ReplicaStatus.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -352,6 +369,33 @@ class Replica:
             '/waltz.v1.Replica/FetchSegment',
             waltzd_dot_wire__pb2.FetchRequest.SerializeToString,
             waltzd_dot_wire__pb2.FileChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InstallSegment(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/waltz.v1.Replica/InstallSegment',
+            waltzd_dot_wire__pb2.InstallChunk.SerializeToString,
+            waltzd_dot_wire__pb2.ReplicaStatus.FromString,
             options,
             channel_credentials,
             insecure,
@@ -599,6 +643,388 @@ class StorageAdmin:
             '/waltz.v1.StorageAdmin/Verify',
             waltzd_dot_wire__pb2.VerifyRequest.SerializeToString,
             waltzd_dot_wire__pb2.VerifyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class LogStub:
+    """-- the log, seen by applications ------------------------------------------------------------------------------------
+
+    Numbers in columns are big-endian; each column has one entry for each transaction, or for each lock.
+
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Locate = channel.unary_unary(
+                '/waltz.v1.Log/Locate',
+                request_serializer=waltzd_dot_wire__pb2.LocateRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire__pb2.Topology.FromString,
+                _registered_method=True)
+        self.Register = channel.unary_unary(
+                '/waltz.v1.Log/Register',
+                request_serializer=waltzd_dot_wire__pb2.RegisterRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire__pb2.Registration.FromString,
+                _registered_method=True)
+        self.Mount = channel.stream_stream(
+                '/waltz.v1.Log/Mount',
+                request_serializer=waltzd_dot_wire__pb2.ClientFrame.SerializeToString,
+                response_deserializer=waltzd_dot_wire__pb2.ServerFrame.FromString,
+                _registered_method=True)
+        self.HighWaterMark = channel.unary_unary(
+                '/waltz.v1.Log/HighWaterMark',
+                request_serializer=waltzd_dot_wire__pb2.PartitionRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire__pb2.MarkReply.FromString,
+                _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/waltz.v1.Log/Fetch',
+                request_serializer=waltzd_dot_wire__pb2.FetchRecordsRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire__pb2.RunFrame.FromString,
+                _registered_method=True)
+
+
+class LogServicer:
+    """-- the log, seen by applications ------------------------------------------------------------------------------------
+
+    Numbers in columns are big-endian; each column has one entry for each transaction, or for each lock.
+
+    """
+
+    def Locate(self, request, context):
+        """Where the partitions are. Any server answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Register(self, request, context):
+        """A client id that nobody else ever had or will have.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Mount(self, request_iterator, context):
+        """One client on one partition: appends in, outcomes and feed out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HighWaterMark(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """Committed records by id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_LogServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Locate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Locate,
+                    request_deserializer=waltzd_dot_wire__pb2.LocateRequest.FromString,
+                    response_serializer=waltzd_dot_wire__pb2.Topology.SerializeToString,
+            ),
+            'Register': grpc.unary_unary_rpc_method_handler(
+                    servicer.Register,
+                    request_deserializer=waltzd_dot_wire__pb2.RegisterRequest.FromString,
+                    response_serializer=waltzd_dot_wire__pb2.Registration.SerializeToString,
+            ),
+            'Mount': grpc.stream_stream_rpc_method_handler(
+                    servicer.Mount,
+                    request_deserializer=waltzd_dot_wire__pb2.ClientFrame.FromString,
+                    response_serializer=waltzd_dot_wire__pb2.ServerFrame.SerializeToString,
+            ),
+            'HighWaterMark': grpc.unary_unary_rpc_method_handler(
+                    servicer.HighWaterMark,
+                    request_deserializer=waltzd_dot_wire__pb2.PartitionRequest.FromString,
+                    response_serializer=waltzd_dot_wire__pb2.MarkReply.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=waltzd_dot_wire__pb2.FetchRecordsRequest.FromString,
+                    response_serializer=waltzd_dot_wire__pb2.RunFrame.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'waltz.v1.Log', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('waltz.v1.Log', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Log:
+    """-- the log, seen by applications ------------------------------------------------------------------------------------
+
+    Numbers in columns are big-endian; each column has one entry for each transaction, or for each lock.
+
+    """
+
+    @staticmethod
+    def Locate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Log/Locate',
+            waltzd_dot_wire__pb2.LocateRequest.SerializeToString,
+            waltzd_dot_wire__pb2.Topology.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Register(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Log/Register',
+            waltzd_dot_wire__pb2.RegisterRequest.SerializeToString,
+            waltzd_dot_wire__pb2.Registration.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Mount(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/waltz.v1.Log/Mount',
+            waltzd_dot_wire__pb2.ClientFrame.SerializeToString,
+            waltzd_dot_wire__pb2.ServerFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HighWaterMark(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Log/HighWaterMark',
+            waltzd_dot_wire__pb2.PartitionRequest.SerializeToString,
+            waltzd_dot_wire__pb2.MarkReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/waltz.v1.Log/Fetch',
+            waltzd_dot_wire__pb2.FetchRecordsRequest.SerializeToString,
+            waltzd_dot_wire__pb2.RunFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class ServerAdminStub:
+    """-- a server, seen by an operator ------------------------------------------------------------------------------------
+
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Describe = channel.unary_unary(
+                '/waltz.v1.ServerAdmin/Describe',
+                request_serializer=waltzd_dot_wire__pb2.DescribeServerRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire__pb2.ServerDescription.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/waltz.v1.ServerAdmin/Drain',
+                request_serializer=waltzd_dot_wire__pb2.DrainRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire__pb2.DrainReply.FromString,
+                _registered_method=True)
+
+
+class ServerAdminServicer:
+    """-- a server, seen by an operator ------------------------------------------------------------------------------------
+
+    """
+
+    def Describe(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Give all partitions away and take no new ones; take part again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ServerAdminServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=waltzd_dot_wire__pb2.DescribeServerRequest.FromString,
+                    response_serializer=waltzd_dot_wire__pb2.ServerDescription.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=waltzd_dot_wire__pb2.DrainRequest.FromString,
+                    response_serializer=waltzd_dot_wire__pb2.DrainReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'waltz.v1.ServerAdmin', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('waltz.v1.ServerAdmin', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class ServerAdmin:
+    """-- a server, seen by an operator ------------------------------------------------------------------------------------
+
+    """
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.ServerAdmin/Describe',
+            waltzd_dot_wire__pb2.DescribeServerRequest.SerializeToString,
+            waltzd_dot_wire__pb2.ServerDescription.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.ServerAdmin/Drain',
+            waltzd_dot_wire__pb2.DrainRequest.SerializeToString,
+            waltzd_dot_wire__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,8 @@ class ReplicaStub:
     ListSegments: _grpc.UnaryUnaryMultiCallable[_wire_pb2.SegmentsRequest, _wire_pb2.SegmentList]
     FetchSegment: _grpc.UnaryStreamMultiCallable[_wire_pb2.FetchRequest, _wire_pb2.FileChunk]
     """A sealed segment as it is on the disk."""
+    InstallSegment: _grpc.StreamUnaryMultiCallable[_wire_pb2.InstallChunk, _wire_pb2.ReplicaStatus]
+    """A whole segment, to stand behind the last one or in the place of a damaged one."""
 
 @_typing.type_check_only
 class ReplicaAsyncStub(ReplicaStub):
@@ -69,6 +71,8 @@ class ReplicaAsyncStub(ReplicaStub):
     ListSegments: _aio.UnaryUnaryMultiCallable[_wire_pb2.SegmentsRequest, _wire_pb2.SegmentList]  # type: ignore[assignment]
     FetchSegment: _aio.UnaryStreamMultiCallable[_wire_pb2.FetchRequest, _wire_pb2.FileChunk]  # type: ignore[assignment]
     """A sealed segment as it is on the disk."""
+    InstallSegment: _aio.StreamUnaryMultiCallable[_wire_pb2.InstallChunk, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
+    """A whole segment, to stand behind the last one or in the place of a damaged one."""
 
 class ReplicaServicer(metaclass=_abc_1.ABCMeta):
     """A replica seen by the owner of its partition. Every call carries the cluster key and the session."""
@@ -127,6 +131,14 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_wire_pb2.FileChunk], _abc.AsyncIterator[_wire_pb2.FileChunk]]:
         """A sealed segment as it is on the disk."""
+
+    @_abc_1.abstractmethod
+    def InstallSegment(
+        self,
+        request_iterator: _MaybeAsyncIterator[_wire_pb2.InstallChunk],
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.ReplicaStatus, _abc.Awaitable[_wire_pb2.ReplicaStatus]]:
+        """A whole segment, to stand behind the last one or in the place of a damaged one."""
 
 def add_ReplicaServicer_to_server(servicer: ReplicaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -193,3 +205,128 @@ class StorageAdminServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_wire_pb2.VerifyReply], _abc.AsyncIterator[_wire_pb2.VerifyReply]]: ...
 
 def add_StorageAdminServicer_to_server(servicer: StorageAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class LogStub:
+    """-- the log, seen by applications ------------------------------------------------------------------------------------
+
+    Numbers in columns are big-endian; each column has one entry for each transaction, or for each lock.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> LogAsyncStub: ...
+    Locate: _grpc.UnaryUnaryMultiCallable[_wire_pb2.LocateRequest, _wire_pb2.Topology]
+    """Where the partitions are. Any server answers."""
+    Register: _grpc.UnaryUnaryMultiCallable[_wire_pb2.RegisterRequest, _wire_pb2.Registration]
+    """A client id that nobody else ever had or will have."""
+    Mount: _grpc.StreamStreamMultiCallable[_wire_pb2.ClientFrame, _wire_pb2.ServerFrame]
+    """One client on one partition: appends in, outcomes and feed out."""
+    HighWaterMark: _grpc.UnaryUnaryMultiCallable[_wire_pb2.PartitionRequest, _wire_pb2.MarkReply]
+    Fetch: _grpc.UnaryStreamMultiCallable[_wire_pb2.FetchRecordsRequest, _wire_pb2.RunFrame]
+    """Committed records by id."""
+
+@_typing.type_check_only
+class LogAsyncStub(LogStub):
+    """-- the log, seen by applications ------------------------------------------------------------------------------------
+
+    Numbers in columns are big-endian; each column has one entry for each transaction, or for each lock.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Locate: _aio.UnaryUnaryMultiCallable[_wire_pb2.LocateRequest, _wire_pb2.Topology]  # type: ignore[assignment]
+    """Where the partitions are. Any server answers."""
+    Register: _aio.UnaryUnaryMultiCallable[_wire_pb2.RegisterRequest, _wire_pb2.Registration]  # type: ignore[assignment]
+    """A client id that nobody else ever had or will have."""
+    Mount: _aio.StreamStreamMultiCallable[_wire_pb2.ClientFrame, _wire_pb2.ServerFrame]  # type: ignore[assignment]
+    """One client on one partition: appends in, outcomes and feed out."""
+    HighWaterMark: _aio.UnaryUnaryMultiCallable[_wire_pb2.PartitionRequest, _wire_pb2.MarkReply]  # type: ignore[assignment]
+    Fetch: _aio.UnaryStreamMultiCallable[_wire_pb2.FetchRecordsRequest, _wire_pb2.RunFrame]  # type: ignore[assignment]
+    """Committed records by id."""
+
+class LogServicer(metaclass=_abc_1.ABCMeta):
+    """-- the log, seen by applications ------------------------------------------------------------------------------------
+
+    Numbers in columns are big-endian; each column has one entry for each transaction, or for each lock.
+    """
+
+    @_abc_1.abstractmethod
+    def Locate(
+        self,
+        request: _wire_pb2.LocateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.Topology, _abc.Awaitable[_wire_pb2.Topology]]:
+        """Where the partitions are. Any server answers."""
+
+    @_abc_1.abstractmethod
+    def Register(
+        self,
+        request: _wire_pb2.RegisterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.Registration, _abc.Awaitable[_wire_pb2.Registration]]:
+        """A client id that nobody else ever had or will have."""
+
+    @_abc_1.abstractmethod
+    def Mount(
+        self,
+        request_iterator: _MaybeAsyncIterator[_wire_pb2.ClientFrame],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_wire_pb2.ServerFrame], _abc.AsyncIterator[_wire_pb2.ServerFrame]]:
+        """One client on one partition: appends in, outcomes and feed out."""
+
+    @_abc_1.abstractmethod
+    def HighWaterMark(
+        self,
+        request: _wire_pb2.PartitionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.MarkReply, _abc.Awaitable[_wire_pb2.MarkReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Fetch(
+        self,
+        request: _wire_pb2.FetchRecordsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_wire_pb2.RunFrame], _abc.AsyncIterator[_wire_pb2.RunFrame]]:
+        """Committed records by id."""
+
+def add_LogServicer_to_server(servicer: LogServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class ServerAdminStub:
+    """-- a server, seen by an operator ------------------------------------------------------------------------------------"""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> ServerAdminAsyncStub: ...
+    Describe: _grpc.UnaryUnaryMultiCallable[_wire_pb2.DescribeServerRequest, _wire_pb2.ServerDescription]
+    Drain: _grpc.UnaryUnaryMultiCallable[_wire_pb2.DrainRequest, _wire_pb2.DrainReply]
+    """Give all partitions away and take no new ones; take part again."""
+
+@_typing.type_check_only
+class ServerAdminAsyncStub(ServerAdminStub):
+    """-- a server, seen by an operator ------------------------------------------------------------------------------------"""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Describe: _aio.UnaryUnaryMultiCallable[_wire_pb2.DescribeServerRequest, _wire_pb2.ServerDescription]  # type: ignore[assignment]
+    Drain: _aio.UnaryUnaryMultiCallable[_wire_pb2.DrainRequest, _wire_pb2.DrainReply]  # type: ignore[assignment]
+    """Give all partitions away and take no new ones; take part again."""
+
+class ServerAdminServicer(metaclass=_abc_1.ABCMeta):
+    """-- a server, seen by an operator ------------------------------------------------------------------------------------"""
+
+    @_abc_1.abstractmethod
+    def Describe(
+        self,
+        request: _wire_pb2.DescribeServerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.ServerDescription, _abc.Awaitable[_wire_pb2.ServerDescription]]: ...
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _wire_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.DrainReply, _abc.Awaitable[_wire_pb2.DrainReply]]:
+        """Give all partitions away and take no new ones; take part again."""
+
+def add_ServerAdminServicer_to_server(servicer: ServerAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

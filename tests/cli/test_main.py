@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.example import examples
 from tests.process.daemon import Daemon
 from waltzctl.main import COMMANDS
 from waltzd.errors import EXIT_MEANING, tree
@@ -24,7 +25,9 @@ Tool = Callable[..., Any]
 OFFLINE = [["verify-segments"], ["rebuild-index"], ["segment", "dump"], ["errors", "list"], ["errors", "lookup"]]
 ONLINE = [["storage", name] for name in ("create-partition", "describe", "verify", "availability", "remove-partition")]
 """In an order in which the examples of their help can run, one verb after the other."""
-WORDS = OFFLINE + ONLINE
+CLUSTER = [["create-cluster"], ["cluster", "describe"], ["up"], ["status"], ["down"]]
+"""Their examples run in test_cluster and test_up."""
+WORDS = OFFLINE + ONLINE + CLUSTER
 
 
 def test_the_words_are_all_commands() -> None:
@@ -58,17 +61,9 @@ def test_every_help_tells_the_exit_codes(waltzctl: Tool, words: list[str]) -> No
     assert max(map(len, told.out.splitlines())) <= 100
 
 
-def examples(waltzctl: Tool, words: list[str]) -> list[list[str]]:
-    text = waltzctl(*words, "--help").out.split("Examples:")[1]
-    return [shlex.split(line.strip())[1:] for line in text.splitlines() if line.strip().startswith("waltzctl ")]
-
-
 @pytest.mark.parametrize("words", OFFLINE, ids=" ".join)
 def test_every_example_of_the_help_runs(waltzctl: Tool, storage: Path, words: list[str]) -> None:
-    found = examples(waltzctl, words)
-    assert len(found) >= 2
-    for arguments in found:
-        assert arguments[: len(words)] == words
+    for arguments in examples(waltzctl, words):
         done = waltzctl(*[argument.replace("/var/lib/waltz", str(storage)) for argument in arguments])
         assert (done.code, done.err) == (0, ""), arguments
 
@@ -76,10 +71,7 @@ def test_every_example_of_the_help_runs(waltzctl: Tool, storage: Path, words: li
 def test_every_example_for_a_running_storage_runs(waltzctl: Tool, tmp_path: Path) -> None:
     with Daemon(tmp_path) as daemon:
         for words in ONLINE:
-            found = examples(waltzctl, words)
-            assert len(found) >= 2
-            for arguments in found:
-                assert arguments[: len(words)] == words
+            for arguments in examples(waltzctl, words):
                 done = waltzctl(*[argument.replace("127.0.0.1:55281", daemon.admin_listen) for argument in arguments])
                 assert (done.code, done.err) == (0, ""), arguments
 

@@ -41,7 +41,10 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
         if "waltzd storage" in block:
             assert "partition 1: created" in done.stdout
             assert "everything that was acknowledged is on the disk" in done.stderr
-    assert tried == 2
+        if "waltzctl up" in block:
+            assert "Committed(" in done.stdout
+            assert "4 partitions open, on 2 servers and 3 storages" in done.stdout
+    assert tried == 3
 
 
 def test_the_readme_begins_with_its_two_commands() -> None:

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from waltzd.disk_sim import Loss, SimDisk
 from waltzd.index import IndexChecker
-from waltzd.layout import HEADER_BYTES, index_entries
+from waltzd.layout import HEADER_BYTES, FileHeader, index_entries
 from waltzd.record import Run, encode_payloads
 from waltzd.scan import survey
 from waltzd.storage.directory import Directory
@@ -117,8 +117,10 @@ class CrashRun:
             self.create(number)
             return
         choice = self.random.random()
-        if choice < 0.55:
+        if choice < 0.45:
             self.append(number)
+        elif choice < 0.55:
+            self.install(number)
         elif choice < 0.65:
             self.directory.partition(number).checkpoint()
         elif choice < 0.75:
@@ -170,6 +172,22 @@ class CrashRun:
         assert last_id == len(model.sent) - 1
         model.acked = list(model.sent)
         model.committed = max(model.committed, partition.committed)
+
+    def install(self, number: int) -> None:
+        """The next records as a segment file."""
+        model, partition = self.models[number], self.directory.partition(number)
+        runs = self.make_runs(len(model.acked))
+        for run in runs:
+            model.sent += [bytes(run.data[a:b]) for a, b in zip(run.bounds[:-1], run.bounds[1:], strict=True)]
+        first_id = len(model.acked)
+        header = FileHeader(created_ms=5, key=KEY, partition=number, first_id=first_id)
+        installation = partition.begin_installation(model.promised, first_id, 0)
+        for piece in (header.encode(), *(bytes(run.data) for run in runs)):
+            installation.write(piece)
+        installation.prove()
+        assert partition.install(model.promised, installation).last_id == len(model.sent) - 1
+        installation.abandon()
+        model.acked = list(model.sent)
 
     def send_again(self, number: int) -> None:
         """The same records under the same ids: acknowledged again, nothing written."""

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd import config
-from waltzd.config import MESSAGE_OVERHEAD_BYTES, TEXT_BYTES_MAX, StorageConfig, load, parse, resolved, show
+from waltzd import config, config_file
+from waltzd.config import MESSAGE_OVERHEAD_BYTES, StorageConfig
+from waltzd.config_file import TEXT_BYTES_MAX, resolved, show
 from waltzd.errors import BadConfig
 from waltzd.setting import Address, declared, parse_size, spell_size
 
@@ -20,10 +21,18 @@ ROOT = Path(__file__).parents[2]
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
 
 
+def parse(text: str) -> StorageConfig:
+    return config_file.parse(text, StorageConfig)
+
+
+def load(path: str) -> StorageConfig:
+    return config_file.load(path, StorageConfig)
+
+
 def problem(text: str) -> str:
     """What the user is told."""
     with pytest.raises(BadConfig) as caught:
-        parse(text, source="storage.yml")
+        config_file.parse(text, StorageConfig, source="storage.yml")
     return caught.value.message
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from waltzd.disk import Disk, Entry, RealDisk, join
+from waltzd.disk import Disk, Entry, Inode, RealDisk, join
 from waltzd.disk_sim import SimDisk
 from waltzd.errors import DirectoryHeld, NotRegularFile, PathMissing
 
@@ -196,3 +196,23 @@ def test_there_is_room_and_the_clock_does_not_go_back(place: Place) -> None:
     assert disk.free_bytes(root) > 0
     assert 1_600_000_000_000 < disk.now_ms() <= disk.now_ms()
     assert disk.fresh_id() != disk.fresh_id()
+
+
+def test_a_file_is_itself_under_every_name_and_a_copy_is_not(place: Place) -> None:
+    disk, root = place
+    path, other = join(root, "a"), join(root, "b")
+    disk.create(path).write(0, b"content")
+    first = disk.inode(path)
+    disk.open(path, write=True).write(0, b"changed")
+    disk.create(path).write(0, b"emptied and written again")
+    disk.rename(path, other)
+    assert disk.inode(other) == first
+    assert disk.inode(other).is_same(first)
+    disk.create(path).write(0, b"a copy")
+    assert not disk.inode(path).is_same(first)
+
+
+def test_a_number_that_is_used_again_is_told_by_its_generation() -> None:
+    assert not Inode(7, 1).is_same(Inode(7, 2))
+    assert not Inode(7, 1).is_same(Inode(8, 1))
+    assert Inode(7, 0).is_same(Inode(7, 2)), "where the file system does not say, the number has to do"

@@ -237,3 +237,16 @@ def test_the_medium_can_change_a_byte_behind_everyone() -> None:
     assert file.read(0, 9) == b"aXc"
     disk.power_cut()
     assert after(disk) == b"aXc"
+
+
+def test_a_crash_keeps_a_file_what_it_is_and_a_restored_disk_has_other_files() -> None:
+    disk = SimDisk(1)
+    for name in ("a", "b"):
+        disk.create(name).flush()
+    disk.flush_directory("")
+    before = disk.inode("a")
+    disk.power_cut()
+    assert disk.inode("a") == disk.clone(2).inode("a") == before
+    restored = disk.restored(3)
+    assert len({before, disk.inode("b"), restored.inode("a"), restored.inode("b")}) == 4
+    assert bytes(restored.content("a")) == bytes(disk.content("a"))

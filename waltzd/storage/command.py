@@ -11,7 +11,6 @@ import faulthandler
 import functools
 import logging
 import os
-import resource
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from waltzd.config import StorageConfig
 from waltzd.disk import RealDisk
 from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, FlushFailed, WaltzError
 from waltzd.link import Server
+from waltzd.open_files import allow_open_files
 from waltzd.storage.directory import Directory
 from waltzd.storage.keeper import Keeper
 from waltzd.storage.lane import RunBlocking
@@ -39,7 +39,7 @@ def run(config: StorageConfig) -> None:
     """Serve until told to stop."""
     logs.configure(config.log_format, config.log_level)
     faulthandler.enable()
-    _allow_open_files()
+    allow_open_files()
     disk = RealDisk()
     if not disk.exists(config.directory):
         disk.make_directory(config.directory)
@@ -51,7 +51,10 @@ def run(config: StorageConfig) -> None:
             key=config.cluster_key,
             partitions=config.partitions,
             settings=PartitionSettings(
-                segment_bytes_max=config.segment_bytes_max, free_bytes_min=config.free_bytes_min, say=log.info
+                segment_bytes_max=config.segment_bytes_max,
+                free_bytes_min=config.free_bytes_min,
+                record_bytes_max=config.record_bytes_max,
+                say=log.info,
             ),
             reserve_bytes=config.reserve_bytes,
         )
@@ -77,14 +80,6 @@ def end_at_once(error: BaseException) -> NoReturn:
                  error.detail_next_step, extra=error.facts)  # fmt: skip
     logging.shutdown()
     os._exit(EXIT_DISK_FAULT)
-
-
-def _allow_open_files() -> None:
-    """Two files for each open segment: take what the system lets this process have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(65536, hard) if hard != resource.RLIM_INFINITY else 65536
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _on(pool: ThreadPoolExecutor) -> RunBlocking:

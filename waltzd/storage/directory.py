@@ -172,6 +172,21 @@ class Directory:
         self._partitions[number] = partition
         return partition
 
+    def ensure_partition(self, number: int) -> Partition | None:
+        """An empty replica where there is none, or where nothing is left of the one that was: a new disk. Returns it when
+        it was made. Whatever is left of one, an operator decides about."""
+        is_assigned = self.control.info(number).is_assigned
+        if is_assigned and not (number in self._refused and self._is_blank(number)):
+            return None
+        if is_assigned:
+            self.remove_partition(number, delete_files=False)
+        self._settings.say(f"partition {number}: its owner asked for it and nothing is here; an empty replica is made")
+        return self.create_partition(number)
+
+    def _is_blank(self, number: int) -> bool:
+        path = self._path_of(number)
+        return not self._disk.exists(path) or not any(name.endswith(SEGMENT_SUFFIX) for name in self._disk.names(path))
+
     def remove_partition(self, number: int, *, delete_files: bool) -> str | None:
         """Take the partition off this storage. Its files are set aside unless they are to be deleted; returns where."""
         if not self.control.info(number).is_assigned:

@@ -30,6 +30,7 @@ from waltzd.ledger import Marks
 from waltzd.link import Link
 from waltzd.record import Run
 from waltzd.replica import PartitionDescription, ReplicaStatus, Statistics, StorageDescription
+from waltzd.storage.arrival import Arrivals
 from waltzd.storage.directory import Directory, PartitionLine
 from waltzd.storage.lane import Lane, RunBlocking
 from waltzd.storage.partition import Partition
@@ -68,6 +69,8 @@ class Keeper:
         self._lanes: dict[int, Lane] = {}
         self._streams: dict[Stream, None] = {}
         self._admin = asyncio.Lock()
+        self._arrivals = Arrivals(run_writing=run_writing, on_fatal=on_fatal, check_open=self._check_open)
+        self._proving = asyncio.Semaphore(max(1, config.flush_threads // 2))
         self._started_ns = monotonic_ns()
         self.statistics = Statistics()
         self.is_draining = False
@@ -109,9 +112,12 @@ class Keeper:
     def config(self) -> StorageConfig:
         return self._config
 
-    def check_key(self, key: UUID) -> None:
+    def _check_open(self) -> None:
         if self.is_draining:
             raise Draining("the storage is shutting down")
+
+    def check_key(self, key: UUID) -> None:
+        self._check_open()
         ours = self._directory.control.header.key
         if key != ours:
             raise ForeignCluster(f"this storage belongs to the cluster {ours}; the caller says {key}", key=ours)
@@ -125,14 +131,24 @@ class Keeper:
 
     # -- the replica protocol
 
-    async def open_session(self, number: int, session: int, partitions: int) -> ReplicaStatus:
+    async def open_session(self, number: int, session: int, partitions: int, *, create: bool = False) -> ReplicaStatus:
         ours = self._directory.control.header.partitions
         if partitions != ours:
             raise ForeignCluster(f"this storage belongs to a cluster of {ours} partitions; the caller says {partitions}")
+        if create and number not in self._lanes:
+            await self._ensure_partition(number)
         lane = self._lane(number)
-        status = await lane.call(lambda: lane.partition.open_session(session))
+        partition = lane.partition
+        await lane.call(lambda: partition.fence(session))
         lane.fence(session)
-        return status
+        # A tail can be long. Proving it takes a turn for each segment and half of the threads, so that everybody else's
+        # appends find theirs.
+        is_more = True
+        while is_more:
+            async with self._proving:
+                is_more = await lane.call(partition.prove_next)
+        partition.check_session(session)
+        return partition.status()
 
     async def set_low_mark(self, number: int, session: int, mark: int) -> ReplicaStatus:
         lane = self._lane(number)
@@ -141,6 +157,13 @@ class Keeper:
     async def truncate(self, number: int, session: int, mark: int) -> ReplicaStatus:
         lane = self._lane(number)
         return await lane.call(lambda: lane.partition.truncate(session, mark))
+
+    async def install_segment(
+        self, number: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[bytes]
+    ) -> ReplicaStatus:
+        """A whole segment file, to stand behind the last id or where one is damaged. The first piece is asked for when
+        the replica has agreed to take it."""
+        return await self._arrivals.take(self._lane(number), session, first_id, file_bytes, pieces)
 
     async def append(self, number: int, session: int, link: Link) -> None:
         """Serve one append stream until the sender has no more, or something ends it; the sender is told what."""
@@ -204,7 +227,7 @@ class Keeper:
         if session is not None:
             partition.check_session(session)
         return [
-            (first_id, last_id, self._disk.size(partition.sealed_path(first_id)))
+            (first_id, last_id, partition.bytes_of(first_id))
             for first_id, last_id in partition.sealed_segments()
             if self._may_see(partition, last_id, session)
         ]
@@ -243,13 +266,20 @@ class Keeper:
     # -- administration
 
     async def create_partition(self, number: int) -> None:
+        await self._make(self._directory.create_partition, number)
+
+    async def _ensure_partition(self, number: int) -> None:
+        await self._make(self._directory.ensure_partition, number)
+
+    async def _make(self, make: Callable[[int], Partition | None], number: int) -> None:
         async with self._admin:
             try:
-                partition: Partition = await self._run_writing(self._directory.create_partition, number)
+                partition: Partition | None = await self._run_writing(make, number)
             except FlushFailed as error:
                 self._on_fatal(error)
                 raise
-            self._start_lane(partition)
+            if partition is not None:
+                self._start_lane(partition)
 
     async def remove_partition(self, number: int, *, delete_files: bool) -> str | None:
         async with self._admin:
@@ -337,5 +367,5 @@ class Keeper:
             refused=None,
             story=lane.partition.describe(),
             queued_bytes=lane.queued_bytes,
-            disk_bytes=lane.partition.disk_bytes(),
+            disk_bytes=sum(e.size for e in self._disk.list(lane.partition.directory) if not e.is_directory),
         )

@@ -4,6 +4,9 @@ Cost: one listing, the end of the last segment, three flushes; never the whole l
 put into one of four drawers (`waltzd.scan.judge_tail`): clean; torn, which is cut, counted and said; damaged, which is
 remembered as a finding and left as it is; or a creation that a crash cut short, which is finished. Everything else (the
 sealed segments) is looked at by name and size here, and by content when it is read or must be vouched for.
+
+A replica that has forgotten something takes a new incarnation before it answers anybody: one whose directory was copied or
+restored, and one that has lost the end of its log. Nobody will count what the old one acknowledged.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 
 from waltzd.disk import Disk, File, join
 from waltzd.errors import ForeignCluster, HeaderDamaged, PartitionDamaged, PathMissing, UnknownVersion
-from waltzd.finding import Code, Finding
+from waltzd.finding import Finding
 from waltzd.index import offsets_of
 from waltzd.layout import (
     HEADER_BYTES,
@@ -34,8 +37,16 @@ from waltzd.record import Run
 from waltzd.scan import Survey, Tail, judge_tail, read_index, survey
 from waltzd.storage.control import ControlFile
 from waltzd.storage.partition import Partition, PartitionSettings
-from waltzd.storage.promise import PromiseFile
-from waltzd.storage.repair import examine_segment, gap_finding, header_finding, tail_finding
+from waltzd.storage.promise import PromiseFile, floor_of
+from waltzd.storage.quarantine import Quarantine
+from waltzd.storage.repair import (
+    examine_segment,
+    gap_finding,
+    header_finding,
+    missing_finding,
+    short_finding,
+    tail_finding,
+)
 from waltzd.storage.segment import Segment, check_header
 from waltzd.storage.shelf import Shelf
 
@@ -87,6 +98,8 @@ class _Found:
     segment: Segment | None
     findings: list[Finding]
     proven_from: int
+    is_end_lost: bool
+    """There was more behind it, nobody knows how much."""
 
 
 class _Opening:
@@ -109,8 +122,7 @@ class _Opening:
 
     @property
     def _floor(self) -> int:
-        promise = self._promise.value
-        return max(self._info.local_low_mark, promise.committed, promise.durable)
+        return floor_of(self._info, self._promise.value)
 
     def _say(self, sentence: str) -> None:
         self._settings.say(f"partition {self._number}: {sentence}")
@@ -121,6 +133,8 @@ class _Opening:
         )
 
     def run(self) -> Partition:
+        if self._promise.is_copy:
+            self._renew("its promise file was copied or restored")
         names = self._clear_leftovers()
         first_ids = sorted(
             first_id for name in names if name.endswith(SEGMENT_SUFFIX) and (first_id := first_id_of(name)) is not None
@@ -130,20 +144,28 @@ class _Opening:
         if not first_ids and self._floor == NO_MARK and newest == 0:
             Segment.create(self._disk, self._directory, self._header(0)).close()
             first_ids = [0]
-        last = self._open_last(first_ids[-1], is_whole=not findings) if first_ids else _Found(None, [], 0)
+        last = self._open_last(first_ids[-1], is_whole=not findings) if first_ids else _Found(None, [], 0, True)
         first_ids = first_ids or [0]
         findings += last.findings
-        next_id = last.segment.next_id if last.segment else first_ids[-1]
-        if first_ids[-1] < newest or (last.segment is None and not last.findings):
-            findings.append(self._missing(next_id, max(newest, self._floor), newest))
-        elif next_id <= self._floor and not last.findings:
-            findings.append(self._short_log(next_id))
-        for finding in findings:
+        quarantine = Quarantine(self._number, findings, self._short(last, first_ids[-1]))
+        for finding in quarantine.findings:
             self._say(finding.sentence())
-        if not findings and last.segment is not None:
+        if quarantine.short is not None or last.is_end_lost:
+            self._renew("it has lost the end of its log")
+        if not quarantine and last.segment is not None:
             self._settle(last.segment, len(first_ids))
         elif self._promise.value.is_clean:
             self._promise.change(is_clean=False)
+        shelf = Shelf(
+            self._disk,
+            self._directory,
+            key=self._control.header.key,
+            partition=self._number,
+            first_ids=first_ids,
+            active=last.segment,
+        )
+        for finding in findings:
+            shelf.miss_for(finding)
         return Partition(
             self._disk,
             self._directory,
@@ -151,17 +173,25 @@ class _Opening:
             control=self._control,
             promise=self._promise,
             settings=self._settings,
-            shelf=Shelf(
-                self._disk,
-                self._directory,
-                key=self._control.header.key,
-                partition=self._number,
-                first_ids=first_ids,
-                active=last.segment,
-            ),
-            findings=findings,
+            shelf=shelf,
+            quarantine=quarantine,
             proven_from=last.proven_from,
         )
+
+    def _renew(self, why: str) -> None:
+        old = self._promise.value.incarnation
+        self._promise.renew(self._disk.fresh_id())
+        self._say(f"{why}; the replica is a new one from now on, incarnation {self._promise.value.incarnation}, was {old}")
+
+    def _short(self, last: _Found, first_id: int) -> Finding | None:
+        """What is missing behind the last segment that is there."""
+        newest = self._promise.value.newest
+        next_id = last.segment.next_id if last.segment else first_id
+        if first_id < newest or (last.segment is None and not last.findings):
+            missing_to = max(newest, self._floor)
+        else:
+            missing_to = NO_MARK if last.findings else self._floor
+        return short_finding(self._directory, self._number, next_id, missing_to) if next_id <= missing_to else None
 
     def _clear_leftovers(self) -> list[str]:
         kept: list[str] = []
@@ -177,7 +207,7 @@ class _Opening:
     def _check_names(self, first_ids: Sequence[int], names: set[str]) -> list[Finding]:
         findings: list[Finding] = []
         if first_ids and first_ids[0] != 0:
-            findings.append(self._missing(0, first_ids[0] - 1, 0))
+            findings.append(missing_finding(self._directory, self._number, 0, first_ids[0] - 1))
         if len(first_ids) == self._promise.value.segments:
             return findings  # as many as this replica made: none is missing in the middle
         for first_id, next_first in itertools.pairwise(first_ids):
@@ -195,28 +225,9 @@ class _Opening:
             self._directory,
             expected=self._header(first_id),
             next_id=next_id,
+            is_last=False,
             active=None,
             say=self._settings.say,
-        )
-
-    def _missing(self, first_id: int, last_id: int, segment: int) -> Finding:
-        return Finding(
-            code=Code.SEGMENT_GAP,
-            path=join(self._directory, segment_name(segment)),
-            partition=self._number,
-            first_id=first_id,
-            last_id=last_id,
-            detail="the segment that should hold these ids is missing",
-        )
-
-    def _short_log(self, next_id: int) -> Finding:
-        return Finding(
-            code=Code.SHORT_LOG,
-            path=self._directory,
-            partition=self._number,
-            first_id=next_id,
-            last_id=self._floor,
-            detail=f"the log ends at id {next_id - 1}, but this replica had ids up to {self._floor} on disk",
         )
 
     # -- the last segment
@@ -234,7 +245,7 @@ class _Opening:
         except (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing) as error:
             last_id = max(first_id, self._floor)
             finding = header_finding(error, path, partition=self._number, first_id=first_id, last_id=last_id)
-            return _Found(None, [finding], first_id)
+            return _Found(None, [finding], first_id, True)
         index = self._open_index(header)
         segment = Segment(self._directory, header, data, index, end=data.size(), next_id=first_id)
         found, start_id = self._survey_end(segment)
@@ -300,7 +311,7 @@ class _Opening:
             segment.cut(end=found.end, next_id=found.next_id)
         elif segment.index.size() != index_offset(found.next_id - segment.first_id):
             segment.index.truncate(index_offset(found.next_id - segment.first_id))
-        return _Found(segment, findings, start_id)
+        return _Found(segment, findings, start_id, tail is Tail.DAMAGED or found.next_id <= self._floor)
 
     def _settle(self, segment: Segment, segments: int) -> None:
         """Make sure that the disk has what the cache shows, and write down that this replica is in use."""

@@ -31,14 +31,16 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.finding import Finding
-from waltzd.layout import CHECKPOINT_TRANSACTIONS, HEADER_BYTES
+from waltzd.layout import CHECKPOINT_TRANSACTIONS
 from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
 from waltzd.storage.control import ControlFile
+from waltzd.storage.healing import Healing
+from waltzd.storage.installation import Installation
 from waltzd.storage.overlap import only_new
 from waltzd.storage.promise import PromiseFile
+from waltzd.storage.proof import Proof
 from waltzd.storage.quarantine import Quarantine
-from waltzd.storage.repair import examine_segment
 from waltzd.storage.room import Room
 from waltzd.storage.segment import Segment, Suspect
 from waltzd.storage.shelf import Shelf
@@ -48,6 +50,7 @@ from waltzd.storage.shelf import Shelf
 class PartitionSettings:
     segment_bytes_max: int = 64 << 20
     free_bytes_min: int = 0
+    record_bytes_max: int = 16 << 20
     say: Callable[[str], None] = lambda sentence: None
     """Told in plain sentences what happened that an operator should know."""
 
@@ -63,7 +66,7 @@ class Partition:
         promise: PromiseFile,
         settings: PartitionSettings,
         shelf: Shelf,
-        findings: list[Finding],
+        quarantine: Quarantine,
         proven_from: int,
     ) -> None:
         self._disk = disk
@@ -73,10 +76,15 @@ class Partition:
         self._promise = promise
         self._settings = settings
         self._shelf = shelf
-        self._quarantine = Quarantine(number, findings)
+        self._quarantine = quarantine
         self._failed: WaltzError | None = None
-        self._proven_from = proven_from
         self._room = Room(disk, directory, settings.free_bytes_min)
+        self._healing = Healing(
+            disk, shelf, quarantine, promise, control, self._room, record_bytes_max=settings.record_bytes_max
+        )
+        self._proof = Proof(
+            disk, shelf, quarantine, self._healing, partition=number, proven_from=proven_from, say=settings.say
+        )
         self.cuts = 0
         self.committed = promise.value.committed
         self._checkpoint_id = promise.value.durable
@@ -103,8 +111,7 @@ class Partition:
     @property
     def floor(self) -> int:
         """The highest id that this replica is known to have had on disk."""
-        promise = self._promise.value
-        return max(self._control.info(self.number).local_low_mark, promise.committed, promise.durable)
+        return self._healing.floor
 
     def status(self) -> ReplicaStatus:
         info, promise = self._control.info(self.number), self._promise.value
@@ -121,10 +128,8 @@ class Partition:
             is_full=self._room.is_full,
             segments=len(self._shelf.first_ids),
             findings=self.findings,
+            damaged_segments=self._healing.damaged_segments,
         )
-
-    def disk_bytes(self) -> int:
-        return sum(entry.size for entry in self._disk.list(self.directory) if not entry.is_directory)
 
     def describe(self) -> str:
         """Where it stands, in one sentence."""
@@ -136,14 +141,18 @@ class Partition:
 
     def open_session(self, session: int) -> ReplicaStatus:
         """Fence every lower session, durably, and prove what this replica will vouch for."""
+        self.fence(session)
+        self.prove()
+        return self.status()
+
+    def fence(self, session: int) -> None:
+        """Promise, durably, that every lower session is refused from now on."""
         if session < 0:
             raise BadArgument(f"a session id is never negative: {session}")
         self._check_current(session)
         if session > self.promised_session:
             with self._fatal():
                 self._promise.promise(session=session, committed=self.committed)
-        self.prove()
-        return self.status()
 
     def check_session(self, session: int) -> None:
         """The session must be exactly the one that this replica promised itself to."""
@@ -166,8 +175,8 @@ class Partition:
                 promised_session=promised,
             )
 
-    def _check_sound(self) -> Segment:
-        if self._quarantine or self._shelf.active is None:
+    def _check_sound(self, *, may_be_short: bool = False) -> Segment:
+        if self._shelf.active is None or (self._quarantine and not (may_be_short and self._quarantine.is_only_short)):
             raise self._quarantine.error()
         return self._shelf.active
 
@@ -185,15 +194,16 @@ class Partition:
 
     def prove(self) -> None:
         """Check every record above the low-water mark that was not checked since this process opened the files."""
-        low_mark = self._control.info(self.number).low_mark
-        for position in range(len(self._shelf.first_ids) - 1, -1, -1):
-            first_id = self._shelf.first_ids[position]
-            if first_id >= self._proven_from:
-                continue
-            if self._shelf.last_id_of(position) <= low_mark or self._proven_from <= low_mark + 1:
-                break
-            self.examine(first_id)
-            self._proven_from = first_id
+        while self.prove_next():
+            continue
+
+    def prove_next(self) -> bool:
+        """Check one segment of them, the newest first. False when there is none left."""
+        first_id = self._proof.next_segment(self._control.info(self.number).low_mark)
+        if first_id is not None:
+            with self._fatal():
+                self._proof.prove(first_id)
+        return first_id is not None
 
     # -- appending
 
@@ -202,7 +212,7 @@ class Partition:
 
         Each run was checked (`record.first_bad`) by whoever took it from the wire."""
         self.check_session(session)
-        active = self._check_sound()
+        active = self._check_sound(may_be_short=True)
         fresh = only_new(runs, partition=self.number, last_id=self.last_id, stored=self.read_examined)
         if fresh:
             self._room.check(sum(len(run.data) for run in fresh))
@@ -211,9 +221,11 @@ class Partition:
                     for run in fresh:
                         active = self._write(active, run)
                     active.flush()
+                    self._shelf.last_id = active.next_id - 1
+                    if self._quarantine:
+                        self._healing.end_moved(is_indexed=False)
                 except DiskFull as error:
                     raise self._take_back(error) from error
-            self._shelf.last_id = active.next_id - 1
             self._room.is_full = False
         if self._control.info(self.number).session == session:
             self.committed = max(self.committed, min(committed, self.last_id))
@@ -235,8 +247,12 @@ class Partition:
 
     def _roll(self) -> Segment:
         new = self._shelf.start_segment()
+        promise = self._promise.value
         self._promise.change(
-            durable=self.last_id, newest=new.first_id, segments=len(self._shelf.first_ids), committed=self.committed
+            durable=max(promise.durable, self.last_id),
+            newest=max(promise.newest, new.first_id),
+            segments=len(self._shelf.first_ids),
+            committed=self.committed,
         )
         self._checkpoint_id = self.last_id
         return new
@@ -256,11 +272,12 @@ class Partition:
 
     def checkpoint(self) -> None:
         """Flush the index and write down the marks: the next start trusts both up to here."""
-        if self._failed is not None or self._shelf.active is None or self._quarantine:
+        active = self._shelf.active
+        if self._failed is not None or active is None or (self._quarantine and not self._quarantine.is_only_short):
             return
         with self._fatal():
-            self._shelf.active.index.flush()
-            self._promise.change(durable=self.last_id, committed=self.committed)
+            active.index.flush()
+            self._promise.change(durable=max(self._promise.value.durable, self.last_id), committed=self.committed)
         self._checkpoint_id = self.last_id
 
     # -- marks
@@ -288,8 +305,7 @@ class Partition:
         self.check_session(session)
         if mark < -1:
             raise BadArgument(f"a mark is never below -1: {mark}")
-        info = self._control.info(self.number)
-        floor = max(info.low_mark, self.committed, self._promise.value.committed)
+        info, floor = self._control.info(self.number), self._cut_floor
         if mark >= self.last_id and not self._quarantine:
             return self.status()
         if mark < floor:
@@ -306,6 +322,11 @@ class Partition:
             self._cut(mark)
         return self.status()
 
+    @property
+    def _cut_floor(self) -> int:
+        """Nothing up to here is ever cut."""
+        return max(self._control.info(self.number).low_mark, self.committed, self._promise.value.committed)
+
     def _cut(self, mark: int) -> None:
         shelf = self._shelf
         position = shelf.position_of(mark + 1)
@@ -313,7 +334,7 @@ class Partition:
             position -= 1  # the last segment is not usable at all: the one in front becomes the last
         self._quarantine.check_up_to(mark)
         mark = min(mark, self.last_id)
-        end = self._end_of(position, mark)
+        end = self._proof.end_of(position, mark)
         durable = min(self._promise.value.durable, mark)
         self._promise.change(
             durable=durable, newest=shelf.first_ids[position], segments=position + 1, committed=self.committed
@@ -324,16 +345,30 @@ class Partition:
         self._quarantine.heal()
         self._settings.say(f"partition {self.number}: cut above id {mark}")
 
-    def _end_of(self, position: int, mark: int) -> int:
-        """Where the record `mark` ends in its segment, or the header where that record is in the segment before."""
-        if mark < self._shelf.first_ids[position]:
-            return HEADER_BYTES
-        try:
-            return self._shelf.segment(position).end_of(mark)
-        except Suspect as question:
-            self.examine(question.first_id)
-            self._quarantine.check_up_to(mark)
-            return self._shelf.segment(position).end_of(mark)
+    # -- whole segments
+
+    def begin_installation(self, session: int, first_id: int, file_bytes: int) -> Installation:
+        """Take in a segment file, beside the log and beside the lane; `install` gives it its place."""
+        self.check_session(session)
+        return self._healing.begin(first_id, file_bytes=file_bytes, cut_floor=self._loss_floor(session))
+
+    def install(self, session: int, installation: Installation) -> ReplicaStatus:
+        """Give a file that was proven its place, behind the last id or where a segment is damaged or missing."""
+        self.check_session(session)
+        before = self.last_id
+        with self._fatal():
+            self._healing.put(installation, cut_floor=self._loss_floor(session))
+        if self.last_id < before:
+            self.cuts += 1
+        self._checkpoint_id = min(self._promise.value.durable, self.last_id)
+        self._settings.say(
+            f"partition {self.number}: took the ids {installation.first_id} to {installation.next_id - 1} as a file"
+        )
+        return self.status()
+
+    def _loss_floor(self, session: int) -> int | None:
+        """Before the session begins its owner may cut, so a new file may be shorter too; afterwards nothing goes."""
+        return None if self._control.info(self.number).session == session else self._cut_floor
 
     # -- reading
 
@@ -353,11 +388,10 @@ class Partition:
                 f"partition {self.number}: id {first_id} is not here; ids up to {limit} can be read", last_id=limit
             )
         last_id = self._quarantine.sound_part(first_id, min(last_id, limit))
-        position = self._shelf.position_of(first_id)
-        last_id = min(last_id, self._shelf.last_id_of(position))
         cuts = self.cuts
         try:
-            return self._shelf.segment(position).read(first_id, last_id, bytes_max)
+            segment, last_here = self._shelf.segment_with(first_id)
+            return segment.read(first_id, min(last_id, last_here), bytes_max)
         except Suspect:
             if cuts != self.cuts:
                 raise BeyondLog(f"partition {self.number}: id {first_id} was cut while it was read") from None
@@ -377,7 +411,13 @@ class Partition:
             return self.read(first_id, last_id, bytes_max, session=self.promised_session)
 
     def sealed_segments(self) -> list[tuple[int, int]]:
+        """First and last id of each, damaged and missing ones too: others see by it what this replica should have."""
         return self._shelf.sealed()
+
+    def bytes_of(self, first_id: int) -> int:
+        """How large the file of a segment is; 0 for one that is missing."""
+        path = self._shelf.path_of(first_id)
+        return self._disk.size(path) if self._disk.exists(path) else 0
 
     def sealed_path(self, first_id: int) -> str:
         """The data file of a segment that takes no more records, to be sent as it is."""
@@ -388,24 +428,9 @@ class Partition:
         return path
 
     def examine(self, first_id: int) -> None:
-        """Read a whole segment, find out what is wrong with it, and make its index right again."""
-        shelf = self._shelf
-        shelf.forget(first_id)
-        position = shelf.first_ids.index(first_id)
-        is_last = position == len(shelf.first_ids) - 1
-        last_id = max(self.last_id, self.floor) if is_last else shelf.last_id_of(position)
+        """A read met wrong bytes in this segment: find out what is wrong with it."""
         with self._fatal():
-            found = examine_segment(
-                self._disk,
-                self.directory,
-                expected=shelf.header(first_id),
-                next_id=last_id + 1,
-                active=shelf.active if shelf.is_active(first_id) else None,
-                say=self._settings.say,
-            )
-        self._quarantine.replace(shelf.path_of(first_id), found)
-        for finding in found:
-            self._settings.say(f"partition {self.number}: {finding.sentence()}")
+            self._proof.examine(first_id)
 
     # -- the end
 

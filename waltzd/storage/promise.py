@@ -1,6 +1,7 @@
 """The promise file of one replica: what it has bound itself to, durably, before it says so.
 
-Two slots take turns, each in a page of its own. A change is a whole slot: written, flushed, and only then true.
+Two slots take turns, each in a page of its own. A change is a whole slot: written, flushed, and only then true. The file
+remembers which file it is: in a directory that was copied or restored it finds itself to be another one.
 """
 
 from __future__ import annotations
@@ -9,20 +10,29 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from waltzd.disk import Disk, File, join
+from waltzd.disk import Disk, File, Inode, join
 from waltzd.errors import ForeignCluster, HeaderDamaged, PartitionDamaged
-from waltzd.layout import NO_MARK, PROMISE_BYTES, PROMISE_NAME, Promise, decode_promise_file
+from waltzd.layout import NEW_SUFFIX, NO_MARK, PROMISE_BYTES, PROMISE_NAME, ControlStruct, Promise, decode_promise_file
 from waltzd.storage.control import write_new_file
 
 
+def floor_of(info: ControlStruct, promise: Promise) -> int:
+    """The highest id that a replica is known to have had on its disk."""
+    return max(info.local_low_mark, promise.committed, promise.durable)
+
+
 class PromiseFile:
-    def __init__(self, file: File, promise: Promise) -> None:
+    def __init__(self, file: File, promise: Promise, inode: Inode) -> None:
         self._file = file
+        self._inode = inode
         self.value = promise
 
     @staticmethod
     def create(disk: Disk, directory: str, *, key: UUID, partition: int, session: int, committed: int) -> None:
         """A new incarnation of the replica. The caller flushes the directory."""
+        new = join(directory, PROMISE_NAME + NEW_SUFFIX)
+        disk.create(new).close()
+        inode = disk.inode(new)
         promise = Promise(
             key=key,
             partition=partition,
@@ -34,6 +44,8 @@ class PromiseFile:
             segments=0,
             is_clean=False,
             sequence=0,
+            inode=inode.number,
+            inode_generation=inode.generation,
         )
         write_new_file(disk, directory, PROMISE_NAME, promise.encode().ljust(PROMISE_BYTES, b"\0"))
 
@@ -48,11 +60,25 @@ class PromiseFile:
             raise ForeignCluster(f"{path} belongs to the cluster {promise.key}, not to {key}")
         if promise.partition != partition:
             raise HeaderDamaged(f"{path} belongs to partition {promise.partition}, not to {partition}")
-        return PromiseFile(file, promise)
+        return PromiseFile(file, promise, disk.inode(path))
+
+    @property
+    def is_copy(self) -> bool:
+        """These bytes were written to another file: somebody copied or restored the directory."""
+        return not self._inode.is_same(Inode(self.value.inode, self.value.inode_generation))
 
     def promise(self, *, session: int, committed: int) -> None:
-        """In both slots: a slot that is damaged later must not bring a lower session back."""
-        self.change(session=session, committed=committed)
+        self._change_both(session=session, committed=committed)
+
+    def renew(self, incarnation: UUID) -> None:
+        """Another replica from now on: what the old one acknowledged is not vouched for any more."""
+        self._change_both(
+            incarnation=incarnation, inode=self._inode.number, inode_generation=self._inode.generation, is_clean=False
+        )
+
+    def _change_both(self, **fields: Any) -> None:
+        """In both slots: a slot that is damaged later must not bring a lower session or an old incarnation back."""
+        self.change(**fields)
         self.change()
 
     def change(self, **fields: Any) -> None:

@@ -69,6 +69,30 @@ def tail_finding(found: Survey, path: str, partition: int, last_id: int) -> Find
     )
 
 
+def missing_finding(directory: str, partition: int, first_id: int, last_id: int) -> Finding:
+    """No segment has these ids. The path is that of the one that should start there."""
+    return Finding(
+        code=Code.SEGMENT_GAP,
+        path=join(directory, segment_name(first_id)),
+        partition=partition,
+        first_id=first_id,
+        last_id=last_id,
+        detail="the segment that should hold these ids is missing",
+    )
+
+
+def short_finding(directory: str, partition: int, next_id: int, last_id: int) -> Finding:
+    """The log ends in front of `next_id`, and once went up to `last_id` at least."""
+    return Finding(
+        code=Code.SHORT_LOG,
+        path=directory,
+        partition=partition,
+        first_id=next_id,
+        last_id=last_id,
+        detail=f"the log ends at id {next_id - 1}, but this replica had ids up to {last_id} on disk",
+    )
+
+
 def _rest_finding(found: Survey, path: str, partition: int) -> Finding:
     """All ids of a sealed segment are sound; only bytes that do not belong there stand behind them."""
     return Finding(
@@ -87,10 +111,13 @@ def examine_segment(
     *,
     expected: FileHeader,
     next_id: int,
+    is_last: bool,
     active: Segment | None,
     say: Callable[[str], None],
 ) -> list[Finding]:
-    """Read all of a segment that should end in front of `next_id`. Its index is right afterwards; damage is returned."""
+    """Read all of a segment that should end in front of `next_id`. Its index is right afterwards; damage is returned.
+
+    Where sound records end early and another segment follows, nothing is wrong with this one: one behind it is missing."""
     path = join(directory, segment_name(expected.first_id))
     number = expected.partition
     try:
@@ -110,7 +137,9 @@ def examine_segment(
     else:
         found = _with_right_index(disk, directory, header, next_id, say)
     findings = [gap_finding(gap, path, number, next_id) for gap in found.gaps]
-    if found.next_id < next_id:
+    if found.next_id < next_id and not is_last and not found.tail_bytes and found.next_id > expected.first_id:
+        findings.append(missing_finding(directory, number, found.next_id, next_id - 1))
+    elif found.next_id < next_id:
         findings.append(tail_finding(found, path, number, next_id - 1))
     elif found.tail_bytes:
         findings.append(_rest_finding(found, path, number))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 import grpc.aio
 
 from waltzd import wire_pb2 as wire
+from waltzd.checksum import crc32
 from waltzd.errors import BadFrame, TooLarge, WaltzError
 from waltzd.finding import Finding
-from waltzd.link import Frame, Server, abort, create_server, key_of, lengths_of, listen, run_of
+from waltzd.link import GO_ON_KEY, Frame, Server, abort, create_server, key_of, lengths_of, listen, run_of
 from waltzd.messages import description_message, detail_of, finding_message, status_message
 from waltzd.replica import ReplicaStatus
 from waltzd.setting import Address
 from waltzd.storage.keeper import Keeper
-from waltzd.storage.stream import refuse
+from waltzd.storage.stream import REFUSED_SECONDS, refuse
 from waltzd.wire_pb2_grpc import (
     ReplicaServicer,
     StorageAdminServicer,
@@ -66,6 +69,28 @@ class _GrpcLink:
         await self._context.write(wire.AppendAck(refused=detail_of(error)))
 
 
+async def _pieces(
+    first: wire.InstallChunk, rest: AsyncIterator[wire.InstallChunk], context: Context
+) -> AsyncIterator[bytes]:
+    """The bytes that the chunks carry, checked. The caller is told to go on (initial metadata) when they are asked for."""
+    await context.send_initial_metadata(((GO_ON_KEY, "1"),))
+    size, crc = 0, 0
+    chunk: wire.InstallChunk | None = first
+    while chunk is not None:
+        if chunk.offset != size or crc32(chunk.data) != chunk.crc:
+            raise BadFrame(f"a segment file was damaged on the way, at byte {size}")
+        size += len(chunk.data)
+        crc = crc32(chunk.data, crc)
+        if chunk.HasField("sent_crc") and chunk.sent_crc != crc:
+            raise BadFrame(f"a segment file was damaged on the way: the checksum of all {size} bytes does not match")
+        if chunk.data:
+            yield chunk.data
+        if chunk.HasField("sent_crc"):
+            return
+        chunk = await anext(rest, None)
+    raise BadFrame(f"a segment file ended early, at byte {size}")
+
+
 class ReplicaService(ReplicaServicer):
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
@@ -81,7 +106,8 @@ class ReplicaService(ReplicaServicer):
     async def Open(self, request: wire.OpenRequest, context: Context) -> wire.ReplicaStatus:
         try:
             number, session = self._check(request.target), _session(request.target)
-            return status_message(await self._keeper.open_session(number, session, request.partitions))
+            status = await self._keeper.open_session(number, session, request.partitions, create=request.create)
+            return status_message(status)
         except WaltzError as error:
             await self._refuse(context, error)
             raise
@@ -120,6 +146,28 @@ class ReplicaService(ReplicaServicer):
             await self._keeper.append(number, session, link)
         except WaltzError as error:
             await self._refuse(context, error)
+
+    async def InstallSegment(
+        self, request_iterator: AsyncIterator[wire.InstallChunk], context: Context
+    ) -> wire.ReplicaStatus:
+        messages = aiter(request_iterator)
+        try:
+            first = await anext(messages, None)
+            if first is None or not first.HasField("target"):
+                raise BadFrame("the first chunk of a segment must say cluster, partition and session")
+            number, session = self._check(first.target), _session(first.target)
+            pieces = _pieces(first, messages, context)
+            return status_message(
+                await self._keeper.install_segment(number, session, first.first_id, first.file_bytes, pieces)
+            )
+        except WaltzError as error:
+            # The status could be overtaken by chunks that are still on their way: let the sender stop first, within reason.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REFUSED_SECONDS):
+                    async for _ in messages:
+                        continue
+            await self._refuse(context, error)
+            raise
 
     async def Read(self, request: wire.ReadRequest, context: Context) -> AsyncIterator[wire.RunFrame]:
         try:

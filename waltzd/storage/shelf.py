@@ -11,7 +11,8 @@ from uuid import UUID
 
 from waltzd.disk import Disk, join
 from waltzd.errors import ForeignCluster, HeaderDamaged, PathMissing, UnknownVersion
-from waltzd.layout import FileHeader, index_name, segment_name
+from waltzd.finding import Finding
+from waltzd.layout import FileHeader, first_id_of, index_name, segment_name
 from waltzd.storage.segment import Segment, Suspect
 
 OPEN_SEGMENTS_MAX = 4
@@ -42,7 +43,7 @@ class Shelf:
         return max(0, bisect_right(self.first_ids, id_) - 1)
 
     def last_id_of(self, position: int) -> int:
-        return self.first_ids[position + 1] - 1 if position + 1 < len(self.first_ids) else self.last_id
+        return self._last_id_of(self.first_ids, position)
 
     def path_of(self, first_id: int) -> str:
         return join(self.directory, segment_name(first_id))
@@ -50,21 +51,28 @@ class Shelf:
     def is_active(self, first_id: int) -> bool:
         return self.active is not None and first_id == self.active.first_id
 
+    def _last_id_of(self, first_ids: list[int], position: int) -> int:
+        return first_ids[position + 1] - 1 if position + 1 < len(first_ids) else self.last_id
+
     def sealed(self) -> list[tuple[int, int]]:
         """First and last id of each segment that takes no more records."""
         return [(first_id, self.last_id_of(at)) for at, first_id in enumerate(self.first_ids[:-1])]
 
-    def segment(self, position: int) -> Segment:
-        first_id = self.first_ids[position]
-        if self.active is not None and first_id == self.active.first_id:
-            return self.active
+    def segment_with(self, id_: int) -> tuple[Segment, int]:
+        """The segment that holds this id, and the last id of that segment.
+
+        Readers call this while the lane may change what is where: it looks at the list once, and lists are replaced."""
+        first_ids = self.first_ids
+        position = max(0, bisect_right(first_ids, id_) - 1)
+        first_id, last_id = first_ids[position], self._last_id_of(first_ids, position)
+        active = self.active
+        if active is not None and first_id == active.first_id:
+            return active, last_id
         found = self._sealed.pop(first_id, None)
         if found is None:
-            found = Segment.open(
-                self._disk, self.directory, expected=self.header(first_id), next_id=self.last_id_of(position) + 1
-            )
+            found = Segment.open(self._disk, self.directory, expected=self.header(first_id), next_id=last_id + 1)
         self._keep_open(found)
-        return found
+        return found, last_id
 
     def _keep_open(self, segment: Segment) -> None:
         self._sealed[segment.first_id] = segment
@@ -77,16 +85,34 @@ class Shelf:
 
     def start_segment(self) -> Segment:
         """A new last segment behind the active one, which is flushed and takes no more records."""
+        old = self.seal()
+        new = Segment.create(self._disk, self.directory, self.header(old.next_id))
+        self.stand_last(new)
+        return new
+
+    def seal(self) -> Segment:
+        """The active segment with everything in it on the disk, ready for another one to stand behind it."""
         old = self.active
         assert old is not None
         old.flush()
         self.last_id = old.next_id - 1
         old.index.flush()
-        new = Segment.create(self._disk, self.directory, self.header(old.next_id))
-        self.first_ids.append(new.first_id)
-        self.active = new
-        self._keep_open(old)
-        return new
+        return old
+
+    def stand_last(self, new: Segment) -> None:
+        """Behind the last segment, or in its place."""
+        old, self.active = self.active, new
+        if new.first_id not in self.first_ids:
+            self.first_ids = [*self.first_ids, new.first_id]
+            if old is not None:
+                self._keep_open(old)
+        self.last_id = new.next_id - 1
+
+    def miss_for(self, finding: Finding) -> None:
+        """A segment that is missing has its place all the same, so that no other claims its ids."""
+        first_id = first_id_of(finding.path.rpartition("/")[2])
+        if first_id is not None and first_id not in self.first_ids:
+            self.first_ids = sorted([*self.first_ids, first_id])
 
     def _reopen(self, first_id: int, *, is_emptied: bool) -> Segment:
         """A sealed segment becomes the last one. Where nothing of it stays, it need not be readable."""
@@ -114,7 +140,7 @@ class Shelf:
                     self._disk.remove(path)
             self._disk.flush_directory(self.directory)
             self.forget(first_id)
-        del self.first_ids[position + 1 :]
+        self.first_ids = self.first_ids[: position + 1]
         self.forget(keeper)
         self.active = active
         active.cut(end=end, next_id=next_id)

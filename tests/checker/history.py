@@ -1,0 +1,218 @@
+"""What clients did and saw, as lines of JSON: the only evidence that the checker accepts.
+
+Each process appends to a file of its own; a history is all of them together. Times are nanoseconds of one monotonic clock
+for all processes (those of one machine share it). `key` is the application's own name for one attempt: unique for ever,
+and readable in the transaction itself, so that the log can be compared with what was asked without trusting the request
+ids of the system under test. Lines by their `type`:
+
+    invoke    key client partition at mark read write append header crc
+              before the attempt leaves: `mark` is what the client had seen, `read`, `write`, `append` are lock hashes
+    return    key at kind id reason conflict lock
+              `kind`: committed (with `id`), rejected (with `reason` and, for a lock, `conflict` and `lock`), unknown,
+              declined (never sent); an attempt without a return line is unknown
+    seen      name partition start records
+              a reader that stood at the mark `start` was given these: [[id, key, crc], …]
+    observed  client partition invoked returned mark
+              somebody asked for the high-water mark, or flushed
+    log       source partition first records
+              what is in the log in the end, from `first` on: [[key, crc, header, generation], …]; the source `final` is
+              what a reader gets, other sources are single replicas; a generation that is not known is -1
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+FINAL = "final"
+
+
+@dataclass(slots=True)
+class Operation:
+    """One attempt, merged from its two lines."""
+
+    key: str
+    client: str
+    partition: int
+    invoked: int
+    mark: int
+    read: tuple[int, ...] = ()
+    write: tuple[int, ...] = ()
+    append: tuple[int, ...] = ()
+    header: int = 0
+    crc: int = 0
+    returned: int | None = None
+    kind: str = "unknown"
+    id: int | None = None
+    reason: str | None = None
+    conflict: int = -1
+    lock: int | None = None
+
+
+@dataclass(slots=True)
+class Seen:
+    name: str
+    partition: int
+    start: int
+    records: list[tuple[int, str, int]]
+    """Id, key, checksum of the payload."""
+
+
+@dataclass(slots=True)
+class Observed:
+    client: str
+    partition: int
+    invoked: int
+    returned: int
+    mark: int
+
+
+@dataclass(slots=True)
+class LogRecord:
+    key: str
+    crc: int
+    header: int = 0
+    generation: int = -1
+
+
+@dataclass(slots=True)
+class History:
+    operations: list[Operation] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    observed: list[Observed] = field(default_factory=list)
+    logs: dict[str, dict[int, dict[int, LogRecord]]] = field(default_factory=dict)
+    """By source, partition and id."""
+
+    def log(self, partition: int, records: Iterable[LogRecord], *, first: int = 0, source: str = FINAL) -> None:
+        ids = self.logs.setdefault(source, {}).setdefault(partition, {})
+        for id, record in enumerate(records, first):
+            ids[id] = record
+
+
+class BadHistory(ValueError):
+    """A line that is no evidence: the recording is wrong, which says nothing about the system."""
+
+
+def load(paths: Iterable[Path]) -> History:
+    """All files as one history. The last line of a file may be cut short: its process was killed while it wrote."""
+    history = History()
+    returns: dict[str, dict[str, Any]] = {}
+    for path in sorted(paths):
+        lines = path.read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate(lines, 1):
+            if not line:
+                continue
+            try:
+                fields = json.loads(line)
+                _take(history, returns, fields)
+            except (ValueError, KeyError, TypeError) as error:
+                if number == len(lines):  # no line end behind it
+                    continue
+                raise BadHistory(f"{path.name}, line {number}: {error!r} in {line[:200]}") from error
+    _merge(history, returns)
+    return history
+
+
+def _take(history: History, returns: dict[str, dict[str, Any]], fields: dict[str, Any]) -> None:
+    match fields.pop("type"):
+        case "invoke":
+            fields |= {name: tuple(fields[name]) for name in ("read", "write", "append")}
+            history.operations.append(Operation(invoked=fields.pop("at"), **fields))
+        case "return":
+            key = fields.pop("key")
+            if key in returns:
+                raise BadHistory(f"{key} returned twice")
+            returns[key] = fields
+        case "seen":
+            rows = [(int(id), str(key), int(crc)) for id, key, crc in fields.pop("records")]
+            history.seen.append(Seen(records=rows, **fields))
+        case "observed":
+            history.observed.append(Observed(**fields))
+        case "log":
+            records = [LogRecord(*record) for record in fields.pop("records")]
+            history.log(fields["partition"], records, first=fields["first"], source=fields["source"])
+        case other:
+            raise BadHistory(f"no such type of line: {other}")
+
+
+def _merge(history: History, returns: Mapping[str, Mapping[str, Any]]) -> None:
+    found = set()
+    for operation in history.operations:
+        if operation.key in found:
+            raise BadHistory(f"the key {operation.key} was used for two attempts")
+        found.add(operation.key)
+        fields = returns.get(operation.key)
+        if fields is not None:
+            operation.returned = fields["at"]
+            for name in ("kind", "id", "reason", "conflict", "lock"):
+                if name in fields:
+                    setattr(operation, name, fields[name])
+    if stray := sorted(set(returns) - found):
+        raise BadHistory(f"{stray[0]} returned and was never invoked")
+
+
+class Writer:
+    """Appends lines to one file. `invoked` reaches the file before it returns, so that nothing is in the log that no line
+    knows of, even when this process is killed right after."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: TextIO = path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, type: str, fields: Mapping[str, object]) -> None:
+        self._file.write(json.dumps({"type": type, **fields}, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+    def invoked(self, operation: Operation) -> None:
+        names = ("key", "client", "partition", "mark", "read", "write", "append", "header", "crc")
+        self._write("invoke", {"at": operation.invoked, **{name: getattr(operation, name) for name in names}})
+
+    def returned(self, operation: Operation) -> None:
+        fields: dict[str, object] = {"key": operation.key, "at": operation.returned, "kind": operation.kind}
+        if operation.kind == "committed":
+            fields["id"] = operation.id
+        if operation.kind == "rejected":
+            fields |= {"reason": operation.reason, "conflict": operation.conflict, "lock": operation.lock}
+        self._write("return", fields)
+
+    def seen(self, seen: Seen) -> None:
+        self._write(
+            "seen",
+            {"name": seen.name, "partition": seen.partition, "start": seen.start, "records": seen.records},
+        )
+
+    def observed(self, observed: Observed) -> None:
+        names = ("client", "partition", "invoked", "returned", "mark")
+        self._write("observed", {name: getattr(observed, name) for name in names})
+
+    def log(self, partition: int, records: Iterable[LogRecord], *, first: int = 0, source: str = FINAL) -> None:
+        rows = [(record.key, record.crc, record.header, record.generation) for record in records]
+        self._write("log", {"source": source, "partition": partition, "first": first, "records": rows})
+
+
+def save(history: History, path: Path) -> None:
+    writer = Writer(path)
+    for operation in history.operations:
+        writer.invoked(operation)
+        if operation.returned is not None:
+            writer.returned(operation)
+    for seen in history.seen:
+        writer.seen(seen)
+    for observed in history.observed:
+        writer.observed(observed)
+    for source, partitions in history.logs.items():
+        for partition, ids in partitions.items():
+            for id, record in ids.items():
+                writer.log(partition, [record], first=id, source=source)
+    writer.close()

@@ -1,0 +1,274 @@
+"""Whether a history could have come from a log that keeps its promises: one pass over each log, one sweep over time.
+
+No search is needed. The ids are the order, and every transaction says with its mark how much of it the client had seen.
+So serializability is a fact about each record: nothing that it depends on was marked between its mark and its id. The
+dumb twin of all this, which compares everything with everything, is in `tests/checker/twin.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.checker.history import FINAL, History, LogRecord, Operation
+
+LIMIT = 20
+"""How many findings of one kind are told in a report; all are counted."""
+
+EXPLAINED = {
+    "lost": "it was acknowledged and is not in the log",
+    "moved": "it was acknowledged under one id and is in the log under another",
+    "altered": "other bytes or another header than were asked for",
+    "duplicate": "one attempt is in the log twice",
+    "phantom": "a record that nobody asked for",
+    "rejected present": "the client was told that it is not in the log, and there it is",
+    "gap": "ids are missing from the log",
+    "feed": "a reader was not given exactly the log",
+    "lock": "a lock that was checked had been marked after what the client had seen",
+    "mark ahead": "a client had seen what did not exist yet",
+    "real time": "acknowledged before another was begun, and behind it in the log",
+    "observed": "a high-water mark that was never true while it was asked for",
+    "generation": "an earlier owner wrote behind a later one",
+    "false conflict": "refused because of a transaction that does not conflict",
+    "replica": "a replica holds another record than the log",
+}
+"""All kinds of findings."""
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    kind: str
+    partition: int
+    id: int
+    """-1 where no id is concerned."""
+    key: str = ""
+    detail: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        where = f"partition {self.partition}" + (f", id {self.id}" if self.id >= 0 else "")
+        return f"{self.kind}: {where}{', ' + self.key if self.key else ''}: {self.detail or EXPLAINED[self.kind]}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    findings: tuple[Finding, ...]
+    counts: dict[str, int]
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.findings
+
+    def __str__(self) -> str:
+        numbers = ", ".join(f"{count} {name}" for name, count in self.counts.items())
+        if self.is_sound:
+            return f"sound: {numbers}"
+        kinds = Counter(finding.kind for finding in self.findings)
+        lines = [f"NOT SOUND: {numbers}"]
+        for kind, count in sorted(kinds.items()):
+            lines.append(f"  {count} × {kind}: {EXPLAINED[kind]}")
+            lines += [f"    {finding}" for finding in self.findings if finding.kind == kind][:LIMIT]
+            if count > LIMIT:
+                lines.append(f"    … and {count - LIMIT} more")
+        return "\n".join(lines)
+
+
+def judge(history: History) -> Verdict:
+    case = _Case(history)
+    findings = [
+        *case.gaps(),
+        *case.records(),
+        *case.acknowledgements(),
+        *case.locks(),
+        *case.time(),
+        *case.feeds(),
+        *case.replicas(),
+    ]
+    kinds = Counter(operation.kind for operation in history.operations)
+    counts = {
+        "attempts": len(history.operations),
+        **{kind: kinds[kind] for kind in ("committed", "rejected", "unknown", "declined")},
+        "of the unknown in the log": sum(
+            operation.kind == "unknown" and operation.key in case.places for operation in history.operations
+        ),
+        "records": sum(map(len, case.log.values())),
+        "fed": sum(len(seen.records) for seen in history.seen),
+    }
+    return Verdict(tuple(sorted(findings)), counts)
+
+
+class _Case:
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.log = history.logs.get(FINAL, {})
+        self.by_key = {operation.key: operation for operation in history.operations}
+        self.places: dict[str, tuple[int, int]] = {}
+        """Where each key is first found."""
+
+    def _ordered(self) -> Iterator[tuple[int, int, LogRecord]]:
+        for partition in sorted(self.log):
+            ids = self.log[partition]
+            for id in sorted(ids):
+                yield partition, id, ids[id]
+
+    def gaps(self) -> Iterator[Finding]:
+        for partition, ids in self.log.items():
+            last = max(ids, default=-1)
+            if len(ids) == last + 1:
+                continue
+            missing = [id for id in range(last + 1) if id not in ids]
+            yield Finding(
+                "gap", partition, missing[0], detail=f"{len(missing)} of {last + 1} ids are missing from {missing[0]}"
+            )
+
+    def records(self) -> Iterator[Finding]:
+        """Each record: once, asked for, as it was asked for, and by owners in their order."""
+        newest: dict[int, int] = {}
+        for partition, id, record in self._ordered():
+            key = record.key
+            if key in self.places:
+                yield Finding("duplicate", partition, id, key, f"also at {self.places[key]}")
+            else:
+                self.places[key] = (partition, id)
+            operation = self.by_key.get(key)
+            if operation is None:
+                yield Finding("phantom", partition, id, key)
+            elif (record.crc, record.header) != (operation.crc, operation.header):
+                yield Finding("altered", partition, id, key)
+            elif operation.partition != partition and operation.kind != "committed":
+                yield Finding("moved", partition, id, key, f"it was meant for partition {operation.partition}")
+            if record.generation >= 0:
+                if record.generation < newest.get(partition, -1):
+                    detail = f"generation {record.generation} behind generation {newest[partition]}"
+                    yield Finding("generation", partition, id, key, detail)
+                newest[partition] = max(newest.get(partition, -1), record.generation)
+
+    def acknowledgements(self) -> Iterator[Finding]:
+        for operation in self.history.operations:
+            place = self.places.get(operation.key)
+            if operation.kind == "committed":
+                assert operation.id is not None
+                if place is None:
+                    yield Finding("lost", operation.partition, operation.id, operation.key, self._how_lost(operation))
+                elif place != (operation.partition, operation.id):
+                    detail = f"acknowledged at {(operation.partition, operation.id)}, found at {place}"
+                    yield Finding("moved", operation.partition, operation.id, operation.key, detail)
+            elif operation.kind in ("rejected", "declined"):
+                if place is not None:
+                    detail = f"{operation.kind} ({operation.reason}), found at {place}"
+                    yield Finding("rejected present", place[0], place[1], operation.key, detail)
+                if operation.reason == "REAL":
+                    yield from self._false_conflict(operation)
+
+    def _how_lost(self, operation: Operation) -> str:
+        ids = self.log.get(operation.partition, {})
+        if not ids:
+            return "the log is empty"
+        assert operation.id is not None
+        if operation.id in ids:
+            return f"the log holds {ids[operation.id].key} there"
+        first, last = min(ids), max(ids)
+        if operation.id > last:
+            return f"behind the end of the log, which is {last}"
+        return f"in front of the log, which begins at {first}" if operation.id < first else "in the middle of the log"
+
+    def _false_conflict(self, operation: Operation) -> Iterator[Finding]:
+        """A refusal that names a committed transaction can be checked: it marks a lock that was asked for, unseen."""
+        record = self.log.get(operation.partition, {}).get(operation.conflict)
+        cause = self.by_key.get(record.key) if record else None
+        checked = {*operation.read, *operation.write}
+        if (
+            cause is None
+            or operation.conflict <= operation.mark
+            or not checked.intersection(cause.write + cause.append)
+            or (operation.lock is not None and operation.lock not in checked)
+        ):
+            detail = f"it had seen {operation.mark} and was refused because of {operation.conflict}"
+            yield Finding("false conflict", operation.partition, operation.conflict, operation.key, detail)
+
+    def locks(self) -> Iterator[Finding]:
+        """For each record, the last marking of every lock that it checked is not above its mark."""
+        marked: dict[tuple[int, int], int] = {}
+        for partition, id, record in self._ordered():
+            operation = self.by_key.get(record.key)
+            if operation is None:
+                continue
+            if operation.mark >= id:
+                yield Finding("mark ahead", partition, id, record.key, f"the client said it had seen {operation.mark}")
+            for lock in {*operation.read, *operation.write}:
+                last = marked.get((partition, lock), -1)
+                if last > operation.mark:
+                    detail = f"lock {lock:#x} was marked by {last}; the client had seen {operation.mark}"
+                    yield Finding("lock", partition, id, record.key, detail)
+            for lock in operation.write + operation.append:
+                marked[partition, lock] = id
+
+    def time(self) -> Iterator[Finding]:
+        """What was acknowledged, or observed, before something began is in front of it; equal times are concurrent."""
+        acknowledged = [
+            (operation.returned, operation.partition, operation.id)
+            for operation in self.history.operations
+            if operation.kind == "committed" and operation.returned is not None and operation.id is not None
+        ]
+        observed = [(look.returned, look.partition, look.mark) for look in self.history.observed]
+        begun = [
+            (operation.invoked, *self.places[operation.key], operation.key)
+            for operation in self.history.operations
+            if operation.key in self.places
+        ]
+        for floor, partition, id, key in _floors(acknowledged + observed, begun):
+            if id <= floor:
+                detail = f"id {id}, begun after id {floor} had been acknowledged or observed"
+                yield Finding("real time", partition, id, key, detail)
+        ends = {partition: max(ids, default=-1) for partition, ids in self.log.items()}
+        looks = [(look.invoked, look.partition, look.mark, look.client) for look in self.history.observed]
+        for floor, partition, mark, client in _floors(acknowledged, looks):
+            if mark < floor:
+                yield Finding(
+                    "observed", partition, mark, client, f"{mark} was observed after {floor} had been acknowledged"
+                )
+            elif mark > ends.get(partition, -1):
+                yield Finding("observed", partition, mark, client, f"{mark} was observed and is not in the log")
+
+    def feeds(self) -> Iterator[Finding]:
+        """Every reader was given the log from where it stood, id by id. One finding for each stretch is enough."""
+        for seen in self.history.seen:
+            log = self.log.get(seen.partition, {})
+            for expected, (id, key, crc) in enumerate(seen.records, seen.start + 1):
+                record = log.get(id)
+                if id != expected:
+                    detail = f"{seen.name} was given {id} where {expected} is next"
+                elif record is None:
+                    detail = f"{seen.name} was given {key}, which is not in the log"
+                elif (record.key, record.crc) != (key, crc):
+                    detail = f"{seen.name} was given {key}, the log holds {record.key}"
+                else:
+                    continue
+                yield Finding("feed", seen.partition, id, seen.name, detail)
+                break
+
+    def replicas(self) -> Iterator[Finding]:
+        """What stands on a replica above the end of the log was never committed, and may be anything."""
+        for source, partitions in self.history.logs.items():
+            for partition, ids in partitions.items():
+                log = self.log.get(partition, {})
+                for id in sorted(ids) if source != FINAL else ():
+                    if id in log and log[id] != ids[id]:
+                        yield Finding("replica", partition, id, source, f"holds {ids[id].key}, the log {log[id].key}")
+                        break
+
+
+def _floors(
+    known: list[tuple[int, int, int]], asked: list[tuple[int, int, int, str]]
+) -> Iterator[tuple[int, int, int, str]]:
+    """For each (time, partition, id, name) that was asked: the highest id of its partition that was known before."""
+    known.sort()
+    asked.sort()
+    highest: dict[int, int] = {}
+    at = 0
+    for time, partition, id, name in asked:
+        while at < len(known) and known[at][0] < time:
+            _, where, mark = known[at]
+            highest[where] = max(highest.get(where, -1), mark)
+            at += 1
+        yield highest.get(partition, -1), partition, id, name

@@ -1,0 +1,344 @@
+"""`waltzctl create-cluster` and `cluster describe` against a real ZooKeeper and real storages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.cli.example import examples
+from tests.process.daemon import KEY, PARTITIONS, Daemon
+from tests.process.zookeeper import LocalZooKeeper
+from waltzctl.creation import Wish, create_cluster
+from waltzd import storages
+from waltzd.cluster import Cluster
+from waltzd.errors import ClusterDiffers, WaltzError
+from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
+from waltzd.zookeeper import ZooKeeperCoordinator
+
+Tool = Callable[..., Any]
+SILENT = "127.0.0.1:1"
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalZooKeeper]:
+    local = LocalZooKeeper(tmp_path_factory.mktemp("coordinator") / "zookeeper")
+    try:
+        yield local.start()
+    finally:
+        local.kill()
+
+
+ROOTS = itertools.count()
+
+
+class World:
+    """Three storages, and a root of its own in ZooKeeper."""
+
+    def __init__(self, zookeeper: LocalZooKeeper, daemons: dict[str, Daemon]) -> None:
+        self.hosts, self.root = zookeeper.hosts, f"/test/{next(ROOTS)}"
+        self.daemons = daemons
+
+    def storage(self, name: str, group: str = "") -> list[str]:
+        daemon = self.daemons[name]
+        return ["--storage", ",".join([f"{name}={daemon.listen}", daemon.admin_listen, *([group] if group else [])])]
+
+    @property
+    def place(self) -> list[str]:
+        return ["--coordinator", self.hosts, "--root", self.root]
+
+    @property
+    def usual(self) -> list[str]:
+        given = [word for name in self.daemons for word in self.storage(name)]
+        return ["create-cluster", *self.place, "--name", "trial", "--partitions", str(PARTITIONS), *given]
+
+    def wish(self, **changes: Any) -> Wish:
+        metas = tuple(
+            StorageMeta(name=name, listen=daemon.listen, admin_listen=daemon.admin_listen, group=name)
+            for name, daemon in self.daemons.items()
+        )
+        return Wish(**{"name": "trial", "partitions": PARTITIONS, "replication": 3, "storages": metas, **changes})
+
+    @contextlib.asynccontextmanager
+    async def cluster(self) -> AsyncIterator[Cluster]:
+        coordinator = ZooKeeperCoordinator(self.hosts, self.root)
+        await coordinator.start()
+        try:
+            yield Cluster(coordinator)
+        finally:
+            await coordinator.close()
+
+    def is_written_down(self) -> bool:
+        async def look() -> bool:
+            async with self.cluster() as cluster:
+                return await cluster.coordinator.get("/") is not None
+
+        return storages.run(look())
+
+    def assigned(self) -> dict[str, list[int]]:
+        async def look(daemon: Daemon) -> list[int]:
+            async with daemon.admin() as admin:
+                return [found.partition for found in (await admin.describe()).assigned]
+
+        return {name: storages.run(look(daemon)) for name, daemon in self.daemons.items()}
+
+
+@pytest.fixture(scope="module")
+def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Daemon]]:
+    home = tmp_path_factory.mktemp("storages")
+    with contextlib.ExitStack() as ends:
+        yield {name: ends.enter_context(Daemon(home / name)) for name in ("one", "three", "two")}
+
+
+@pytest.fixture
+def world(zookeeper: LocalZooKeeper, daemons: dict[str, Daemon]) -> Iterator[World]:
+    """The storages have no partitions, whatever a test before did to them."""
+    yield World(zookeeper, daemons)
+
+    async def empty(daemon: Daemon) -> None:
+        async with daemon.admin() as admin:
+            there = [found.partition for found in (await admin.describe()).assigned]
+            if there:
+                assert set((await admin.remove_partitions(there, delete_files=True)).values()) == {None}
+
+    for daemon in daemons.values():
+        if daemon.process is None:
+            daemon.start()
+        storages.run(empty(daemon))
+
+
+def as_json(text: str) -> Any:
+    found = json.loads(text)
+    assert found["version"] == 1
+    return found
+
+
+# -- a cluster is made -------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_from_a_dry_run_to_a_description(world: World, waltzctl: Tool) -> None:
+    dry = waltzctl(*world.usual, "--dry-run")
+    assert (dry.code, dry.err) == (0, "")
+    assert dry.out.startswith("would create: cluster trial, 4 partitions\n")
+    assert "Nothing was written." in dry.out
+    assert not world.is_written_down()
+    assert world.assigned() == {"one": [], "three": [], "two": []}
+
+    made = waltzctl(*world.usual)
+    assert (made.code, made.err) == (0, "")
+    assert made.out.startswith("created: cluster trial, 4 partitions\n")
+    assert str(KEY) in made.out
+    assert f"  coordinator: {world.hosts}\n  cluster: {world.root}\n" in made.out
+    assert max(len(line) for line in made.out.splitlines() if line.startswith(" ")) <= 80
+    everywhere = list(range(PARTITIONS))
+    assert world.assigned() == {"one": everywhere, "three": everywhere, "two": everywhere}
+
+    again = as_json(waltzctl(*world.usual, "--key", KEY, "-o", "json").out)
+    assert (again["result"], again["cluster_key"]) == ("there-already", str(KEY))
+    assert [storage["made"] for storage in again["storages"]] == [[], [], []]
+    assert again["replicas"]["0"] == ["one", "three", "two"]
+
+    described = waltzctl("cluster", "describe", *world.place)
+    assert described.code == 10, "nobody owns the partitions"
+    assert "0 of 4 partitions open, on 0 servers and 3 storages" in described.out
+    assert "partition 0: no server owns it" in described.out
+    found = as_json(waltzctl("cluster", "describe", *world.place, "-o", "json").out)
+    assert (found["is_healthy"], found["name"], found["cluster_key"]) == (False, "trial", str(KEY))
+    assert [storage["is_up"] for storage in found["storages"]] == [True, True, True]
+
+
+def test_a_storage_that_went_away_is_part_of_the_picture(world: World, waltzctl: Tool) -> None:
+    assert waltzctl(*world.usual).code == 0
+    world.daemons["two"].kill()
+    described = waltzctl("cluster", "describe", *world.place)
+    assert described.code == 10
+    assert "1 process not answering" in described.out
+    assert re.search(r"^two: W4001 ", described.out, re.M)
+
+
+def test_what_was_interrupted_is_completed(world: World, waltzctl: Tool) -> None:
+    """The documents are there, the replicas are not."""
+
+    async def write_down() -> None:
+        wish = world.wish()
+        sets = ReplicaSets(partitions={0: {"one": Role.MEMBER}, 1: {"one": Role.MEMBER, "two": Role.LEARNER}})
+        meta = ClusterMeta(name="trial", key=KEY, partitions=PARTITIONS, created="2026-01-01")
+        async with world.cluster() as cluster:
+            await Cluster.create(cluster.coordinator, meta, storages=wish.storages, replicas=sets)
+
+    storages.run(write_down())
+    made = as_json(waltzctl(*world.usual, "-o", "json").out)
+    assert made["result"] == "there-already"
+    assert world.assigned() == {"one": [0, 1], "three": [], "two": [1]}, "as written down, not as one would plan it now"
+    assert made["created"] == "2026-01-01"
+
+
+def test_of_two_at_once_exactly_one_wins(world: World) -> None:
+    async def make(name: str) -> str:
+        async with world.cluster() as cluster:
+            try:
+                await create_cluster(cluster.coordinator, world.wish(name=name), created="2026-01-01")
+            except ClusterDiffers:
+                return ""
+        return name
+
+    async def race() -> None:
+        names = await asyncio.gather(make("blue"), make("green"))
+        async with world.cluster() as cluster:
+            assert sorted(names) == sorted(["", (await cluster.meta()).name])
+
+    storages.run(race())
+
+
+def test_the_examples_of_the_help_run(world: World, waltzctl: Tool) -> None:
+    one = world.daemons["one"]
+    places = {"127.0.0.1:2181": world.hosts, "127.0.0.1:55280": one.listen, "127.0.0.1:55281": one.admin_listen}
+    pattern = re.compile("|".join(map(re.escape, places)))
+    for words in (["create-cluster"], ["cluster", "describe"]):
+        for arguments in examples(waltzctl, words):
+            typed = [pattern.sub(lambda found: places[found[0]], argument) for argument in arguments]
+            if words == ["create-cluster"]:
+                typed += ["--root", world.root]
+            elif "--root" in typed:
+                typed[typed.index("--root") + 1] = world.root
+            else:
+                typed += ["--root", world.root]
+            done = waltzctl(*typed)
+            assert (done.code, done.err) == (0 if words == ["create-cluster"] else 10, ""), typed
+
+
+# -- what cannot be done -----------------------------------------------------------------------------------------------
+
+
+def refused(told: Any, code: int, *sentences: str) -> None:
+    assert (told.code, told.out) == (code, ""), told
+    assert "Traceback" not in told.err
+    for sentence in sentences:
+        assert sentence in told.err, told.err
+
+
+def test_silent_storages_and_a_proposed_key(world: World, waltzctl: Tool) -> None:
+    told = waltzctl(
+        "create-cluster", *world.place, "--name", "trial", "--partitions", "8", "--replicas", "1",
+        "--storage", f"alone=127.0.0.1:2,{SILENT}",
+    )  # fmt: skip
+    refused(told, 6, "W4001 alone cannot be reached", "`partitions: 8`")
+    proposed = re.search(r"`cluster_key: (\S+)`", told.err)
+    assert proposed
+    assert UUID(proposed[1]).version == 4
+    told = waltzctl(*world.usual, "--storage", f"four=127.0.0.1:2,{SILENT}")
+    refused(told, 6, "four cannot be reached", f"`cluster_key: {KEY}`")
+    assert not world.is_written_down()
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (["--key", "00000000-0000-0000-0000-000000000001"], 4, "W2002"),
+        (["--partitions", "5"], 2, "one was set up for a cluster of 4 partitions, not 5"),
+        (["--replicas", "4"], 2, "W2090"),
+        (["--name", "no name"], 2, "'no name' is not a name"),
+        (["--storage", "one"], 2, "--storage one: this is not a storage"),
+        (["--storage", "four=127.0.0.1:2"], 2, "this is not a storage"),
+        (["--storage", "four=127.0.0.1:2,nonsense"], 2, "'nonsense' is not an address"),
+        (["--storage", "four=127.0.0.1:2,127.0.0.1:3,"], 2, "the group has no name"),
+        (["--root", "waltz"], 2, "'waltz' is not a path"),
+        (["--coordinator", "nowhere:1/x"], 2, "is not a list of ZooKeeper addresses"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistyped(world: World, waltzctl: Tool, change: list[str], code: int, said: str) -> None:
+    refused(waltzctl(*world.usual, *change), code, said)
+    assert not world.is_written_down()
+    assert world.assigned() == {"one": [], "three": [], "two": []}
+
+
+def test_one_storage_under_two_names(world: World, waltzctl: Tool) -> None:
+    one, two = world.daemons["one"], world.daemons["two"]
+    refused(waltzctl(*world.usual, "--storage", f"four=127.0.0.1:2,{one.admin_listen}"), 2, "the same admin address")
+    refused(waltzctl(*world.usual, "--storage", f"four={two.listen},127.0.0.1:2"), 2, "the same listen address")
+    refused(waltzctl(*world.usual, "--storage", "one=127.0.0.1:2,127.0.0.1:3"), 2, "the same name")
+
+
+def test_the_two_addresses_the_wrong_way_round(world: World, waltzctl: Tool) -> None:
+    one = world.daemons["one"]
+    told = waltzctl(
+        "create-cluster", *world.place, "--name", "trial", "--partitions", str(PARTITIONS), "--replicas", "1",
+        "--storage", f"one={SILENT},{one.admin_listen}",
+    )  # fmt: skip
+    refused(told, 6, f"one answers at {one.admin_listen}, but not at {SILENT}", "`listen` address first")
+    assert not world.is_written_down()
+
+
+def test_a_cluster_that_is_there_is_not_changed(world: World, waltzctl: Tool) -> None:
+    assert waltzctl(*world.usual).code == 0
+    refused(waltzctl(*world.usual, "--name", "other"), 4, "W2091", "the name of cluster trial: trial; asked for: other")
+    fewer = ["create-cluster", *world.place, "--name", "trial", "--partitions", str(PARTITIONS), "--replicas", "1"]
+    refused(waltzctl(*fewer, *world.storage("one")), 4, "W2091", "the storages of cluster trial")
+    refused(waltzctl(*fewer, *world.storage("one", "rack"), *world.storage("two"), *world.storage("three")), 4, ",rack")
+
+
+def test_another_cluster_at_this_root(world: World, waltzctl: Tool) -> None:
+    async def write_down() -> None:
+        meta = ClusterMeta(name="older", key=UUID(int=1), partitions=1, created="2026-01-01")
+        async with world.cluster() as cluster:
+            await Cluster.create(cluster.coordinator, meta)
+
+    storages.run(write_down())
+    refused(waltzctl(*world.usual), 4, "W2023", "older")
+    assert world.assigned() == {"one": [], "three": [], "two": []}
+
+
+def test_storages_of_a_cluster_whose_documents_were_lost(world: World, waltzctl: Tool) -> None:
+    async def serve() -> None:
+        two = world.daemons["two"]
+        async with two.admin() as admin, two.replicas() as replicas:
+            assert await admin.create_partitions([3]) == {3: None}
+            await replicas.open(3, 1, partitions=PARTITIONS)
+
+    storages.run(serve())
+    refused(waltzctl(*world.usual), 5, "W2020", "two has served partition 3 before")
+    assert not world.is_written_down()
+
+
+def test_replicas_that_nobody_has_used_are_no_obstacle(world: World, waltzctl: Tool) -> None:
+    async def prepare() -> None:
+        async with world.daemons["two"].admin() as admin:
+            assert await admin.create_partitions([3]) == {3: None}
+
+    storages.run(prepare())
+    made = as_json(waltzctl(*world.usual, "-o", "json").out)
+    assert {storage["name"]: storage["made"] for storage in made["storages"]}["two"] == [0, 1, 2]
+
+
+def test_no_cluster_and_no_coordinator(world: World, waltzctl: Tool) -> None:
+    refused(waltzctl("cluster", "describe", *world.place), 3, "W2026")
+
+
+def test_an_error_on_a_storage_tells_that_the_cluster_is_written_down(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from waltzd.errors import DiskFull
+    from waltzd.storages import AdminClient
+
+    async def refuse(self: AdminClient, partitions: list[int]) -> dict[int, WaltzError | None]:
+        return {partition: DiskFull("no space") if partition == 2 else None for partition in partitions}
+
+    monkeypatch.setattr(AdminClient, "create_partitions", refuse)
+
+    async def make() -> None:
+        async with world.cluster() as cluster:
+            with pytest.raises(DiskFull, match="one, partition 2: no space") as caught:
+                await create_cluster(cluster.coordinator, world.wish(), created="2026-01-01")
+            assert "not all of its replicas" in caught.value.detail_not_done
+            assert "run this again" in caught.value.detail_next_step
+            assert (await cluster.meta()).name == "trial"
+
+    storages.run(make())

@@ -1,0 +1,578 @@
+"""What every coordinator keeps to, as stories. `tests/unit` runs them in memory, `tests/process` against a real ZooKeeper.
+
+A story gets a `World`: sessions of the same coordinator, and what can happen to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+from uuid import uuid4
+
+import pytest
+
+from waltzd.cluster import REPLICAS, SERVERS, Cluster
+from waltzd.coordinator import COMMIT_BYTES_MAX, Check, Coordinator, Create, Delete, Set
+from waltzd.errors import (
+    BadArgument,
+    CannotConnect,
+    ChangedMeanwhile,
+    CoordinatorRefused,
+    NameInUse,
+    NodeExists,
+    NodeMissing,
+    StorageInUse,
+    TooLarge,
+)
+from waltzd.meta import (
+    Assignment,
+    ClusterMeta,
+    Ownership,
+    PartitionMeta,
+    ReplicaSets,
+    Role,
+    ServerMeta,
+    StorageMeta,
+)
+
+DEADLINE_SECONDS = 30
+"""Of a story as a whole: none waits for ever."""
+
+
+class World(Protocol):
+    async def connect(self) -> Coordinator:
+        """Another session. The cluster's root is there."""
+        ...
+
+    async def connect_elsewhere(self, root: str) -> Coordinator:
+        """A session on a root that is not there yet."""
+        ...
+
+    async def expire(self, coordinator: Coordinator) -> None:
+        """The coordinator gives this session up; return when it has a new one."""
+        ...
+
+    async def interrupt(self, coordinator: Coordinator) -> None:
+        """Nobody reaches the coordinator; return when this session knows."""
+        ...
+
+    async def resume(self, coordinator: Coordinator) -> None:
+        """Return when this session is in contact again."""
+        ...
+
+
+Story = Callable[[World], Awaitable[None]]
+STORIES: list[Story] = []
+
+
+def story(function: Story) -> Story:
+    STORIES.append(function)
+    return function
+
+
+async def tell(function: Story, world: World) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await function(world)
+
+
+async def until(coordinator: Coordinator, is_so: Callable[[], bool]) -> None:
+    change = asyncio.Event()
+    forget = coordinator.on_change(change.set)
+    while not is_so():
+        change.clear()
+        await change.wait()
+    forget()
+
+
+async def data_at(coordinator: Coordinator, path: str) -> bytes | None:
+    node = await coordinator.get(path)
+    return None if node is None else node.data
+
+
+async def has_begun(coordinator: Coordinator) -> None:
+    """A wait that was started before has looked, and waits: calls of one session are answered in their order."""
+    for _ in range(20):
+        await coordinator.get("/")
+
+
+# -- documents ---------------------------------------------------------------------------------------------------------
+
+
+@story
+async def a_document_has_a_version_for_every_change(world: World) -> None:
+    one, two = await world.connect(), await world.connect()
+    assert await one.get("/a") is None
+    assert await one.children("/") == []
+    assert await one.children("/a") == []
+    await one.commit([Create("/a", b"first")])
+    await one.commit([Set("/a", b"second", 0)])
+    node = await two.get("/a")
+    assert node is not None
+    assert (node.data, node.version, node.is_mine) == (b"second", 1, False)
+    with pytest.raises(ChangedMeanwhile):
+        await two.commit([Set("/a", b"late", 0)])
+    with pytest.raises(ChangedMeanwhile):
+        await two.commit([Delete("/a", 0)])
+    await two.commit([Delete("/a", 1)])
+    assert await one.get("/a") is None
+
+
+@story
+async def a_node_that_is_created_again_is_another_one(world: World) -> None:
+    one = await world.connect()
+    await one.commit([Create("/a", b"")])
+    first = await one.get("/a")
+    await one.commit([Delete("/a", 0)])
+    await one.commit([Create("/a", b"")])
+    second = await one.get("/a")
+    assert first is not None
+    assert second is not None
+    assert first.version == second.version == 0
+    assert first.created < second.created
+
+
+@story
+async def what_cannot_be_is_refused(world: World) -> None:
+    one = await world.connect()
+    await one.commit([Create("/a", b"")])
+    with pytest.raises(NodeExists):
+        await one.commit([Create("/a", b"")])
+    for change in (Create("/b/c", b""), Set("/b", b"", 0), Delete("/b", 0), Check("/b", 0)):
+        with pytest.raises(NodeMissing):
+            await one.commit([change])
+    await one.commit([Create("/a/b", b"")])
+    with pytest.raises(ChangedMeanwhile, match="below"):
+        await one.commit([Delete("/a", 0)])
+    await one.commit([Create("/e", b"", ephemeral=True)])
+    with pytest.raises(CoordinatorRefused):
+        await one.commit([Create("/e/f", b"")])
+    with pytest.raises(TooLarge):
+        await one.commit([Set("/a", bytes(COMMIT_BYTES_MAX), 0), Set("/a/b", b"1", 0)])
+    assert await one.children("/a") == ["b"]
+    assert await data_at(one, "/a/b") == b""
+
+
+@story
+async def a_large_document_fits(world: World) -> None:
+    one = await world.connect()
+    large = bytes(range(256)) * (COMMIT_BYTES_MAX // 256)
+    await one.commit([Create("/a", large)])
+    assert await data_at(one, "/a") == large
+
+
+@story
+async def a_transaction_is_done_whole_or_not_at_all(world: World) -> None:
+    one = await world.connect()
+    await one.commit([Create("/a", b"a"), Create("/b", b"b"), Create("/b/c", b"c")])
+    await one.commit([Check("/a", 0), Set("/b", b"B", 0), Delete("/b/c", 0), Create("/d", b"d")])
+    assert await one.children("/") == ["a", "b", "d"]
+    changes = (Set("/a", b"A", 0), Delete("/d", 0), Create("/e", b""))
+    for broken in (Check("/b", 0), Set("/b", b"", 0), Delete("/b", 0)):
+        for at in range(len(changes) + 1):
+            with pytest.raises(ChangedMeanwhile):
+                await one.commit([*changes[:at], broken, *changes[at:]])
+    with pytest.raises(NodeExists):
+        await one.commit([*changes, Create("/a", b"")])
+    assert await one.children("/") == ["a", "b", "d"]
+    assert await data_at(one, "/a") == b"a"
+
+
+@story
+async def changes_of_one_transaction_see_each_other(world: World) -> None:
+    one = await world.connect()
+    await one.commit([Create("/a", b"1")])
+    await one.commit([Delete("/a", 0), Create("/a", b"2"), Set("/a", b"3", 0), Check("/a", 1)])
+    node = await one.get("/a")
+    assert node is not None
+    assert (node.data, node.version) == (b"3", 1)
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+@story
+async def an_ephemeral_node_lives_as_long_as_its_session(world: World) -> None:
+    one, two = await world.connect(), await world.connect()
+    await one.commit([Create("/e", b"one", ephemeral=True)])
+    node, seen = await one.get("/e"), await two.get("/e")
+    assert node is not None
+    assert seen is not None
+    assert (node.is_mine, seen.is_mine) == (True, False)
+    await two.commit([Set("/e", b"by two", 0)])
+    token = await two.wait_for_change(["/e"], None)
+    await one.close()
+    await two.wait_for_change(["/e"], token)
+    assert await two.get("/e") is None
+
+
+@story
+async def what_an_expired_session_created_is_gone(world: World) -> None:
+    one, two = await world.connect(), await world.connect()
+    await one.commit([Create("/e", b"", ephemeral=True), Create("/p", b"")])
+    session, told = one.session, list[int]()
+    one.on_change(lambda: told.append(one.session))
+    await world.expire(one)
+    assert one.session > session
+    assert told[-1] == one.session
+    assert one.is_connected
+    assert await two.children("/") == ["p"]
+    await one.commit([Create("/e", b"again", ephemeral=True)])
+    node = await one.get("/e")
+    assert node is not None
+    assert node.is_mine
+
+
+@story
+async def a_new_session_ends_every_wait(world: World) -> None:
+    one = await world.connect()
+    token = await one.wait_for_change(["/a"], None)
+    waiting = asyncio.create_task(one.wait_for_change(["/a"], token))
+    await has_begun(one)
+    await world.expire(one)
+    assert await waiting != token
+
+
+@story
+async def without_contact_calls_say_so_and_waits_go_on(world: World) -> None:
+    one = await world.connect()
+    await one.commit([Create("/a", b"")])
+    session = one.session
+    token = await one.wait_for_change(["/a"], None)
+    waiting = asyncio.create_task(one.wait_for_change(["/a"], token))
+    await has_begun(one)
+    told: list[bool] = []
+    forget = one.on_change(lambda: told.append(one.is_connected))
+    await world.interrupt(one)
+    later = asyncio.create_task(one.wait_for_change(["/a"], token))
+    calls = (one.get("/a"), one.children("/"), one.commit([Set("/a", b"1", 0)]), one.wait_for_change(["/a"], None))
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result) for result in results] == [CannotConnect] * 4
+    await world.resume(one)
+    assert told == [False, True]
+    forget()
+    if one.session == session:
+        await one.commit([Set("/a", b"2", 0)])  # the one that was refused was never sent
+    assert token not in (await waiting, await later)
+
+
+@story
+async def after_the_end_nothing_goes(world: World) -> None:
+    one, two = await world.connect(), await world.connect()
+    token = await one.wait_for_change(["/a"], None)
+    waiting = asyncio.create_task(one.wait_for_change(["/a"], token))
+    await has_begun(one)
+    await one.close()
+    await one.close()
+    assert not one.is_connected
+    for call in (waiting, one.get("/a"), one.commit([Create("/a", b"")]), one.wait_for_change(["/a"], None)):
+        with pytest.raises(CannotConnect):
+            await call
+    assert await two.get("/a") is None
+
+
+# -- waiting for a change ----------------------------------------------------------------------------------------------
+
+
+@story
+async def every_kind_of_change_is_noticed(world: World) -> None:
+    one, two = await world.connect(), await world.connect()
+    await one.commit([Create("/a", b"")])
+    for change in (
+        Set("/a", b"1", 0),
+        Set("/a", b"1", 1),  # the same data again
+        Create("/a/b", b""),
+        Delete("/a/b", 0),
+        Delete("/a", 2),
+        Create("/a", b""),
+    ):
+        before = await one.wait_for_change(["/a"], None)
+        waiting = asyncio.create_task(one.wait_for_change(["/a"], before))
+        await has_begun(one)
+        await two.commit([change])
+        assert await waiting != before
+        await two.commit([Create("/x", b"")])  # and what changed before the wait begins
+        assert await one.wait_for_change(["/a"], before) != before
+        await two.commit([Delete("/x", 0)])
+
+
+@story
+async def what_changed_and_changed_back_is_noticed(world: World) -> None:
+    one, two = await world.connect(), await world.connect()
+    await two.commit([Create("/a", b"")])
+    before = await one.wait_for_change(["/a"], None)
+    await two.commit([Create("/a/b", b"")])
+    await two.commit([Delete("/a/b", 0)])
+    middle = await one.wait_for_change(["/a"], before)
+    await two.commit([Delete("/a", 0)])
+    await two.commit([Create("/a", b"")])
+    await one.wait_for_change(["/a"], middle)
+
+
+@story
+async def no_change_is_missed_in_a_storm(world: World) -> None:
+    """The last state is always seen, by everybody, however the changes and the waits fall."""
+    one, two = await world.connect(), await world.connect()
+    rounds = 60
+    await two.commit([Create("/n", b"0"), Create("/f", b"")])
+
+    async def follow_data() -> None:
+        seen = None
+        while True:
+            seen = await one.wait_for_change(["/n", "/f"], seen)
+            if await data_at(one, "/n") == b"%d" % rounds:
+                return
+
+    async def follow_children() -> None:
+        seen = None
+        while True:
+            seen = await one.wait_for_change(["/f"], seen)
+            if await one.children("/f") == ["last"]:
+                return
+
+    followers = [asyncio.create_task(follow()) for follow in (follow_data, follow_children) * 4]
+    for number in range(rounds):
+        await two.commit([Set("/n", b"%d" % (number + 1), number)])
+        await two.commit([Create(f"/f/{number}", b"", ephemeral=number % 2 == 0)])
+        await two.commit([Delete(f"/f/{number}", 0)])
+    await two.commit([Create("/f/last", b"")])
+    await asyncio.gather(*followers)
+
+
+@story
+async def a_wait_that_was_given_up_leaves_the_others(world: World) -> None:
+    one, two = await world.connect(), await world.connect()
+    token = await one.wait_for_change(["/a"], None)
+    given_up = asyncio.create_task(one.wait_for_change(["/a"], token))
+    waiting = asyncio.create_task(one.wait_for_change(["/a"], token))
+    await has_begun(one)
+    given_up.cancel()
+    await two.commit([Create("/a", b"")])
+    assert await waiting != token
+    assert given_up.cancelled()
+
+
+# -- the cluster's documents -------------------------------------------------------------------------------------------
+
+ONE = StorageMeta(name="one", listen="127.0.0.1:1", admin_listen="127.0.0.1:2", group="a")
+TWO = StorageMeta(name="two", listen="127.0.0.1:3", admin_listen="127.0.0.1:4", group="b")
+SETS = ReplicaSets(partitions={0: {"one": Role.MEMBER}, 1: {"one": Role.MEMBER}})
+
+
+def a_cluster(name: str = "test", partitions: int = 2) -> ClusterMeta:
+    return ClusterMeta(name=name, key=uuid4(), partitions=partitions, created="2026-01-01T00:00:00Z")
+
+
+def a_server(name: str) -> ServerMeta:
+    return ServerMeta(name=name, listen="127.0.0.1:5", admin_listen="127.0.0.1:6", instance=uuid4(), version="1")
+
+
+async def created(world: World, root: str = "/waltz/test") -> Cluster:
+    return await Cluster.create(await world.connect_elsewhere(root), a_cluster(), storages=[ONE, TWO], replicas=SETS)
+
+
+@story
+async def two_clusters_that_are_created_at_once_do_not_mix(world: World) -> None:
+    coordinators = [await world.connect_elsewhere("/waltz/raced") for _ in range(4)]
+    metas = [a_cluster(f"c{number}", number + 1) for number in range(4)]
+    results = await asyncio.gather(
+        *(Cluster.create(at, meta) for at, meta in zip(coordinators, metas, strict=True)), return_exceptions=True
+    )
+    winners = [meta for meta, result in zip(metas, results, strict=True) if isinstance(result, Cluster)]
+    assert [type(result) for result in results].count(NameInUse) == 3
+    assert len(winners) == 1
+    for coordinator in coordinators:
+        cluster = Cluster(coordinator)
+        assert await cluster.meta() == winners[0]
+        assert len((await cluster.assignment())[0].owners) == winners[0].partitions
+    await Cluster.create(coordinators[0], winners[0])  # said twice is no mistake
+
+
+@story
+async def there_is_no_cluster_until_it_is_created(world: World) -> None:
+    cluster = Cluster(await world.connect_elsewhere("/waltz/none"))
+    for call in (cluster.meta(), cluster.assignment(), cluster.replicas(), cluster.new_client_id()):
+        with pytest.raises(NodeMissing):
+            await call
+    assert await cluster.servers() == {}
+
+
+@story
+async def what_a_person_mistypes_is_refused_whole(world: World) -> None:
+    coordinator = await world.connect_elsewhere("/waltz/wrong")
+    for storages, partitions in (
+        ([ONE, ONE], {}),
+        ([ONE], {0: {"two": Role.MEMBER}}),
+        ([ONE], {2: {"one": Role.MEMBER}}),
+        ([StorageMeta(name="a/b", listen="x:1", admin_listen="x:2", group="g")], {}),
+    ):
+        with pytest.raises(BadArgument):
+            await Cluster.create(coordinator, a_cluster(), storages=storages, replicas=ReplicaSets(partitions=partitions))
+    assert await coordinator.get("/") is None
+
+
+@story
+async def servers_come_and_go(world: World) -> None:
+    here, there = await created(world), Cluster(await world.connect_elsewhere("/waltz/test"))
+    old, new = a_server("s"), a_server("s")
+    seen = await here.wait_for_servers(None)
+    await there.register_server(old)
+    seen = await here.wait_for_servers(seen)
+    assert await here.servers() == {"s": old}
+    with pytest.raises(NodeExists):
+        await here.register_server(new)
+    with pytest.raises(ChangedMeanwhile):
+        await here.update_server(new)
+    found = await here.server("s")
+    assert found is not None
+    assert not found.is_mine
+    await here.replace_server(new, found.version)
+    await here.update_server(new)
+    with pytest.raises(ChangedMeanwhile):
+        await there.update_server(old)
+    await there.unregister_server("s")  # of somebody else now
+    seen = await here.wait_for_servers(None)
+    assert await there.servers() == {"s": new}
+    await here.update_server(new)  # a change of a server is a change of the servers
+    seen = await here.wait_for_servers(seen)
+    await here.unregister_server("s")
+    await here.wait_for_servers(seen)
+    await here.unregister_server("s")
+    assert await here.server("s") is None
+
+
+@story
+async def one_leads(world: World) -> None:
+    here, there = await created(world), Cluster(await world.connect_elsewhere("/waltz/test"))
+    assert await here.leader() is None
+    assert sorted(await asyncio.gather(here.become_leader("a"), there.become_leader("b"))) == [False, True]
+    leader = await here.leader()
+    assert leader is not None
+    assert leader.is_mine == (leader.name == "a")
+    first, second = (here, there) if leader.is_mine else (there, here)
+    assert await first.become_leader(leader.name)
+    seen = await second.wait_for_leader(None)
+    assert await second.become_leader("next", over=leader.version)
+    await second.wait_for_leader(seen)
+    await first.resign()  # leads no more, and takes nothing from who does
+    assert not await first.become_leader("again", over=7)
+    found = await first.leader()
+    assert found is not None
+    assert found.name == "next"
+    await second.resign()
+    assert await first.leader() is None
+
+
+@story
+async def a_document_is_changed_by_who_read_it_last(world: World) -> None:
+    cluster = await created(world)
+    assignment, version = await cluster.assignment()
+    assert assignment.owners == (Ownership(None, 0), Ownership(None, 0))
+    mine = Assignment(owners=(Ownership("s", 1), Ownership(None, 0)))
+    seen = await cluster.wait_for_assignment(None)
+    assert await cluster.save_assignment(mine, version) == version + 1
+    await cluster.wait_for_assignment(seen)
+    with pytest.raises(ChangedMeanwhile):
+        await cluster.save_assignment(assignment, version)
+    assert await cluster.assignment() == (mine, version + 1)
+
+
+@story
+async def a_storage_with_replicas_stays(world: World) -> None:
+    cluster = await created(world)
+    with pytest.raises(StorageInUse, match="0, 1"):
+        await cluster.remove_storage("one")
+    with pytest.raises(NameInUse):
+        await cluster.add_storage(TWO)
+    moved = StorageMeta(name="two", listen="127.0.0.9:9", admin_listen="127.0.0.9:10", group="b")
+    seen = await cluster.wait_for_replicas(None)
+    await cluster.update_storage(moved)
+    await cluster.wait_for_replicas(seen)
+    assert await cluster.storages() == {"one": ONE, "two": moved}
+    sets, version = await cluster.replicas()
+    both = ReplicaSets(partitions={**sets.partitions, 1: {"one": Role.MEMBER, "two": Role.LEARNER}})
+    version = await cluster.save_replicas(both, version)
+    with pytest.raises(StorageInUse):
+        await cluster.remove_storage("two")
+    version = await cluster.save_replicas(SETS, version)
+    await cluster.remove_storage("two")
+    with pytest.raises(BadArgument, match="no storage two"):
+        await cluster.save_replicas(both, version)
+    with pytest.raises(NodeMissing):
+        await cluster.update_storage(moved)
+
+
+@story
+async def a_storage_is_not_removed_while_a_replica_is_given_to_it(world: World) -> None:
+    cluster, other = await created(world), Cluster(await world.connect_elsewhere("/waltz/test"))
+    _, version = await cluster.replicas()
+    both = ReplicaSets(partitions={0: {"two": Role.MEMBER}})
+    results = await asyncio.gather(
+        cluster.save_replicas(both, version), other.remove_storage("two"), return_exceptions=True
+    )
+    assert [isinstance(result, Exception) for result in results].count(True) == 1
+    names = await cluster.storages()
+    sets, _ = await cluster.replicas()
+    assert all(name in names for replicas in sets.partitions.values() for name in replicas)
+
+
+@story
+async def a_partition_and_its_replicas_change_together(world: World) -> None:
+    cluster = await created(world)
+    assert await cluster.partition(1) == (None, -1)
+    seen = await cluster.wait_for_partition(1, None)
+    first = PartitionMeta(generation=1, session=1)
+    assert await cluster.save_partition(1, first, None) == 0
+    await cluster.wait_for_partition(1, seen)
+    with pytest.raises(NodeExists):
+        await cluster.save_partition(1, first, None)
+    sets, version = await cluster.replicas()
+    changed = ReplicaSets(partitions={1: {"two": Role.MEMBER}})
+    second = PartitionMeta(generation=1, session=2, members=("one",))
+    with pytest.raises(ChangedMeanwhile):
+        await cluster.save_partition(1, second, 0, replicas=(changed, version + 1))
+    assert await cluster.partition(1) == (first, 0)
+    assert await cluster.save_partition(1, second, 0, replicas=(changed, version)) == 1
+    with pytest.raises(ChangedMeanwhile):
+        await cluster.save_partition(1, second, 0, replicas=(sets, version + 1))
+    assert await cluster.partition(1) == (second, 1)
+    assert await cluster.replicas() == (changed, version + 1)
+
+
+@story
+async def client_ids_are_never_given_twice(world: World) -> None:
+    clusters = [await created(world), *[Cluster(await world.connect_elsewhere("/waltz/test")) for _ in range(2)]]
+    ids = await asyncio.gather(*(cluster.new_client_id() for cluster in clusters for _ in range(5)))
+    assert sorted(ids) == list(range(1, 16))
+
+
+@story
+async def what_a_new_server_announces_is_not_missed(world: World) -> None:
+    """Neither that it is there, nor what it changes before anybody has looked at it again."""
+    cluster, other = await created(world), Cluster(await world.connect_elsewhere("/waltz/test"))
+    token = await cluster.wait_for_change([SERVERS, REPLICAS], None)
+    waiting = asyncio.create_task(cluster.wait_for_change([SERVERS, REPLICAS], token))
+    await has_begun(cluster.coordinator)
+    await other.register_server(a_server("x"))
+    token = await waiting
+    await other.update_server(a_server("x"))
+    token = await cluster.wait_for_change([SERVERS, REPLICAS], token)
+    waiting = asyncio.create_task(cluster.wait_for_change([SERVERS, REPLICAS], token))
+    await has_begun(cluster.coordinator)
+    latest = a_server("x")
+    await other.update_server(latest)
+    await waiting
+    assert await cluster.servers() == {"x": latest}
+
+
+@story
+async def contact_can_be_waited_for(world: World) -> None:
+    one = await world.connect()
+    cluster = Cluster(one)
+    await cluster.wait_for_contact()
+    await world.interrupt(one)
+    waiting = asyncio.create_task(cluster.wait_for_contact())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await world.resume(one)
+    await waiting

@@ -1,0 +1,242 @@
+"""A bank on SQL views: money moves between accounts, none is made or lost, and nobody overdraws.
+
+The database is only a view: a transfer is decided against it, but it happens when it is in the log. It needs the balance
+of the account that pays, so that lock is WRITE; the one that receives is only added to, so that lock is APPEND: two
+payments to one account never conflict, and a payment from it notices both. Account 0 is the mint, where money comes from;
+with it every branch adds up to zero at any moment. A branch is a partition.
+
+    python -m tests.examples.bank --servers 127.0.0.1:55180 --database one.db --database two.db
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from waltzd import storages
+from waltzd.client import Client
+from waltzd.lock import append_lock, write_lock
+from waltzd.outcome import Committed, Outcome, Rejected
+from waltzd.sql import SqlView, sqlite
+from waltzd.transaction import Builder, Declined, Handler, Transaction, TransactionContext
+
+MINT = 0
+FROM_THE_MINT = 4
+"""Every so many transfers bring new money."""
+PATIENCE_SECONDS = 60
+TABLES = sa.MetaData()
+ACCOUNTS = sa.Table(
+    "accounts",
+    TABLES,
+    sa.Column("branch", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("balance", sa.BigInteger, nullable=False),
+    sa.CheckConstraint("number = 0 OR balance >= 0", name="nobody_overdraws"),
+)
+
+
+class Bank:
+    """One database with the accounts, and the view that keeps it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.view: SqlView[Transaction] = SqlView(engine, self._apply, tables=TABLES)
+
+    def _apply(self, connection: Connection, transaction: Transaction) -> None:
+        transfer = json.loads(transaction.payload)
+        self._add(connection, transaction.partition, transfer["from"], -transfer["amount"])
+        self._add(connection, transaction.partition, transfer["to"], transfer["amount"])
+
+    @staticmethod
+    def _add(connection: Connection, branch: int, number: int, amount: int) -> None:
+        account = (ACCOUNTS.c.branch == branch) & (ACCOUNTS.c.number == number)
+        changed = connection.execute(sa.update(ACCOUNTS).where(account).values(balance=ACCOUNTS.c.balance + amount))
+        if changed.rowcount == 0:
+            connection.execute(sa.insert(ACCOUNTS).values(branch=branch, number=number, balance=amount))
+
+    def balance(self, branch: int, number: int) -> int:
+        account = (ACCOUNTS.c.branch == branch) & (ACCOUNTS.c.number == number)
+        with self.engine.connect() as connection:
+            return connection.scalar(sa.select(ACCOUNTS.c.balance).where(account)) or 0
+
+    def accounts(self) -> dict[tuple[int, int], int]:
+        """All balances, by branch and number."""
+        with self.engine.connect() as connection:
+            rows = connection.execute(sa.select(ACCOUNTS.c.branch, ACCOUNTS.c.number, ACCOUNTS.c.balance)).all()
+        return {(branch, number): balance for branch, number, balance in rows}
+
+
+class Transfer(TransactionContext):
+    def __init__(self, bank: Bank, branch: int, payer: int, receiver: int, amount: int, name: str) -> None:
+        assert payer != receiver
+        self._bank = bank
+        self._branch = branch
+        self._payer = payer
+        self._receiver = receiver
+        self._amount = amount
+        self._name = name
+        self.attempts = 0
+
+    def partition(self, count: int) -> int:
+        return self._branch
+
+    async def build(self, builder: Builder) -> bool:
+        if self._payer == MINT:
+            builder.locks = [append_lock("account", MINT), append_lock("account", self._receiver)]
+        else:
+            balance = await asyncio.to_thread(self._bank.balance, self._branch, self._payer)
+            if balance < self._amount:
+                return False
+            builder.locks = [write_lock("account", self._payer), append_lock("account", self._receiver)]
+        self.attempts += 1
+        transfer = {"from": self._payer, "to": self._receiver, "amount": self._amount}
+        builder.data = json.dumps({**transfer, "by": f"{self._name}, attempt {self.attempts}"}).encode()
+        return True
+
+
+@dataclass
+class Result:
+    committed: int = 0
+    declined: int = 0
+    rejected: int = 0
+    unknown: int = 0
+    attempts: int = 0
+    accounts: dict[tuple[int, int], int] = field(default_factory=dict)
+    """As the first database has them in the end."""
+    is_agreed: bool = False
+    """All databases have the same."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.accounts.values())
+
+    @property
+    def lowest(self) -> int:
+        return min((balance for (_, number), balance in self.accounts.items() if number != MINT), default=0)
+
+    @property
+    def is_right(self) -> bool:
+        return self.is_agreed and self.total == 0 and self.lowest >= 0
+
+    def __str__(self) -> str:
+        lines = [
+            f"{'right' if self.is_right else 'WRONG'}: {len(self.accounts)} accounts add up to {self.total}, the lowest "
+            f"balance is {self.lowest}, the databases agree: {self.is_agreed}",
+            f"{self.committed} transfers, {self.declined} declined for want of money, {self.rejected} given up, "
+            f"{self.unknown} unknown; {self.attempts} attempts",
+        ]
+        lines += [
+            f"  branch {branch}, account {number}: {balance}" for (branch, number), balance in sorted(self.accounts.items())
+        ]
+        return "\n".join(lines)
+
+
+def count(result: Result, transfer: Transfer, outcome: Outcome | Declined) -> None:
+    result.attempts += transfer.attempts
+    match outcome:
+        case Committed():
+            result.committed += 1
+        case Declined():
+            result.declined += 1
+        case Rejected():
+            result.rejected += 1
+        case _:
+            result.unknown += 1
+
+
+async def run(
+    make_client: Callable[[Handler], Any],
+    databases: Sequence[Engine],
+    *,
+    branches: int = 1,
+    first_branch: int = 0,
+    accounts: int = 5,
+    transfers: int = 25,
+    seed: int = 0,
+) -> Result:
+    """One client for each of `databases`; the same engine twice is one database that two clients share."""
+    banks = [Bank(engine) for engine in databases]
+    numbers = range(first_branch, first_branch + branches)
+    result = Result()
+
+    async def work(number: int, client: Any) -> None:
+        choose = random.Random(f"{seed} {number}")
+        for round in range(transfers):
+            branch = choose.choice(numbers)
+            payer, receiver = choose.sample(range(1, accounts + 1), 2)
+            if round % FROM_THE_MINT == 0:
+                payer = MINT
+            name = f"seed {seed}, client {number}, transfer {round}"
+            transfer = Transfer(banks[number], branch, payer, receiver, choose.randrange(1, 50), name)
+            count(result, transfer, await client.submit(transfer))
+
+    made = [make_client(bank.view) for bank in banks]
+    async with asyncio.TaskGroup() as starting:
+        for client in made:
+            starting.create_task(client.open())
+    try:
+        async with asyncio.TaskGroup() as working:
+            for number, client in enumerate(made):
+                working.create_task(work(number, client))
+        await _wait_until_level(made[0], banks, numbers)
+    finally:
+        for client in made:
+            await client.close()
+        for bank in banks:
+            await bank.view.close()
+    found = [bank.accounts() for bank in banks]
+    result.accounts, result.is_agreed = found[0], all(one == found[0] for one in found)
+    return result
+
+
+async def _wait_until_level(client: Any, banks: Sequence[Bank], branches: Sequence[int]) -> None:
+    """Every database contains everything that is in the log now."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        for branch in branches:
+            end = await client.high_water_mark(branch)
+            for bank in banks:
+                while await bank.view.mark(branch) < end:
+                    await asyncio.sleep(0.02)
+
+
+@click.command()
+@click.option("--servers", required=True, help="Addresses of servers, with commas between them.")
+@click.option("--database", "databases", multiple=True, required=True, help="A SQLite file or a URL; one client for each.")
+@click.option("--branches", default=1, show_default=True, help="Partitions to use.")
+@click.option("--first-branch", default=0, show_default=True, help="The lowest of them.")
+@click.option("--accounts", default=5, show_default=True, type=click.IntRange(min=2), help="In each branch.")
+@click.option("--transfers", default=25, show_default=True, help="By each client.")
+@click.option("--seed", default=0, show_default=True)
+def main(
+    servers: str, databases: Sequence[str], branches: int, first_branch: int, accounts: int, transfers: int, seed: int
+) -> None:
+    """Move money about from several clients at once, and see that all of it is still there."""
+    partitions = range(first_branch, first_branch + branches)
+    engines = {name: sa.create_engine(name) if "://" in name else sqlite(name) for name in databases}
+    result = storages.run(
+        run(
+            lambda handler: Client(servers, handler=handler, partitions=partitions),
+            [engines[name] for name in databases],
+            branches=branches,
+            first_branch=first_branch,
+            accounts=accounts,
+            transfers=transfers,
+            seed=seed,
+        )
+    )
+    for engine in engines.values():
+        engine.dispose()
+    click.echo(str(result))
+    raise SystemExit(0 if result.is_right else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Clients that race for a few locks while a test breaks things, everything written down, and the checker's verdict.
+
+Each client keeps a view of its own. A transaction reads one lock and writes another, or appends under a third; its payload
+is unique. What the log is in the end comes from a client that has seen nothing yet, and from every storage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from uuid import UUID
+
+from tests.checker.history import Writer, load
+from tests.checker.recorder import Recorder, log_records
+from tests.checker.verdict import Verdict, judge
+from waltzd.client import Client
+from waltzd.client_settings import ClientSettings
+from waltzd.errors import WaltzError
+from waltzd.frame import FeedMode
+from waltzd.lock import append_lock, read_lock, write_lock
+from waltzd.outcome import Committed
+from waltzd.servers import ServerClient
+from waltzd.storages import ReplicaClient
+from waltzd.transaction import Builder, Transaction, TransactionContext
+
+LOCKS = 12
+
+
+class View:
+    """Nothing but a mark for each partition."""
+
+    def __init__(self) -> None:
+        self.marks: dict[int, int] = {}
+
+    def mark(self, partition: int) -> int:
+        return self.marks.get(partition, -1)
+
+    def apply(self, transaction: Transaction) -> None:
+        assert transaction.id == self.mark(transaction.partition) + 1
+        self.marks[transaction.partition] = transaction.id
+
+
+class Attempt(TransactionContext):
+    def __init__(self, name: str, number: int, pick: random.Random, partition: int) -> None:
+        self._name = f"{name}:{number}"
+        self._attempts = 0
+        self._partition = partition
+        first, second = pick.sample(range(LOCKS), 2)
+        self._locks = (
+            (append_lock("key", first),) if pick.random() < 0.2 else (write_lock("key", first), read_lock("key", second))
+        )
+        self._size = pick.choice((0, 0, 40, 400, 4000))
+
+    def partition(self, count: int) -> int:
+        return self._partition
+
+    def build(self, builder: Builder) -> bool:
+        self._attempts += 1
+        builder.data = f"{self._name}:{self._attempts} ".encode() + bytes(self._size)
+        builder.locks = self._locks
+        return True
+
+
+class Race:
+    def __init__(
+        self,
+        folder: Path,
+        servers: Sequence[str],
+        *,
+        tag: str,
+        partitions: Sequence[int],
+        clients: int = 3,
+        callers: int = 4,
+        seed: int = 0,
+    ) -> None:
+        """All races on one cluster share the folder: the history must know everything that is in the log."""
+        self._folder = folder
+        self._tag = tag
+        self._servers = list(servers)
+        self._partitions = list(partitions)
+        self._clients = clients
+        self._callers = callers
+        self._seed = seed
+        self._stop = asyncio.Event()
+        self.committed = 0
+        self.failures: list[WaltzError] = []
+        self.last_commit = 0.0
+        self.longest_silence = 0.0
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Race]:
+        tasks = [asyncio.create_task(self._client(number)) for number in range(self._clients)]
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+
+    async def more(self, count: int, seconds: float = 60) -> None:
+        """Until so many more transactions are committed."""
+        wanted = self.committed + count
+        try:
+            async with asyncio.timeout(seconds):
+                while self.committed < wanted:
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"{self.committed} committed, {wanted} were expected; {self.failures[-3:]}") from None
+
+    async def _client(self, number: int) -> None:
+        with Writer(self._folder / f"{self._tag}-{number}.jsonl") as writer:
+            recorder = Recorder(writer, f"{self._tag}-{number}")
+            client = Client(
+                servers=",".join(self._servers),
+                handler=recorder.handler(View()),
+                partitions=self._partitions,
+                settings=ClientSettings(close_seconds=20),
+            )
+            async with client:
+                callers = [self._caller(client, recorder, number, caller) for caller in range(self._callers)]
+                await asyncio.gather(*callers)
+
+    async def _caller(self, client: Client, recorder: Recorder, number: int, caller: int) -> None:
+        pick = random.Random(f"{self._tag}:{self._seed}:{number}:{caller}")
+        loop = asyncio.get_running_loop()
+        count = 0
+        while not self._stop.is_set():
+            count += 1
+            attempt = Attempt(f"{self._tag}.{number}.{caller}", count, pick, pick.choice(self._partitions))
+            try:
+                outcome = await client.submit(recorder.context(attempt))
+            except WaltzError as error:
+                self.failures.append(error)
+                await asyncio.sleep(0.05)
+                continue
+            if isinstance(outcome, Committed):
+                self.committed += 1
+                if self.last_commit:
+                    self.longest_silence = max(self.longest_silence, loop.time() - self.last_commit)
+                self.last_commit = loop.time()
+
+    async def verdict(self, storages: Sequence[str], key: UUID) -> Verdict:
+        """The history against the log as its owners give it, and against what each storage gives to readers."""
+        await self._commit_one_more()
+        history = load(self._folder.glob("*.jsonl"))
+        async with Client(servers=",".join(self._servers), feed=FeedMode.NONE, partitions=[]) as client:
+            places = client.topology.places
+        for partition in self._partitions:
+            address = places[partition].address
+            assert address is not None
+            owner = ServerClient(address, key)
+            async for run in owner.fetch(partition, 0):
+                history.log(partition, log_records(run), first=run.first_id)
+            await owner.close()
+            for storage in storages:
+                async with ReplicaClient(storage, key) as replica:
+                    async for run in replica.read(partition, 0):
+                        history.log(partition, log_records(run), first=run.first_id, source=storage)
+        return judge(history)
+
+    async def _commit_one_more(self) -> None:
+        """What is read afterwards is the log of an owner that could still commit."""
+        with Writer(self._folder / f"{self._tag}-end.jsonl") as writer:
+            recorder = Recorder(writer, f"{self._tag}-end")
+            async with Client(servers=",".join(self._servers), feed=FeedMode.NONE, partitions=self._partitions) as client:
+                for partition in self._partitions:
+                    outcome = await recorder.append(
+                        client, f"the end of {self._tag} in {partition}".encode(), partition=partition
+                    )
+                    assert isinstance(outcome, Committed), outcome

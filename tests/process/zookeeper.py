@@ -1,0 +1,90 @@
+"""A real ZooKeeper on loopback for tests, as `waltzd zookeeper` runs it, that can be killed, paused and started again."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from waltzd.errors import CannotConnect
+from waltzd.storages import run
+from waltzd.zookeeper import ZooKeeperCoordinator
+
+START_ATTEMPTS, ATTEMPT_SECONDS = 30, 2
+END_SECONDS = 60
+
+
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class LocalZooKeeper:
+    """Keeps its data and its port over `kill` and `start`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.hosts = f"127.0.0.1:{free_port()}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        """What it wrote before and after it became Java."""
+        files = (self.directory.with_suffix(".out"), self.directory / "zookeeper.log")
+        return "\n".join(path.read_text() for path in files if path.exists())
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        assert self.process is None
+        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        with self.directory.with_suffix(".out").open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "waltzd", "zookeeper", "--directory", str(self.directory), "--listen", self.hosts],
+                stdout=out,
+                stderr=out,
+            )
+        return self.process
+
+    def start(self) -> LocalZooKeeper:
+        """Return when it answers."""
+        process = self.spawn()
+        for _ in range(START_ATTEMPTS):
+            try:
+                run(self._answers())
+            except CannotConnect as error:
+                if process.poll() is not None:
+                    raise AssertionError(f"ZooKeeper ended: exit code {process.poll()}\n{self.log}") from error
+            else:
+                return self
+        self.kill()
+        raise AssertionError(f"ZooKeeper does not answer\n{self.log}")
+
+    async def _answers(self) -> None:
+        coordinator = ZooKeeperCoordinator(self.hosts, "/up", call_seconds=ATTEMPT_SECONDS)
+        await coordinator.start()
+        await coordinator.close()
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            process.send_signal(number)
+            process.send_signal(signal.SIGCONT)
+            process.wait(END_SECONDS)

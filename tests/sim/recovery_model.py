@@ -1,0 +1,306 @@
+"""The decisions of recovery and session against storages that are three numbers and a list, in any order of events.
+
+Owners come at any time and never go away by themselves: a deposed one keeps sending until a storage or the coordinator
+refuses it. Storages stop, come back, lose everything or come back as an older copy; members come and go. After every
+step: what was committed once is at its place in every log that a later session opens with, for ever.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from waltzd.meta import PartitionMeta, Role
+from waltzd.quorum import majority
+from waltzd.replica import ReplicaStatus
+from waltzd.server.recovery import Copy, Level, Recovery, SetLowMark, Step, Truncate
+from waltzd.server.session import Session
+
+Entry = tuple[int, int]
+"""Which session wrote it, and its number there: no two are the same."""
+
+
+class Violation(AssertionError):
+    pass
+
+
+class Refused(Exception):
+    """By a storage or the coordinator: this owner is over."""
+
+
+@dataclass
+class Disk:
+    incarnation: UUID
+    promised: int = -1
+    session: int = -1
+    low_mark: int = -1
+    local_low_mark: int = -1
+    committed: int = -1
+    log: list[Entry] = field(default_factory=list)
+    is_up: bool = True
+
+    @property
+    def last_id(self) -> int:
+        return len(self.log) - 1
+
+    def status(self) -> ReplicaStatus:
+        return ReplicaStatus(
+            partition=0, incarnation=self.incarnation, promised_session=self.promised, session=self.session,
+            low_mark=self.low_mark, local_low_mark=self.local_low_mark, committed=self.committed, last_id=self.last_id,
+            is_available=True, is_full=False, segments=1, findings=(),
+        )  # fmt: skip
+
+    def copy(self) -> Disk:
+        return replace(self, log=list(self.log))
+
+
+class World:
+    def __init__(self, seed: int, names: int) -> None:
+        self.random = random.Random(seed)
+        self.incarnations = 0
+        self.names = [f"s{number}" for number in range(names)]
+        self.disks = {name: Disk(self.new_incarnation()) for name in self.names}
+        self.backups: dict[str, Disk] = {}
+        self.meta: PartitionMeta | None = None
+        self.version = 0
+        self.roles: dict[str, Role] = dict.fromkeys(self.names[: min(3, names)], Role.MEMBER)
+        self.owners: list[Owner] = []
+        self.committed: list[Entry] = []
+        self.opened = 0
+        self.forgotten = 0
+        self.trace: list[str] = []
+        self.may_forget = seed % 3 > 0
+
+    def new_incarnation(self) -> UUID:
+        self.incarnations += 1
+        return UUID(int=self.incarnations)
+
+    def say(self, what: str) -> None:
+        self.trace.append(what)
+
+    def save(self, meta: PartitionMeta, version: int) -> int:
+        if version != self.version:
+            raise Refused("somebody else saved")
+        self.meta, self.version = meta, self.version + 1
+        return self.version
+
+    def note_committed(self, log: list[Entry], mark: int) -> None:
+        known = min(len(self.committed), mark + 1)
+        if log[:known] != self.committed[:known]:
+            raise Violation(f"committed {self.committed[:known]}, now {log[:known]}")
+        self.committed.extend(log[len(self.committed) : mark + 1])
+
+    # -- events
+
+    def step(self) -> None:
+        choice = self.random.random()
+        if choice < 0.01 or not self.owners:
+            self.owners.append(Owner(self, len(self.owners)))
+        elif choice < 0.04:
+            disk = self.pick(self.disks)
+            self.disks[disk].is_up = not self.disks[disk].is_up
+            self.say(f"{disk} {'up' if self.disks[disk].is_up else 'down'}")
+        elif choice < 0.045 and self.may_forget:
+            self.forget(self.pick(self.disks))
+        elif choice < 0.05:
+            name = self.pick(self.disks)
+            self.backups[name] = self.disks[name].copy()
+        elif choice < 0.06:
+            self.change_roles()
+        else:
+            recent = self.owners[-3:]
+            recent[-1 if self.random.random() < 0.8 else self.random.randrange(len(recent))].step()
+
+    def pick(self, things: Mapping[str, object]) -> str:
+        return self.random.choice(sorted(things))
+
+    def forget(self, name: str) -> None:
+        self.forgotten += 1
+        backup = self.backups.get(name)
+        self.disks[name] = Disk(self.new_incarnation())
+        if backup is not None and self.random.random() < 0.7:
+            self.disks[name] = replace(backup.copy(), incarnation=self.new_incarnation())
+        self.say(f"{name} came back with ids up to {self.disks[name].last_id}")
+
+    def change_roles(self) -> None:
+        wanted = self.random.sample(self.names, self.random.randint(1, min(4, len(self.names))))
+        self.roles = {
+            name: self.roles.get(name, Role.LEARNER if self.random.random() < 0.7 else Role.MEMBER) for name in wanted
+        }
+        if Role.MEMBER not in self.roles.values():
+            self.roles[wanted[0]] = Role.MEMBER
+        self.say(f"roles {self.roles}")
+        for owner in self.owners:
+            owner.core.roles = dict(sorted(self.roles.items()))
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+
+    def heal(self) -> None:
+        """Everything is up and nothing goes wrong any more: as long as nobody forgot anything, the log opens again."""
+        for disk in self.disks.values():
+            disk.is_up = True
+        owner = Owner(self, len(self.owners))
+        self.owners.append(owner)
+        for _ in range(400):
+            owner.step()
+            if owner.live is not None:
+                return
+        raise Violation(f"session {owner.core.session} does not open: {owner.core.waiting()}")
+
+
+class Owner:
+    """What the shells do, one small step at a time."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        meta = world.meta
+        mine = PartitionMeta(generation=number, session=1) if meta is None else replace(
+            meta, generation=number, session=meta.session + 1
+        )  # fmt: skip
+        self.version = world.save(mine, world.version)
+        self.core = Recovery(mine, world.roles)
+        self.core.patience_left = False
+        self.live: Session | None = None
+        self.log: list[Entry] = []
+        self.is_over = False
+        world.say(f"owner {number} takes session {mine.session}")
+
+    def step(self) -> None:
+        if self.is_over:
+            return
+        try:
+            self._step()
+        except Refused as why:
+            self.is_over = True
+            self.world.say(f"owner {self.number} is over: {why}")
+
+    def _step(self) -> None:
+        world, core = self.world, self.core
+        if self.live is None and core.step is Step.OPEN:
+            self._open()
+            return
+        wanted = core.next_save() if self.live is None else None
+        if wanted is not None and world.random.random() < 0.5:
+            if wanted.opened == core.session:
+                promoted = {n: Role.MEMBER if n in wanted.members else role for n, role in world.roles.items()}
+                if promoted != world.roles and set(world.roles) != set(core.roles):
+                    raise Refused("the replica sets changed")
+                world.roles = promoted
+            self._save(wanted)
+            return
+        if self.live is not None and world.random.random() < 0.2:
+            self.log.extend((core.session, len(self.log) + n) for n in range(world.random.randint(1, 3)))
+            return
+        name = world.random.choice(core.names)
+        self._serve(name)
+
+    def _save(self, wanted: PartitionMeta) -> None:
+        self.version = self.world.save(wanted, self.version)
+        is_admission = wanted.opened == self.core.session != self.core.meta.opened
+        self.core.saved(wanted)
+        if is_admission:
+            self._admitted()
+
+    def _open(self) -> None:
+        meta = self.core.meta
+        self.live = Session(meta.members, meta.joined, meta.low_mark)
+
+    def _admitted(self) -> None:
+        """At this moment the session may write: nobody has taken a newer one."""
+        world, meta = self.world, self.core.meta
+        mark = meta.low_mark
+        if mark + 1 < len(world.committed):
+            raise Violation(
+                f"session {meta.opened} opens at {mark}, but ids up to {len(world.committed) - 1} are committed"
+            )
+        logs = [
+            disk.log[: mark + 1]
+            for name in meta.joined
+            if (disk := world.disks[name]).incarnation == meta.replicas[name].incarnation
+        ]
+        if len(meta.joined) < majority(len(meta.members)):
+            raise Violation(f"session {meta.opened} opens with {meta.joined} of {meta.members} level")
+        if not logs:
+            raise Refused("all members came back without what they held")
+        if any(log != logs[0] or len(log) != mark + 1 for log in logs):
+            raise Violation(f"the members of session {meta.opened} do not hold the same log")
+        self.log = list(logs[0])
+        world.note_committed(self.log, mark)
+        world.opened += 1
+        world.say(f"session {meta.opened} opens at {mark} with {meta.members}, joined {meta.joined}")
+
+    def _disk(self, name: str) -> Disk:
+        disk = self.world.disks[name]
+        if not disk.is_up:
+            raise ConnectionError
+        if disk.promised > self.core.session:
+            raise Refused(f"{name} is promised to session {disk.promised}")
+        return disk
+
+    def _serve(self, name: str) -> None:
+        core = self.core
+        try:
+            disk = self._disk(name)
+            status = core.status(name)
+            if status is None or status.incarnation != disk.incarnation or disk.promised < core.session:
+                disk.promised = core.session
+                lost = self.live is not None and (self.live.durable(name) or -1) > disk.last_id
+                core.opened(name, disk.status())
+                if lost:
+                    assert self.live is not None
+                    self.live.lose(name)
+                    wanted = core.losing(name)
+                    if wanted is not None:
+                        self._save(wanted)
+                return
+            self._work(name, disk)
+        except ConnectionError:
+            core.silent(name, "down")
+
+    def _work(self, name: str, disk: Disk) -> None:
+        world, core = self.world, self.core
+        match core.next_for(name):
+            case Truncate(mark):
+                if mark < max(disk.low_mark, disk.committed):
+                    raise Violation(f"{name} is asked to cut above {mark}, its floor is {disk.low_mark}, {disk.committed}")
+                if disk.session == core.session:
+                    raise Violation(f"{name} is asked to cut after the session began")
+                del disk.log[mark + 1 :]
+                core.changed(name, disk.status())
+            case SetLowMark(mark):
+                if disk.last_id > mark or mark < disk.low_mark:
+                    raise Violation(f"{name}: low mark {mark} with {disk.last_id}, {disk.low_mark}")
+                disk.session, disk.low_mark, disk.local_low_mark = core.session, mark, disk.last_id
+                core.changed(name, disk.status())
+            case Copy(last_id, sources):
+                source = self._disk(sources[0])
+                if source.promised != core.session:
+                    raise ConnectionError  # it was not opened by us: it refuses to be read
+                upto = min(last_id, disk.last_id + world.random.randint(1, 4), source.last_id)
+                disk.log.extend(source.log[disk.last_id + 1 : upto + 1])
+                core.copied(name, disk.last_id)
+            case Level():
+                if self.live is not None:
+                    self._follow(name, disk)
+
+    def _follow(self, name: str, disk: Disk) -> None:
+        core, live = self.core, self.live
+        assert live is not None
+        if disk.log != self.log[: len(disk.log)]:
+            raise Violation(f"{name} holds {disk.log}, the owner has {self.log[: len(disk.log)]}")
+        disk.log.extend(self.log[len(disk.log) : len(disk.log) + self.world.random.randint(1, 3)])
+        disk.committed = max(disk.committed, min(live.committed, disk.last_id))
+        core.copied(name, disk.last_id)
+        if live.durable(name) is None:
+            wanted = core.joining(name)
+            if wanted is not None:
+                self._save(wanted)
+                if live.join(name, core.held(name)):
+                    self.world.note_committed(self.log, live.committed)
+        elif live.acknowledge(name, disk.last_id):
+            self.world.note_committed(self.log, live.committed)

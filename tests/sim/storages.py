@@ -1,0 +1,136 @@
+"""Storages in one process: the real keeper over a simulated disk, and a gate where the network would be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+from waltzd.config import StorageConfig
+from waltzd.disk_sim import SimDisk
+from waltzd.errors import CannotConnect
+from waltzd.meta import StorageMeta
+from waltzd.storage.directory import Directory
+from waltzd.storage.keeper import Keeper
+from waltzd.storage.local import LocalStorage
+from waltzd.storage.partition import PartitionSettings
+
+KEY = UUID(int=0xA11CE)
+ROOT = "storage"
+
+
+async def inline(function: Any, *arguments: Any) -> Any:
+    await asyncio.sleep(0)
+    return function(*arguments)
+
+
+def _blank(seed: int) -> SimDisk:
+    disk = SimDisk(seed)
+    disk.make_directory(ROOT)
+    disk.flush_directory("")
+    return disk
+
+
+class SimStorage:
+    """`keeper` is None while it is down. `is_hung`: it takes everything and answers nothing."""
+
+    def __init__(self, name: str, *, partitions: int = 1, seed: int = 0, segment_bytes: int = 4000) -> None:
+        self.name = name
+        self.partitions = partitions
+        self.segment_bytes = segment_bytes
+        self.disk = _blank(seed)
+        self.keeper: Keeper | None = None
+        self.log: list[str] = []
+        self.fatal: list[BaseException] = []
+        self._hung = asyncio.Event()
+        self._hung.set()
+
+    @property
+    def meta(self) -> StorageMeta:
+        return StorageMeta(name=self.name, listen=f"{self.name}:1", admin_listen=f"{self.name}:2", group=self.name)
+
+    async def start(self, *, create: bool = False) -> SimStorage:
+        config = StorageConfig(directory=ROOT, segment_bytes_max=max(1024, self.segment_bytes), free_bytes_min=0)
+        directory = Directory.open(
+            self.disk,
+            ROOT,
+            key=KEY,
+            partitions=self.partitions,
+            settings=PartitionSettings(segment_bytes_max=self.segment_bytes, say=self.log.append),
+            reserve_bytes=0,
+        )
+        if create:
+            for number in range(self.partitions):
+                directory.create_partition(number)
+        self.keeper = Keeper(
+            self.disk, directory, config, run_writing=inline, run_reading=inline, on_fatal=self.fatal.append
+        )
+        self.keeper.start()
+        return self
+
+    async def stop(self) -> None:
+        """In order."""
+        assert self.keeper is not None
+        keeper, self.keeper = self.keeper, None
+        keeper.refuse_new()
+        await keeper.close()
+
+    def kill(self) -> None:
+        """As with kill -9: what the system was given is there, and nothing more happens."""
+        assert self.keeper is not None
+        keeper, self.keeper = self.keeper, None
+        for lane in keeper._lanes.values():
+            if lane._task is not None:
+                lane._task.cancel()
+        self.disk.kill()
+
+    def lose_disk(self, seed: int) -> None:
+        """Somebody put an empty disk in its place."""
+        assert self.keeper is None
+        self.disk = _blank(seed)
+
+    def hang(self) -> None:
+        self._hung.clear()
+
+    def go_on(self) -> None:
+        self._hung.set()
+
+    async def gate(self) -> None:
+        keeper = self.keeper
+        await asyncio.sleep(0)
+        await self._hung.wait()
+        if self.keeper is None or self.keeper is not keeper:
+            raise CannotConnect(f"{self.name} is down")
+
+    def port(self) -> SimPort:
+        return SimPort(self)
+
+    def records(self, partition: int = 0) -> list[bytes]:
+        """Every record that is on the disk, straight from the replica."""
+        assert self.keeper is not None
+        replica = self.keeper.directory.partition(partition)
+        out: list[bytes] = []
+        at = 0
+        while at <= replica.last_id:
+            run = replica.read(at, replica.last_id, 1 << 20, session=replica.promised_session)
+            out += [bytes(run.data[a:b]) for a, b in zip(run.bounds[:-1], run.bounds[1:], strict=True)]
+            at = run.last_id + 1
+        return out
+
+
+class SimPort:
+    """A `ReplicaPort` that finds the storage's keeper of the moment: like a channel, it outlives restarts."""
+
+    def __init__(self, storage: SimStorage) -> None:
+        self._storage = storage
+
+    def _local(self) -> LocalStorage:
+        if self._storage.keeper is None:
+            raise CannotConnect(f"{self._storage.name} is down")
+        return LocalStorage(self._storage.keeper, KEY, gate=self._storage.gate)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._local(), name)
+
+    async def close(self) -> None:
+        return None

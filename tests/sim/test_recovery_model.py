@@ -1,0 +1,115 @@
+"""Recovery in any order of events: nothing that was committed is ever lost or changed, and the log opens again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from tests.sim.recovery_model import Violation, World
+from waltzd.quorum import reached
+from waltzd.server import session as session_module
+from waltzd.server.recovery import Level, Recovery
+from waltzd.server.session import Session
+
+STEPS = 1500
+
+
+def explore(seed: int, names: int) -> World:
+    world = World(seed, names)
+    try:
+        world.run(STEPS)
+        if not world.may_forget:
+            world.heal()
+    except (Violation, AssertionError) as error:
+        story = "\n".join(world.trace[-60:])
+        raise AssertionError(f"seed {seed} with {names} storages: {error}\n{story}") from error
+    return world
+
+
+@pytest.mark.parametrize("names", [3, 4, 5])
+def test_what_was_committed_stays(names: int) -> None:
+    opened = committed = 0
+    for seed in range(150):
+        world = explore(seed, names)
+        opened += world.opened
+        committed += len(world.committed)
+    assert opened > 300, "the model opens few sessions: it does not test much"
+    assert committed > 3000, "the model commits little: it does not test much"
+
+
+def trust_everybody(self: Recovery, name: str) -> tuple[int, int]:
+    return self.trusted(name), self.trusted(name)
+
+
+def silent_hold_nothing(self: Recovery, name: str) -> tuple[int, int]:
+    low, high = BOUNDS(self, name)
+    return (low, low) if self.status(name) is None else (low, high)
+
+
+def forgetful_hold_nothing(self: Recovery, name: str) -> tuple[int, int]:
+    low, high = BOUNDS(self, name)
+    return (low, low) if self.status(name) is not None else (low, high)
+
+
+def everybody_remembers(self: Recovery, name: str) -> bool:
+    return self.status(name) is not None and name in self.meta.joined
+
+
+def unsaved_decision(self: Recovery) -> int | None:
+    return MARK(self) if MARK(self) is not None else self.decide()
+
+
+def one_is_enough(self: Recovery) -> bool:
+    return any(isinstance(self.next_for(name), Level) for name in self.members)
+
+
+def assigned_ones_vote(self: Recovery) -> int | None:
+    members = self.meta.members
+    object.__setattr__(self.meta, "members", tuple(self.roles) if self.meta.opened else members)
+    try:
+        return DECIDE(self)
+    finally:
+        object.__setattr__(self.meta, "members", members)
+
+
+def everything_is_lineage(self: Recovery, name: str) -> int:
+    return self.held(name) if self.status(name) is not None else -1
+
+
+def join_without_saving(self: Session, members: Sequence[str], joined: Sequence[str], low_mark: int) -> None:
+    INIT(self, members, members, low_mark)
+
+
+def majority_of_the_joined(marks: Iterable[int], members: int) -> int:
+    known = list(marks)
+    return reached(known, len(known))
+
+
+BOUNDS, MARK, DECIDE, INIT = Recovery._bounds, Recovery.mark.fget, Recovery.decide, Session.__init__  # type: ignore[attr-defined]
+MUTANTS: dict[str, tuple[Any, str, Any]] = {
+    "the silent hold nothing": (Recovery, "_bounds", silent_hold_nothing),
+    "the forgetful hold nothing": (Recovery, "_bounds", forgetful_hold_nothing),
+    "every vote is as good": (Recovery, "_bounds", trust_everybody),
+    "nobody ever forgets": (Recovery, "is_faithful", everybody_remembers),
+    "the decision is acted upon before it is saved": (Recovery, "mark", property(unsaved_decision)),
+    "one level replica is enough to open": (Recovery, "has_level_majority", property(one_is_enough)),
+    "those who are assigned now vote": (Recovery, "decide", assigned_ones_vote),
+    "whatever a replica holds is the log": (Recovery, "trusted", everything_is_lineage),
+    "members count before they have joined": (Session, "__init__", join_without_saving),
+    "a majority of those who answer": (session_module, "reached", majority_of_the_joined),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_model_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that no mistake can fail proves nothing."""
+    owner, attribute, wrong = MUTANTS[name]
+    monkeypatch.setattr(owner, attribute, wrong)
+    for seed in range(400):
+        try:
+            explore(seed, 3 + seed % 4 % 3)
+        except AssertionError:
+            return
+    pytest.fail("nothing in 400 seeds")

@@ -1,0 +1,391 @@
+"""One owned partition over real keepers on simulated disks: sessions come and go, what was committed stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.sim.storages import KEY, SimPort, SimStorage
+from waltzd.cluster import Cluster
+from waltzd.coordinator_memory import MemoryTree
+from waltzd.errors import MetadataMissing, SessionEnded, WaltzError
+from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
+from waltzd.record import encode_payloads
+from waltzd.server.store import OpenSession, Store
+from waltzd.server.store_session import StoreSettings
+from waltzd.storages import run
+
+SETTINGS = StoreSettings(
+    partitions=1, key=KEY, tail_bytes_max=20_000, retry_seconds=0.01, storage_seconds=1.0, hand_over_seconds=0.5
+)
+
+
+class Appender:
+    """In the place of a pipeline: appends what it is told, and remembers what was committed."""
+
+    def __init__(self, session: OpenSession) -> None:
+        self.session = session
+        self.ended: WaltzError | None = None
+        self.mounts = 0
+        self.changed = asyncio.Event()
+        session.on_commit(lambda mark: self.changed.set())
+
+    def append(self, count: int, *, size: int = 50) -> int:
+        """The last id."""
+        first_id = self.session.tail.next_id
+        payloads = [f"{self.session.session}:{first_id + n}".encode().ljust(size, b".") for n in range(count)]
+        self.session.append(encode_payloads(first_id, payloads))
+        return first_id + count - 1
+
+    async def committed(self, mark: int) -> None:
+        async with asyncio.timeout(10):
+            while self.session.committed < mark:
+                self.changed.clear()
+                await self.changed.wait()
+
+    def close(self, error: WaltzError) -> None:
+        self.ended = error
+
+
+class Cell:
+    """Storages, a coordinator, and as many owners as a test wants."""
+
+    def __init__(self, names: int = 3, members: int | None = None) -> None:
+        self.storages = {f"s{n}": SimStorage(f"s{n}", seed=n) for n in range(names)}
+        self.tree = MemoryTree()
+        self.cluster = Cluster(self.tree.connect())
+        self.members = list(self.storages)[: members or names]
+        self.stores: list[Store[Appender]] = []
+        self.log: list[str] = []
+
+    async def start(self) -> None:
+        for storage in self.storages.values():
+            await storage.start(create=True)
+        await Cluster.create(
+            self.cluster.coordinator,
+            ClusterMeta(name="test", key=KEY, partitions=1, created="2026-01-01T00:00:00Z"),
+            storages=[storage.meta for storage in self.storages.values()],
+            replicas=ReplicaSets(partitions={0: dict.fromkeys(self.members, Role.MEMBER)}),
+        )
+
+    def connect(self, meta: StorageMeta) -> Any:
+        return SimPort(self.storages[meta.name])
+
+    async def own(
+        self, generation: int = 1, *, settings: StoreSettings = SETTINGS, previous: bool = False
+    ) -> Store[Appender]:
+        store: Store[Appender] = Store(
+            0,
+            generation,
+            cluster=Cluster(self.tree.connect()),
+            connect=self.connect,
+            settings=settings,
+            make_pipeline=Appender,
+            say=self.log.append,
+            previous_owner_alive=previous,
+        )
+        self.stores.append(store)
+        await store.start()
+        return store
+
+    async def until(self, true: Callable[[], Any], seconds: float = 10) -> Any:
+        try:
+            async with asyncio.timeout(seconds):
+                while not (found := true()):
+                    for store in self.stores:
+                        if store.task.done() and not store.task.cancelled():
+                            store.task.result()
+                    await asyncio.sleep(0.005)
+                return found
+        except TimeoutError:
+            raise AssertionError(
+                "\n".join(["it did not happen", *self.log, *(repr(s.describe()) for s in self.stores)])
+            ) from None
+
+    async def opened(self, store: Store[Appender], above: int = 0) -> Appender:
+        def found() -> Appender | None:
+            pipeline = store._pipeline
+            return pipeline if pipeline is not None and pipeline.session.session > above else None
+
+        pipeline: Appender = await self.until(found)
+        return pipeline
+
+    async def close(self) -> None:
+        for store in self.stores:
+            store.task.cancel()
+            await asyncio.gather(store.task, return_exceptions=True)
+        for storage in self.storages.values():
+            if storage.keeper is not None:
+                await storage.stop()
+
+    def last_id(self, name: str) -> int:
+        keeper = self.storages[name].keeper
+        return -2 if keeper is None else keeper.directory.partition(0).last_id
+
+    def is_sound(self, name: str) -> bool:
+        keeper = self.storages[name].keeper
+        return keeper is not None and not keeper.directory.partition(0).findings
+
+    def check_equal(self, *names: str) -> list[bytes]:
+        logs = [self.storages[name].records() for name in names or self.members]
+        assert all(log == logs[0] for log in logs)
+        return logs[0]
+
+
+@asynccontextmanager
+async def cell(names: int = 3, members: int | None = None) -> AsyncIterator[Cell]:
+    made = Cell(names, members)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def story(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def run_it() -> None:
+        run(test())  # type: ignore[arg-type]
+
+    run_it.__name__ = test.__name__
+    return run_it
+
+
+@story
+async def test_a_first_session_opens_and_commits() -> None:
+    async with cell() as c:
+        pipeline = await c.opened(await c.own())
+        assert (pipeline.session.session, pipeline.session.low_mark, pipeline.session.committed) == (1, -1, -1)
+        last_id = pipeline.append(500)
+        await pipeline.committed(last_id)
+        await c.until(lambda: all(c.last_id(name) == last_id for name in c.storages))
+        assert len(c.check_equal()) == 500
+
+
+@story
+async def test_the_log_goes_on_while_one_storage_is_down_and_it_catches_up_by_itself() -> None:
+    async with cell() as c:
+        store = await c.own()
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(100))
+        c.storages["s1"].kill()
+        for _ in range(50):
+            await pipeline.committed(pipeline.append(40))
+        assert pipeline.session.tail.first_id > 100, "what it missed is no longer in the tail"
+        await c.storages["s1"].start()
+        last_id = pipeline.session.tail.next_id - 1
+        await c.until(lambda: c.last_id("s1") == last_id)
+        assert pipeline.ended is None, "no new session was needed"
+        c.check_equal()
+        c.storages["s0"].kill()  # now s1 counts
+        await pipeline.committed(pipeline.append(10))
+
+
+@story
+async def test_without_a_majority_nothing_is_committed_and_nothing_is_lost() -> None:
+    async with cell() as c:
+        pipeline = await c.opened(await c.own())
+        await pipeline.committed(pipeline.append(10))
+        c.storages["s0"].kill()
+        c.storages["s1"].kill()
+        last_id = pipeline.append(10)
+        await asyncio.sleep(0.1)
+        assert pipeline.session.committed == 9
+        await c.storages["s1"].start()
+        await pipeline.committed(last_id)
+
+
+@story
+async def test_a_new_owner_finds_everything_and_the_old_one_is_fenced() -> None:
+    async with cell() as c:
+        old = await c.own(1)
+        first = await c.opened(old)
+        await first.committed(first.append(100))
+        new = await c.own(2)
+        second = await c.opened(new)
+        assert second.session.low_mark >= 99
+        first.append(5)
+        await c.until(lambda: first.ended is not None)
+        await second.committed(second.append(7))
+        log = c.check_equal("s0", "s1")
+        assert not any(b"1:100" in record for record in log[second.session.low_mark + 1 :])
+
+
+@story
+async def test_a_planned_hand_over_leaves_nothing_to_find_out() -> None:
+    async with cell() as c:
+        old = await c.own(1)
+        first = await c.opened(old)
+        last_id = first.append(1000)
+        new = await c.own(2, previous=True)
+        await old.close(hand_over=True)
+        assert isinstance(first.ended, SessionEnded)
+        second = await c.opened(new)
+        assert second.session.low_mark == last_id
+        assert not any("did not close" in line for line in c.log)
+
+
+@story
+async def test_empty_metadata_above_full_storages_is_left_to_an_operator() -> None:
+    """The original erased every replica after one znode was deleted (waltz-original 5.5-3)."""
+    async with cell() as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(50))
+        await store.close(hand_over=False)
+        node = await c.cluster.coordinator.get("/partitions/0")
+        assert node is not None
+        from waltzd.coordinator import Delete
+
+        await c.cluster.coordinator.commit([Delete("/partitions/0", node.version)])
+        again = await c.own(2)
+        await c.until(lambda: any(MetadataMissing.code in line for line in c.log))
+        await asyncio.sleep(0.3)
+        assert again._pipeline is None
+        assert len(c.check_equal()) == 50
+
+
+@story
+async def test_a_dirty_tail_is_cut() -> None:
+    async with cell() as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(20))
+        await c.until(lambda: all(c.last_id(name) == 19 for name in c.storages))
+        c.storages["s1"].kill()
+        c.storages["s2"].kill()
+        pipeline.append(5)
+        await c.until(lambda: c.last_id("s0") == 24)
+        await store.close(hand_over=False)
+        c.storages["s0"].kill()
+        await c.storages["s1"].start()
+        await c.storages["s2"].start()
+        second = await c.opened(await c.own(2))
+        assert second.session.low_mark == 19, "a majority never had more"
+        await second.committed(second.append(3))
+        await c.storages["s0"].start()
+        await c.until(lambda: c.last_id("s0") == 22)
+        assert all(b"1:2" not in record for record in c.check_equal()[20:])
+
+
+@story
+async def test_an_empty_storage_is_filled_and_does_not_vote() -> None:
+    async with cell() as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(300))
+        await c.storages["s2"].stop()
+        c.storages["s2"].lose_disk(77)
+        await c.storages["s2"].start(create=True)
+        await c.until(lambda: c.last_id("s2") == 299)
+        later = await c.opened(store, above=pipeline.session.session)
+        assert any("forgotten" in line for line in c.log)
+        c.storages["s0"].kill()
+        await later.committed(later.append(1))
+        assert len(c.check_equal("s1", "s2")) == 301
+
+
+@story
+async def test_an_old_copy_of_a_directory_is_brought_level_and_does_not_vote() -> None:
+    async with cell() as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(100))
+        await c.until(lambda: c.last_id("s2") == 99)
+        copy = c.storages["s2"].disk.clone(5)
+        await pipeline.committed(pipeline.append(400))
+        await c.until(lambda: c.last_id("s2") == 499)
+        c.storages["s2"].kill()
+        c.storages["s2"].disk = copy.restored(6)
+        await store.close(hand_over=False)
+        c.storages["s1"].kill()
+        await c.storages["s2"].start()
+        second = await c.own(2)
+        await c.until(lambda: "undecided" in second.waiting)
+        await asyncio.sleep(0.2)
+        assert second._pipeline is None, "the copy holds 99 and may have acknowledged anything"
+        await c.storages["s1"].start()
+        pipeline = await c.opened(second)
+        assert pipeline.session.low_mark == 499
+        await c.until(lambda: c.last_id("s2") == 499)
+        c.check_equal()
+
+
+@story
+async def test_damage_is_healed_from_the_others() -> None:
+    async with cell() as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        for _ in range(10):
+            await pipeline.committed(pipeline.append(50))
+        await c.until(lambda: c.last_id("s1") == 499)
+        await c.storages["s1"].stop()
+        disk = c.storages["s1"].disk
+        damaged = [name for name in disk.names("storage/0") if name.endswith(".seg")][1]
+        disk.corrupt(f"storage/0/{damaged}", 700, b"????")
+        await c.storages["s1"].start()
+        await pipeline.committed(pipeline.append(10))
+        await c.until(lambda: c.is_sound("s1") and c.last_id("s1") == 509)
+        assert any("damaged" in line for line in c.storages["s1"].log)
+        assert len(c.check_equal()) == 510
+
+
+@story
+async def test_a_learner_copies_and_becomes_a_member() -> None:
+    async with cell(4, members=3) as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(2000))
+        sets, version = await c.cluster.replicas()
+        roles = {**sets.partitions[0], "s3": Role.LEARNER}
+        await c.cluster.save_replicas(ReplicaSets(partitions={0: roles}), version)
+        later = await c.opened(store, above=pipeline.session.session)
+        sets, version = await c.cluster.replicas()
+        assert sets.partitions[0]["s3"] is Role.MEMBER
+        meta, _ = await c.cluster.partition(0)
+        assert meta is not None
+        assert meta.members == ("s0", "s1", "s2", "s3")
+        del roles["s0"]
+        await c.cluster.save_replicas(ReplicaSets(partitions={0: {**roles, "s3": Role.MEMBER}}), version)
+        last = await c.opened(store, above=later.session.session)
+        await last.committed(last.append(1))
+        meta, _ = await c.cluster.partition(0)
+        assert meta is not None
+        assert meta.members == ("s1", "s2", "s3")
+
+
+@story
+async def test_reading_below_the_tail_survives_a_storage_that_hangs() -> None:
+    async with cell() as c:
+        pipeline = await c.opened(await c.own())
+        for _ in range(20):
+            await pipeline.committed(pipeline.append(50))
+        c.storages["s0"].hang()
+        seen = 0
+        async for run in pipeline.session.read(0, 499, 4096):
+            seen += len(run)
+        assert seen == 500
+        c.storages["s0"].go_on()
+
+
+@pytest.mark.parametrize("crash_after", range(0, 12))
+def test_an_owner_that_dies_in_the_middle_of_its_recovery_changes_nothing(crash_after: int) -> None:
+    async def test() -> None:
+        async with cell() as c:
+            store = await c.own(1)
+            pipeline = await c.opened(store)
+            await pipeline.committed(pipeline.append(30))
+            await store.close(hand_over=False)
+            dying = await c.own(2)
+            for _ in range(crash_after * 3):
+                await asyncio.sleep(0)
+            dying.task.cancel()
+            await asyncio.gather(dying.task, return_exceptions=True)
+            third = await c.opened(await c.own(3))
+            assert third.session.low_mark == 29
+            await third.committed(third.append(1))
+
+    run(test())

@@ -1,0 +1,448 @@
+"""A cluster for clients to talk to, without servers: a true log for each partition, and faults at chosen moments.
+
+It keeps the rules that servers keep towards clients (locks, barriers, displacement, credit, outcomes before the feed) in
+the plainest way, one record at a time. Whenever something travels between a client and a server, `fault` is asked by the
+name of the moment, and may answer with one of `FAULTS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import numpy as np
+
+from waltzd.checksum import crc32
+from waltzd.errors import (
+    BadFrame,
+    BeyondLog,
+    CannotConnect,
+    ClientAhead,
+    Displaced,
+    ForeignCluster,
+    NotOwner,
+    NotReady,
+    SessionEnded,
+    WaltzError,
+)
+from waltzd.frame import (
+    AppendBatch,
+    ClientFrame,
+    Committals,
+    Credit,
+    Feed,
+    FeedMode,
+    HeadFeed,
+    Limits,
+    Mounted,
+    MountRequest,
+    Place,
+    Refusals,
+    Refused,
+    ServerFrame,
+    Topology,
+)
+from waltzd.lock import Mode
+from waltzd.outcome import Reason
+from waltzd.record import HeadArray, Run, encode_run, heads
+
+KEY = UUID(int=7)
+FAULTS = ("drop", "drop after", "late", "end", "crash", "move")
+"""The link breaks before or after what travels has arrived; arrives long after the link broke; the session ends with a
+word, or without; the partition moves to another server."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    client: int
+    sequence: int
+    header: int
+    payload: bytes
+    mark: int
+    locks: tuple[tuple[int, int], ...]
+
+
+class FakePartition:
+    def __init__(self, number: int, cluster: FakeCluster) -> None:
+        self.number = number
+        self.cluster = cluster
+        self.log: list[Entry] = []
+        self.committed = -1
+        self.generation = 1
+        self.session = 1
+        self.owner = number % len(cluster.addresses)
+        self.is_ready = True
+        self.mounts: dict[int, FakeMount] = {}
+        self.late: list[tuple[FakeMount, AppendBatch]] = []
+        self.marks: dict[int, int] = {}
+        self.floor = -1
+        self.is_holding = False
+        """Commits nothing by itself."""
+        self.stays_down = False
+        """Does not recover."""
+        self.taken = 0
+        """Batches that were looked at."""
+
+    @property
+    def place(self) -> Place:
+        return Place(generation=self.generation, server=f"s{self.owner}", address=self.cluster.addresses[self.owner])
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [entry.payload for entry in self.log]
+
+    def run(self, first_id: int, last_id: int) -> Run:
+        entries = self.log[first_id : last_id + 1]
+        requests = [(entry.client, self.generation, self.number, entry.sequence) for entry in entries]
+        return encode_run(
+            first_id,
+            requests=np.array(requests, np.int32).reshape(-1, 4),
+            headers=np.array([entry.header for entry in entries], np.int32),
+            lengths=np.array([len(entry.payload) for entry in entries], np.int64),
+            data_crcs=np.array([crc32(entry.payload) for entry in entries], np.uint32),
+            payloads=b"".join(entry.payload for entry in entries),
+        )
+
+    def write(self, *payloads: bytes) -> None:
+        """Somebody else's transactions, committed at once."""
+        self.log += [Entry(9999, len(self.log) + i, 0, payload, -1, ()) for i, payload in enumerate(payloads)]
+        self.commit()
+
+    def append(self, mount: FakeMount, batch: AppendBatch) -> None:
+        self.taken += 1
+        if self.mounts.get(mount.client) is not mount or mount.session != self.session:
+            return  # an older mount, or an older session: whatever it sent is ignored
+        batch.check(self.cluster.limits)
+        if batch.first_sequence <= mount.last_sequence:
+            raise BadFrame("sequence numbers must rise")
+        mount.last_sequence = batch.first_sequence + len(batch) - 1
+        lock_at = data_at = 0
+        for row in range(len(batch)):
+            count, length, mark = int(batch.lock_counts[row]), int(batch.lengths[row]), int(batch.marks[row])
+            payload = bytes(batch.payloads[data_at : data_at + length])
+            assert crc32(payload) == int(batch.data_crcs[row])
+            locks = tuple((int(batch.lock_ids[i]), int(batch.lock_modes[i])) for i in range(lock_at, lock_at + count))
+            lock_at, data_at = lock_at + count, data_at + length
+            sequence = batch.first_sequence + row
+            if mark >= len(self.log):
+                raise ClientAhead(f"mark {mark} of {len(self.log)}")
+            refusal = self._refusal(mark, locks)
+            if refusal is not None:
+                mount.refusals.append((sequence, *refusal))
+            else:
+                for lock, mode in locks:
+                    if mode != Mode.READ:
+                        self.marks[lock] = len(self.log)
+                self.log.append(Entry(mount.client, sequence, int(batch.headers[row]), payload, mark, locks))
+                mount.sequences[len(self.log) - 1] = sequence
+        mount.wake.set()
+        if not self.is_holding:
+            self.cluster.later(self.commit)
+
+    def _refusal(self, mark: int, locks: tuple[tuple[int, int], ...]) -> tuple[int, int, int] | None:
+        for lock, mode in locks:
+            marked = self.marks.get(lock, self.floor)
+            if mode != Mode.APPEND and mark < marked:
+                if lock not in self.marks:
+                    return Reason.NEW_OWNER, marked, lock
+                return (Reason.REAL if marked <= self.committed else Reason.IN_FLIGHT), marked, lock
+        return None
+
+    def commit(self, mark: int | None = None) -> None:
+        mark = len(self.log) - 1 if mark is None else min(mark, len(self.log) - 1)
+        if mark > self.committed:
+            self.committed = mark
+            for mount in self.mounts.values():
+                mount.wake.set()
+
+    def join(self, mount: FakeMount, request: MountRequest) -> None:
+        if request.cluster_key != KEY:
+            raise ForeignCluster("another key")
+        if self.cluster.addresses[self.owner] != mount.address or request.generation != self.generation:
+            place = self.place
+            raise NotOwner("not here", owner=place.server, address=place.address, generation=place.generation)
+        if not self.is_ready:
+            raise NotReady("recovering")
+        if request.mark >= len(self.log):
+            raise ClientAhead(f"mark {request.mark} of {len(self.log)}")
+        older = self.mounts.get(request.client)
+        if older is not None and older.number >= request.number:
+            raise Displaced("older than the present one")
+        if older is not None:
+            older.end(Displaced("a newer one came"))
+        self.mounts[request.client] = mount
+
+    def end_session(self, *, keep: int | None = None, silently: bool = False, move: bool = False) -> None:
+        """Some of what is not committed may survive; the rest is lost. After a while there is a new session."""
+        last = self.committed if keep is None else max(self.committed, min(keep, len(self.log) - 1))
+        del self.log[last + 1 :]
+        self.session += 1
+        self.is_ready = False
+        mounts, self.mounts = self.mounts, {}
+        for mount in mounts.values():
+            mount.end(None if silently else SessionEnded("the session ended"))
+        if move:
+            self.generation += 1
+            self.owner = (self.owner + 1) % len(self.cluster.addresses)
+        self.marks, self.floor = {}, last
+        self.cluster.later(self.reopen, 5)
+
+    def reopen(self) -> None:
+        if self.stays_down:
+            return
+        self.is_ready = True
+        self.commit()
+        late, self.late = self.late, []
+        for mount, batch in late:
+            self.append(mount, batch)
+
+
+class FakeCluster:
+    def __init__(
+        self,
+        *,
+        partitions: int = 1,
+        servers: int = 2,
+        fault: Callable[[str], str | None] = lambda moment: None,
+        choose: Callable[[int], int] = lambda count: count - 1,
+        seconds: float = 0.001,
+    ) -> None:
+        self.addresses = [f"s{number}:1" for number in range(servers)]
+        self.partitions = [FakePartition(number, self) for number in range(partitions)]
+        self.limits = Limits(payload_bytes_max=1000, locks_max=4, frame_bytes_max=2000)
+        self.fault = fault
+        self.choose = choose
+        self.seconds = seconds
+        self.moments: list[str] = []
+        self.clients = 0
+        self.down: set[str] = set()
+        self.open_ports = 0
+        self.open_mounts = 0
+        self.feed_records = 3
+        self.late_by = 3
+        self.mount_requests: list[MountRequest] = []
+
+    def later(self, work: Callable[[], None], times: int = 1) -> None:
+        asyncio.get_running_loop().call_later(self.seconds * times, work)
+
+    def connect(self, address: str, key: UUID | None) -> FakeServer:
+        return FakeServer(self, address)
+
+    def strike(self, moment: str, partition: FakePartition) -> str | None:
+        """What happens at this moment; the faults of the partition are done here."""
+        self.moments.append(moment)
+        fault = self.fault(moment)
+        assert fault is None or fault in FAULTS
+        if fault in ("end", "crash", "move") and partition.is_ready:
+            keep = partition.committed + self.choose(len(partition.log) - partition.committed)
+            partition.end_session(keep=keep, silently=fault == "crash", move=fault == "move")
+        return fault
+
+
+class FakeServer:
+    def __init__(self, cluster: FakeCluster, address: str) -> None:
+        self.cluster = cluster
+        self.address = address
+        self.is_closed = False
+        cluster.open_ports += 1
+
+    async def _reach(self) -> None:
+        await asyncio.sleep(self.cluster.seconds)
+        if self.address in self.cluster.down or self.address not in self.cluster.addresses:
+            raise CannotConnect(f"{self.address} is down")
+
+    async def locate(self) -> Topology:
+        await self._reach()
+        return Topology(
+            cluster="fake",
+            cluster_key=KEY,
+            places=tuple(partition.place for partition in self.cluster.partitions),
+            servers=tuple((f"s{i}", address) for i, address in enumerate(self.cluster.addresses)),
+        )
+
+    async def register(self) -> int:
+        await self._reach()
+        self.cluster.clients += 1
+        return self.cluster.clients
+
+    def mount(self) -> FakeMount:
+        return FakeMount(self.cluster, self.address)
+
+    async def _owned(self, number: int) -> FakePartition:
+        await self._reach()
+        partition = self.cluster.partitions[number]
+        if partition.place.address != self.address:
+            raise NotOwner("not here")
+        if not partition.is_ready:
+            raise NotReady("recovering")
+        return partition
+
+    async def high_water_mark(self, partition: int) -> int:
+        return (await self._owned(partition)).committed
+
+    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[Run]:
+        found = await self._owned(partition)
+        last = found.committed if last_id is None else last_id
+        if last > found.committed:
+            raise BeyondLog(f"there is nothing above {found.committed}")
+        if last >= first_id:
+            yield found.run(first_id, last)
+
+    async def fetch_heads(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[HeadArray]:
+        async for run in self.fetch(partition, first_id, last_id):
+            yield heads(run)
+
+    async def close(self) -> None:
+        assert not self.is_closed
+        self.is_closed = True
+        self.cluster.open_ports -= 1
+
+
+class FakeMount:
+    """Both ends of a mount."""
+
+    def __init__(self, cluster: FakeCluster, address: str) -> None:
+        self.cluster = cluster
+        self.address = address
+        self.partition: FakePartition | None = None
+        self.client = self.number = self.session = -1
+        self.last_sequence = -1
+        self.feed = FeedMode.NONE
+        self.credit = self.next_id = 0
+        self.sequences: dict[int, int] = {}
+        """Ids that were given on this mount, and not told yet."""
+        self.refusals: list[tuple[int, int, int, int]] = []
+        self.greeting: Mounted | None = None
+        self.wake = asyncio.Event()
+        self.is_over = False
+        self.error: WaltzError | None = None
+        self.is_counted = False
+
+    # -- the client's end
+
+    async def send(self, frames: Sequence[ClientFrame]) -> None:
+        await asyncio.sleep(self.cluster.seconds)
+        for frame in frames:
+            self._check()
+            if self.address in self.cluster.down:
+                raise CannotConnect("down")
+            partition = self.partition
+            if isinstance(frame, MountRequest):
+                partition = self.cluster.partitions[frame.partition]
+            assert partition is not None
+            fault = self.cluster.strike(f"to the server: {type(frame).__name__}", partition)
+            if fault == "late" and isinstance(frame, AppendBatch):
+                partition.late.append((self, frame))
+                self.cluster.later(partition.reopen, self.cluster.late_by)
+            elif fault not in ("drop", "late"):
+                self._check()
+                self._arrive(frame)
+            if fault in ("drop", "drop after", "late"):
+                self._break()
+                raise CannotConnect("the link broke")
+
+    def _check(self) -> None:
+        if self.is_over and self.error is None:
+            raise CannotConnect("the link is broken")
+
+    async def receive(self) -> Sequence[ServerFrame] | None:
+        while True:
+            await asyncio.sleep(self.cluster.seconds)
+            if self.is_over and self.error is None:
+                return None
+            frames = self._ready()
+            if frames and self.partition is not None:
+                fault = self.cluster.strike(f"to the client: {type(frames[0]).__name__}", self.partition)
+                if fault in ("drop", "drop after", "late"):
+                    self._break()
+                    return None
+            if self.error is not None:
+                frames.append(Refused(self.error))
+                self._break()
+            if frames:
+                return frames
+            self.wake.clear()
+            await self.wake.wait()
+
+    def cancel(self) -> None:
+        self._break()
+
+    # -- the server's end
+
+    def _arrive(self, frame: ClientFrame) -> None:
+        try:
+            match frame:
+                case MountRequest():
+                    self._mount(frame)
+                case AppendBatch():
+                    assert self.partition is not None
+                    self.partition.append(self, frame)
+                case Credit(size):
+                    self.credit += size
+                    self.wake.set()
+                case _:
+                    raise BadFrame("not expected from a client")
+        except WaltzError as error:
+            self.end(error)
+
+    def _mount(self, request: MountRequest) -> None:
+        self.cluster.mount_requests.append(request)
+        self.client, self.number = request.client, request.number
+        partition = self.cluster.partitions[request.partition]
+        partition.join(self, request)
+        self.partition = partition
+        self.session = partition.session
+        self.feed, self.credit, self.next_id = request.feed, request.credit, request.mark + 1
+        self.greeting = Mounted(session=partition.session, barrier=len(partition.log) - 1, limits=self.cluster.limits)
+        self.is_counted = True
+        self.cluster.open_mounts += 1
+        self.wake.set()
+
+    def _ready(self) -> list[ServerFrame]:
+        frames: list[ServerFrame] = []
+        if self.greeting is not None:
+            frames, self.greeting = [self.greeting], None
+        partition = self.partition
+        if partition is None:
+            return frames
+        done = [id_ for id_ in self.sequences if id_ <= partition.committed] if partition.session == self.session else []
+        if done:
+            sequences = [self.sequences.pop(id_) for id_ in done]
+            frames.append(Committals(np.array(sequences, np.int64), np.array(done, np.int64)))
+        if self.refusals:
+            columns = list(zip(*self.refusals, strict=True))
+            self.refusals = []
+            kinds = (np.int64, np.uint8, np.int64, np.uint64)
+            frames.append(Refusals(*[np.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]))
+        last = min(partition.committed, self.next_id + self.cluster.feed_records - 1)
+        if self.feed is not FeedMode.NONE and self.credit > 0 and last >= self.next_id and self.error is None:
+            run = partition.run(self.next_id, last)
+            self.next_id = last + 1
+            if self.feed is FeedMode.RECORDS:
+                self.credit -= len(run.data)
+                frames.append(Feed(run))
+            else:
+                found = heads(run)
+                self.credit -= found.nbytes
+                frames.append(HeadFeed(found))
+        return frames
+
+    def end(self, error: WaltzError | None) -> None:
+        """The server has its last word, or breaks the link without one."""
+        if self.is_over:
+            return
+        if error is None:
+            self._break()
+        else:
+            self.error = error
+            self.wake.set()
+
+    def _break(self) -> None:
+        self.is_over = True
+        self.error = None
+        self.wake.set()
+        if self.is_counted:
+            self.is_counted = False
+            self.cluster.open_mounts -= 1

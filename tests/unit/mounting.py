@@ -1,0 +1,394 @@
+"""An owned partition without storages and network: a session whose commits the test decides, and links in memory.
+
+`Reader` is the client's end. It checks the order of what it hears, and keeps it, so that a test can say what came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+
+from waltzd.checksum import crc32
+from waltzd.errors import CannotConnect, NotOwner, WaltzError
+from waltzd.frame import (
+    AppendBatch,
+    ClientFrame,
+    Committals,
+    Feed,
+    FeedMode,
+    Flushed,
+    HeadFeed,
+    Limits,
+    Mounted,
+    MountRequest,
+    Place,
+    Refusals,
+    Refused,
+    ServerFrame,
+    Topology,
+)
+from waltzd.lock import Mode
+from waltzd.outcome import Reason
+from waltzd.record import Run, join_runs
+from waltzd.server.capacity import Capacity
+from waltzd.server.desk import Desk
+from waltzd.server.pipeline import Pipeline, PipelineSettings
+from waltzd.server.tail import Tail
+
+KEY = UUID(int=7)
+LIMITS = Limits(payload_bytes_max=1 << 16, locks_max=10, frame_bytes_max=1 << 18)
+PLENTY = 1 << 40
+
+LockColumn = Sequence[tuple[int, Mode]]
+
+
+def batch_of(
+    *payloads: bytes, first: int = 0, marks: Sequence[int] | int = -1, locks: Sequence[LockColumn] = (), header: int = 0
+) -> AppendBatch:
+    """A batch with a payload for each transaction; `locks` has one list for each, or is left out."""
+    count = len(payloads)
+    rows = list(locks) or [()] * count
+    assert len(rows) == count
+    return AppendBatch(
+        first_sequence=first,
+        marks=np.full(count, marks, np.int64) if isinstance(marks, int) else np.array(marks, np.int64),
+        headers=np.full(count, header, np.int32),
+        lengths=np.array([len(payload) for payload in payloads], np.int64),
+        data_crcs=np.array([crc32(payload) for payload in payloads], np.uint32),
+        lock_counts=np.array([len(row) for row in rows], np.int64),
+        lock_ids=np.array([lock for row in rows for lock, _ in row], np.uint64),
+        lock_modes=np.array([mode for row in rows for _, mode in row], np.uint8),
+        payloads=b"".join(payloads),
+    )
+
+
+class FakeSession:
+    """An open session. What is appended is committed when the test says so, or at once."""
+
+    def __init__(self, *, next_id: int = 0, tail_bytes: int = 1 << 20, commits_at_once: bool = True) -> None:
+        self.partition, self.generation, self.session = 3, 5, 11
+        self.low_mark = next_id - 1
+        self.tail = Tail(next_id, tail_bytes)
+        self.commits_at_once = commits_at_once
+        self.runs: list[Run] = []
+        """Everything that was ever appended here."""
+        self.reads: list[tuple[int, int]] = []
+        self.reads_at_once = self.reads_at_once_max = 0
+        self.fault: WaltzError | None = None
+        self.gate: asyncio.Event | None = None
+        """Reads from storages wait for it."""
+        self._listeners: list[Callable[[int], None]] = []
+
+    @property
+    def committed(self) -> int:
+        return self.tail.committed
+
+    def append(self, run: Run) -> None:
+        self.tail.append(run)
+        self.runs.append(run)
+        if self.commits_at_once:
+            self.commit(run.last_id)
+
+    def on_commit(self, listener: Callable[[int], None]) -> None:
+        self._listeners.append(listener)
+
+    def commit(self, mark: int) -> None:
+        self.tail.commit(mark)
+        for listener in self._listeners:
+            listener(mark)
+
+    def whole(self) -> Run:
+        return join_runs(self.runs)
+
+    def payloads(self) -> list[bytes]:
+        run = self.whole()
+        return [run.record(number).payload for number in range(len(run))]
+
+    async def read(self, first_id: int, last_id: int, chunk_bytes: int) -> AsyncIterator[Run]:
+        assert first_id <= last_id <= self.committed
+        self.reads.append((first_id, last_id))
+        self.reads_at_once += 1
+        self.reads_at_once_max = max(self.reads_at_once, self.reads_at_once_max)
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            whole = self.whole()
+            while first_id <= last_id:
+                await asyncio.sleep(0)
+                if self.fault is not None:
+                    raise self.fault
+                start = first_id - whole.first_id
+                stop = start + 1
+                while stop <= last_id - whole.first_id and whole.bounds[stop + 1] - whole.bounds[start] <= chunk_bytes:
+                    stop += 1
+                yield whole.part(start, stop)
+                first_id += stop - start
+        finally:
+            self.reads_at_once -= 1
+
+
+class MemoryLink:
+    """Both ends of a mount. The server waits when the client has left `room` messages unread."""
+
+    def __init__(self, room: int = 4) -> None:
+        self.peer = "memory"
+        self._room = room
+        self._in: deque[Sequence[ClientFrame] | WaltzError | None] = deque()
+        self._out: deque[Sequence[ServerFrame]] = deque()
+        self._changed = asyncio.Condition()
+        self.is_cut = False
+
+    # -- the server's end
+
+    async def receive(self) -> Sequence[ClientFrame] | None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._in or self.is_cut)
+            if self.is_cut:
+                raise CannotConnect("the client has gone")
+            found = self._in.popleft()
+            self._changed.notify_all()
+        if isinstance(found, WaltzError):
+            raise found
+        return found
+
+    async def send(self, frames: Sequence[ServerFrame]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._out) < self._room or self.is_cut)
+            if self.is_cut:
+                raise CannotConnect("the client has gone")
+            self._out.append(frames)
+            self._changed.notify_all()
+
+    # -- the client's end
+
+    async def say(self, *frames: ClientFrame) -> None:
+        await self._put(frames)
+
+    async def say_nonsense(self, error: WaltzError) -> None:
+        await self._put(error)
+
+    async def finish(self) -> None:
+        await self._put(None)
+
+    async def _put(self, what: Sequence[ClientFrame] | WaltzError | None) -> None:
+        async with self._changed:
+            self._in.append(what)
+            self._changed.notify_all()
+
+    async def hear(self) -> Sequence[ServerFrame]:
+        async with self._changed:
+            await self._changed.wait_for(lambda: bool(self._out))
+            found = self._out.popleft()
+            self._changed.notify_all()
+            return found
+
+    async def cut(self) -> None:
+        async with self._changed:
+            self.is_cut = True
+            self._changed.notify_all()
+
+    @property
+    def unread(self) -> int:
+        return len(self._out)
+
+    @property
+    def untaken(self) -> int:
+        """Messages that the server has not received."""
+        return len(self._in)
+
+
+class Reader:
+    """A client of one partition that remembers what it heard."""
+
+    def __init__(self, room: Room, link: MemoryLink, serving: asyncio.Task[None]) -> None:
+        self._room = room
+        self.link = link
+        self.serving = serving
+        self.frames: list[ServerFrame] = []
+        self.messages: list[Sequence[ServerFrame]] = []
+        self.mounted: Mounted | None = None
+        self.committed: dict[int, int] = {}
+        self.refused: dict[int, tuple[Reason, int, int]] = {}
+        self.flushed: list[tuple[int, int]] = []
+        self.ids: list[int] = []
+        self.payloads: list[bytes] = []
+        self.end: WaltzError | None = None
+
+    async def say(self, *frames: ClientFrame) -> None:
+        await self.link.say(*frames)
+
+    async def hear(self) -> Sequence[ServerFrame]:
+        """One message, with its order checked."""
+        frames = await self.link.hear()
+        order = [Mounted, Committals, Refusals, Feed, HeadFeed, Flushed, Refused]
+        places = [order.index(type(frame)) for frame in frames]
+        assert places == sorted(set(places)), "at most one of each kind, in their order"
+        assert self.end is None, "nothing comes behind a refusal"
+        self.messages.append(frames)
+        for frame in frames:
+            self.frames.append(frame)
+            self._take(frame)
+        return frames
+
+    def _take(self, frame: ServerFrame) -> None:
+        match frame:
+            case Mounted():
+                assert self.mounted is None
+                self.mounted = frame
+            case Committals(sequences, ids):
+                for sequence, id_ in zip(sequences.tolist(), ids.tolist(), strict=True):
+                    assert sequence not in self.committed
+                    assert sequence not in self.refused
+                    self.committed[sequence] = id_
+            case Refusals(sequences, reasons, conflict_ids, locks):
+                for sequence, *row in zip(
+                    sequences.tolist(), reasons.tolist(), conflict_ids.tolist(), locks.tolist(), strict=True
+                ):
+                    assert sequence not in self.committed
+                    assert sequence not in self.refused
+                    self.refused[sequence] = (Reason(row[0]), row[1], row[2])
+            case Feed(run):
+                for number in range(len(run)):
+                    record = run.record(number)
+                    self.ids.append(record.id)
+                    self.payloads.append(record.payload)
+            case HeadFeed(heads):
+                self.ids += heads["id"].tolist()
+            case Flushed(number, mark):
+                self.flushed.append((number, mark))
+            case Refused(error):
+                self.end = error
+
+    async def until(self, is_enough: Callable[[Reader], bool]) -> None:
+        while not is_enough(self):
+            await self.hear()
+
+    async def settle(self) -> None:
+        """Hear what there is, until the server has nothing more to do."""
+        for _ in range(20):
+            await self._room.quiet()
+            while self.link.unread:
+                await self.hear()
+
+    async def leave(self) -> None:
+        await self.link.cut()
+        await asyncio.gather(self.serving, return_exceptions=True)
+
+
+class Room:
+    """A desk with one partition, numbered 3, of generation 5."""
+
+    def __init__(self, session: FakeSession, *, callers_max: int = 100, cold_reads_max: int = 8, **settings: Any) -> None:
+        self.session = session
+        self.fatal: list[BaseException] = []
+        self.capacity = Capacity(callers_max, cold_reads_max=cold_reads_max)
+        self.pipe = Pipeline(
+            session, PipelineSettings(**{"limits": LIMITS, **settings}), self.capacity, on_fatal=self.fatal.append
+        )
+        self.desk = Desk(self)
+        self.registered = 0
+        self.readers: list[Reader] = []
+
+    # -- the owner that the desk asks
+
+    def topology(self) -> Topology:
+        place = Place(generation=5, server="one", address="127.0.0.1:1")
+        nobody = Place(generation=0, server=None, address=None)
+        return Topology(
+            cluster="test", cluster_key=KEY, places=(nobody, nobody, nobody, place), servers=(("one", "127.0.0.1:1"),)
+        )
+
+    async def register(self) -> int:
+        self.registered += 1
+        return self.registered
+
+    def pipeline(self, partition: int, generation: int | None) -> Pipeline:
+        if partition != 3 or generation not in (None, 5):
+            raise NotOwner(f"partition {partition}, generation {generation} is not here", owner="two")
+        return self.pipe
+
+    # -- what tests do
+
+    async def knock(self, *frames: ClientFrame, room: int = 4) -> Reader:
+        """A stream that begins with these frames."""
+        link = MemoryLink(room)
+        reader = Reader(self, link, asyncio.create_task(self.desk.mount(link)))
+        self.readers.append(reader)
+        await link.say(*frames)
+        return reader
+
+    async def mount(
+        self,
+        client: int = 1,
+        *,
+        number: int = 1,
+        mark: int | None = None,
+        feed: FeedMode = FeedMode.NONE,
+        credit: int = PLENTY,
+        room: int = 4,
+    ) -> Reader:
+        """A mount that was let in."""
+        request = mount_request(
+            client, number=number, mark=self.pipe.committed if mark is None else mark, feed=feed, credit=credit
+        )
+        reader = await self.knock(request, room=room)
+        await reader.hear()
+        assert reader.mounted is not None, reader.end
+        return reader
+
+    async def quiet(self) -> None:
+        """Let everything that can go on go on."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        for reader in self.readers:
+            await reader.leave()
+        self.pipe.close(NotOwner("the test is over"))
+        await self.quiet()
+        assert self.capacity.callers == 0
+        assert self.fatal == []
+
+
+def mount_request(
+    client: int = 1,
+    *,
+    number: int = 1,
+    mark: int = -1,
+    feed: FeedMode = FeedMode.NONE,
+    credit: int = PLENTY,
+    key: UUID = KEY,
+    partition: int = 3,
+    generation: int = 5,
+) -> MountRequest:
+    return MountRequest(
+        cluster_key=key,
+        partition=partition,
+        generation=generation,
+        client=client,
+        number=number,
+        mark=mark,
+        feed=feed,
+        credit=credit,
+    )
+
+
+def in_room(
+    test: Callable[[Room], Coroutine[Any, Any, None]], session: Callable[[], FakeSession] = FakeSession, **settings: Any
+) -> None:
+    """Run a test against a room, and leave nothing behind."""
+
+    async def run() -> None:
+        room = Room(session(), **settings)
+        async with asyncio.timeout(20):
+            try:
+                await test(room)
+            finally:
+                await room.close()
+
+    asyncio.run(run())

@@ -1,0 +1,217 @@
+"""The storage without its network: who gets a turn while a long tail is proven, and replicas that are made on request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from tests.sim.sample import KEY, PARTITIONS, ROOT, begin, blank_disk, expected, open_directory, run_for, sample, served
+from waltzd.config import StorageConfig
+from waltzd.disk_sim import Fault, SimDisk
+from waltzd.errors import Draining, FlushFailed, ForeignCluster, NoSuchPartition, PartitionDamaged, WaltzError
+from waltzd.layout import FileHeader
+from waltzd.link import Frame
+from waltzd.storage.keeper import Keeper
+
+CONFIG = StorageConfig(directory=ROOT, flush_threads=2)
+
+
+def with_keeper(
+    disk: SimDisk, test: Callable[[Keeper, list[str]], Coroutine[Any, Any, None]]
+) -> tuple[list[str], list[BaseException]]:
+    """Runs the test; what ran on the threads that write comes back, and what was called fatal."""
+    turns: list[str] = []
+    fatal: list[BaseException] = []
+
+    async def in_turn(function: Callable[..., Any], *arguments: Any) -> Any:
+        await asyncio.sleep(0)
+        turns.append(getattr(function, "__qualname__", "?"))
+        return function(*arguments)
+
+    async def run() -> None:
+        keeper = Keeper(disk, open_directory(disk), CONFIG, run_writing=in_turn, run_reading=in_turn, on_fatal=fatal.append)
+        keeper.start()
+        await test(keeper, turns)
+        if not fatal:
+            await keeper.close()
+
+    asyncio.run(run())
+    return turns, fatal
+
+
+class OneFrame:
+    """A link with one frame to send."""
+
+    peer = "test"
+
+    def __init__(self, frame: Frame) -> None:
+        self._frames = [frame]
+        self.marks: list[int] = []
+        self.acknowledged = asyncio.Event()
+
+    async def receive(self) -> Frame | None:
+        return self._frames.pop() if self._frames else None
+
+    async def send(self, durable_id: int) -> None:
+        self.marks.append(durable_id)
+        self.acknowledged.set()
+
+    async def refuse(self, error: WaltzError) -> None:
+        raise error
+
+
+def test_proving_a_long_tail_takes_a_turn_for_each_segment() -> None:
+    disk = blank_disk()
+    directory = open_directory(disk)
+    begin(directory, 0, records=200)
+    begin(directory, 1, records=3)
+    disk.kill()
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.open_session(1, 2, PARTITIONS)
+        turns.clear()
+        opening = asyncio.create_task(keeper.open_session(0, 2, PARTITIONS))
+        for id_ in range(3, 10):
+            link = OneFrame(Frame(run_for(1, id_, 1), -1))
+            await keeper.append(1, 2, link)
+            assert link.marks == [id_]
+        assert not opening.done(), "the others waited until everything was proven"
+        assert (await opening).last_id == 199
+
+    turns, _ = with_keeper(disk, test)
+    assert sum("prove_next" in turn for turn in turns) > 20
+
+
+def test_an_owner_is_fenced_before_the_tail_is_proven_and_can_be_fenced_meanwhile() -> None:
+    disk = blank_disk()
+    begin(open_directory(disk), 0, records=200)
+    disk.kill()
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        first = asyncio.create_task(keeper.open_session(0, 5, PARTITIONS))
+        while keeper.directory.partition(0).promised_session < 5:
+            await asyncio.sleep(0)
+        second = asyncio.create_task(keeper.open_session(0, 6, PARTITIONS))
+        results = await asyncio.gather(first, second, return_exceptions=True)
+        assert "StaleSession" in repr(results[0])
+        assert not isinstance(results[1], BaseException)
+        assert results[1].promised_session == 6
+
+    with_keeper(disk, test)
+
+
+def test_an_owner_can_ask_for_an_empty_replica_where_nothing_is() -> None:
+    disk = sample(6)
+    for entry in disk.list(f"{ROOT}/0"):
+        disk.remove(f"{ROOT}/0/{entry.name}")
+    disk.remove(f"{ROOT}/1/promise")
+    for number in (0, 1):
+        disk.flush_directory(f"{ROOT}/{number}")
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        for number in (0, 1, 2):
+            with pytest.raises((NoSuchPartition, PartitionDamaged)):
+                await keeper.open_session(number, 7, PARTITIONS)
+        with pytest.raises(ForeignCluster):
+            await keeper.open_session(0, 7, PARTITIONS + 1, create=True)
+        for number in (0, 2):
+            status = await keeper.open_session(number, 7, PARTITIONS, create=True)
+            assert (status.last_id, status.session, status.low_mark, status.is_sound) == (-1, -1, -1, True)
+            again = await keeper.open_session(number, 7, PARTITIONS, create=True)
+            assert again.incarnation == status.incarnation
+        with pytest.raises(PartitionDamaged):  # its records are here: an operator decides
+            await keeper.open_session(1, 7, PARTITIONS, create=True)
+
+    with_keeper(disk, test)
+    disk.power_cut()
+    directory = open_directory(disk)
+    assert [partition.number for partition in directory.partitions()] == [0, 2]
+
+
+def file_of(first_id: int, count: int) -> bytes:
+    header = FileHeader(created_ms=5, key=KEY, partition=0, first_id=first_id)
+    return header.encode() + bytes(run_for(0, first_id, count).data)
+
+
+async def in_pieces(content: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(content), 50):
+        yield content[at : at + 50]
+
+
+def names(disk: SimDisk) -> list[str]:
+    return [name for name in disk.names(f"{ROOT}/0") if name.endswith(".new")]
+
+
+def test_a_segment_file_takes_the_lane_only_for_its_place() -> None:
+    disk = sample(6)
+    content = file_of(6, 6)
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.open_session(0, 7, PARTITIONS)
+        status = await keeper.install_segment(0, 7, 6, len(content), in_pieces(content))
+        assert status.last_id == 11
+        assert served(keeper.directory.partition(0), expected(0, 12)) == set(range(12))
+
+    turns, _ = with_keeper(disk, test)
+    assert turns.count("Installation.write") == -(-len(content) // 50)
+    assert names(disk) == []
+
+
+def test_a_sender_that_goes_away_at_any_moment_leaves_nothing() -> None:
+    content = file_of(6, 6)
+    outcomes: set[int] = set()
+    for moment in range(140):
+        disk = sample(6)
+
+        async def test(keeper: Keeper, turns: list[str]) -> None:
+            await keeper.open_session(0, 7, PARTITIONS)
+            work = asyncio.create_task(keeper.install_segment(0, 7, 6, 0, in_pieces(content)))
+            for _ in range(moment):  # noqa: B023
+                await asyncio.sleep(0)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            outcomes.add(keeper.directory.partition(0).last_id)
+            assert keeper.directory.partition(0).status().is_sound
+
+        with_keeper(disk, test)
+        assert names(disk) == []
+    assert outcomes == {5, 11}
+
+
+def test_a_storage_that_shuts_down_takes_no_more_of_a_file() -> None:
+    disk = sample(6)
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.open_session(0, 7, PARTITIONS)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield file_of(6, 6)[:200]
+            keeper.refuse_new()
+            yield file_of(6, 6)[200:]
+
+        with pytest.raises(Draining):
+            await keeper.install_segment(0, 7, 6, 0, pieces())
+
+    with_keeper(disk, test)
+    assert names(disk) == []
+
+
+def test_a_flush_of_a_file_that_fails_ends_the_process() -> None:
+    disk = sample(6)
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.open_session(0, 7, PARTITIONS)
+
+        def strike(kind: str, path: str) -> None:
+            if kind == "flush" and path.endswith(".new"):
+                disk.faults[disk.steps] = Fault.IO_ERROR
+
+        disk.observer = strike
+        with pytest.raises(FlushFailed):
+            await keeper.install_segment(0, 7, 6, 0, in_pieces(file_of(6, 6)))
+
+    _, fatal = with_keeper(disk, test)
+    assert [type(error) for error in fatal] == [FlushFailed]

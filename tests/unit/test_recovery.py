@@ -1,0 +1,263 @@
+"""The decisions of a recovery, told as stories. Members are A, B, C; session 1 is closed by session 2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from waltzd.errors import MetadataBehind, MetadataMissing
+from waltzd.finding import Code, Finding
+from waltzd.meta import Decision, PartitionMeta, ReplicaState, Role
+from waltzd.replica import ReplicaStatus
+from waltzd.server.recovery import Copy, Heal, Level, Recovery, SetLowMark, Truncate, Wait
+
+HOME = {name: UUID(int=number) for number, name in enumerate("ABCD", 1)}
+DAMAGE = Finding(code=Code.DAMAGED_RECORD, path="0/0.seg", detail="x")
+
+
+def meta(
+    *, members: str = "ABC", joined: str = "ABC", low_mark: int = 4, session: int = 2, **more: object
+) -> PartitionMeta:
+    states = {name: ReplicaState(session=1, closing=None, incarnation=HOME[name]) for name in joined}
+    return replace(
+        PartitionMeta(generation=1, session=session, opened=1, low_mark=low_mark, members=tuple(members), replicas=states),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def holds(name: str, last_id: int, *, session: int = 1, low_mark: int = 4, **more: object) -> ReplicaStatus:
+    status = ReplicaStatus(
+        partition=0,
+        incarnation=HOME[name],
+        promised_session=2,
+        session=session,
+        low_mark=low_mark,
+        local_low_mark=min(low_mark, last_id),
+        committed=min(low_mark, last_id),
+        last_id=last_id,
+        is_available=True,
+        is_full=False,
+        segments=1,
+        findings=(),
+    )
+    return replace(status, **more)  # type: ignore[arg-type]
+
+
+def recovery(found: PartitionMeta | None = None, *, roles: str = "ABC", **answers: int | None) -> Recovery:
+    """Each answer is the last id that a replica holds; None for one that is silent."""
+    core = Recovery(found or meta(), dict.fromkeys(roles, Role.MEMBER))
+    core.patience_left = False
+    for name, last_id in answers.items():
+        if last_id is None:
+            core.silent(name, "no answer")
+        else:
+            core.opened(name, holds(name, last_id))
+    return core
+
+
+def test_all_answer_what_one_alone_holds_was_never_acknowledged() -> None:
+    core = recovery(A=10, B=9, C=9)
+    assert core.decide() == 9
+    wanted = core.next_save()
+    assert wanted is not None
+    assert wanted.decision == Decision(mark=9, session=2)
+    assert core.step == "RECORDING"
+    assert isinstance(core.next_for("A"), Wait), "nothing is cut before the decision is saved"
+    core.saved(wanted)
+    assert core.next_for("A") == Truncate(9)
+    core.changed("A", holds("A", 9))
+    assert core.next_for("A") == SetLowMark(9)
+    core.changed("A", holds("A", 9, session=2, low_mark=9))
+    assert core.next_for("A") == Level()
+    assert core.step == "SETTLING"
+    core.changed("B", holds("B", 9, session=2, low_mark=9))
+    assert core.step == "ADMITTING"
+    opened = core.next_save()
+    assert opened is not None
+    assert (opened.opened, opened.low_mark, opened.members, opened.joined) == (2, 9, ("A", "B", "C"), ("A", "B"))
+    assert opened.replicas["C"] == ReplicaState(session=1, closing=9, incarnation=HOME["C"])
+    assert opened.decision is None
+
+
+def test_b_is_silent_if_it_holds_ten_so_does_a_majority() -> None:
+    core = recovery(A=10, B=None, C=9)
+    assert core.decide() is None
+    assert "undecided; B do not answer" in core.waiting()
+    assert core.next_for("C") == Copy(10, ("A",)), "once C holds it too, B changes nothing"
+    assert isinstance(core.next_for("A"), Wait)
+    core.copied("C", 10)
+    assert core.decide() == 10
+
+
+def test_b_comes_back_and_decides() -> None:
+    core = recovery(A=10, B=None, C=9)
+    core.opened("B", holds("B", 10))
+    assert core.decide() == 10
+
+
+def test_one_alone_decides_nothing() -> None:
+    core = recovery(A=10, B=None, C=None)
+    assert core.decide() is None
+    assert isinstance(core.next_for("A"), Wait)
+
+
+def test_one_that_missed_the_session_has_no_say_in_it_and_can_help_by_copying() -> None:
+    """B was down while session 1 was open: it holds what was closed at 7 before, and a tail that nobody wanted."""
+    found = meta(joined="AC", low_mark=7)
+    found = replace(found, replicas={**found.replicas, "B": ReplicaState(session=0, closing=7, incarnation=HOME["B"])})
+    core = recovery(found, A=10, C=None)
+    core.opened("B", holds("B", 9, session=0, low_mark=2))
+    assert core.decide() is None
+    assert core.next_for("B") == Truncate(7)
+    core.changed("B", holds("B", 7, session=0, low_mark=2))
+    assert core.next_for("B") == Copy(10, ("A",))
+    core.copied("B", 10)
+    assert core.decide() == 10
+
+
+@pytest.mark.parametrize(
+    "forgotten",
+    [
+        {"incarnation": UUID(int=99)},
+        {"session": 0},
+        {"local_low_mark": 8},
+        {"committed": 8},
+        {"findings": (DAMAGE,)},
+    ],
+    ids=lambda what: next(iter(what)),
+)
+def test_one_that_forgot_may_have_held_anything(forgotten: dict[str, object]) -> None:
+    """waltz-original 5.8: B comes back empty, C lags, A is away. What A and B had committed must not be given up."""
+    core = recovery(A=None, C=6)
+    core.opened("B", replace(holds("B", 5), **forgotten))  # type: ignore[arg-type]
+    assert core.decide() is None
+    assert isinstance(core.next_for("B"), Wait)
+    core.opened("A", holds("A", 12))
+    assert core.decide() is None, "11 and 12 may have been committed by A and B"
+    assert core.next_for("C") == Copy(12, ("A",))
+    core.copied("C", 12)
+    assert core.decide() == 12
+
+
+def test_what_the_owner_itself_saw_acknowledged_is_remembered() -> None:
+    core = Recovery(meta(), dict.fromkeys("ABC", Role.MEMBER), acknowledged={"B": 11})
+    core.opened("B", holds("B", 6))
+    assert not core.is_faithful("B")
+
+
+def test_a_saved_decision_is_never_made_again() -> None:
+    """The owner before decided on 9 and died. Now B, which held 12, answers too: 9 it is, and 12 is cut."""
+    core = recovery(meta(session=3, decision=Decision(mark=9, session=2)), A=9, B=12, C=None)
+    assert core.decide() == 9
+    assert core.next_for("B") == Truncate(9)
+
+
+def test_known_committed_is_a_lower_bound() -> None:
+    core = recovery(A=None, C=None)
+    core.opened("B", holds("B", 8, committed=8))
+    assert core.decide() is None
+    core.opened("C", holds("C", 6))
+    assert core.decide() == 8, "A alone can hold more; that would be no majority"
+
+
+def test_the_vote_belongs_to_the_members_of_the_session_that_is_closed() -> None:
+    """A and B are no longer assigned, C and D are; C and D alone know nothing of what A and B had committed."""
+    core = recovery(roles="CD", A=None, B=None, C=6)
+    core.opened("D", holds("D", -1, session=-1, low_mark=-1))
+    assert core.decide() is None
+    core.opened("A", holds("A", 9))
+    assert core.decide() is None
+    core.opened("B", holds("B", 9))
+    assert core.decide() == 9
+    wanted = core.next_save()
+    assert wanted is not None
+    core.saved(wanted)
+    for name in "CD":
+        core.changed(name, holds(name, core.held(name), session=2, low_mark=9))
+        task = core.next_for(name)
+        assert isinstance(task, Copy)
+        assert (task.last_id, task.sources[:2]) == (9, ("A", "B"))
+        core.copied(name, 9)
+    opened = core.next_save()
+    assert opened is not None
+    assert (opened.members, opened.joined) == (("C", "D"), ("C", "D"))
+
+
+def test_a_learner_that_is_level_becomes_a_member_and_another_stays_one() -> None:
+    found = meta(decision=Decision(mark=9, session=2))
+    core = Recovery(found, {**dict.fromkeys("ABC", Role.MEMBER), "D": Role.LEARNER})
+    core.patience_left = False
+    for name in "AB":
+        core.opened(name, holds(name, 9, session=2, low_mark=9))
+    opened = core.next_save()
+    assert opened is not None
+    assert opened.members == ("A", "B", "C")
+    core.opened("D", holds("D", 9, session=2, low_mark=9))
+    opened = core.next_save()
+    assert opened is not None
+    assert opened.members == ("A", "B", "C", "D")
+
+
+def test_the_damaged_is_healed_and_does_not_count_before() -> None:
+    core = recovery(meta(decision=Decision(mark=9, session=2)), A=9, B=9)
+    core.opened("C", holds("C", 9, findings=(DAMAGE,), damaged_segments=(0, 5)))
+    assert core.next_for("C") == Heal((0, 5), 9, ("A", "B"))
+    core.changed("C", holds("C", 9))
+    assert core.next_for("C") == SetLowMark(9)
+
+
+def test_a_first_session_asks_everybody() -> None:
+    fresh = PartitionMeta(generation=1, session=1)
+    core = recovery(fresh)
+    for name in "AB":
+        core.opened(name, holds(name, -1, session=-1, low_mark=-1))
+    assert core.decide() is None
+    core.opened("C", holds("C", -1, session=-1, low_mark=-1))
+    assert core.decide() == -1
+
+
+def test_no_metadata_and_a_storage_that_holds_something_is_for_an_operator() -> None:
+    core = recovery(PartitionMeta(generation=1, session=1))
+    for name in "AB":
+        core.opened(name, holds(name, -1, session=-1, low_mark=-1))
+    core.opened("C", holds("C", 100))
+    assert isinstance(core.refusal, MetadataMissing)
+    assert core.decide() is None
+    assert core.next_save() is None
+    assert all(isinstance(core.next_for(name), Wait) for name in "ABC")
+
+
+def test_metadata_that_went_back_in_time_is_for_an_operator() -> None:
+    core = recovery(A=9, B=9)
+    core.opened("C", holds("C", 50, session=5, low_mark=40))
+    assert isinstance(core.refusal, MetadataBehind)
+    assert core.next_save() is None
+
+
+def test_one_that_comes_late_joins_when_that_is_saved_and_not_twice() -> None:
+    found = meta(opened=2, low_mark=9, joined="")
+    states = {name: ReplicaState(session=2, closing=None, incarnation=HOME[name]) for name in "AB"}
+    core = recovery(replace(found, replicas=states), A=None, B=None)
+    core.opened("C", holds("C", 9))
+    assert core.joining("C") is None, "it has not begun the session"
+    core.changed("C", holds("C", 9, session=2, low_mark=9))
+    wanted = core.joining("C")
+    assert wanted is not None
+    core.saved(wanted)
+    assert core.meta.joined == ("A", "B", "C")
+    assert core.joining("C") is None
+
+
+def test_one_that_forgot_in_this_session_does_not_join_it_again() -> None:
+    states = {name: ReplicaState(session=2, closing=None, incarnation=HOME[name]) for name in "ABC"}
+    core = recovery(meta(opened=2, low_mark=9, replicas=states), A=None)
+    core.opened("C", holds("C", 9, session=2, low_mark=9))
+    wanted = core.losing("C")
+    assert wanted is not None
+    core.saved(wanted)
+    assert core.meta.replicas["C"].is_lost
+    assert core.losing("C") is None
+    assert core.joining("C") is None
+    assert not core.is_faithful("C")

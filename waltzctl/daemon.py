@@ -1,0 +1,190 @@
+"""One daemon of a cluster on this machine: a process that outlives whoever started it, and is never taken for another.
+
+A process is known by its number together with the moment when it started, so that a number which the system has given to
+somebody else meanwhile is left alone. Its output goes to a log file, because nobody may be there to read a pipe. Everything
+here blocks, with a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from waltzd.disk import translate
+from waltzd.errors import DaemonEnded, DaemonSilent
+
+POLL_SECONDS = 0.03
+KILL_SECONDS = 10.0
+LOG_BYTES_MAX = 16 << 20
+"""A log that is larger makes room for a new one at the next start; one older one is kept."""
+TOLD_LINES, TOLD_BYTES = 8, 8 << 10
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def birth(pid: int) -> str | None:
+    """When the process started, as a text that no other process ever has; None when it has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        boot = _BOOT.read_text(encoding="ascii").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, *rest = stat.rpartition(")")[2].split()  # the name before may hold anything
+    return None if state in "ZX" else f"{boot}/{rest[18]}"
+
+
+@dataclass(frozen=True)
+class Life:
+    """A process that was started."""
+
+    pid: int
+    birth: str
+    log_from: int
+    """Where its words begin in the log."""
+    was_ready: bool = False
+
+
+class Daemon:
+    """`arguments` are those of `waltzd`; `is_ready` looks at what the process wrote, or at whatever it likes."""
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path, is_ready: Callable[[str], bool]) -> None:
+        self.name = name
+        self.log = log
+        self.life: Life | None = None
+        """The last one, which may have ended."""
+        self._arguments = list(arguments)
+        self._is_ready = is_ready
+        self._child: int | None = None
+        """A process of ours whose exit code nobody has asked for yet."""
+        self._exit: int | None = None
+
+    @property
+    def is_running(self) -> bool:
+        if self.life is None:
+            return False
+        self._reap()
+        return birth(self.life.pid) == self.life.birth
+
+    def _reap(self) -> None:
+        """A child that has ended stays visible until its exit code is asked for."""
+        if self._child is None:
+            return
+        ended, status = os.waitpid(self._child, os.WNOHANG)
+        if ended:
+            self._child, self._exit = None, os.waitstatus_to_exitcode(status)
+
+    # -- a start
+
+    def spawn(self) -> Life:
+        """Start it. It has a session of its own: Ctrl-C and a closed terminal do not reach it."""
+        assert not self.is_running
+        self._exit = None
+        command = [sys.executable, "-P", "-m", "waltzd", *self._arguments]
+        append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        try:
+            log_from = self._make_room()
+            pid = os.posix_spawn(
+                sys.executable,
+                command,
+                os.environ,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, str(self.log), append, 0o600),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                ],
+                setsid=True,
+                setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
+            )
+        except OSError as error:
+            raise translate(error, f"starting {self.name}") from error
+        self._child = pid
+        self.life = Life(pid, birth(pid) or "ended", log_from)
+        return self.life
+
+    def _make_room(self) -> int:
+        size = self.log.stat().st_size if self.log.exists() else 0
+        if size <= LOG_BYTES_MAX:
+            return size
+        self.log.replace(self.log.with_name(self.log.name + ".old"))
+        return 0
+
+    def wait_ready(self, seconds: float) -> None:
+        assert self.life is not None
+        if self.life.was_ready:
+            return
+        deadline = time.monotonic() + seconds
+        while not self._is_ready(self.words()):
+            self.check_running()
+            if time.monotonic() > deadline:
+                raise DaemonSilent(
+                    f"{self.name} did not become ready within {seconds:g} seconds. {self._last_words()}",
+                    not_done="the cluster was not brought up; what was started for it is stopped again",
+                )
+            time.sleep(POLL_SECONDS)
+        self.life = replace(self.life, was_ready=True)
+
+    def check_running(self) -> None:
+        if not self.is_running:
+            raise DaemonEnded(f"{self.name} ended{self._how()}. {self._last_words()}")
+
+    # -- an end
+
+    def send(self, number: signal.Signals) -> bool:
+        """Whether there was a process to send it to."""
+        if self.life is None or not self.is_running:
+            return False
+        try:
+            os.kill(self.life.pid, number)
+        except ProcessLookupError:  # it ended just now
+            return False
+        return True
+
+    def ask_to_end(self) -> None:
+        self.send(signal.SIGTERM)
+        self.send(signal.SIGCONT)  # a paused one would never hear it
+
+    def wait_end(self, seconds: float) -> bool:
+        """Whether it ended in time. Otherwise it is killed: what it acknowledged is on the disk all the same."""
+        if self._has_ended(seconds):
+            return True
+        self.kill()
+        return False
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        if not self._has_ended(KILL_SECONDS):
+            raise DaemonSilent(f"{self.name} does not end although it was killed", next_step="look at its disk")
+
+    def _has_ended(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.is_running:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+    # -- what it says
+
+    def words(self) -> str:
+        """What it wrote since its last start, or the end of it."""
+        start = self.life.log_from if self.life is not None else 0
+        try:
+            with self.log.open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(start, end - TOLD_BYTES))
+                return file.read().decode("utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def _how(self) -> str:
+        if self._exit is None:
+            return ""
+        return f" with exit code {self._exit}" if self._exit >= 0 else f", killed by {signal.Signals(-self._exit).name}"
+
+    def _last_words(self) -> str:
+        lines = [f"  {line}" for line in self.words().splitlines()[-TOLD_LINES:]]
+        return "\n".join([f"{self.log} ends with:", *lines]) if lines else f"{self.log} is empty."

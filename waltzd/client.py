@@ -1,0 +1,428 @@
+"""The client of an application, for asyncio: submits transactions, follows the partitions, finds servers by itself.
+
+Here is what an application calls; each partition has a `waltzd.line` of its own, and all of them share what
+`waltzd.whereabouts` knows. What a caller is told is always certain: `Committed` and `Rejected` are facts about the log, an
+error means that nothing was sent, and `Unknown` says that nobody could find out in time. The client never talks to the
+coordinator, and never sends the same transaction twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Literal, Self, TypeAlias
+
+from waltzd.client_settings import ClientSettings
+from waltzd.errors import BadArgument, BadFrame, CannotConnect, ClientClosed, NotMounted
+from waltzd.follower import Call, call_here
+from waltzd.frame import FeedMode, Topology
+from waltzd.line import Line, PartitionState
+from waltzd.lock import Lock, Mode
+from waltzd.outcome import Committed, Outcome, Reason, Rejected
+from waltzd.port import ServerPort
+from waltzd.quorum import EMPTY
+from waltzd.record import Run
+from waltzd.servers import ServerClient
+from waltzd.submission import Bundle, Outcomes, Request
+from waltzd.transaction import (
+    Builder,
+    Declined,
+    Handler,
+    Partitioner,
+    Serializer,
+    Transaction,
+    TransactionContext,
+    checked_header,
+    encoded,
+    partition_by_hash,
+    transactions_of,
+)
+from waltzd.whereabouts import Connect, Whereabouts, addresses_of, pause_seconds
+
+Partitions: TypeAlias = Literal["all"] | Iterable[int]
+_log = logging.getLogger("waltz.client")
+
+
+class Client:
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        handler: Handler | None = None,
+        feed: FeedMode | None = None,
+        partitions: Partitions = "all",
+        serializer: Serializer | None = None,
+        partitioner: Partitioner = partition_by_hash,
+        settings: ClientSettings | None = None,
+        connect: Connect = ServerClient,
+        call: Call = call_here,
+    ) -> None:
+        """`servers`: some of the cluster's servers, "host:port,host:port". `handler`: the application's view; without one
+        there is no feed (`FeedMode.NONE`), and with one whole records are fed unless `feed` says HEADS. `connect` and
+        `call` say how servers are reached and how the application's code is called; tests have their own."""
+        self.settings = settings or ClientSettings()
+        self._feed = feed or (FeedMode.NONE if handler is None else FeedMode.RECORDS)
+        if (handler is None) != (self._feed is FeedMode.NONE):
+            raise BadArgument(f"FeedMode.{self._feed.name} goes {'with' if handler is None else 'without'} a handler")
+        self._wanted = partitions if partitions == "all" else tuple(partitions)
+        self._handler = handler
+        self._serializer = serializer
+        self._partitioner = partitioner
+        self._call = call
+        self._where = Whereabouts(addresses_of(servers), connect, call_seconds=self.settings.call_seconds)
+        self._lines: dict[int, Line] = {}
+        self._active: tuple[int, ...] = ()
+        self._changing = asyncio.Lock()
+        self._client_id: int | None = None
+        self._closed: ClientClosed | None = ClientClosed("the client is not open yet")
+        self._submits: dict[int, asyncio.Future[None]] = {}
+        self._submit_count = 0
+
+    # -- life
+
+    async def open(self) -> None:
+        """Find the cluster, get a client id, and begin with the partitions that were asked for. They become ready by
+        themselves; nothing waits for one whose owner is not there."""
+        try:
+            await self._where.open(self.settings.submit_seconds)
+            self._client_id = await self._where.register()
+            self._closed = None
+            await self.set_partitions(self._wanted)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Wait a while for what is under way, then end: what is undecided by then stays unknown."""
+        reason = self._closed = ClientClosed("the client is closed")
+        try:
+            async with self._changing:
+                active, self._active = self._active, ()
+                await asyncio.gather(*[self._lines[partition].deactivate(reason) for partition in active])
+        finally:
+            await self._where.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- what it is
+
+    @property
+    def client_id(self) -> int:
+        assert self._client_id is not None, "open the client first"
+        return self._client_id
+
+    @property
+    def cluster(self) -> str:
+        return self._where.topology.cluster
+
+    @property
+    def topology(self) -> Topology:
+        """The cluster as it was seen last."""
+        return self._where.topology
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions the cluster has."""
+        return self._where.partitions
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """Those that this client has."""
+        return self._active
+
+    async def set_partitions(self, partitions: Partitions) -> None:
+        """Have these and no others. Those that go away finish what is under way first; for those that come, the handler is
+        asked for its mark. One that was stopped by an error begins again when it is taken out and in."""
+        wanted = self._numbers(partitions)
+        async with self._changing:
+            self._check_open()
+            going = [partition for partition in self._active if partition not in wanted]
+            coming = [partition for partition in wanted if partition not in self._active]
+            self._active = tuple(partition for partition in self._active if partition in wanted)
+            reasons = [NotMounted(f"partition {partition} was taken from this client") for partition in going]
+            await asyncio.gather(
+                *[self._lines[partition].deactivate(reason) for partition, reason in zip(going, reasons, strict=True)]
+            )
+            for partition in coming:
+                await self._line_of(partition).activate(self.client_id)
+                self._active = tuple(sorted((*self._active, partition)))
+
+    def _numbers(self, partitions: Partitions) -> tuple[int, ...]:
+        if isinstance(partitions, str):
+            return tuple(range(self.partition_count))
+        found = tuple(sorted(set(partitions)))
+        for partition in found:
+            self._check_number(partition)
+        return found
+
+    def _line_of(self, partition: int) -> Line:
+        if partition not in self._lines:
+            self._lines[partition] = Line(
+                partition,
+                whereabouts=self._where,
+                settings=self.settings,
+                feed=self._feed,
+                handler=self._handler,
+                serializer=self._serializer,
+                call=self._call,
+                fetch=self._fetch,
+            )
+        return self._lines[partition]
+
+    def _check_number(self, partition: int) -> None:
+        if not 0 <= partition < self.partition_count:
+            raise BadArgument(f"there is no partition {partition}; the cluster has {self.partition_count}, from 0 on")
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise ClientClosed(self._closed.message)
+
+    def _line(self, partition: int) -> Line:
+        self._check_open()
+        self._check_number(partition)
+        line = self._lines.get(partition)
+        if line is None or partition not in self._active:
+            raise NotMounted(f"this client does not have partition {partition}; it has {_some(self._active)}")
+        return line
+
+    # -- writing
+
+    async def submit(self, context: TransactionContext) -> Outcome | Declined:
+        """Build the context's transaction against the current view and append it; build it again when a lock failed or a
+        fail-over lost it. The last outcome counts."""
+        return await self.submit_with(self._call, context)
+
+    async def submit_with(self, call: Call, context: TransactionContext) -> Outcome | Declined:
+        """The same, calling the context's own functions with `call`."""
+        partition = context.partition(self.partition_count)
+        if partition is None:
+            partition = self._partitioner(context.key, self.partition_count)
+        line = self._line(partition)
+        async with self._counted():
+            outcome = await self._attempt(line, context, call)
+        try:
+            await call(context.on_completion, outcome)
+        except Exception:  # noqa: BLE001  # the application's code
+            _log.exception("on_completion of a transaction of partition %d failed", partition)
+        if isinstance(outcome, Committed) and _is_overridden(context, "on_application"):
+            line.announce(outcome.id, context.on_application)
+        return outcome
+
+    async def _attempt(self, line: Line, context: TransactionContext, call: Call) -> Outcome | Declined:
+        """As often as it takes, and as is allowed."""
+        attempt = 0
+        while True:
+            attempt += 1
+            epoch = await line.ready_epoch()
+            outcome = await self._build_and_send(line, context, call)
+            if not isinstance(outcome, Rejected):
+                return outcome
+            if outcome.reason is not Reason.LOST:
+                await call(context.on_lock_failure, outcome)
+                if not line.has_view:
+                    return outcome
+            if attempt >= self.settings.attempts_max:
+                return outcome
+            if outcome.reason is not Reason.LOST:
+                try:
+                    await line.caught_up(outcome.conflict_id, epoch)
+                except TimeoutError:
+                    return outcome
+            if attempt > 1:
+                await asyncio.sleep(pause_seconds(attempt - 2, self.client_id, line.partition, self._submit_count))
+
+    async def _build_and_send(self, line: Line, context: TransactionContext, call: Call) -> Outcome | Declined:
+        await line.enter(1)
+        try:
+            builder = Builder(line.mark, self._serializer)
+            if not await call(context.build, builder):
+                return Declined()
+            mark = self._checked_mark(line, builder.mark if line.has_view else None, builder.locks)
+            waiter = self._add(line, mark, builder.data, builder.header, builder.locks)
+        finally:
+            line.leave(1)
+        return await waiter
+
+    def mark(self, partition: int) -> int:
+        """What the view of a partition holds, at least: its handler has applied everything up to here. Read it before the
+        view, and give it to `append`, when there is an `await` in between."""
+        return self._line(partition).mark
+
+    def append(
+        self,
+        data: Any,
+        *,
+        partition: int | None = None,
+        key: Any = None,
+        header: int = 0,
+        locks: Iterable[Lock] = (),
+        mark: int | None = None,
+    ) -> Coroutine[Any, Any, Outcome]:
+        """Append one transaction, once. Name the partition, or a key for the partitioner. `mark`: what the transaction
+        relies on; if it is not given, what the handler has applied at the moment of this call."""
+        line = self._line(self._choose(partition, key))
+        locks = tuple(locks)
+        mark = self._checked_mark(line, mark, locks)
+        return self._append(line, mark, encoded(data, self._serializer), checked_header(header), locks)
+
+    async def _append(self, line: Line, mark: int, data: bytes, header: int, locks: Sequence[Lock]) -> Outcome:
+        await line.enter(1)
+        try:
+            waiter = self._add(line, mark, data, header, locks)
+        finally:
+            line.leave(1)
+        return await waiter
+
+    def append_many(
+        self,
+        payloads: Sequence[Any],
+        *,
+        partition: int | None = None,
+        key: Any = None,
+        headers: Sequence[int] | None = None,
+        locks: Sequence[Iterable[Lock]] | None = None,
+        mark: int | None = None,
+    ) -> Coroutine[Any, Any, Outcomes]:
+        """Append many transactions to one partition, each for itself, in this order; one await for all of them. Some may
+        be committed and others not."""
+        line = self._line(self._choose(partition, key))
+        for name, column in (("headers", headers), ("locks", locks)):
+            if column is not None and len(column) != len(payloads):
+                raise BadArgument(f"there are {len(payloads)} payloads and {len(column)} {name}")
+        for header in () if headers is None else headers:
+            checked_header(header)
+        each = None if locks is None else [tuple(some) for some in locks]
+        mark = self._checked_mark(line, mark, [lock for some in each or () for lock in some])
+        return self._append_many(line, mark, [encoded(data, self._serializer) for data in payloads], headers, each)
+
+    async def _append_many(
+        self,
+        line: Line,
+        mark: int,
+        payloads: Sequence[bytes],
+        headers: Sequence[int] | None,
+        locks: Sequence[Sequence[Lock]] | None,
+    ) -> Outcomes:
+        if not payloads:
+            return Outcomes.unknown(0)
+        await line.enter(len(payloads))
+        try:
+            loop = asyncio.get_running_loop()
+            waiter: asyncio.Future[Outcomes] = loop.create_future()
+            deadline = loop.time() + self.settings.submit_seconds
+            line.add(Bundle(mark, payloads, headers, locks, waiter, deadline))
+        finally:
+            line.leave(len(payloads))
+        return await waiter
+
+    def _add(self, line: Line, mark: int, data: bytes, header: int, locks: Sequence[Lock]) -> asyncio.Future[Outcome]:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[Outcome] = loop.create_future()
+        ids, modes = tuple([lock.hash for lock in locks]), tuple([int(lock.mode) for lock in locks])
+        line.add(Request(mark, data, header, ids, modes, waiter, loop.time() + self.settings.submit_seconds))
+        return waiter
+
+    def _choose(self, partition: int | None, key: Any) -> int:
+        if (partition is None) == (key is None):
+            raise BadArgument("name either the partition or the key of a transaction")
+        return partition if partition is not None else self._partitioner(key, self.partition_count)
+
+    def _checked_mark(self, line: Line, mark: int | None, locks: Sequence[Lock]) -> int:
+        if mark is None:
+            if not line.has_view and any(lock.mode is not Mode.APPEND for lock in locks):
+                raise BadArgument("a READ or WRITE lock needs a mark to be compared with: give a handler, or a mark")
+            return line.mark
+        if mark < EMPTY:
+            raise BadArgument(f"a mark is -1 or an id, not {mark}")
+        return mark
+
+    # -- waiting
+
+    @property
+    def has_pending(self) -> bool:
+        """Something was submitted and is not decided."""
+        return bool(self._submits) or any(self._lines[partition].outbox.rows for partition in self._active)
+
+    async def flush(self, seconds: float | None = None) -> None:
+        """Until everything that was submitted before is decided; `CannotConnect` when that takes longer than `seconds`
+        (`submit_seconds` if it is not given)."""
+        limit = self.settings.submit_seconds if seconds is None else seconds
+        waits = [self._lines[partition].drained() for partition in self._active]
+        try:
+            async with asyncio.timeout(limit):
+                await asyncio.gather(*waits, *[asyncio.shield(done) for done in self._submits.values()])
+        except TimeoutError:
+            undecided = [partition for partition in self._active if self._lines[partition].outbox.rows]
+            raise CannotConnect(
+                f"after {limit:g} seconds, transactions of partitions {_some(undecided)} are undecided"
+            ) from None
+
+    @asynccontextmanager
+    async def _counted(self) -> AsyncIterator[None]:
+        """`flush` waits for it, also between two attempts."""
+        self._submit_count += 1
+        number = self._submit_count
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._submits[number] = done
+        try:
+            yield
+        finally:
+            del self._submits[number]
+            done.set_result(None)
+
+    # -- reading
+
+    async def high_water_mark(self, partition: int) -> int:
+        """The owner's highest committed id."""
+        self._check_open()
+        self._check_number(partition)
+
+        async def ask(port: ServerPort) -> int:
+            return await port.high_water_mark(partition)
+
+        return await self._where.ask(partition, "HighWaterMark", ask, self.settings.submit_seconds)
+
+    async def read(self, partition: int, id: int) -> Transaction:
+        """One committed transaction; `BeyondLog` when there is none of this id yet."""
+        self._check_open()
+        self._check_number(partition)
+        if id < 0:
+            raise BadArgument(f"ids start at 0; {id} is none")
+
+        async def ask(port: ServerPort) -> Run:
+            runs = [run async for run in port.fetch(partition, id, id)]
+            if [(run.first_id, len(run)) for run in runs] != [(id, 1)]:
+                raise BadFrame(f"the owner of partition {partition} answered something else than transaction {id}")
+            return runs[0]
+
+        run = await self._where.ask(partition, "Fetch", ask, self.settings.submit_seconds)
+        return transactions_of(run, partition, self._serializer)[0]
+
+    async def _fetch(self, transaction: Transaction) -> bytes:
+        return (await self.read(transaction.partition, transaction.id)).payload
+
+    # -- for people
+
+    def describe(self) -> tuple[PartitionState, ...]:
+        """Every partition of this client."""
+        return tuple(self._lines[partition].state() for partition in self._active)
+
+
+def _is_overridden(context: TransactionContext, name: str) -> bool:
+    return getattr(type(context), name) is not getattr(TransactionContext, name)
+
+
+def _some(partitions: Sequence[int]) -> str:
+    names = [str(partition) for partition in partitions[:10]]
+    more = f" and {len(partitions) - 10} more" if len(partitions) > 10 else ""
+    return (", ".join(names) + more) or "none"

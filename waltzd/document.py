@@ -1,0 +1,362 @@
+"""The values of `waltzd.meta` as the JSON documents that the coordinator keeps, and back. Pure.
+
+Each document carries the schema version with which it was written, so that an operator can read it with any tool, and an
+older Waltz refuses what it does not understand. Reading is strict: a field that is missing, ill-typed, out of its bounds or
+not known is `BadMetadata` with the path and the field, never a guess; recovery relies on every one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+from uuid import UUID
+
+from waltzd.errors import BadMetadata
+from waltzd.layout import ID_MAX, PARTITIONS_MAX
+from waltzd.meta import (
+    Assignment,
+    ClusterMeta,
+    Counter,
+    Decision,
+    Leader,
+    Ownership,
+    PartitionMeta,
+    ReplicaSets,
+    ReplicaState,
+    Role,
+    ServerMeta,
+    StorageMeta,
+)
+
+SCHEMA = 1
+GENERATION_MAX = (1 << 31) - 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+Document: TypeAlias = ClusterMeta | ServerMeta | Assignment | StorageMeta | ReplicaSets | PartitionMeta | Leader | Counter
+D = TypeVar("D", ClusterMeta, ServerMeta, Assignment, StorageMeta, ReplicaSets, PartitionMeta, Leader, Counter)
+
+
+def is_name(text: str) -> bool:
+    """Whether a server or storage may be called so: it becomes a part of a path."""
+    return _NAME.fullmatch(text) is not None
+
+
+def encode(value: Document) -> bytes:
+    """The document as it is kept: sorted, one fact a line, for people too. What could not be read again is `BadMetadata`
+    here already."""
+    kind: type[Any] = type(value)
+    fields = {"schema": SCHEMA, **_CODECS[kind][0](value)}
+    data = json.dumps(_sorted(fields), indent=1, ensure_ascii=False).encode() + b"\n"
+    assert decode(kind, data, "what is to be written") == value
+    return data
+
+
+def decode(kind: type[D], data: bytes, path: str) -> D:
+    """The value of a document; `path` is for the message when it cannot be understood."""
+    try:
+        fields = json.loads(data, object_pairs_hook=_unambiguous, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise BadMetadata(f"{path} is not a JSON document: {error}", path=path) from error
+    document = _Object(fields, path)
+    schema = document.integer("schema", least=1)
+    if schema != SCHEMA:
+        raise BadMetadata(
+            f"{path} has schema {schema}; this version of Waltz knows schema {SCHEMA}", path=path, schema=schema
+        )
+    value: D = _CODECS[kind][1](document)
+    document.end()
+    return value
+
+
+def _unambiguous(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name comes twice in one object")
+    return fields
+
+
+def _no_number(text: str) -> object:
+    raise ValueError(f"{text} is not a number of JSON")
+
+
+def _sorted(value: object) -> object:
+    """Names in their order, and numbers as numbers: 2 before 10."""
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value, key=_place)}
+    return value
+
+
+def _place(key: str) -> tuple[bool, int, str]:
+    return (False, len(key), key) if key.isdecimal() else (True, 0, key)
+
+
+class _Object:
+    """One JSON object while it is read: every field is asked for by name and type, and none may be left over."""
+
+    def __init__(self, value: object, path: str, place: str = "") -> None:
+        self._path, self._place, self._asked = path, place, set[str]()
+        if not isinstance(value, dict):
+            raise self.wrong("", f"must be an object, not {_shown(value)}")
+        self._fields: dict[str, object] = value
+
+    def wrong(self, name: str, what: str) -> BadMetadata:
+        place = f"{self._place}.{name}" if self._place and name else self._place or name or "the document"
+        return BadMetadata(f"{self._path}: {place} {what}", path=self._path, field=place)
+
+    def take(self, name: str) -> object:
+        self._asked.add(name)
+        if name not in self._fields:
+            raise self.wrong(name, "is missing")
+        return self._fields[name]
+
+    def end(self) -> None:
+        for name in self._fields:
+            if name not in self._asked:
+                raise self.wrong(name, "is not known to this version of Waltz")
+
+    def integer(self, name: str, *, least: int = 0, most: int = ID_MAX) -> int:
+        value = self.take(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.wrong(name, f"must be a whole number from {least} to {most}, not {_shown(value)}")
+        return value
+
+    def integer_or_none(self, name: str, *, least: int) -> int | None:
+        return None if self.take(name) is None else self.integer(name, least=least)
+
+    def text(self, name: str) -> str:
+        value = self.take(name)
+        if not isinstance(value, str) or not value:
+            raise self.wrong(name, f"must be a text, not {_shown(value)}")
+        return value
+
+    def name(self, name: str) -> str:
+        return self._named(name, self.text(name))
+
+    def name_or_none(self, name: str) -> str | None:
+        return None if self.take(name) is None else self.name(name)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        names = [self._named(name, value) for value in self._list(name)]
+        if len(set(names)) != len(names):
+            raise self.wrong(name, "has a name twice")
+        return tuple(names)
+
+    def _named(self, name: str, value: object) -> str:
+        if not isinstance(value, str) or not is_name(value):
+            raise self.wrong(name, f"must be a name of letters, digits, dots, dashes and underscores, not {_shown(value)}")
+        return value
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        found = []
+        for value in self._list(name):
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= ID_MAX:
+                raise self.wrong(name, f"must be whole numbers of 0 or above, not {_shown(value)}")
+            found.append(value)
+        return tuple(found)
+
+    def _list(self, name: str) -> list[object]:
+        value = self.take(name)
+        if not isinstance(value, list):
+            raise self.wrong(name, f"must be a list, not {_shown(value)}")
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self.take(name)
+        if not isinstance(value, bool):
+            raise self.wrong(name, f"must be true or false, not {_shown(value)}")
+        return value
+
+    def uuid(self, name: str) -> UUID:
+        value = self.take(name)
+        if not isinstance(value, str) or not _UUID.fullmatch(value):
+            raise self.wrong(name, f"must be a UUID, not {_shown(value)}")
+        return UUID(value)
+
+    def role(self, name: str) -> Role:
+        value = self.take(name)
+        if value not in [role.value for role in Role]:
+            raise self.wrong(name, f"must be {' or '.join(Role)}, not {_shown(value)}")
+        return Role(str(value))
+
+    def object(self, name: str) -> _Object:
+        return _Object(self.take(name), self._path, f"{self._place}.{name}" if self._place else name)
+
+    def object_or_none(self, name: str) -> _Object | None:
+        return None if self.take(name) is None else self.object(name)
+
+    def keys_of_names(self) -> list[str]:
+        return [self._named(key, key) for key in self._fields]
+
+    def keys_of_partitions(self) -> list[int]:
+        for key in self._fields:
+            if not key.isascii() or not key.isdecimal() or str(int(key)) != key or int(key) > ID_MAX:
+                raise self.wrong(key, "is not the number of a partition")
+        return sorted(map(int, self._fields))
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+def _cluster_fields(value: ClusterMeta) -> dict[str, object]:
+    return {"name": value.name, "key": str(value.key), "partitions": value.partitions, "created": value.created}
+
+
+def _cluster(fields: _Object) -> ClusterMeta:
+    return ClusterMeta(
+        name=fields.name("name"),
+        key=fields.uuid("key"),
+        partitions=fields.integer("partitions", least=1, most=PARTITIONS_MAX),
+        created=fields.text("created"),
+    )
+
+
+def _server_fields(value: ServerMeta) -> dict[str, object]:
+    return {
+        "name": value.name, "listen": value.listen, "admin_listen": value.admin_listen, "instance": str(value.instance),
+        "version": value.version, "preferred": list(value.preferred), "is_draining": value.is_draining,
+    }  # fmt: skip
+
+
+def _server(fields: _Object) -> ServerMeta:
+    return ServerMeta(
+        name=fields.name("name"),
+        listen=fields.text("listen"),
+        admin_listen=fields.text("admin_listen"),
+        instance=fields.uuid("instance"),
+        version=fields.text("version"),
+        preferred=fields.integers("preferred"),
+        is_draining=fields.flag("is_draining"),
+    )
+
+
+def _assignment_fields(value: Assignment) -> dict[str, object]:
+    owners = {str(number): {"server": owner.server, "generation": owner.generation}
+              for number, owner in enumerate(value.owners)}  # fmt: skip
+    return {"partitions": owners}
+
+
+def _assignment(fields: _Object) -> Assignment:
+    partitions = fields.object("partitions")
+    numbers = partitions.keys_of_partitions()
+    if numbers != list(range(len(numbers))):
+        raise partitions.wrong("", "must name every partition from 0 on")
+    return Assignment(owners=tuple(_ownership(partitions.object(str(number))) for number in numbers))
+
+
+def _ownership(fields: _Object) -> Ownership:
+    owner = Ownership(fields.name_or_none("server"), fields.integer("generation", most=GENERATION_MAX))
+    fields.end()
+    return owner
+
+
+def _storage_fields(value: StorageMeta) -> dict[str, object]:
+    return {"name": value.name, "listen": value.listen, "admin_listen": value.admin_listen, "group": value.group}
+
+
+def _storage(fields: _Object) -> StorageMeta:
+    return StorageMeta(
+        name=fields.name("name"),
+        listen=fields.text("listen"),
+        admin_listen=fields.text("admin_listen"),
+        group=fields.text("group"),
+    )
+
+
+def _sets_fields(value: ReplicaSets) -> dict[str, object]:
+    return {"partitions": {str(number): {name: role.value for name, role in replicas.items()}
+                           for number, replicas in value.partitions.items()}}  # fmt: skip
+
+
+def _sets(fields: _Object) -> ReplicaSets:
+    partitions = fields.object("partitions")
+    found = {}
+    for number in partitions.keys_of_partitions():
+        replicas = partitions.object(str(number))
+        found[number] = {name: replicas.role(name) for name in replicas.keys_of_names()}
+    return ReplicaSets(partitions=found)
+
+
+def _partition_fields(value: PartitionMeta) -> dict[str, object]:
+    decision = value.decision
+    return {
+        "generation": value.generation,
+        "session": value.session,
+        "opened": value.opened,
+        "low_mark": value.low_mark,
+        "members": list(value.members),
+        "replicas": {name: _state_fields(state) for name, state in value.replicas.items()},
+        "decision": None if decision is None else {"mark": decision.mark, "session": decision.session},
+    }
+
+
+def _partition(fields: _Object) -> PartitionMeta:
+    session = fields.integer("session")
+    replicas, decision = fields.object("replicas"), fields.object_or_none("decision")
+    return PartitionMeta(
+        generation=fields.integer("generation", most=GENERATION_MAX),
+        session=session,
+        opened=fields.integer("opened", most=session),
+        low_mark=fields.integer("low_mark", least=-1),
+        members=fields.names("members"),
+        replicas={name: _state(replicas.object(name)) for name in replicas.keys_of_names()},
+        decision=None if decision is None else _decision(decision, session),
+    )
+
+
+def _state_fields(value: ReplicaState) -> dict[str, object]:
+    return {
+        "session": value.session,
+        "closing": value.closing,
+        "incarnation": str(value.incarnation),
+        "is_lost": value.is_lost,
+    }
+
+
+def _state(fields: _Object) -> ReplicaState:
+    state = ReplicaState(
+        session=fields.integer("session"),
+        closing=fields.integer_or_none("closing", least=-1),
+        incarnation=fields.uuid("incarnation"),
+        is_lost=fields.flag("is_lost"),
+    )
+    fields.end()
+    return state
+
+
+def _decision(fields: _Object, session: int) -> Decision:
+    decision = Decision(mark=fields.integer("mark", least=-1), session=fields.integer("session", most=session))
+    fields.end()
+    return decision
+
+
+def _leader_fields(value: Leader) -> dict[str, object]:
+    return {"name": value.name}
+
+
+def _leader(fields: _Object) -> Leader:
+    return Leader(name=fields.name("name"))
+
+
+def _counter_fields(value: Counter) -> dict[str, object]:
+    return {"next": value.next}
+
+
+def _counter(fields: _Object) -> Counter:
+    return Counter(next=fields.integer("next"))
+
+
+_CODECS: dict[type[Any], tuple[Callable[[Any], dict[str, object]], Callable[[_Object], Any]]] = {
+    ClusterMeta: (_cluster_fields, _cluster),
+    ServerMeta: (_server_fields, _server),
+    Assignment: (_assignment_fields, _assignment),
+    StorageMeta: (_storage_fields, _storage),
+    ReplicaSets: (_sets_fields, _sets),
+    PartitionMeta: (_partition_fields, _partition),
+    Leader: (_leader_fields, _leader),
+    Counter: (_counter_fields, _counter),
+}

@@ -1,0 +1,135 @@
+"""What the coordinator holds, as frozen values. Pure.
+
+`waltzd.document` writes them as JSON and reads them again. The heart is `PartitionMeta`: which session is the newest, who
+its members are, and what was decided about the one before. Everything that recovery may rely on is in there.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterMeta:
+    """<root>"""
+
+    name: str
+    key: UUID
+    partitions: int
+    created: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerMeta:
+    """<root>/servers/<name>, ephemeral"""
+
+    name: str
+    listen: str
+    admin_listen: str
+    instance: UUID
+    """New with every start of the process."""
+    version: str
+    preferred: tuple[int, ...] = ()
+    is_draining: bool = False
+    """It gives its partitions away and takes no new ones."""
+
+
+@dataclass(frozen=True)
+class Ownership:
+    server: str | None
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """<root>/assignment: who owns each partition, in the order of their numbers."""
+
+    owners: tuple[Ownership, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageMeta:
+    """<root>/storages/<name>"""
+
+    name: str
+    listen: str
+    admin_listen: str
+    group: str
+    """Its failure domain."""
+
+
+@dataclass(frozen=True)
+class Leader:
+    """<root>/election/leader, ephemeral: the server that assigns partitions to servers."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Counter:
+    """<root>/ids/client"""
+
+    next: int
+
+
+class Role(enum.StrEnum):
+    MEMBER = "member"
+    LEARNER = "learner"
+    """Copies first; becomes a member when a session starts and it is level."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaSets:
+    """<root>/replicas: which storages hold each partition."""
+
+    partitions: Mapping[int, Mapping[str, Role]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaState:
+    """What is recorded of one replica. It took part in `session` until `closing`; without a closing mark it still may, and
+    votes when that session is closed."""
+
+    session: int
+    closing: int | None
+    incarnation: UUID
+    is_lost: bool = False
+    """It was seen to have forgotten what it had acknowledged in this session: it has no vote on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """The closing mark of the session `PartitionMeta.opened`: saved before anybody acts on it, and never undone."""
+
+    mark: int
+    session: int
+    """The session that decided."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionMeta:
+    """<root>/partitions/<number>"""
+
+    generation: int
+    session: int
+    """The newest session id that was given out, opened or not."""
+    opened: int = 0
+    """The newest session that was admitted: it may have written. 0: none ever was."""
+    low_mark: int = -1
+    """The mark at which it began."""
+    members: tuple[str, ...] = ()
+    """Its members: a majority of them made its transactions committed."""
+    replicas: Mapping[str, ReplicaState] = field(default_factory=dict)
+    decision: Decision | None = None
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """The members whose acknowledgements counted in the opened session."""
+        return tuple(
+            name
+            for name in self.members
+            if (state := self.replicas.get(name)) is not None and state.session == self.opened and state.closing is None
+        )

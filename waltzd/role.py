@@ -1,0 +1,86 @@
+"""Who may call what. A process is what its certificate says that it is: one role in one cluster, under one name. Pure.
+
+The certificate says it twice: as a URI, by which a caller is recognised, and as DNS names, by which whoever answers a call is
+recognised, because the handshake checks those. No host is named anywhere: that a server answers as a server, and the storage
+`s1` as the storage `s1`, holds wherever it runs.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+
+class Role(enum.StrEnum):
+    SERVER = "server"
+    STORAGE = "storage"
+    CLIENT = "client"
+    """An application."""
+    OPERATOR = "operator"
+    """A person with `waltzctl`, or a tool of theirs."""
+
+
+_URI = re.compile(r"waltz://([0-9a-f-]{36})/role/([a-z]+)/([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
+
+
+def dns_name(key: UUID, role: Role, name: str | None = None) -> str:
+    """What the certificate of whoever answers must be valid for."""
+    return f"{name}.{role}.{key}.waltz" if name is not None else f"{role}.{key}.waltz"
+
+
+@dataclass(frozen=True)
+class Identity:
+    key: UUID
+    """The cluster."""
+    role: Role
+    name: str
+
+    @property
+    def uri(self) -> str:
+        return f"waltz://{self.key}/role/{self.role}/{self.name}"
+
+    @property
+    def dns_names(self) -> tuple[str, str]:
+        return dns_name(self.key, self.role), dns_name(self.key, self.role, self.name)
+
+    @staticmethod
+    def among(names: Iterable[str]) -> Identity | None:
+        """The one identity among the names of a certificate; none, or more than one, is no identity."""
+        found = [match for name in names if (match := _URI.fullmatch(name))]
+        if len(found) != 1 or found[0][2] not in set(Role):
+            return None
+        return Identity(UUID(found[0][1]), Role(found[0][2]), found[0][3])
+
+
+_SERVERS = frozenset({Role.SERVER})
+_READERS = frozenset({Role.SERVER, Role.OPERATOR})
+_OPERATORS = frozenset({Role.OPERATOR})
+_APPLICATIONS = frozenset({Role.CLIENT, Role.OPERATOR})
+
+RIGHTS: dict[str, frozenset[Role]] = {
+    "/waltz.v1.Replica/Open": _SERVERS,
+    "/waltz.v1.Replica/Append": _SERVERS,
+    "/waltz.v1.Replica/SetLowMark": _SERVERS,
+    "/waltz.v1.Replica/Truncate": _SERVERS,
+    "/waltz.v1.Replica/InstallSegment": _SERVERS,
+    "/waltz.v1.Replica/Read": _READERS,
+    "/waltz.v1.Replica/ListSegments": _READERS,
+    "/waltz.v1.Replica/FetchSegment": _READERS,
+    "/waltz.v1.StorageAdmin/Describe": _READERS,
+    "/waltz.v1.StorageAdmin/CreatePartitions": _OPERATORS,
+    "/waltz.v1.StorageAdmin/RemovePartitions": _OPERATORS,
+    "/waltz.v1.StorageAdmin/SetAvailable": _OPERATORS,
+    "/waltz.v1.StorageAdmin/Verify": _OPERATORS,
+    "/waltz.v1.Log/Locate": _APPLICATIONS | _SERVERS,
+    "/waltz.v1.Log/Register": _APPLICATIONS,
+    "/waltz.v1.Log/Mount": _APPLICATIONS,
+    "/waltz.v1.Log/HighWaterMark": _APPLICATIONS,
+    "/waltz.v1.Log/Fetch": _APPLICATIONS,
+    "/waltz.v1.ServerAdmin/Describe": _READERS,
+    "/waltz.v1.ServerAdmin/Drain": _OPERATORS,
+}
+"""Which roles may make a call. What is not listed, nobody may. Operators read what is committed: a call of theirs that
+carries a session is refused by the storage."""

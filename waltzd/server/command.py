@@ -1,0 +1,238 @@
+"""The server as a process: from a configuration to two listening services, and to a clean end.
+
+It ends with 0 after SIGTERM or SIGINT, when its partitions are with other servers or closed in order; with the exit code of
+the error that kept it from starting, or from going on: another process with its name; and with `EXIT_BUG` the moment it
+meets a mistake of ours anywhere, because a server that is half alive is worse than none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import signal
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from typing import NoReturn
+from uuid import uuid4
+
+import uvloop
+
+from waltzd import logs
+from waltzd.cluster import Cluster
+from waltzd.config import ServerConfig
+from waltzd.errors import EXIT_BUG, BadConfig, WaltzError
+from waltzd.frame import Limits
+from waltzd.link import Server, create_server, listen
+from waltzd.meta import ClusterMeta, ServerMeta, StorageMeta
+from waltzd.open_files import allow_open_files
+from waltzd.owner import ServerDescription
+from waltzd.port import ReplicaPort
+from waltzd.server.admin_service import add_admin_service
+from waltzd.server.capacity import Capacity
+from waltzd.server.desk import Desk
+from waltzd.server.election import Election
+from waltzd.server.host import Host
+from waltzd.server.pipeline import Pipeline, PipelineSettings
+from waltzd.server.registration import Registration
+from waltzd.server.service import add_log_service
+from waltzd.server.store import OpenSession, Store
+from waltzd.server.store_session import StoreSettings
+from waltzd.server_admin import ServerAdminClient
+from waltzd.storages import ReplicaClient
+from waltzd.zookeeper import ZooKeeperCoordinator
+
+ALIVE_SECONDS = 2.0
+"""How long a process that has our name may take to answer before it is taken for dead."""
+STOP_SECONDS = 2.0
+"""How long calls that are under way may take when the partitions are closed already."""
+log = logging.getLogger("waltz.server")
+
+
+def run(config: ServerConfig) -> None:
+    """Serve until told to stop."""
+    logs.configure(config.log_format, config.log_level)
+    faulthandler.enable()
+    allow_open_files()
+    # The loop stays open until the process ends: a thread of gRPC may still have something to tell it.
+    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    runner.run(_serve(config))
+
+
+def end_at_once(error: BaseException) -> NoReturn:
+    """Nobody knows what this program does now: say it, and be gone before anything else is decided."""
+    log.critical("a mistake in Waltz itself. Ending with exit code %d.", EXIT_BUG, exc_info=error)
+    logging.shutdown()
+    os._exit(EXIT_BUG)
+
+
+async def _serve(config: ServerConfig) -> None:
+    async with AsyncExitStack() as ends:
+        coordinator = ZooKeeperCoordinator(config.hosts, config.cluster, session_seconds=config.session_seconds)
+        await coordinator.start()
+        ends.push_async_callback(coordinator.close)
+        cluster = Cluster(coordinator)
+        meta = await cluster.meta()
+        _check_preferred(config, meta)
+        clients, operators = create_server(config.message_bytes_max), create_server(config.message_bytes_max)
+        ends.push_async_callback(_stop, clients, operators)
+        daemon = _Daemon(config, cluster, meta, listen(clients, config.listen), listen(operators, config.admin_listen))
+        ends.push_async_callback(daemon.close)
+        add_log_service(clients, Desk(daemon.host))
+        add_admin_service(operators, daemon.describe, daemon.registration)
+        await clients.start()
+        await operators.start()
+        await daemon.live()
+    log.info("stopped")
+
+
+async def _stop(*servers: Server) -> None:
+    await asyncio.gather(*(server.stop(STOP_SECONDS) for server in servers))
+
+
+def _check_preferred(config: ServerConfig, meta: ClusterMeta) -> None:
+    beyond = [number for number in config.preferred_partitions if number >= meta.partitions]
+    if beyond:
+        raise BadConfig(f"preferred: there is no partition {beyond[0]}; cluster {meta.name} has {meta.partitions}")
+
+
+class _Daemon:
+    """The parts of a server, put together."""
+
+    def __init__(self, config: ServerConfig, cluster: Cluster, meta: ClusterMeta, port: int, admin_port: int) -> None:
+        self._config = config
+        self._meta = meta
+        self._cluster = cluster
+        self._started = asyncio.get_running_loop().time()
+        self._server = ServerMeta(
+            name=config.name,
+            listen=str(config.reached_at(port)),
+            admin_listen=str(config.admin_reached_at(admin_port)),
+            instance=uuid4(),
+            version=version("waltz"),
+            preferred=config.preferred_partitions,
+        )
+        self._capacity = Capacity(config.mounts_max)
+        self._storages: dict[str, ReplicaClient] = {}
+        self._store_settings = StoreSettings(
+            partitions=meta.partitions,
+            key=meta.key,
+            tail_bytes_max=config.tail_bytes_max // meta.partitions,
+            session_bytes_max=config.session_bytes_max,
+            storage_seconds=config.storage_seconds,
+            catch_up_bytes_per_second=config.catch_up_bytes_per_second,
+        )
+        self._pipeline_settings = PipelineSettings(
+            limits=Limits(
+                payload_bytes_max=config.payload_bytes_max,
+                locks_max=config.locks_max,
+                frame_bytes_max=config.frame_bytes_max,
+            ),
+            lock_table_size=config.lock_table_size,
+            inflight_bytes_max=config.inflight_bytes_max,
+        )
+        self.registration = Registration(cluster, self._server, is_alive=self._is_alive)
+        self.election = Election(cluster, config.name, meta.partitions)
+        self.host: Host[Pipeline] = Host(cluster, meta, self.registration, make_store=self._make_store)
+
+    async def live(self) -> None:
+        """Until told to stop, or not to go on."""
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await self.host.read()
+        await self.registration.announce()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                following = [
+                    tasks.create_task(self.registration.watch.run(), name="registration"),
+                    tasks.create_task(self.election.watch.run(), name="election"),
+                ]
+                tasks.create_task(self.host.run(), name="host")
+                print(
+                    f"waltzd server is ready: listen={self._server.listen} admin={self._server.admin_listen} "
+                    f"name={self._server.name}",
+                    flush=True,
+                )
+                await stop.wait()
+                await self._drain()
+                for task in following:
+                    task.cancel()
+        except BaseExceptionGroup as group:
+            _end(group)
+
+    async def _drain(self) -> None:
+        seconds = self._config.drain_seconds
+        log.info("stopping: giving the partitions to other servers, for at most %d seconds", seconds)
+        try:
+            await self.host.drain(seconds)
+        except WaltzError as error:
+            log.warning("%s the partitions cannot be given away: %s", error.code, error.message)
+        await self.host.close()
+
+    def describe(self) -> ServerDescription:
+        return ServerDescription(
+            name=self._server.name,
+            cluster_key=self._meta.key,
+            instance=self._server.instance,
+            version=self._server.version,
+            uptime_ms=round(1000 * (asyncio.get_running_loop().time() - self._started)),
+            is_connected=not self.host.is_degraded,
+            is_draining=self.registration.server.is_draining,
+            is_leader=self.election.is_leader,
+            partitions=self.host.describe(),
+        )
+
+    # -- what the parts are given --------------------------------------------------------------------------------------
+
+    def _make_store(self, partition: int, generation: int, *, previous_owner_alive: bool) -> Store[Pipeline]:
+        return Store(
+            partition,
+            generation,
+            cluster=self._cluster,
+            connect=self._connect,
+            settings=self._store_settings,
+            make_pipeline=self._make_pipeline,
+            say=log.info,
+            previous_owner_alive=previous_owner_alive,
+        )
+
+    def _make_pipeline(self, session: OpenSession) -> Pipeline:
+        return Pipeline(session, self._pipeline_settings, self._capacity, on_fatal=end_at_once)
+
+    def _connect(self, storage: StorageMeta) -> ReplicaPort:
+        """All partitions share one connection to a storage."""
+        if storage.listen not in self._storages:
+            self._storages[storage.listen] = ReplicaClient(
+                storage.listen, self._meta.key, seconds=self._config.storage_seconds
+            )
+        return self._storages[storage.listen]
+
+    async def close(self) -> None:
+        for client in self._storages.values():
+            await client.close()
+
+    async def _is_alive(self, server: ServerMeta) -> bool:
+        """Only the process itself can say so: its address may belong to another one by now, or to us."""
+        async with ServerAdminClient(server.admin_listen, self._meta.key, seconds=ALIVE_SECONDS) as client:
+            try:
+                return (await client.describe()).instance == server.instance
+            except WaltzError as error:
+                log.info("server %s does not answer at %s: %s", server.name, server.admin_listen, error.message)
+                return False
+
+
+def _end(group: BaseExceptionGroup[BaseException]) -> NoReturn:
+    """The reason for which the process must not go on."""
+    causes = list(_leaves(group))
+    for cause in causes:
+        if not isinstance(cause, WaltzError):
+            end_at_once(cause)
+    raise causes[0]
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for part in error.exceptions for leaf in _leaves(part)]

@@ -1,0 +1,179 @@
+"""Records from one replica to another, through the owner: sealed segments as files, the rest as records.
+
+The bytes are never taken apart and no checksum is made anew: what the source gave is checked on its way in and checked
+again by the storage that gets it. What is in memory at once is one piece. A source that fails is told apart from a target
+that fails: with another source the copy goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import TypeVar
+
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.layout import HEADER_BYTES
+from waltzd.port import AppendPort, ReplicaPort
+from waltzd.record import Run
+from waltzd.replica import ReplicaStatus
+
+T = TypeVar("T")
+
+
+class SourceFailed(Exception):
+    """The replica that was read from failed, not the one that was written to."""
+
+    def __init__(self, source: str, error: WaltzError) -> None:
+        super().__init__(str(error))
+        self.source = source
+        self.error = error
+
+
+async def timely(things: AsyncIterator[T], seconds: float, who: str) -> AsyncGenerator[T, None]:
+    """The same things; whoever lets us wait too long for the next one has failed."""
+    iterator = aiter(things)
+    try:
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    thing = await anext(iterator)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise CannotConnect(f"{who} sent nothing for {seconds:.0f} seconds") from None
+            yield thing
+    finally:
+        if isinstance(iterator, AsyncGenerator):
+            await iterator.aclose()
+
+
+class Copier:
+    """Copies to one replica in one session. `copied` is told how far the replica has it on disk."""
+
+    def __init__(
+        self,
+        target: ReplicaPort,
+        *,
+        partition: int,
+        session: int,
+        source: Callable[[str], ReplicaPort],
+        committed: Callable[[], int],
+        copied: Callable[[int], None],
+        header: Callable[[int], bytes],
+        seconds: float,
+        bytes_per_second: int,
+    ) -> None:
+        self._target = target
+        self._partition = partition
+        self._session = session
+        self._source = source
+        self._committed = committed
+        self._copied = copied
+        self._header = header
+        self._seconds = seconds
+        self._bytes_per_second = bytes_per_second
+
+    async def copy(self, first_id: int, last_id: int, source: str) -> None:
+        """The ids `first_id` to `last_id`."""
+        segments = {first: (last, size) for first, last, size in await self._segments(source) if last <= last_id}
+        while first_id <= last_id:
+            if first_id in segments:
+                last, size = segments[first_id]
+                await self._install(first_id, size, self._file(source, first_id))
+            else:
+                last = min([last_id, *(first - 1 for first in segments if first > first_id)])
+                await self._append(self._records(source, first_id, last), last)
+            self._copied(last)
+            first_id = last + 1
+
+    async def heal(self, segments: tuple[int, ...], last_id: int, sources: tuple[str, ...]) -> ReplicaStatus:
+        """Replace damaged segments by what the first source that can gives, up to `last_id`."""
+        ends = {first: last for first, last, _ in await self._target.segments(self._partition, session=self._session)}
+        failed: SourceFailed | None = None
+        for source in sources:
+            try:
+                for first_id in segments:
+                    status = await self._replace(first_id, ends.get(first_id, last_id), source)
+                return status
+            except SourceFailed as error:
+                failed = error
+        assert failed is not None
+        raise CannotConnect(f"the damaged segments could not be replaced: {failed.error.message}") from failed
+
+    async def _replace(self, first_id: int, last_id: int, source: str) -> ReplicaStatus:
+        """The segment made anew from records: segments need not end at the same ids on every storage."""
+        size = HEADER_BYTES
+        async for run in self._records(source, first_id, last_id):
+            size += len(run.data)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield self._header(first_id)
+            async for run in self._records(source, first_id, last_id):
+                yield bytes(run.data)
+
+        return await self._install(first_id, size, pieces())
+
+    async def _install(self, first_id: int, size: int, pieces: AsyncIterator[bytes]) -> ReplicaStatus:
+        return await self._target.install_segment(self._partition, self._session, first_id, size, pieces)
+
+    async def _append(self, runs: AsyncIterator[Run], last_id: int) -> None:
+        stream = self._target.append(self._partition, self._session)
+        sending = asyncio.create_task(self._send(stream, runs))
+        receiving = asyncio.create_task(self._receive(stream, last_id))
+        try:
+            await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            stream.cancel()
+            sending.cancel()
+            receiving.cancel()
+            ends = await asyncio.gather(sending, receiving, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+
+    async def _send(self, stream: AppendPort, runs: AsyncIterator[Run]) -> None:
+        async for run in runs:
+            await stream.send(run, self._committed())
+            await self._throttle(len(run.data))
+
+    async def _receive(self, stream: AppendPort, last_id: int) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    mark = await stream.receive()
+            except TimeoutError:
+                raise CannotConnect(f"a copy was not acknowledged for {self._seconds:.0f} seconds") from None
+            if mark is None:
+                raise CannotConnect("the storage ended the stream of a copy")
+            self._copied(mark)
+            if mark >= last_id:
+                return
+
+    async def _throttle(self, size: int) -> None:
+        if self._bytes_per_second:
+            await asyncio.sleep(size / self._bytes_per_second)
+
+    # -- what the source gives
+
+    async def _segments(self, source: str) -> list[tuple[int, int, int]]:
+        try:
+            return await self._source(source).segments(self._partition, session=self._session)
+        except WaltzError as error:
+            raise SourceFailed(source, error) from error
+
+    async def _records(self, source: str, first_id: int, last_id: int) -> AsyncIterator[Run]:
+        runs = self._source(source).read(self._partition, first_id, last_id, session=self._session)
+        try:
+            async for run in timely(runs, self._seconds, source):
+                yield run
+        except WaltzError as error:
+            raise SourceFailed(source, error) from error
+
+    async def _file(self, source: str, first_id: int) -> AsyncIterator[bytes]:
+        pieces = self._source(source).fetch_segment(self._partition, first_id, session=self._session)
+        try:
+            async for piece in timely(pieces, self._seconds, source):
+                yield piece
+                await self._throttle(len(piece))
+        except WaltzError as error:
+            raise SourceFailed(source, error) from error

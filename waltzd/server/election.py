@@ -1,0 +1,104 @@
+"""Which server decides who owns what, and how it does so.
+
+One server is the leader: the one whose ephemeral document stands at the place for it. The leader looks at the servers that
+are up and at the assignment, plans, and saves by compare-and-set. That alone makes it safe: two that both believe they are
+the leader cannot undo each other's work without having read it. Nothing happens here without a change that somebody made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from waltzd.cluster import ASSIGNMENT, LEADER, SERVERS, Cluster
+from waltzd.errors import BadMetadata
+from waltzd.meta import Assignment, ServerMeta
+from waltzd.server.assignment import moved, plan
+from waltzd.server.watch import Watch
+
+log = logging.getLogger("waltz.server")
+
+
+class Election:
+    def __init__(self, cluster: Cluster, name: str, partitions: int) -> None:
+        """`name` must be announced already: that settles that no other living process has it."""
+        self._cluster = cluster
+        self._name = name
+        self._partitions = partitions
+        self._led_in: int | None = None
+        """The coordinator session in which this server is the leader."""
+        self._known: Mapping[str, ServerMeta] | None = None
+        """The servers that the last plan was made for."""
+        self.watch = Watch(
+            "assignment",
+            wait=lambda seen: cluster.wait_for_change([LEADER, SERVERS, ASSIGNMENT], seen),
+            act=self.take_part,
+        )
+
+    @property
+    def is_leader(self) -> bool:
+        coordinator = self._cluster.coordinator
+        return coordinator.is_connected and self._led_in == coordinator.session
+
+    async def take_part(self) -> None:
+        """Become the leader if there is none, and do its work if we are it."""
+        session = self._cluster.coordinator.session
+        if not await self._leads():
+            self._led_in = self._known = None
+            return
+        if self._led_in != session:
+            self._led_in = session
+            log.info("server %s decides who owns what from now on", self._name)
+        await self._assign()
+
+    async def _leads(self) -> bool:
+        found = await self._cluster.leader()
+        if found is None:
+            return await self._cluster.become_leader(self._name)
+        if found.is_mine:
+            return True
+        if found.name == self._name:  # left behind by an earlier process or coordinator session of this server
+            return await self._cluster.become_leader(self._name, over=found.version)
+        return False
+
+    async def _assign(self) -> None:
+        servers = await self._cluster.servers()
+        current, version = await self._cluster.assignment()
+        check_length(current, self._partitions)
+        wanted = plan(current, servers, self._partitions)
+        why = _difference(self._known, servers)
+        if wanted != current:
+            await self._cluster.save_assignment(wanted, version)
+            what = "; ".join(moved(current, wanted))
+            log.info("%s: moved partitions %s", why or "the assignment was changed by somebody else", what)
+        elif why:
+            log.info("%s: every partition stays where it is", why)
+        self._known = servers
+
+
+def check_length(assignment: Assignment, partitions: int) -> None:
+    if len(assignment.owners) != partitions:
+        raise BadMetadata(
+            f"{ASSIGNMENT}: it has {len(assignment.owners)} partitions; the cluster has {partitions}",
+            path=ASSIGNMENT,
+            field="owners",
+        )
+
+
+def _difference(before: Mapping[str, ServerMeta] | None, now: Mapping[str, ServerMeta]) -> str:
+    """Who came, who went, who changed, as a sentence; empty when nothing did."""
+    if before is None:
+        return f"servers that are up: {', '.join(now) or 'none'}"
+    parts = [f"server {name} came" for name in now if name not in before]
+    parts += [f"server {name} went" for name in before if name not in now]
+    for name, server in now.items():
+        was = before.get(name)
+        if was is None:
+            continue
+        if was.is_draining != server.is_draining:
+            parts.append(f"server {name} {'gives its partitions away' if server.is_draining else 'takes part again'}")
+        if was.preferred != server.preferred:
+            parts.append(f"server {name} prefers other partitions")
+        if was.instance != server.instance:
+            parts.append(f"server {name} was started again")
+    return ", ".join(parts)

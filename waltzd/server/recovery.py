@@ -1,0 +1,390 @@
+"""The recovery of one partition by one session: what was the last session's closing mark, and who holds exactly that?
+
+Five steps: VOTING (hear what the replicas hold) → RECORDING (save the closing mark) → SETTLING (truncate and copy until a
+majority holds exactly that log) → ADMITTING (save who takes part) → OPEN. This module decides and remembers; whoever
+drives it asks `next_for(replica)` and `next_save()`, does that, and tells how it went. Everything may be asked again at
+any time, and any answer may be lost with the process: what has been relied on was saved before.
+
+The vote belongs to the session that is being closed: to its recorded members, by its majority. Each member's mark is
+known within bounds. A member that never joined that session counts for nothing in it; a silent or a forgetful one may
+hold anything. When the highest mark that a majority reached is the same for the lower and the upper bounds, it is decided.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from waltzd.errors import MetadataBehind, MetadataMissing, WaltzError
+from waltzd.meta import Decision, PartitionMeta, ReplicaState, Role
+from waltzd.quorum import EMPTY, EVERYTHING, decided, majority
+from waltzd.replica import ReplicaStatus
+
+NEAR_IDS = 10_000
+"""Who lags less than this is level in a moment."""
+
+
+class Step(enum.StrEnum):
+    VOTING = "VOTING"
+    RECORDING = "RECORDING"
+    SETTLING = "SETTLING"
+    ADMITTING = "ADMITTING"
+    OPEN = "OPEN"
+
+
+# -- what a replica should do next -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wait:
+    why: str
+
+
+@dataclass(frozen=True)
+class Truncate:
+    mark: int
+
+
+@dataclass(frozen=True)
+class SetLowMark:
+    mark: int
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Get the ids up to `last_id` from one of these, the best first."""
+
+    last_id: int
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Heal:
+    """Replace these segments with what the others hold, up to `last_id`."""
+
+    segments: tuple[int, ...]
+    last_id: int
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Level:
+    """It holds the decided log and has begun this session."""
+
+
+Task: TypeAlias = Wait | Truncate | SetLowMark | Copy | Heal | Level
+
+
+class Recovery:
+    def __init__(
+        self, meta: PartitionMeta, roles: Mapping[str, Role], *, acknowledged: Mapping[str, int] | None = None
+    ) -> None:
+        """`meta` is saved and carries our session. `acknowledged`: marks that replicas are known to have reached;
+        one that holds less has forgotten it."""
+        self.meta = meta
+        self.session = meta.session
+        self.roles = dict(sorted(roles.items()))
+        self.story: deque[str] = deque(maxlen=200)
+        self.patience_left = True
+        """While true, a session that could open waits for replicas that are nearly level; whoever drives ends that."""
+        self._acknowledged = dict(acknowledged or {})
+        self._statuses: dict[str, ReplicaStatus] = {}
+        self._held: dict[str, int] = {}
+        self._copied: dict[str, int] = {}
+        self._tried: dict[str, None] = {}
+        assert meta.opened <= meta.session
+
+    # -- who there is
+
+    @property
+    def names(self) -> list[str]:
+        """Everybody to contact: who may vote, and who shall hold the log from now on."""
+        return sorted({*self.roles, *self.meta.members})
+
+    @property
+    def is_fresh(self) -> bool:
+        """No session of this partition was ever opened."""
+        return self.meta.opened == 0 and self.meta.decision is None
+
+    @property
+    def mark(self) -> int | None:
+        """The mark at which this session opens, when it is saved."""
+        if self.meta.opened == self.session:
+            return self.meta.low_mark
+        return self.meta.decision.mark if self.meta.decision is not None else None
+
+    @property
+    def step(self) -> Step:
+        if self.meta.opened == self.session:
+            return Step.OPEN
+        if self.meta.decision is None:
+            return Step.VOTING if self.decide() is None else Step.RECORDING
+        return Step.ADMITTING if self._is_admissible else Step.SETTLING
+
+    def status(self, name: str) -> ReplicaStatus | None:
+        return self._statuses.get(name)
+
+    def held(self, name: str) -> int:
+        """The last id on this replica, as far as we were told."""
+        return self._held.get(name, EMPTY)
+
+    # -- what happened
+
+    def opened(self, name: str, status: ReplicaStatus) -> None:
+        """It answered: lower sessions are fenced there."""
+        self._tried[name] = None
+        self._copied.pop(name, None)
+        self._take(name, status)
+        self._note(f"{name} answers: {status.sentence()}, begun {status.session} at {status.low_mark}")
+
+    def changed(self, name: str, status: ReplicaStatus) -> None:
+        """After a truncation, a low-water mark or a healing."""
+        self._take(name, status)
+
+    def copied(self, name: str, last_id: int) -> None:
+        """It now holds the log up to this id, on its disk: from us, behind what was trusted."""
+        self._held[name] = self._copied[name] = max(self.held(name), last_id)
+
+    def silent(self, name: str, why: str) -> None:
+        """It does not answer, for now."""
+        self._tried[name] = None
+        if self._statuses.pop(name, None) is not None or name not in self._held:
+            self._note(f"{name} is silent: {why}")
+        self._held.pop(name, None)
+
+    def saved(self, meta: PartitionMeta) -> None:
+        """What `next_save` or `join` asked for is in the coordinator."""
+        assert meta.session == self.session
+        if meta.decision is not None and self.meta.decision is None and meta.opened != self.session:
+            self._note(f"decided: session {meta.opened} closed at {meta.decision.mark}")
+        if meta.opened == self.session and self.meta.opened != self.session:
+            self._note(f"open at {meta.low_mark} with {', '.join(meta.members)}; joined {', '.join(meta.joined)}")
+        self.meta = meta
+
+    def _take(self, name: str, status: ReplicaStatus) -> None:
+        self._statuses[name] = status
+        self._held[name] = status.last_id
+
+    def _note(self, sentence: str) -> None:
+        self.story.append(sentence)
+
+    # -- deciding
+
+    @property
+    def refusal(self) -> WaltzError | None:
+        """Why nothing may be decided here without an operator."""
+        limit = self.meta.opened if self.meta.decision is None else self.session
+        for name in self.names:
+            status = self._statuses.get(name)
+            if status is None or (status.session <= limit and not self.is_fresh):
+                continue
+            if not self.is_fresh:
+                return MetadataBehind(
+                    f"storage {name} has begun session {status.session} of partition {status.partition}; the coordinator "
+                    f"knows of none above {limit}",
+                    storage=name,
+                )
+            if status.last_id != EMPTY or status.low_mark != EMPTY or status.session > 0:
+                return MetadataMissing(
+                    f"partition {status.partition} was never opened, says the coordinator; but storage {name} holds ids up "
+                    f"to {status.last_id} and has begun session {status.session}",
+                    storage=name,
+                )
+        return None
+
+    def decide(self) -> int | None:
+        """The closing mark of the last opened session, or None while more than one answer is possible."""
+        if self.meta.decision is not None:
+            return self.meta.decision.mark
+        if self.refusal is not None:
+            return None
+        if self.is_fresh:
+            return EMPTY if self.roles and all(name in self._statuses for name in self.roles) else None
+        known = max([self.meta.low_mark, *(status.committed for status in self._statuses.values())])
+        bounds = (self._bounds(name) for name in self.meta.members)
+        return decided((max(known, low), max(known, high)) for low, high in bounds)
+
+    def _bounds(self, name: str) -> tuple[int, int]:
+        """What this member held of the session that is being closed: at least, and at most."""
+        trusted = self.trusted(name)
+        if name not in self.meta.joined:
+            return trusted, trusted  # nothing of it ever counted; what it has copied since does
+        if self.is_faithful(name):
+            return self.held(name), self.held(name)
+        return trusted, EVERYTHING
+
+    def is_faithful(self, name: str) -> bool:
+        """It joined the session that is being closed and remembers everything that it acknowledged in it."""
+        status, state = self._statuses.get(name), self.meta.replicas.get(name)
+        if status is None or state is None or name not in self.meta.joined:
+            return False
+        return (
+            status.is_sound
+            and not state.is_lost
+            and status.incarnation == state.incarnation
+            and status.session == self.meta.opened
+            and self.held(name) >= max(status.local_low_mark, status.committed, self._acknowledged.get(name, EMPTY))
+        )
+
+    def trusted(self, name: str) -> int:
+        """Up to this id, what the replica holds is the log, or the lineage of the session that is being closed."""
+        status, state = self._statuses.get(name), self.meta.replicas.get(name)
+        if status is None or not status.is_sound:
+            return EMPTY
+        held = self.held(name)
+        if status.session == self.session:
+            return held  # it has begun our session: whatever it has got since, it has got from us
+        floor = min(held, max(status.low_mark, status.committed))
+        if self.is_faithful(name):
+            return held
+        known = [floor, min(held, self._copied.get(name, EMPTY))]
+        is_recorded = state is not None and (state.incarnation, state.session) == (status.incarnation, status.session)
+        if state is not None and is_recorded and state.closing is not None:
+            known.append(min(held, state.closing))
+        return max(known)
+
+    # -- what a replica should do
+
+    def next_for(self, name: str) -> Task:
+        status, mark = self._statuses.get(name), self.mark
+        if status is None:
+            return Wait("it does not answer")
+        if self.refusal is not None:
+            return Wait("an operator has to decide")
+        if mark is None:
+            return self._while_voting(name, status)
+        if name not in self.roles:
+            return Wait("it is no longer assigned")
+        if not status.is_sound:
+            sources = self.sources(name, EMPTY)
+            if not status.damaged_segments or not sources:
+                return Wait(f"it is damaged: {status.findings[0].sentence()}")
+            return Heal(status.damaged_segments, mark, sources)
+        held = self.held(name)
+        if status.session != self.session:
+            keep = min(self.trusted(name), mark)
+            return Truncate(keep) if held > keep else SetLowMark(mark)
+        if held < mark:
+            sources = self.sources(name, held)
+            return Copy(mark, sources) if sources else Wait(f"nobody who answers holds the ids from {held + 1} to {mark}")
+        return Level()
+
+    def _while_voting(self, name: str, status: ReplicaStatus) -> Task:
+        if self.is_fresh:
+            return Wait("the first session needs an answer from every assigned storage")
+        if name not in self.meta.members or self.decide() is not None:
+            return Wait("the closing mark is not saved yet")
+        if not status.is_sound:
+            return Wait(f"it is damaged and has no vote: {status.findings[0].sentence()}")
+        if name in self.meta.joined and not self.is_faithful(name):
+            return Wait("it has forgotten what it acknowledged, and has no vote")
+        if any(other not in self._tried for other in self.meta.members):
+            return Wait("not every member was asked yet")
+        sources = tuple(other for other in self.sources(name, self.trusted(name)) if self.is_faithful(other))
+        if not sources:
+            return Wait("the closing mark is undecided")
+        if self.held(name) > self.trusted(name):
+            return Truncate(self.trusted(name))
+        return Copy(self.held(sources[0]), sources)
+
+    def sources(self, name: str, above: int) -> tuple[str, ...]:
+        """Who holds more of the log than `above`, the most first."""
+        found = [(-self.trusted(other), other) for other in self.names if other != name and self.trusted(other) > above]
+        return tuple(other for _, other in sorted(found))
+
+    def waiting(self) -> str:
+        """What this recovery waits for, in one sentence; empty when it waits for nothing."""
+        refusal = self.refusal
+        if refusal is not None:
+            return refusal.message
+        if self.meta.opened == self.session:
+            return ""
+        silent = [name for name in self.names if name not in self._statuses]
+        missing = f"; {', '.join(silent)} do not answer" if silent else ""
+        if self.meta.decision is None:
+            if self.is_fresh:
+                return f"the first session needs an answer from every assigned storage{missing}"
+            return f"the closing mark of session {self.meta.opened} is undecided{missing}"
+        level = [name for name in self.roles if isinstance(self.next_for(name), Level)]
+        return f"level: {', '.join(level) or 'nobody'} of {', '.join(self.roles)}{missing}"
+
+    # -- what is to be saved
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The members that this session will have: the assigned ones, and learners that have become level."""
+        return tuple(
+            name for name, role in self.roles.items() if role is Role.MEMBER or isinstance(self.next_for(name), Level)
+        )
+
+    @property
+    def has_level_majority(self) -> bool:
+        """A majority of the members-to-be holds exactly the decided log."""
+        members = self.members
+        level = sum(isinstance(self.next_for(name), Level) for name in members)
+        return bool(members) and level >= majority(len(members))
+
+    @property
+    def _is_admissible(self) -> bool:
+        return self.has_level_majority and not (self.patience_left and any(map(self._is_nearly_level, self.roles)))
+
+    def _is_nearly_level(self, name: str) -> bool:
+        task = self.next_for(name)
+        if isinstance(task, Level | Wait | Heal):
+            return False
+        assert self.mark is not None
+        return min(self.trusted(name), self.mark) + NEAR_IDS >= self.mark
+
+    def next_save(self) -> PartitionMeta | None:
+        """The document to save before anything else is done with what it says."""
+        if self.meta.opened == self.session:
+            return None
+        if self.meta.decision is None:
+            mark = self.decide()
+            return None if mark is None else replace(self.meta, decision=Decision(mark=mark, session=self.session))
+        return self._admission(self.meta.decision.mark) if self._is_admissible else None
+
+    def _admission(self, mark: int) -> PartitionMeta:
+        states: dict[str, ReplicaState] = {}
+        for name in self.roles:
+            status, state = self._statuses.get(name), self.meta.replicas.get(name)
+            if isinstance(self.next_for(name), Level):
+                assert status is not None
+                states[name] = ReplicaState(session=self.session, closing=None, incarnation=status.incarnation)
+            elif state is not None:
+                is_closing_now = state.closing is None and state.session == self.meta.opened
+                states[name] = replace(state, closing=mark, is_lost=False) if is_closing_now else state
+        return PartitionMeta(
+            generation=self.meta.generation,
+            session=self.session,
+            opened=self.session,
+            low_mark=mark,
+            members=self.members,
+            replicas=states,
+        )
+
+    def joining(self, name: str) -> PartitionMeta | None:
+        """The document that lets this member's acknowledgements count, once it is saved; None when it may not join."""
+        status = self._statuses.get(name)
+        state = self.meta.replicas.get(name)
+        if self.meta.opened != self.session or name not in self.meta.members or name in self.meta.joined or status is None:
+            return None
+        if status.session != self.session or (state is not None and state.session == self.session):
+            return None  # not begun, or lost in this very session: not before the next one
+        joined = ReplicaState(session=self.session, closing=None, incarnation=status.incarnation)
+        return replace(self.meta, replicas={**self.meta.replicas, name: joined})
+
+    def losing(self, name: str) -> PartitionMeta | None:
+        """The document that takes away the vote of a member that has forgotten what it acknowledged in this session."""
+        state = self.meta.replicas.get(name)
+        if name not in self.meta.joined or state is None or state.is_lost:
+            return None
+        return replace(self.meta, replicas={**self.meta.replicas, name: replace(state, is_lost=True)})
+
+    def closing(self, mark: int) -> PartitionMeta:
+        """The document that closes this session at `mark`: nothing is in flight, and nothing will be written any more."""
+        assert self.meta.opened == self.session
+        return replace(self.meta, decision=Decision(mark=mark, session=self.session))

@@ -1,0 +1,97 @@
+"""This server in the list of servers: an ephemeral document, there as long as the coordinator hears from us.
+
+The name is the identity, so only one process may have it. A document of the same name that is not of this coordinator
+session was left behind by a process that has ended, or belongs to one that still runs; the hard part is to tell the two
+apart without waiting for the coordinator to give up the old session. So we ask: whoever announced it is called at its own
+address. If it answers, the name is taken. If it does not, its document is replaced at once, and should it wake up later, it
+finds us in its place and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from waltzd.cluster import SERVERS, Cluster, Registered
+from waltzd.errors import ChangedMeanwhile, NameInUse, NodeExists
+from waltzd.meta import ServerMeta
+from waltzd.server.watch import Watch
+
+log = logging.getLogger("waltz.server")
+
+
+class Registration:
+    def __init__(self, cluster: Cluster, server: ServerMeta, *, is_alive: Callable[[ServerMeta], Awaitable[bool]]) -> None:
+        """`is_alive`: whether the process that announced this document still answers at its address."""
+        self._cluster = cluster
+        self._server = server
+        self._is_alive = is_alive
+        self._one_at_a_time = asyncio.Lock()
+        path = f"{SERVERS}/{server.name}"
+        self.watch = Watch("registration", wait=lambda seen: cluster.wait_for_change([path], seen), act=self.announce)
+        """Announces again whenever the document is no longer what it should be."""
+
+    @property
+    def server(self) -> ServerMeta:
+        """What is announced, or will be."""
+        return self._server
+
+    async def announce(self) -> None:
+        """Be in the list. `NameInUse` when another process with this name is alive."""
+        async with self._one_at_a_time:
+            await self._announce(self._server)
+
+    async def change(self, *, is_draining: bool | None = None, preferred: tuple[int, ...] | None = None) -> None:
+        """Announce something else from now on. On an error it stays as it was, as far as we are concerned: should the
+        change have been made after all, it is taken back."""
+        async with self._one_at_a_time:
+            wanted = self._server
+            if is_draining is not None:
+                wanted = replace(wanted, is_draining=is_draining)
+            if preferred is not None:
+                wanted = replace(wanted, preferred=preferred)
+            await self._announce(wanted)
+            self._server = wanted
+
+    async def withdraw(self) -> None:
+        """Leave the list, if we are in it."""
+        async with self._one_at_a_time:
+            await self._cluster.unregister_server(self._server.name)
+
+    async def _announce(self, wanted: ServerMeta) -> None:
+        while not await self._is_announced(wanted):
+            pass  # somebody else has just changed what was there: look again
+
+    async def _is_announced(self, wanted: ServerMeta) -> bool:
+        found = await self._cluster.server(wanted.name)
+        if found is None:
+            return await self._add(wanted)
+        try:
+            if not found.is_mine:
+                await self._take_the_place(found, wanted)
+            elif found.meta != wanted:
+                await self._cluster.update_server(wanted)
+        except ChangedMeanwhile:
+            return False
+        return True
+
+    async def _add(self, wanted: ServerMeta) -> bool:
+        try:
+            await self._cluster.register_server(wanted)
+        except NodeExists:
+            return False
+        log.info("server %s is in the list of servers", wanted.name)
+        return True
+
+    async def _take_the_place(self, found: Registered, wanted: ServerMeta) -> None:
+        if found.meta.instance != wanted.instance and await self._is_alive(found.meta):
+            address = found.meta.admin_listen
+            raise NameInUse(
+                f"another server named {wanted.name} is running; its address for operators is {address}",
+                server=wanted.name,
+                address=address,
+            )
+        await self._cluster.replace_server(wanted, found.version)
+        log.info("server %s took the place of what an ended process had left in the list of servers", wanted.name)

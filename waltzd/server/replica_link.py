@@ -1,0 +1,299 @@
+"""One replica of a partition, driven by one session: contacted, brought level, kept level, and again after any failure.
+
+What is to be done next is decided by `recovery`; this does it. A link fails alone: it tells the session that its replica is
+silent, waits a little longer each time, and tries again from the start. Only a storage that has promised itself to a newer
+session ends more than the link.
+
+Records reach a level replica from the tail; one that has fallen out of the tail copies from the other replicas, sealed
+segments as files, until it can go on from the tail. No queue: the replica is a cursor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Awaitable
+from typing import Protocol, TypeVar
+
+from waltzd.errors import CannotConnect, StaleSession, WaltzError
+from waltzd.port import AppendPort, ReplicaPort
+from waltzd.server.bell import Bell
+from waltzd.server.copying import Copier, SourceFailed
+from waltzd.server.recovery import Copy, Heal, Level, Recovery, SetLowMark, Truncate, Wait
+from waltzd.server.tail import Tail
+
+T = TypeVar("T")
+FRAME_BYTES = 1 << 20
+"""Of records in one message to a storage: more makes nothing faster, and the first of them waits longer."""
+OPEN_PATIENCE = 6
+"""So many times longer than for other calls: a storage proves what it holds before it answers."""
+
+
+class State(enum.StrEnum):
+    CONNECTING = "CONNECTING"
+    SETTLING = "SETTLING"
+    LIVE = "LIVE"
+    SLOW = "SLOW"
+    CATCHING_UP = "CATCHING_UP"
+    DAMAGED = "DAMAGED"
+    DOWN = "DOWN"
+
+
+class Home(Protocol):
+    """The session that a link belongs to."""
+
+    partition: int
+    partitions: int
+    session: int
+    core: Recovery
+    decided: Bell
+    """Rings when the recovery may have something new to do."""
+    appended: Bell
+    """Rings when the tail grew, or somebody should look again."""
+
+    @property
+    def open_tail(self) -> Tail | None:
+        """None until the session is open."""
+        ...
+
+    @property
+    def tail(self) -> Tail: ...
+    @property
+    def committed(self) -> int: ...
+    def acknowledged(self, name: str, mark: int) -> None: ...
+    def regressed(self, name: str, mark: int) -> bool:
+        """It answers and holds this much: whether it had acknowledged more, in this very session."""
+        ...
+
+    def cut(self, name: str, mark: int) -> None: ...
+    def fenced(self, error: StaleSession) -> None: ...
+    def say(self, sentence: str) -> None: ...
+    def copier(self, name: str) -> Copier: ...
+
+
+class ReplicaLink:
+    def __init__(self, home: Home, name: str, port: ReplicaPort, *, seconds: float, retry_seconds: float) -> None:
+        self.name = name
+        self.state = State.CONNECTING
+        self.story = "not contacted yet"
+        self._home = home
+        self._port = port
+        self._seconds = seconds
+        self._retry_seconds = retry_seconds
+        self._stream: AppendPort | None = None
+        self._sent = -1
+        self._told = -1
+        self._owes_since: float | None = None
+        """Since when marks are owed for what was sent."""
+        self._overdue: CannotConnect | None = None
+        self._has_failed = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> ReplicaPort:
+        return self._port
+
+    @property
+    def is_readable(self) -> bool:
+        """It has begun this session and answers."""
+        return self.state in (State.LIVE, State.SLOW)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"partition {self._home.partition} on {self.name}")
+
+    @property
+    def task(self) -> asyncio.Task[None]:
+        assert self._task is not None
+        return self._task
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def look(self, now: float) -> None:
+        """Called every second or so: nobody waits for ever, and nobody is left with an old mark."""
+        if self._owes_since is not None and now - self._owes_since > self._seconds and self._stream is not None:
+            self._overdue = CannotConnect(f"{self.name} has not acknowledged anything for {self._seconds:.0f} seconds")
+            self._stream.cancel()
+        if self._told < self._home.committed and self.is_readable:
+            self._home.appended.ring()
+
+    # -- from contact to failure, and again
+
+    async def _run(self) -> None:
+        pause = self._retry_seconds
+        while True:
+            started = asyncio.get_running_loop().time()
+            try:
+                await self._serve()
+            except StaleSession as error:
+                self._fail(error)
+                self._home.fenced(error)
+                return
+            except WaltzError as error:
+                self._fail(self._overdue or error)
+            self._overdue = None
+            if asyncio.get_running_loop().time() - started > 10 * self._retry_seconds:
+                pause = self._retry_seconds
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 20 * self._retry_seconds)
+
+    def _fail(self, error: WaltzError) -> None:
+        if self.state is not State.DOWN:
+            self._has_failed = True
+            self._home.say(f"{self.name} failed while it was {self.state}: {error.code} {error.message}")
+        self.state, self.story = State.DOWN, error.message
+        self._home.core.silent(self.name, error.message)
+        self._home.decided.ring()
+
+    async def _timely(self, work: Awaitable[T], what: str) -> T:
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await work
+        except TimeoutError:
+            raise CannotConnect(f"{self.name} did not {what} within {self._seconds:.0f} seconds") from None
+
+    async def _serve(self) -> None:
+        home = self._home
+        self.state, self.story = State.CONNECTING, "being opened"
+        status = await self._port.open(
+            home.partition, home.session, partitions=home.partitions, seconds=OPEN_PATIENCE * self._seconds
+        )
+        if home.regressed(self.name, status.last_id):
+            self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
+        home.core.opened(self.name, status)
+        home.decided.ring()
+        self.state = State.SETTLING
+        await self._settle()
+        while True:
+            await self._catch_up()
+            await self._stream_tail()
+
+    async def _settle(self) -> None:
+        """Until this replica is level with the decided log and the session is open."""
+        home, core = self._home, self._home.core
+        while True:
+            seen = home.decided.rings
+            match core.next_for(self.name):
+                case Wait(why):
+                    self.story = why
+                    await home.decided.wait(seen)
+                    continue
+                case Truncate(mark):
+                    self.story = f"being cut above {mark}"
+                    home.cut(self.name, mark)
+                    core.changed(self.name, await self._port.truncate(home.partition, home.session, mark))
+                case SetLowMark(mark):
+                    self.story = f"beginning the session at {mark}"
+                    core.changed(self.name, await self._port.set_low_mark(home.partition, home.session, mark))
+                case Copy(last_id, sources):
+                    self.story = f"copying up to {last_id} from {sources[0]}"
+                    await self._copy(last_id, sources)
+                case Heal(segments, last_id, sources):
+                    self.state, self.story = State.DAMAGED, f"{len(segments)} damaged segments are being replaced"
+                    core.changed(self.name, await home.copier(self.name).heal(segments, last_id, sources))
+                    self.state = State.SETTLING
+                case Level():
+                    if home.open_tail is not None:
+                        return
+                    self.story = "level"
+                    home.decided.ring()
+                    await home.decided.wait(home.decided.rings)
+                    continue
+            home.decided.ring()
+
+    async def _copy(self, last_id: int, sources: tuple[str, ...]) -> None:
+        """From the first source that can; a source that fails is no fault of this replica."""
+        home = self._home
+        copier = home.copier(self.name)
+        failed: SourceFailed | None = None
+        for source in sources:
+            try:
+                await copier.copy(home.core.held(self.name) + 1, last_id, source)
+                return
+            except SourceFailed as error:
+                failed = error
+        assert failed is not None
+        raise CannotConnect(f"{self.name} could not copy: {failed.error.message}") from failed
+
+    # -- while the session is open
+
+    async def _catch_up(self) -> None:
+        """Until what comes next is in the tail."""
+        home = self._home
+        while home.core.held(self.name) + 1 < home.tail.first_id:
+            held = home.core.held(self.name)
+            self.state = State.CATCHING_UP
+            sources = home.core.sources(self.name, held)
+            self.story = f"holds ids up to {held} of {home.committed}, copying from {sources[0] if sources else 'nobody'}"
+            if not sources:
+                seen = home.decided.rings
+                await home.decided.wait(seen)
+                continue
+            await self._copy(min(home.committed, home.core.held(sources[0])), sources)
+
+    async def _stream_tail(self) -> None:
+        """Send what is in the tail and take the marks, until this replica has fallen out of it."""
+        home = self._home
+        self._sent = self._told = home.core.held(self.name)
+        self._owes_since = None
+        stream = self._stream = self._port.append(home.partition, home.session)
+        try:
+            await self._timely(stream.start(), "take a stream")
+            self.state, self.story = State.LIVE, "level"
+            if self._has_failed:
+                self._home.say(f"{self.name} is level again, at {self._sent}")
+                self._has_failed = False
+            home.acknowledged(self.name, self._sent)
+            sending = asyncio.create_task(self._send(stream))
+            receiving = asyncio.create_task(self._receive(stream))
+            try:
+                await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stream.cancel()
+                sending.cancel()
+                receiving.cancel()
+                ends = await asyncio.gather(sending, receiving, return_exceptions=True)
+            for end in ends[::-1]:  # what came in says best why
+                if isinstance(end, Exception):
+                    raise end
+        finally:
+            self._stream = None
+
+    async def _send(self, stream: AppendPort) -> None:
+        home, tail = self._home, self._home.tail
+        loop = asyncio.get_running_loop()
+        while True:
+            seen = home.appended.rings
+            first_id = self._sent + 1
+            if first_id < tail.first_id:
+                self.state = State.SLOW
+                return
+            run = tail.joined_from(first_id, tail.next_id - 1, FRAME_BYTES)
+            if run is None:
+                if self._told < home.committed and self._is_quiet and tail.first_id < tail.next_id:
+                    # Nothing new to send, but a new committed mark to tell: the last record carries it again.
+                    run = tail.joined_from(tail.next_id - 1, tail.next_id - 1, FRAME_BYTES)
+                else:
+                    await home.appended.wait(seen)
+                    continue
+            assert run is not None
+            if self._owes_since is None:
+                self._owes_since = loop.time()
+            self._told = home.committed
+            await stream.send(run, self._told)
+            self._sent = max(self._sent, run.last_id)
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self._owes_since is None
+
+    async def _receive(self, stream: AppendPort) -> None:
+        home = self._home
+        loop = asyncio.get_running_loop()
+        while (mark := await stream.receive()) is not None:
+            self._owes_since = None if mark >= self._sent else loop.time()
+            home.core.copied(self.name, mark)
+            home.acknowledged(self.name, mark)
+        raise CannotConnect(f"{self.name} ended the stream")

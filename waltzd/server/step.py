@@ -1,0 +1,121 @@
+"""One step of a pipeline: what arrived together becomes one run of records. Pure.
+
+Batches stay columns from the message to the disk: nothing here makes an object for a transaction. Whatever can be wrong
+with a batch by itself is found before it is queued, so that a step cannot fail half-way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from waltzd.checksum import I64, Buffer, crc32, shift
+from waltzd.errors import BadFrame
+from waltzd.frame import AppendBatch
+from waltzd.record import Run, encode_run
+
+FEW_ROWS = 128
+"""Below this, a checksum for each payload is cheaper than the arithmetic for all of them."""
+
+
+def check_payloads(batch: AppendBatch) -> None:
+    """Every payload is what the client's checksum says: one pass over all of them together, because the checksum of the
+    whole follows from those of its parts."""
+    if len(batch) >= FEW_ROWS:
+        behind = len(batch.payloads) - np.cumsum(batch.lengths)
+        if crc32(batch.payloads) == int(np.bitwise_xor.reduce(shift(batch.data_crcs, behind))):
+            return
+    view, at = memoryview(batch.payloads), 0
+    for row, (length, want) in enumerate(zip(batch.lengths.tolist(), batch.data_crcs.tolist(), strict=True)):
+        if crc32(view[at : at + length]) != want:
+            raise BadFrame(
+                f"the payload of sequence {batch.first_sequence + row} is not what its checksum says",
+                sequence=batch.first_sequence + row,
+            )
+        at += length
+
+
+def slices(batch: AppendBatch, rows_max: int) -> Iterator[AppendBatch]:
+    """The batch in pieces of at most so many rows, without copying payloads: each piece is one turn of the loop, and the
+    other partitions of this server have theirs in between."""
+    count = len(batch)
+    if count <= rows_max:
+        yield batch
+        return
+    payload_at = np.concatenate(([0], np.cumsum(batch.lengths)))
+    lock_at = np.concatenate(([0], np.cumsum(batch.lock_counts)))
+    view = memoryview(batch.payloads)
+    for start in range(0, count, rows_max):
+        stop = min(start + rows_max, count)
+        first_lock, last_lock = int(lock_at[start]), int(lock_at[stop])
+        yield AppendBatch(
+            first_sequence=batch.first_sequence + start,
+            marks=batch.marks[start:stop],
+            headers=batch.headers[start:stop],
+            lengths=batch.lengths[start:stop],
+            data_crcs=batch.data_crcs[start:stop],
+            lock_counts=batch.lock_counts[start:stop],
+            lock_ids=batch.lock_ids[first_lock:last_lock],
+            lock_modes=batch.lock_modes[first_lock:last_lock],
+            payloads=view[int(payload_at[start]) : int(payload_at[stop])],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Portion:
+    """What is accepted of one batch: all of it, or all but the rows in `refused`."""
+
+    client: int
+    batch: AppendBatch
+    refused: I64
+
+    @property
+    def accepted(self) -> int:
+        return len(self.batch) - len(self.refused)
+
+    @cached_property
+    def sequences(self) -> I64:
+        first = self.batch.first_sequence
+        every = np.arange(first, first + len(self.batch))
+        return every if len(self.refused) == 0 else np.delete(every, self.refused)
+
+    def column(self, column: NDArray[Any]) -> NDArray[Any]:
+        """The accepted rows of a column."""
+        return column if len(self.refused) == 0 else np.delete(column, self.refused)
+
+    def payloads(self) -> list[Buffer]:
+        """The payloads of the accepted rows, in as few pieces as there are."""
+        if len(self.refused) == 0:
+            return [self.batch.payloads]
+        at = np.concatenate(([0], np.cumsum(self.batch.lengths)))
+        starts = at[np.concatenate(([0], self.refused + 1))].tolist()
+        stops = at[np.append(self.refused, len(self.batch))].tolist()
+        view = memoryview(self.batch.payloads)
+        return [view[start:stop] for start, stop in zip(starts, stops, strict=True) if stop > start]
+
+
+def build(first_id: int, portions: Sequence[Portion], *, partition: int, generation: int) -> Run:
+    """The records of all accepted rows, in order, as the bytes that go to the disk."""
+    total = sum(portion.accepted for portion in portions)
+    requests = np.empty((total, 4), np.int32)
+    requests[:, 1], requests[:, 2] = generation, partition
+    payloads: list[Buffer] = []
+    at = 0
+    for portion in portions:
+        rows = slice(at, at + portion.accepted)
+        requests[rows, 0], requests[rows, 3] = portion.client, portion.sequences
+        payloads += portion.payloads()
+        at += portion.accepted
+    return encode_run(
+        first_id,
+        requests=requests,
+        headers=np.concatenate([portion.column(portion.batch.headers) for portion in portions]),
+        lengths=np.concatenate([portion.column(portion.batch.lengths) for portion in portions]),
+        data_crcs=np.concatenate([portion.column(portion.batch.data_crcs) for portion in portions]),
+        payloads=payloads[0] if len(payloads) == 1 else b"".join(payloads),
+    )

@@ -1,0 +1,335 @@
+"""One partition that this server owns: one session after the other, from the assignment to the hand-over.
+
+While a session is open there is exactly one pipeline, made for it and closed with it: lock table, feed and requests in
+flight never outlive the session that they belong to. When a session ends, for whatever reason, the next one begins with
+the same steps as after a crash; there is no shorter way back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from waltzd.cluster import Cluster
+from waltzd.errors import (
+    CannotConnect,
+    ChangedMeanwhile,
+    NotOwner,
+    NotReady,
+    SessionEnded,
+    StaleSession,
+    WaltzError,
+)
+from waltzd.meta import PartitionMeta, StorageMeta
+from waltzd.owner import OwnedPartition, OwnedReplica
+from waltzd.port import ReplicaPort
+from waltzd.record import Run
+from waltzd.server.bell import Bell
+from waltzd.server.store_session import StoreSession, StoreSettings
+from waltzd.server.tail import Tail
+
+
+class OpenSession(Protocol):
+    """What a pipeline gets: the log at its end, for as long as the session lives."""
+
+    @property
+    def partition(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def session(self) -> int: ...
+    @property
+    def low_mark(self) -> int:
+        """The mark at which it opened."""
+        ...
+
+    @property
+    def tail(self) -> Tail: ...
+    @property
+    def committed(self) -> int: ...
+    def append(self, run: Run) -> None:
+        """Keep it in the tail and let the replicas have it; `on_commit` tells when it is committed."""
+        ...
+
+    def on_commit(self, listener: Callable[[int], None]) -> None: ...
+    def read(self, first_id: int, last_id: int, chunk_bytes: int) -> AsyncIterator[Run]:
+        """Committed records from a replica."""
+        ...
+
+
+class ClosablePipeline(Protocol):
+    def close(self, error: WaltzError) -> None:
+        """Every mount is told, and nothing more is appended."""
+        ...
+
+    @property
+    def mounts(self) -> int: ...
+
+
+P = TypeVar("P", bound=ClosablePipeline)
+RETRY_SECONDS_MAX = 10.0
+
+
+class Store(Generic[P]):
+    def __init__(
+        self,
+        partition: int,
+        generation: int,
+        *,
+        cluster: Cluster,
+        connect: Callable[[StorageMeta], ReplicaPort],
+        settings: StoreSettings,
+        make_pipeline: Callable[[OpenSession], P],
+        say: Callable[[str], None],
+        previous_owner_alive: bool = False,
+    ) -> None:
+        self.partition = partition
+        self.generation = generation
+        self._cluster = cluster
+        self._connect = connect
+        self._settings = settings
+        self._make_pipeline = make_pipeline
+        self._say = say
+        self._previous_owner_alive = previous_owner_alive
+        self._session: StoreSession | None = None
+        self._pipeline: P | None = None
+        self._acknowledged: dict[str, int] = {}
+        self._trouble = ""
+        self._was_open = False
+        self._is_closing = False
+        self._task: asyncio.Task[None] | None = None
+        self.bell = Bell()
+        """Rings when the pipeline came or went."""
+        self.story: deque[str] = deque(maxlen=200)
+
+    # -- the life
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"partition {self.partition}")
+
+    @property
+    def task(self) -> asyncio.Task[Any]:
+        """Ends only when the store is closed, or with a mistake of ours."""
+        assert self._task is not None
+        return self._task
+
+    async def close(self, *, hand_over: bool) -> None:
+        """No longer ours. With `hand_over` what is in flight is brought to its end and the session is closed in order, so
+        that the next owner has nothing to find out."""
+        self._is_closing = True
+        session, task = self._session, self.task
+        if hand_over and session is not None and session.live is not None:
+            session.ask_for_another("it is handed over")
+            await asyncio.wait((task,), timeout=3 * self._settings.hand_over_seconds)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    def _note(self, sentence: str) -> None:
+        self.story.append(sentence)
+        self._say(f"partition {self.partition}: {sentence}")
+
+    async def _run(self) -> None:
+        pause = self._settings.retry_seconds
+        while not self._is_closing:
+            try:
+                await self._hold_one_session()
+                self._trouble = ""
+                pause = self._settings.retry_seconds
+                continue
+            except StaleSession as error:
+                await self._step_over(error)
+            except WaltzError as error:
+                self._trouble = error.message
+                self._note(f"{error.code} {error.message}")
+            if self._was_open:
+                pause = self._settings.retry_seconds
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RETRY_SECONDS_MAX)
+
+    async def _hold_one_session(self) -> None:
+        """From a new session id until there is a reason for another one."""
+        self._was_open = False
+        cluster = self._cluster
+        token = await cluster.wait_for_replicas(None)
+        meta, version = await self._take_session()
+        replicas, replicas_version = await cluster.replicas()
+        session = self._session = StoreSession(
+            self.partition,
+            meta=meta,
+            version=version,
+            cluster=cluster,
+            replicas=replicas,
+            replicas_version=replicas_version,
+            storages=await cluster.storages(),
+            connect=self._connect,
+            settings=self._settings,
+            acknowledged=self._acknowledged,
+            say=self._note,
+        )
+        following = asyncio.create_task(self._follow_replicas(session, token))
+        following.add_done_callback(lambda task: self._look_at_the_end(session, task))
+        try:
+            await session.recover()
+            self._was_open = True
+            self._note(
+                f"open: session {session.session}, generation {self.generation}, from id {session.low_mark + 1} on, with "
+                f"{', '.join(session.core.meta.joined)} of {', '.join(session.core.meta.members)}"
+            )
+            self._pipeline = self._make_pipeline(session)
+            self.bell.ring()
+            reason = await session.serve()
+            self._note(f"a new session: {reason}")
+            self._drop_pipeline(SessionEnded(f"partition {self.partition} begins a new session: {reason}"))
+            if await session.drain():
+                await session.save_closing()
+        finally:
+            self._drop_pipeline(SessionEnded(f"session {session.session} of partition {self.partition} has ended"))
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            self._acknowledged = session.acknowledged_marks
+            self._session = None
+            await session.close()
+
+    def _drop_pipeline(self, error: WaltzError) -> None:
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            pipeline.close(error)
+            self.bell.ring()
+
+    async def _take_session(self) -> tuple[PartitionMeta, int]:
+        """A session id above every other, by compare-and-set: from now on nobody else decides anything here."""
+        meta, version = await self._cluster.partition(self.partition)
+        if meta is not None and self._previous_owner_alive and meta.generation < self.generation:
+            meta, version = await self._wait_for_closing(meta, version)
+        if meta is None:
+            mine = PartitionMeta(generation=self.generation, session=1)
+            await self._cluster.save_partition(self.partition, mine, None)
+            return await self._read_back(mine)
+        if meta.generation > self.generation:
+            raise NotOwner(
+                f"partition {self.partition} belongs to generation {meta.generation}; this server was given generation "
+                f"{self.generation}"
+            )
+        mine = replace(meta, generation=self.generation, session=meta.session + 1)
+        await self._cluster.save_partition(self.partition, mine, version)
+        return await self._read_back(mine)
+
+    async def _read_back(self, mine: PartitionMeta) -> tuple[PartitionMeta, int]:
+        meta, version = await self._cluster.partition(self.partition)
+        if meta != mine:
+            raise ChangedMeanwhile(f"somebody else took a session of partition {self.partition}")
+        return mine, version
+
+    async def _wait_for_closing(self, meta: PartitionMeta, version: int) -> tuple[PartitionMeta, int]:
+        """The old owner is alive and knows: give it a moment to bring its session to an end."""
+        self._previous_owner_alive = False
+        token: object | None = None
+        try:
+            async with asyncio.timeout(self._settings.hand_over_seconds):
+                while meta.opened > 0 and meta.decision is None:
+                    token = await self._cluster.wait_for_partition(self.partition, token)
+                    found, version = await self._cluster.partition(self.partition)
+                    if found is None:
+                        raise ChangedMeanwhile(f"the document of partition {self.partition} went away")
+                    meta = found
+        except TimeoutError:
+            self._note("the old owner did not close its session in time; its last mark is found out from the replicas")
+        return meta, version
+
+    async def _step_over(self, error: StaleSession) -> None:
+        """A storage has promised itself to a newer session. If the coordinator does not know of it, the coordinator has
+        forgotten something: go above it. What the storages have begun is looked at by the recovery."""
+        self._trouble = error.message
+        self._note(f"{error.code} {error.message}")
+        promised = int(error.facts.get("promised_session", "0"))
+        try:
+            meta, version = await self._cluster.partition(self.partition)
+            if meta is not None and meta.generation == self.generation and meta.session < promised:
+                await self._cluster.save_partition(self.partition, replace(meta, session=promised), version)
+        except WaltzError as failed:
+            self._note(f"{failed.code} {failed.message}")
+
+    async def _follow_replicas(self, session: StoreSession, token: object) -> None:
+        """Tell the session when storages come, go, move or change their role."""
+        while True:
+            try:
+                token = await self._cluster.wait_for_replicas(token)
+                replicas, version = await self._cluster.replicas()
+                await session.reassign(replicas, version, await self._cluster.storages())
+            except CannotConnect:
+                await asyncio.sleep(self._settings.retry_seconds)
+
+    @staticmethod
+    def _look_at_the_end(session: StoreSession, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            session.end(error)
+
+    # -- what others see
+
+    @property
+    def pipeline(self) -> P:
+        if self._pipeline is None:
+            raise NotReady(
+                f"partition {self.partition} is being recovered: {self.waiting or 'it is being opened'}",
+                partition=self.partition,
+            )
+        return self._pipeline
+
+    @property
+    def waiting(self) -> str:
+        """What it waits for, in one sentence."""
+        session = self._session
+        if session is None:
+            return self._trouble
+        if session.live is not None:
+            return "" if session.live.has_majority else "too few members have joined"
+        return session.core.waiting() or self._trouble
+
+    def describe(self) -> OwnedPartition:
+        session = self._session
+        if session is None:
+            return OwnedPartition(
+                partition=self.partition,
+                generation=self.generation,
+                session=0,
+                step="CLOSED",
+                waiting=self.waiting,
+                committed=-1,
+                last_id=-1,
+                low_mark=-1,
+                mounts=0,
+                tail_bytes=0,
+                replicas=(),
+            )
+        tail = session.open_tail
+        return OwnedPartition(
+            partition=self.partition,
+            generation=self.generation,
+            session=session.session,
+            step=str(session.core.step),
+            waiting=self.waiting,
+            committed=session.committed,
+            last_id=tail.next_id - 1 if tail is not None else -1,
+            low_mark=session.core.meta.low_mark,
+            mounts=self._pipeline.mounts if self._pipeline is not None else 0,
+            tail_bytes=tail.bytes if tail is not None else 0,
+            replicas=tuple(self._replica(session, name) for name in session.core.names),
+        )
+
+    @staticmethod
+    def _replica(session: StoreSession, name: str) -> OwnedReplica:
+        link = session.links.get(name)
+        role = session.core.roles.get(name)
+        has_joined = session.live is not None and session.live.durable(name) is not None
+        return OwnedReplica(
+            storage=name,
+            role=str(role) if role is not None else "leaving",
+            state=str(link.state) if link is not None else "DOWN",
+            durable_id=session.core.held(name),
+            counts=has_joined and link is not None and link.is_readable,
+            story=link.story if link is not None else "it is not in the list of storages",
+        )

@@ -1,0 +1,61 @@
+"""Keep something in step with documents of the coordinator, for as long as the process lives.
+
+A token first, then look and act, then wait with that token: whatever changes while we act is noticed afterwards. What goes
+wrong is said once, not each time, and tried again when something has changed. Only silence of the coordinator is tried
+again after a while, because its return is no change of a document.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from waltzd.errors import CannotConnect, ChangedMeanwhile, NameInUse, NodeMissing, WaltzError
+
+AGAIN_SECONDS = 1.0
+log = logging.getLogger("waltz.server")
+
+
+class Watch:
+    def __init__(
+        self, name: str, *, wait: Callable[[object | None], Awaitable[object]], act: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`wait` is one of the waits of `Cluster`; `act` brings everything in step. `name` is for people."""
+        self.name = name
+        self.trouble = ""
+        """Why it is not in step, in one sentence."""
+        self._wait = wait
+        self._act = act
+
+    async def run(self) -> None:
+        """For ever. `NameInUse` ends it: then this process must not go on."""
+        seen: object | None = None
+        while True:
+            try:
+                seen = await self._wait(seen)
+                await self._act()
+            except NameInUse:
+                raise
+            except CannotConnect as error:
+                self._say(error)
+                seen = None
+                await asyncio.sleep(AGAIN_SECONDS)
+            except NodeMissing as error:
+                self._say(error)
+            except ChangedMeanwhile:
+                continue  # somebody was faster, so there is something to be noticed already
+            except WaltzError as error:
+                self._say(error)
+            else:
+                self._end_of_trouble()
+
+    def _say(self, error: WaltzError) -> None:
+        if error.message != self.trouble:
+            self.trouble = error.message
+            log.warning("%s: %s %s; nothing new is begun", self.name, error.code, error.message, extra=error.facts)
+
+    def _end_of_trouble(self) -> None:
+        if self.trouble:
+            log.info("%s: in step again", self.name)
+        self.trouble = ""

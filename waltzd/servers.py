@@ -1,0 +1,196 @@
+"""A server as applications see it: where things are, a client id, mounts, and reading by id, over gRPC.
+
+It says what the server said and decides nothing: who mounts again, when, and what became of a request whose answer is
+missing is the business of `waltzd.client`. `CannotConnect` means that the outcome is not known. A server refuses a mount
+with a frame in the stream, behind everything that it had decided, because a status could arrive before what is still on
+its way; this end takes that frame as the end of the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import UUID
+
+import grpc.aio
+import numpy as np
+
+from waltzd import wire_pb2 as wire
+from waltzd.errors import BadFrame, CannotConnect, ForeignCluster, WaltzError
+from waltzd.frame import ClientFrame, Refused, ServerFrame, Topology
+from waltzd.link import error_of, open_channel, run_of
+from waltzd.log_messages import client_message, heads_of, server_frames, topology_of
+from waltzd.record import HeadArray, Run, first_bad
+from waltzd.wire_pb2_grpc import LogStub
+
+T = TypeVar("T")
+CALL_SECONDS = 10.0
+"""Every call has a deadline, and so has every next message of a stream that is read to its end."""
+
+
+class ServerClient:
+    def __init__(self, address: str, key: UUID | None = None, *, seconds: float = CALL_SECONDS) -> None:
+        """Without a key, the cluster that the server belongs to is taken for the right one."""
+        self.address = address
+        self._key = key
+        self._seconds = seconds
+        self._channel = open_channel(address)
+        self._stub: Any = LogStub(self._channel)
+
+    async def locate(self) -> Topology:
+        topology = topology_of(await self._call(self._stub.Locate, wire.LocateRequest()))
+        if self._key is None:
+            self._key = topology.cluster_key
+        if self._key != topology.cluster_key:
+            raise ForeignCluster(
+                f"the server at {self.address} belongs to the cluster {topology.cluster_key}, not to {self._key}",
+                key=topology.cluster_key,
+            )
+        return topology
+
+    async def register(self) -> int:
+        """A client id that nobody else ever had or will have."""
+        request = wire.RegisterRequest(cluster_key=await self._known_key())
+        return int((await self._call(self._stub.Register, request)).client)
+
+    def mount(self) -> MountStream:
+        return MountStream(self._stub.Mount(), self.address)
+
+    async def high_water_mark(self, partition: int) -> int:
+        request = wire.PartitionRequest(cluster_key=await self._known_key(), partition=partition)
+        return int((await self._call(self._stub.HighWaterMark, request)).mark)
+
+    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[Run]:
+        """Committed records, checked here, too: what the network did to them shows."""
+        next_id = first_id
+        async for message in self._fetch(partition, first_id, last_id, heads_only=False):
+            run = run_of(message.first_id, message.lengths, message.records)
+            bad = first_bad(run)
+            if run.first_id != next_id or len(run) == 0 or bad is not None:
+                raise BadFrame(f"record {next_id + (bad or 0)} from {self.address} was damaged on the way")
+            next_id = run.last_id + 1
+            yield run
+        self._check_end(next_id, last_id)
+
+    async def fetch_heads(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[HeadArray]:
+        next_id = first_id
+        async for message in self._fetch(partition, first_id, last_id, heads_only=True):
+            heads = heads_of(message.heads)
+            if len(heads) == 0 or not (heads["id"] == np.arange(next_id, next_id + len(heads))).all():
+                raise BadFrame(f"heads from {self.address} do not go on at id {next_id}")
+            next_id += len(heads)
+            yield heads
+        self._check_end(next_id, last_id)
+
+    def _check_end(self, next_id: int, last_id: int | None) -> None:
+        if last_id is not None and next_id != last_id + 1:
+            raise BadFrame(f"{self.address} stopped in front of id {next_id}; ids up to {last_id} were asked for")
+
+    async def _fetch(
+        self, partition: int, first_id: int, last_id: int | None, *, heads_only: bool
+    ) -> AsyncIterator[wire.RunFrame]:
+        request = wire.FetchRecordsRequest(
+            cluster_key=await self._known_key(),
+            partition=partition,
+            first_id=first_id,
+            last_id=last_id,
+            heads_only=heads_only,
+        )
+        call = self._stub.Fetch(request)
+        try:
+            while True:
+                async with asyncio.timeout(self._seconds):
+                    message = await call.read()
+                if message is grpc.aio.EOF:
+                    return
+                yield message
+        except TimeoutError:
+            raise CannotConnect(f"{self.address} sent nothing for {self._seconds:.0f} seconds") from None
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+        finally:
+            call.cancel()
+
+    async def _known_key(self) -> bytes:
+        if self._key is None:
+            return (await self.locate()).cluster_key.bytes
+        return self._key.bytes
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, timeout=self._seconds)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class MountStream:
+    """The client's end of a mount. There is no deadline in here: how long to wait for what is known to the client only."""
+
+    def __init__(self, call: Any, address: str) -> None:
+        self._call = call
+        self._address = address
+        self._over: WaltzError | None = None
+        """Why this end knows that there is nothing more to say."""
+
+    async def send(self, frames: Sequence[ClientFrame]) -> None:
+        """Waits only while the connection is full."""
+        if self._over is not None:
+            raise self._over
+        try:
+            await self._ours(self._call.write(client_message(frames)))
+        except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:  # the server has ended the stream
+            raise await self._end() from error
+
+    async def receive(self) -> Sequence[ServerFrame] | None:
+        """The next frames; None when there are no more: behind a refusal, or when the server ended without a word."""
+        if self._over is not None:
+            return None
+        message = await self._ours(self._call.read())
+        if message is grpc.aio.EOF:
+            return None
+        try:
+            frames = server_frames(message)
+        except WaltzError as error:
+            self._over = error
+            self._call.cancel()
+            raise
+        last = frames[-1]
+        if isinstance(last, Refused):
+            self._over = last.error
+            self._call.cancel()
+        return frames
+
+    def cancel(self) -> None:
+        if self._over is None:
+            self._over = CannotConnect(f"the mount at {self._address} was given up here")
+        self._call.cancel()
+
+    async def _ours(self, work: Awaitable[T]) -> T:
+        """gRPC says that a task was cancelled when its call was: only what was meant for the task goes through."""
+        try:
+            return await work
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._over is None or (task is not None and task.cancelling()):
+                raise
+            raise self._over from None
+
+    async def _end(self) -> WaltzError:
+        call = self._call
+        metadata = (await call.initial_metadata(), await call.trailing_metadata())
+        return error_of(grpc.aio.AioRpcError(await call.code(), *metadata, await call.details()))

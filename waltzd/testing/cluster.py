@@ -1,0 +1,412 @@
+"""`LocalCluster`: storages, coordinator and servers of one process, put together like the daemons put theirs together.
+
+The code is that of the daemons; only what is around it is exchanged: disks in memory, a coordinator in memory, doors
+instead of sockets. A mistake of ours in any part is kept and raised when the cluster is closed, so that no test passes
+over it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from importlib.metadata import version
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import UUID, uuid4
+
+from waltzd.client import Client
+from waltzd.cluster import Cluster
+from waltzd.config import StorageConfig
+from waltzd.coordinator_memory import MemoryCoordinator, MemoryTree
+from waltzd.disk_sim import SimDisk
+from waltzd.errors import BadArgument, CannotConnect, NotOwner, NotReady
+from waltzd.frame import Limits
+from waltzd.meta import ClusterMeta, ReplicaSets, Role, ServerMeta, StorageMeta
+from waltzd.record import Record, Run
+from waltzd.server.capacity import Capacity
+from waltzd.server.desk import Desk
+from waltzd.server.election import Election
+from waltzd.server.host import Host
+from waltzd.server.pipeline import Pipeline, PipelineSettings
+from waltzd.server.registration import Registration
+from waltzd.server.store import OpenSession, Store
+from waltzd.server.store_session import StoreSettings
+from waltzd.storage.directory import Directory
+from waltzd.storage.keeper import Keeper
+from waltzd.storage.partition import PartitionSettings
+from waltzd.testing.server_port import Luck, ServerDoor, ServerPort
+from waltzd.testing.storage_port import StorageDoor, StoragePort
+
+T = TypeVar("T")
+READY_SECONDS = 30.0
+LOOK_SECONDS = 0.005
+LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20)
+MOUNTS_MAX = 10_000
+
+
+async def _inline(function: Callable[..., Any], *arguments: Any) -> Any:
+    """A disk in memory does not keep anybody waiting."""
+    return function(*arguments)
+
+
+class LocalCluster:
+    def __init__(self, *, partitions: int = 1, servers: int = 2, storages: int = 3, storage_seconds: float = 5.0) -> None:
+        """Every storage holds every partition. `storage_seconds`: how long a server waits for a storage that is paused."""
+        for name, value in (("partitions", partitions), ("servers", servers), ("storages", storages)):
+            if value < 1:
+                raise BadArgument(f"{name} must be at least 1, not {value}")
+        self.meta = ClusterMeta(name="local", key=uuid4(), partitions=partitions, created="in a test")
+        self.storage_seconds = storage_seconds
+        self.luck = Luck()
+        self.tree = MemoryTree()
+        self._servers: dict[str, _Server | None] = {f"server-{number + 1}": None for number in range(servers)}
+        self._storages: dict[str, StorageDoor] = {}
+        self._storage_names = [f"storage-{number + 1}" for number in range(storages)]
+        self.mistakes: list[BaseException] = []
+        """Of ours; the first is raised by `close`."""
+
+    # -- life
+
+    async def start(self) -> None:
+        """Until every partition can be written."""
+        for name in self._storage_names:
+            self._storages[name] = await self._make_storage(name)
+        everywhere = {
+            partition: dict.fromkeys(self._storage_names, Role.MEMBER) for partition in range(self.meta.partitions)
+        }
+        coordinator = self.tree.connect()
+        await Cluster.create(
+            coordinator,
+            self.meta,
+            storages=[
+                StorageMeta(name=name, listen=name, admin_listen=f"{name} admin", group=name)
+                for name in self._storage_names
+            ],
+            replicas=ReplicaSets(partitions=everywhere),
+        )
+        await coordinator.close()
+        for name in self._servers:
+            await self.start_server(name)
+        await self.wait_until_ready()
+
+    async def close(self) -> None:
+        """End in order; raises a mistake of ours that was met on the way."""
+        for door in self._storages.values():
+            door.resume()
+        for name, server in self._servers.items():
+            if server is not None:
+                self._servers[name] = None
+                await server.stop()
+        for door in self._storages.values():
+            await door.close()
+        self._storages.clear()
+        if self.mistakes:
+            raise self.mistakes[0]
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def run(self, story: Callable[[LocalCluster], Coroutine[Any, Any, T]]) -> T:
+        """For tests that are plain functions: start, run the story, close."""
+
+        async def whole() -> T:
+            async with self:
+                return await story(self)
+
+        return asyncio.run(whole())
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._storages)
+
+    async def wait_until_ready(self, seconds: float = READY_SECONDS) -> None:
+        """Until `is_ready`."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not self.is_ready:
+                    if self.mistakes:
+                        raise self.mistakes[0]
+                    await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError:
+            raise NotReady(f"the cluster was not ready in {seconds:g} seconds: {self.story()}") from None
+
+    @property
+    def is_ready(self) -> bool:
+        """Every partition has an owner that takes transactions."""
+        return all(self._is_open(partition) for partition in range(self.meta.partitions))
+
+    def _is_open(self, partition: int) -> bool:
+        try:
+            self._open(partition)
+        except NotReady:
+            return False
+        return True
+
+    def story(self) -> str:
+        """What every partition is doing."""
+        return "; ".join(
+            f"{server.name} partition {owned.partition}: {owned.step} {owned.waiting}".rstrip()
+            for server in self._living()
+            for owned in server.host.describe()
+        )
+
+    def _living(self) -> list[_Server]:
+        return [server for server in self._servers.values() if server is not None]
+
+    def _on_fatal(self, error: BaseException) -> None:
+        self.mistakes.append(error)
+
+    async def _make_storage(self, name: str) -> StorageDoor:
+        disk = SimDisk()
+        disk.make_directory(name)
+        config = StorageConfig(directory=name, free_bytes_min=0)
+        directory = Directory.open(
+            disk, name, key=self.meta.key, partitions=self.meta.partitions, settings=PartitionSettings()
+        )
+        keeper = Keeper(disk, directory, config, run_writing=_inline, run_reading=_inline, on_fatal=self._on_fatal)
+        keeper.start()
+        for partition in range(self.meta.partitions):
+            await keeper.create_partition(partition)
+        return StorageDoor(name, keeper, self._on_fatal)
+
+    # -- for applications
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Addresses; they mean something to `connect` only."""
+        return tuple(_address(name) for name in self._servers)
+
+    def connect(self, address: str, key: UUID | None) -> ServerPort:
+        """What a `Client` takes as its `connect`."""
+        return ServerPort(lambda: self._door(address), key)
+
+    def _door(self, address: str) -> ServerDoor:
+        for server in self._living():
+            if _address(server.name) == address:
+                return server.door
+        raise CannotConnect(f"nobody listens at {address}")
+
+    def client(self, **settings: Any) -> Client:
+        """A client of this cluster, with the settings of `Client`; use it with `async with`."""
+        return Client(self.servers, connect=self.connect, **settings)
+
+    async def log(self, partition: int = 0) -> list[Record]:
+        """Everything that is committed."""
+        return [run.record(number) async for run in self.runs(partition) for number in range(len(run))]
+
+    async def runs(self, partition: int = 0) -> AsyncIterator[Run]:
+        """The same as it is stored, a run at a time."""
+        port = self.connect(_address(self.owner(partition)), None)
+        async for run in port.fetch(partition, 0):
+            yield run
+
+    def owner(self, partition: int = 0) -> str:
+        """The name of the server that has the partition open."""
+        return self._open(partition)[0].name
+
+    def high_water_mark(self, partition: int = 0) -> int:
+        """The highest committed id."""
+        return self._open(partition)[1].committed
+
+    def _open(self, partition: int) -> tuple[_Server, Pipeline]:
+        for server in self._living():
+            try:
+                return server, server.host.pipeline(partition, None)
+            except (NotOwner, NotReady):
+                continue
+        raise NotReady(f"nobody has partition {partition} open: {self.story()}")
+
+    # -- bad luck for applications
+
+    def force_next_lock_failure(self, partition: int = 0, *, times: int = 1) -> None:
+        """The next transaction with a READ or WRITE lock is refused as if it had lagged too far behind."""
+        self.luck.lock_failures[partition] = self.luck.lock_failures.get(partition, 0) + times
+
+    def lose_next_acknowledgement(self, partition: int = 0, *, times: int = 1) -> None:
+        """What is committed next stays committed, but the connection breaks in front of the answer."""
+        self.luck.lost_answers[partition] = self.luck.lost_answers.get(partition, 0) + times
+
+    def suspend_feed(self) -> None:
+        """Outcomes still arrive; no view learns anything new."""
+        self.luck.is_feed_suspended = True
+
+    def resume_feed(self) -> None:
+        self.luck.is_feed_suspended = False
+        for server in self._living():
+            server.door.look()
+
+    def break_connections(self, partition: int | None = None) -> None:
+        """Every client of the partition, or of all, loses its mount and whatever is on its way."""
+        for server in self._living():
+            server.door.break_connections(partition)
+
+    def pause_storage(self, number: int) -> None:
+        """The storage with this number, from 0 on, answers nobody; with most of them paused nothing is committed."""
+        self._storage(number).pause()
+
+    def resume_storage(self, number: int) -> None:
+        self._storage(number).resume()
+
+    def _storage(self, number: int) -> StorageDoor:
+        if not 0 <= number < len(self._storage_names):
+            raise BadArgument(f"there is no storage {number}; there are {len(self._storage_names)}, from 0 on")
+        return self._storages[self._storage_names[number]]
+
+    async def kill_owner(self, partition: int = 0) -> str:
+        """The server that owns the partition is gone, with all its connections, without a word. Another one takes over
+        if there is one; `start_server` brings it back. Returns its name."""
+        name = self.owner(partition)
+        await self.kill_server(name)
+        return name
+
+    async def kill_server(self, name: str) -> None:
+        server = self._servers[name]
+        if server is None:
+            raise BadArgument(f"{name} does not run")
+        self._servers[name] = None
+        await server.kill()
+
+    async def stop_server(self, name: str) -> None:
+        """In order: its partitions are handed over first, if there is anybody to take them."""
+        server = self._servers[name]
+        if server is None:
+            raise BadArgument(f"{name} does not run")
+        await server.drain()
+        self._servers[name] = None
+        await server.stop()
+
+    async def start_server(self, name: str) -> None:
+        if self._servers[name] is not None:
+            raise BadArgument(f"{name} runs already")
+        server = _Server(name, self, self.tree.connect(), self._storages, self._on_fatal)
+        self._servers[name] = server
+        await server.start()
+
+
+def _address(name: str) -> str:
+    return f"{name}:1"
+
+
+class _Server:
+    """One server with everything that the process of the same name has, except the process."""
+
+    def __init__(
+        self,
+        name: str,
+        local: LocalCluster,
+        coordinator: MemoryCoordinator,
+        storages: dict[str, StorageDoor],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.name = name
+        self._coordinator = coordinator
+        self._storages = storages
+        self._on_fatal = on_fatal
+        self._key = local.meta.key
+        self._cluster = Cluster(coordinator)
+        self._capacity = Capacity(MOUNTS_MAX)
+        self._stores: list[Store[Pipeline]] = []
+        self._ports: list[StoragePort] = []
+        self._store_settings = StoreSettings(
+            partitions=local.meta.partitions,
+            key=local.meta.key,
+            storage_seconds=local.storage_seconds,
+            retry_seconds=0.02,
+            hand_over_seconds=0.5,
+        )
+        meta = ServerMeta(
+            name=name,
+            listen=_address(name),
+            admin_listen=f"{name}:2",
+            instance=uuid4(),
+            version=version("waltz"),
+        )
+        self._registration = Registration(self._cluster, meta, is_alive=self._is_alive)
+        self._election = Election(self._cluster, name, local.meta.partitions)
+        self.host: Host[Pipeline] = Host(self._cluster, local.meta, self._registration, make_store=self._make_store)
+        self.door = ServerDoor(meta.listen, Desk(self.host), local.luck, on_fatal)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._hosting: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.host.read()
+        await self._registration.announce()
+        self._tasks = [
+            self._task(self._registration.watch.run(), "registration"),
+            self._task(self._election.watch.run(), "election"),
+        ]
+        self._hosting = self._task(self.host.run(), "host")
+
+    def _task(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=f"{what} of {self.name}")
+        task.add_done_callback(self._look_at_the_end)
+        return task
+
+    def _look_at_the_end(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._on_fatal(error)
+
+    async def drain(self) -> None:
+        await self.host.drain(READY_SECONDS)
+
+    async def stop(self) -> None:
+        await self.host.close()
+        await self.door.slam()
+        await self._end()
+        await self._coordinator.close()
+
+    async def kill(self) -> None:
+        """Connections first: nothing that is still said or written in here arrives anywhere."""
+        self._coordinator.disconnect()
+        for port in self._ports:
+            port.cut()
+        await self.door.slam()
+        await asyncio.gather(*[store.close(hand_over=False) for store in self._stores])
+        if self._hosting is not None:
+            self._hosting.cancel()
+        await self._end()
+        self._coordinator.expire()
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        tasks = [*self._tasks, self._hosting] if self._hosting is not None else self._tasks
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- what the parts are given
+
+    def _make_store(self, partition: int, generation: int, *, previous_owner_alive: bool) -> Store[Pipeline]:
+        store: Store[Pipeline] = Store(
+            partition,
+            generation,
+            cluster=self._cluster,
+            connect=self._connect,
+            settings=self._store_settings,
+            make_pipeline=self._make_pipeline,
+            say=lambda sentence: None,
+            previous_owner_alive=previous_owner_alive,
+        )
+        self._stores.append(store)
+        return store
+
+    def _make_pipeline(self, session: OpenSession) -> Pipeline:
+        return Pipeline(session, PipelineSettings(limits=LIMITS), self._capacity, on_fatal=self._on_fatal)
+
+    def _connect(self, storage: StorageMeta) -> StoragePort:
+        port = StoragePort(self._storages[storage.listen], self._key)
+        self._ports.append(port)
+        return port
+
+    async def _is_alive(self, server: ServerMeta) -> bool:
+        return False  # names are given out by the cluster: what is left of one is of a server that was killed

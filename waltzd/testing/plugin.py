@@ -1,0 +1,37 @@
+"""The pytest fixture `waltz_cluster`, there for every test as soon as `waltz` is installed.
+
+    @pytest.mark.waltz(partitions=4)
+    def test_transfer(waltz_cluster):
+        async def story(cluster):
+            async with cluster.client(handler=view) as client: ...
+
+        waltz_cluster.run(story)
+
+A test that is a coroutine itself uses `async with waltz_cluster as cluster`. The mark takes what `LocalCluster` takes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from waltzd.testing.cluster import LocalCluster
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "waltz(partitions, servers, storages, storage_seconds): the size of `waltz_cluster`")
+
+
+@pytest.fixture
+def waltz_cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    """A cluster within this process; the test starts and ends it."""
+    # Not at the top: this module is loaded with every pytest on the machine.
+    make = importlib.import_module("waltzd.testing.cluster").LocalCluster
+    mark = request.node.get_closest_marker("waltz")
+    cluster: LocalCluster = make(**(mark.kwargs if mark else {}))
+    yield cluster
+    assert not cluster.is_running, "the test must end the cluster: use `async with waltz_cluster` or `waltz_cluster.run`"

@@ -1,0 +1,337 @@
+"""A server as a client sees it, within one process: calls go straight to the desk, frames are handed over uncopied.
+
+Every mount runs through here, so this is where an application's bad luck is made: a lock that fails, a feed that stands
+still, a connection that breaks in front of an answer. The server behind it is the real one and knows nothing of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import numpy as np
+
+from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
+from waltzd.frame import AppendBatch, ClientFrame, Committals, Feed, HeadFeed, MountRequest, Refusals, ServerFrame, Topology
+from waltzd.lock import Mode
+from waltzd.outcome import Reason
+from waltzd.record import HeadArray, Run, heads
+from waltzd.server.bell import Bell
+from waltzd.server.desk import Desk
+
+MESSAGES_MAX = 4
+"""How many messages are on their way, each way, before the sender waits."""
+
+
+@dataclass
+class Luck:
+    """What is to go wrong, for each partition, and how often."""
+
+    lock_failures: dict[int, int] = field(default_factory=dict)
+    lost_answers: dict[int, int] = field(default_factory=dict)
+    is_feed_suspended: bool = False
+
+    @staticmethod
+    def strikes(bad: dict[int, int], partition: int) -> bool:
+        left = bad.get(partition, 0)
+        if left:
+            bad[partition] = left - 1
+        return left > 0
+
+
+class ServerDoor:
+    """The way to one server while it lives. `slam` breaks every connection at once."""
+
+    def __init__(self, address: str, desk: Desk, luck: Luck, on_fatal: Callable[[BaseException], None]) -> None:
+        self.address = address
+        self.luck = luck
+        self.is_shut = False
+        self._desk = desk
+        self._on_fatal = on_fatal
+        self._mounts: dict[DeskMount, asyncio.Task[None]] = {}
+
+    @property
+    def desk(self) -> Desk:
+        if self.is_shut:
+            raise CannotConnect(f"nobody listens at {self.address}")
+        return self._desk
+
+    def serve(self, mount: DeskMount) -> None:
+        task = asyncio.create_task(self._serve(mount), name=f"mount at {self.address}")
+        self._mounts[mount] = task
+        task.add_done_callback(lambda _: self._mounts.pop(mount))
+
+    async def _serve(self, mount: DeskMount) -> None:
+        try:
+            await self.desk.mount(mount.link)
+        except WaltzError:
+            return  # the client was told in the stream
+        except Exception as error:
+            self._on_fatal(error)
+            raise
+        finally:
+            mount.ended()
+
+    def give_up(self, mount: DeskMount) -> None:
+        if mount in self._mounts:
+            self._mounts[mount].cancel()
+
+    def look(self) -> None:
+        """The luck has changed."""
+        for mount in self._mounts:
+            mount.look()
+
+    def break_connections(self, partition: int | None = None) -> None:
+        for mount in list(self._mounts):
+            if partition is None or mount.partition == partition:
+                mount.break_off()
+
+    async def slam(self) -> None:
+        self.is_shut = True
+        tasks = list(self._mounts.values())
+        self.break_connections()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class ServerPort:
+    """What `waltzd.servers.ServerClient` is over gRPC. The door is looked up at each call: a server may be a new one."""
+
+    def __init__(self, find: Callable[[], ServerDoor], key: UUID | None) -> None:
+        self._find = find
+        self._key = key
+
+    def _known_key(self) -> UUID:
+        return self._key or self._find().desk.locate().cluster_key
+
+    async def locate(self) -> Topology:
+        await asyncio.sleep(0)
+        topology = self._find().desk.locate()
+        if self._key is not None and self._key != topology.cluster_key:
+            raise ForeignCluster(f"this server belongs to the cluster {topology.cluster_key}, not to {self._key}")
+        return topology
+
+    async def register(self) -> int:
+        return await self._find().desk.register(self._known_key())
+
+    def mount(self) -> DeskMount:
+        return DeskMount(self._find)
+
+    async def high_water_mark(self, partition: int) -> int:
+        await asyncio.sleep(0)
+        return self._find().desk.high_water_mark(self._known_key(), partition)
+
+    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[Run]:
+        async with aclosing(self._find().desk.fetch(self._known_key(), partition, first_id, last_id)) as runs:
+            async for run in runs:
+                yield run
+
+    async def fetch_heads(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[HeadArray]:
+        async for run in self.fetch(partition, first_id, last_id):
+            yield heads(run)
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+
+
+class DeskMount:
+    """One mount, as the client holds it. `link` is the server's end."""
+
+    def __init__(self, find: Callable[[], ServerDoor]) -> None:
+        self.partition = -1
+        self.link = _MountLink()
+        self._find = find
+        self._door: ServerDoor | None = None
+        self._held: deque[ServerFrame] = deque()
+        """Feed that is kept back; the credit of the client bounds it."""
+        self._broken: WaltzError | None = None
+
+    # -- as the client uses it
+
+    async def send(self, frames: Sequence[ClientFrame]) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if self._door is None:
+            self._begin(frames)
+        for message in self._unlucky(frames):
+            await self.link.put(message)
+
+    def _begin(self, frames: Sequence[ClientFrame]) -> None:
+        match frames:
+            case [MountRequest(partition=partition)]:
+                self.partition = partition
+        door = self._find()
+        door.desk.locate()  # somebody must be there
+        self._door = door
+        door.serve(self)
+
+    async def receive(self) -> Sequence[ServerFrame] | None:
+        while True:
+            if self._broken is not None:
+                raise self._broken
+            if self._held and not self._is_suspended:
+                return [self._held.popleft()]
+            message = self.link.next_message()
+            if message is None:
+                if self.link.is_over:
+                    return None
+                await self.link.bell.wait(self.link.bell.rings)
+                continue
+            frames = self._what_arrives(message)
+            if frames:
+                return frames
+
+    def cancel(self) -> None:
+        self._broken = self._broken or CannotConnect("the mount was given up here")
+        self.link.end()
+        if self._door is not None:
+            self._door.give_up(self)
+
+    # -- bad luck
+
+    @property
+    def _is_suspended(self) -> bool:
+        return self._door is not None and self._door.luck.is_feed_suspended
+
+    def look(self) -> None:
+        self.link.bell.ring()
+
+    def ended(self) -> None:
+        self.link.end()
+
+    def break_off(self) -> None:
+        """As when a cable is cut: what is on its way is lost, both ways."""
+        assert self._door is not None
+        self._broken = CannotConnect(f"the connection to {self._door.address} was lost")
+        self.link.end()
+        self._door.give_up(self)
+
+    def _what_arrives(self, message: Sequence[ServerFrame]) -> list[ServerFrame]:
+        assert self._door is not None
+        luck = self._door.luck
+        if any(isinstance(frame, Committals) for frame in message) and luck.strikes(luck.lost_answers, self.partition):
+            self.break_off()
+            assert self._broken is not None
+            raise self._broken
+        feeds = [frame for frame in message if isinstance(frame, Feed | HeadFeed)]
+        if not feeds or not (luck.is_feed_suspended or self._held):
+            return list(message)
+        self._held.extend(feeds)
+        return [frame for frame in message if not isinstance(frame, Feed | HeadFeed)]
+
+    def _unlucky(self, frames: Sequence[ClientFrame]) -> Iterator[Sequence[ClientFrame]]:
+        """The same frames; or, when a lock is to fail, what is in front of that transaction and what is behind it."""
+        assert self._door is not None
+        luck = self._door.luck
+        batches = [frame for frame in frames if isinstance(frame, AppendBatch)]
+        if not batches or not luck.lock_failures.get(self.partition):
+            yield frames
+            return
+        (batch,) = batches
+        row = first_checked(batch)
+        if row is None:
+            yield frames
+            return
+        luck.strikes(luck.lock_failures, self.partition)
+        if row > 0:
+            yield [rows(batch, 0, row)]
+        self.link.answer(_refusal(batch, row))
+        others = [frame for frame in frames if not isinstance(frame, AppendBatch)]
+        rest = [rows(batch, row + 1, len(batch))] if row + 1 < len(batch) else []
+        if rest or others:
+            yield [*rest, *others]
+
+
+class _MountLink:
+    """The server's end of a mount, and what is between the two ends."""
+
+    def __init__(self) -> None:
+        self.peer = "a client in this process"
+        self.bell = Bell()
+        self.is_over = False
+        self._up: deque[Sequence[ClientFrame]] = deque()
+        self._down: deque[Sequence[ServerFrame]] = deque()
+
+    async def receive(self) -> Sequence[ClientFrame] | None:
+        while not self._up:
+            if self.is_over:
+                return None
+            await self.bell.wait(self.bell.rings)
+        message = self._up.popleft()
+        self.bell.ring()
+        return message
+
+    async def send(self, frames: Sequence[ServerFrame]) -> None:
+        while len(self._down) >= MESSAGES_MAX and not self.is_over:
+            await self.bell.wait(self.bell.rings)
+        if self.is_over:
+            raise CannotConnect("the client has gone")
+        self._down.append(list(frames))
+        self.bell.ring()
+
+    async def put(self, message: Sequence[ClientFrame]) -> None:
+        while len(self._up) >= MESSAGES_MAX and not self.is_over:
+            await self.bell.wait(self.bell.rings)
+        if self.is_over:
+            raise CannotConnect("the server has ended the mount")
+        self._up.append(message)
+        self.bell.ring()
+
+    def answer(self, frame: ServerFrame) -> None:
+        """Something that the server did not say."""
+        self._down.append([frame])
+        self.bell.ring()
+
+    def next_message(self) -> Sequence[ServerFrame] | None:
+        if not self._down:
+            return None
+        message = self._down.popleft()
+        self.bell.ring()
+        return message
+
+    def end(self) -> None:
+        self.is_over = True
+        self.bell.ring()
+
+
+# -- batches taken apart -----------------------------------------------------------------------------------------------
+
+
+def first_checked(batch: AppendBatch) -> int | None:
+    """The first transaction with a lock that can fail."""
+    ends = np.cumsum(batch.lock_counts)
+    checked = np.flatnonzero(batch.lock_modes != int(Mode.APPEND))
+    return int(np.searchsorted(ends, checked[0], side="right")) if len(checked) else None
+
+
+def rows(batch: AppendBatch, start: int, stop: int) -> AppendBatch:
+    data = np.concatenate([[0], np.cumsum(batch.lengths)])
+    locks = np.concatenate([[0], np.cumsum(batch.lock_counts)])
+    of_locks = slice(int(locks[start]), int(locks[stop]))
+    return AppendBatch(
+        first_sequence=batch.first_sequence + start,
+        marks=batch.marks[start:stop],
+        headers=batch.headers[start:stop],
+        lengths=batch.lengths[start:stop],
+        data_crcs=batch.data_crcs[start:stop],
+        lock_counts=batch.lock_counts[start:stop],
+        lock_ids=batch.lock_ids[of_locks],
+        lock_modes=batch.lock_modes[of_locks],
+        payloads=memoryview(batch.payloads)[int(data[start]) : int(data[stop])],
+    )
+
+
+def _refusal(batch: AppendBatch, row: int) -> Refusals:
+    """As if the lock table did not reach back far enough: that may happen to anybody at any time."""
+    locks = np.concatenate([[0], np.cumsum(batch.lock_counts)])
+    modes = batch.lock_modes[int(locks[row]) : int(locks[row + 1])]
+    lock = int(locks[row]) + int(np.flatnonzero(modes != int(Mode.APPEND))[0])
+    return Refusals(
+        sequences=np.array([batch.first_sequence + row], np.int64),
+        reasons=np.array([int(Reason.FLOOR)], np.uint8),
+        conflict_ids=batch.marks[row : row + 1],
+        locks=batch.lock_ids[lock : lock + 1],
+    )

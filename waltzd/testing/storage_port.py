@@ -1,0 +1,240 @@
+"""A storage as a server sees it, within one process: calls go straight to the keeper, runs are handed over uncopied.
+
+What a network does is done by hand: `pause` lets every call, frame and mark wait, `resume` lets them go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+from uuid import UUID
+
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.link import Frame
+from waltzd.record import Run
+from waltzd.replica import ReplicaStatus
+from waltzd.server.bell import Bell
+from waltzd.storage.keeper import Keeper
+
+T = TypeVar("T")
+FRAMES_MAX = 4
+"""How many frames are on their way before the sender waits."""
+
+
+class StorageDoor:
+    """The way to one storage: open, or with everybody waiting in front of it."""
+
+    def __init__(self, name: str, keeper: Keeper, on_fatal: Callable[[BaseException], None]) -> None:
+        self.name = name
+        self.keeper = keeper
+        self.on_fatal = on_fatal
+        self._open = asyncio.Event()
+        self._open.set()
+        self._streams: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def is_paused(self) -> bool:
+        return not self._open.is_set()
+
+    def pause(self) -> None:
+        self._open.clear()
+
+    def resume(self) -> None:
+        self._open.set()
+
+    async def passed(self) -> None:
+        await self._open.wait()
+
+    def serve(self, partition: int, session: int, link: _StorageLink) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._serve(partition, session, link), name=f"append stream at {self.name}")
+        self._streams[task] = None
+        task.add_done_callback(lambda done: self._streams.pop(done))
+        return task
+
+    async def _serve(self, partition: int, session: int, link: _StorageLink) -> None:
+        try:
+            await self.keeper.append(partition, session, link)
+        except WaltzError as error:
+            link.end(error)
+        except Exception as error:
+            self.on_fatal(error)
+            raise
+        finally:
+            link.end(None)
+
+    async def close(self) -> None:
+        streams = list(self._streams)
+        for task in streams:
+            task.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+        await self.keeper.close()
+
+
+class StoragePort:
+    """What `waltzd.storages.ReplicaClient` is over gRPC. `cut` breaks the connection for good."""
+
+    def __init__(self, door: StorageDoor, key: UUID) -> None:
+        self._door = door
+        self._key = key
+        self._is_cut = False
+        self._streams: list[KeeperStream] = []
+
+    async def _keeper(self) -> Keeper:
+        await self._door.passed()
+        if self._is_cut:
+            raise CannotConnect(f"the connection to {self._door.name} is gone")
+        self._door.keeper.check_key(self._key)
+        return self._door.keeper
+
+    async def _answer(self, answer: T) -> T:
+        await self._door.passed()
+        if self._is_cut:
+            raise CannotConnect(f"the connection to {self._door.name} is gone")
+        return answer
+
+    async def open(self, partition: int, session: int, *, partitions: int, seconds: float | None = None) -> ReplicaStatus:
+        return await self._answer(await (await self._keeper()).open_session(partition, session, partitions))
+
+    async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
+        return await self._answer(await (await self._keeper()).set_low_mark(partition, session, mark))
+
+    async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
+        return await self._answer(await (await self._keeper()).truncate(partition, session, mark))
+
+    def append(self, partition: int, session: int) -> KeeperStream:
+        stream = KeeperStream(self._door, self._keeper, partition, session)
+        self._streams = [known for known in self._streams if not known.is_over] + [stream]
+        return stream
+
+    async def read(
+        self, partition: int, first_id: int, last_id: int | None = None, *, session: int | None = None, frame_bytes: int = 0
+    ) -> AsyncIterator[Run]:
+        keeper = await self._keeper()
+        async for run in keeper.read(partition, session, first_id, last_id, frame_bytes):
+            yield await self._answer(run)
+
+    async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
+        return await self._answer((await self._keeper()).segments(partition, session))
+
+    async def fetch_segment(
+        self, partition: int, first_id: int, *, offset: int = 0, session: int | None = None
+    ) -> AsyncIterator[bytes]:
+        keeper = await self._keeper()
+        async for piece in keeper.fetch_segment(partition, session, first_id, offset):
+            yield await self._answer(piece.data)
+
+    async def install_segment(
+        self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[bytes]
+    ) -> ReplicaStatus:
+        keeper = await self._keeper()
+        return await self._answer(await keeper.install_segment(partition, session, first_id, file_bytes, pieces))
+
+    async def close(self) -> None:
+        for stream in self._streams:
+            stream.cancel()
+
+    def cut(self) -> None:
+        """The server is dead: nothing of what it still does arrives."""
+        self._is_cut = True
+        for stream in self._streams:
+            stream.cancel()
+
+
+class KeeperStream:
+    """One append stream, as the server holds it."""
+
+    def __init__(
+        self, door: StorageDoor, enter: Callable[[], Coroutine[Any, Any, Keeper]], partition: int, session: int
+    ) -> None:
+        self._door = door
+        self._enter = enter
+        self._partition = partition
+        self._session = session
+        self._link = _StorageLink(door)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._link.is_over
+
+    async def start(self) -> None:
+        if self._task is None and not self._link.is_over:
+            await self._enter()
+            self._task = self._door.serve(self._partition, self._session, self._link)
+
+    async def send(self, run: Run, committed: int) -> None:
+        await self.start()
+        await self._link.put(Frame(run, committed))
+
+    async def receive(self) -> int | None:
+        return await self._link.take()
+
+    async def finish(self) -> None:
+        await self._link.put(None)
+
+    def cancel(self) -> None:
+        self._link.end(CannotConnect(f"the append stream to {self._door.name} was given up here"))
+        if self._task is not None:
+            self._task.cancel()
+
+
+class _StorageLink:
+    """Both ends of a stream: frames one way, the newest mark and then the end the other."""
+
+    def __init__(self, door: StorageDoor) -> None:
+        self.peer = "a server in this process"
+        self.is_over = False
+        self._door = door
+        self._frames: deque[Frame | None] = deque()
+        self._mark: int | None = None
+        self._refused: WaltzError | None = None
+        self._bell = Bell()
+
+    # -- the storage's end
+
+    async def receive(self) -> Frame | None:
+        while not self._frames:
+            if self.is_over:
+                return None
+            await self._bell.wait(self._bell.rings)
+        await self._door.passed()
+        frame = self._frames.popleft()
+        self._bell.ring()
+        return frame
+
+    async def send(self, durable_id: int) -> None:
+        await self._door.passed()
+        self._mark = durable_id
+        self._bell.ring()
+
+    async def refuse(self, error: WaltzError) -> None:
+        await self._door.passed()
+        self.end(error)
+
+    # -- the server's end
+
+    def end(self, error: WaltzError | None) -> None:
+        """The first reason counts."""
+        if not self.is_over:
+            self.is_over, self._refused = True, error
+            self._bell.ring()
+
+    async def put(self, frame: Frame | None) -> None:
+        while len(self._frames) >= FRAMES_MAX and not self.is_over:
+            await self._bell.wait(self._bell.rings)
+        if self.is_over:
+            raise self._refused or CannotConnect(f"{self._door.name} has ended the stream")
+        self._frames.append(frame)
+        self._bell.ring()
+
+    async def take(self) -> int | None:
+        while self._mark is None:
+            if self.is_over:
+                if self._refused is not None:
+                    raise self._refused
+                return None
+            await self._bell.wait(self._bell.rings)
+        mark, self._mark = self._mark, None
+        return mark

@@ -1,0 +1,166 @@
+"""Certificates from files, which may be replaced while a process runs.
+
+Three files in PEM: this process's certificate (with intermediate ones behind it), its key, and the certificates of those whose
+word counts. They are tried out before they are used: a handshake of the process with itself, in memory, shows that the key
+belongs to the certificate, that it is signed and in date, and what it says about role and cluster. Files that fail this later,
+half replaced perhaps, change nothing: what was loaded before stays in use, and the log says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import stat
+from dataclasses import dataclass
+from typing import TypeAlias
+from uuid import UUID
+
+from waltzd.errors import BadConfig
+from waltzd.role import Identity, Role
+
+FILE_BYTES_MAX = 1 << 20
+_log = logging.getLogger("waltz.tls")
+_Signature: TypeAlias = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What was in the files, proven to work."""
+
+    certificate: bytes
+    key: bytes
+    ca: bytes
+    identity: Identity
+
+
+class Tls:
+    """The certificate of this process. `role` and `cluster` are what it must say."""
+
+    def __init__(self, certificate: str, key: str, ca: str, *, role: Role, cluster: UUID | None = None) -> None:
+        self._paths = (certificate, key, ca)
+        self._role = role
+        self._cluster = cluster
+        self._seen = self._signature()
+        self._credentials = self._load(self._seen)
+        self._cluster = self._credentials.identity.key
+
+    @property
+    def identity(self) -> Identity:
+        return self._credentials.identity
+
+    def current(self) -> Credentials:
+        """What the files say now. Files that cannot be used are looked at again when they change again."""
+        try:
+            seen = self._signature()
+            if seen != self._seen:
+                self._seen = seen
+                self._credentials = self._load(seen)
+                _log.info("the certificate %s was replaced; new connections use it", self._paths[0])
+        except BadConfig as error:
+            _log.error("%s %s; the certificate that was loaded before stays in use", error.code, error.message)
+        return self._credentials
+
+    def _signature(self) -> _Signature:
+        found: list[tuple[int, int, int]] = []
+        for path in self._paths:
+            try:
+                status = os.stat(path)
+            except OSError as error:
+                raise BadConfig(f"cannot read {path}: {error.strerror}") from error
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return tuple(found)
+
+    def _load(self, seen: _Signature) -> Credentials:
+        certificate, key, ca = (_content(path) for path in self._paths)
+        _check_secret(self._paths[1])
+        identity = _proven_identity(*self._paths)
+        if self._signature() != seen:
+            raise BadConfig(f"{', '.join(self._paths)} changed while they were read")
+        if identity.role is not self._role:
+            raise BadConfig(f"{self._paths[0]} has the role {identity.role}; this process needs the role {self._role}")
+        if self._cluster is not None and identity.key != self._cluster:
+            raise BadConfig(f"{self._paths[0]} belongs to the cluster {identity.key}, this process to {self._cluster}")
+        return Credentials(certificate, key, ca, identity)
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise BadConfig(f"cannot read {path}: {error.strerror}") from error
+    if len(content) > FILE_BYTES_MAX:
+        raise BadConfig(f"{path} is larger than {FILE_BYTES_MAX} bytes: these are no certificates")
+    return content
+
+
+def _check_secret(path: str) -> None:
+    """Symbolic links are followed: certificates are often put in place by one."""
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise BadConfig(f"{path} can be read or changed by every user of this machine; make it private: chmod 600 {path}")
+
+
+# -- a handshake in memory ---------------------------------------------------------------------------------------------
+
+
+def _proven_identity(certificate: str, key: str, ca: str) -> Identity:
+    try:
+        names = _names(_handshake(certificate, key, ca, hostname=None))
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise BadConfig(f"{certificate}, {key} and {ca} do not make a usable certificate: {_reason(error)}") from error
+    identity = Identity.among(names)
+    if identity is None:
+        raise BadConfig(
+            f"{certificate} does not say who it is for: among its names there must be one URI of the form "
+            "waltz://<cluster key>/role/<server|storage|client|operator>/<name>"
+        )
+    if identity.role in (Role.SERVER, Role.STORAGE):
+        for name in identity.dns_names:
+            try:
+                _handshake(certificate, key, ca, hostname=name)
+            except (ssl.SSLError, OSError, ValueError) as error:
+                raise BadConfig(f"{certificate} cannot answer as {name}: {_reason(error)}") from error
+    return identity
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    return getattr(error, "reason", None) or str(error)
+
+
+def _handshake(certificate: str, key: str, ca: str, *, hostname: str | None) -> ssl.SSLObject:
+    """Both sides are this process. Each asks for the other's certificate; with a host name, the caller checks that too."""
+    answering, calling = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    calling.check_hostname = False
+    calling.verify_mode = ssl.CERT_NONE
+    for context in (answering, calling):
+        context.load_cert_chain(certificate, key, password=lambda: "")
+        context.load_verify_locations(ca)
+    answering.verify_mode = ssl.CERT_REQUIRED
+    if hostname is not None:
+        calling.verify_mode = ssl.CERT_REQUIRED
+        calling.check_hostname = True
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = calling.wrap_bio(back, there, server_hostname=hostname)
+    server = answering.wrap_bio(there, back, server_side=True)
+    waiting = [client, server]
+    for _ in range(20):
+        for side in list(waiting):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            waiting.remove(side)
+        if not waiting:
+            return server
+    raise ValueError("the handshake does not end")
+
+
+def _names(side: ssl.SSLObject) -> list[str]:
+    found = side.getpeercert() or {}
+    names = found.get("subjectAltName", ())
+    assert isinstance(names, tuple)
+    return [str(entry[1]) for entry in names if isinstance(entry, tuple) and entry[0] == "URI"]

@@ -1,0 +1,282 @@
+"""Where the partitions are, and one connection to each server: what all partitions of a client share.
+
+Any server can be asked; who does not answer is passed over. A place that turned out wrong is forgotten by whoever found
+out, so nothing that was once believed can stick. One lookup at a time serves all who wait for one. Ports are given out
+with `at` and closed when the last user has gone: one that failed is not given out again, so that the next attempt is a
+new connection and not the back-off of an old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+from uuid import UUID
+from zlib import crc32
+
+from waltzd.errors import BadArgument, BeyondLog, CannotConnect, ForeignCluster, NotOwner, NotReady, Retry, WaltzError
+from waltzd.frame import Place, Topology
+from waltzd.port import ServerPort
+
+T = TypeVar("T")
+Connect: TypeAlias = Callable[[str, UUID | None], ServerPort]
+"""A port to the server at an address, for a cluster key; None when it is not known yet."""
+
+NOWHERE = Place(generation=-1, server=None, address=None)
+PAUSE_MIN, PAUSE_MAX = 0.01, 1.0
+
+
+def pause_seconds(attempt: int, *identity: int) -> float:
+    """Growing, and different for each client and partition, without chance: a run of a simulator can be repeated."""
+    longest = min(PAUSE_MIN * 2.0 ** min(attempt, 16), PAUSE_MAX)
+    return longest * (0.5 + crc32(repr((attempt, identity)).encode()) / (1 << 33))
+
+
+@dataclass(eq=False)
+class _Held:
+    port: ServerPort
+    users: int = 0
+    is_good: bool = True
+
+
+class Whereabouts:
+    def __init__(self, addresses: Sequence[str], connect: Connect, *, call_seconds: float) -> None:
+        self._given = tuple(addresses)
+        self._connect = connect
+        self._call_seconds = call_seconds
+        self._topology: Topology | None = None
+        self._places: list[Place] = []
+        self._held: dict[str, _Held] = {}
+        self._lookup: asyncio.Task[None] | None = None
+        self._suspects: dict[str, None] = {}
+        """Addresses that did not answer last time, oldest first: asked behind the others."""
+
+    # -- what is known
+
+    @property
+    def topology(self) -> Topology:
+        assert self._topology is not None, "open first"
+        return self._topology
+
+    @property
+    def partitions(self) -> int:
+        return len(self.topology.places)
+
+    def forget(self, partition: int, place: Place) -> None:
+        """It is not there, or does not answer."""
+        if self._places[partition] == place:
+            self._places[partition] = NOWHERE
+
+    def hint(self, partition: int, error: NotOwner) -> None:
+        """Somebody who does not own it knew who does."""
+        address, generation = error.facts.get("address"), error.facts.get("generation", "")
+        if address and generation.isdecimal() and int(generation) >= self._places[partition].generation:
+            self._places[partition] = Place(
+                generation=int(generation), server=error.facts.get("owner", address), address=address
+            )
+
+    async def find(self, partition: int) -> Place:
+        """The owner, as far as anybody knows; raises `NotReady` when nobody owns it at the moment."""
+        if self._places[partition].address is None:
+            await self.look()
+        place = self._places[partition]
+        if place.address is None:
+            raise NotReady(f"no server owns partition {partition} at the moment")
+        return place
+
+    # -- looking
+
+    async def open(self, seconds: float) -> None:
+        """The first look; tries for so long."""
+        attempt = 0
+        last = "there was not enough time to ask any"
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    try:
+                        return await self.look()
+                    except WaltzError as error:
+                        if error.retry is Retry.NEVER:
+                            raise
+                        last = error.message
+                    await asyncio.sleep(pause_seconds(attempt))
+                    attempt += 1
+        except TimeoutError:
+            raise CannotConnect(f"the cluster was not found in {seconds:g} seconds: {last}") from None
+
+    async def look(self) -> None:
+        """Ask any server where everything is. Those who come while somebody asks wait for the same answer."""
+        if self._lookup is None or self._lookup.done():
+            self._lookup = asyncio.create_task(self._look())
+            self._lookup.add_done_callback(_take_note)
+        await asyncio.shield(self._lookup)
+
+    async def _look(self) -> None:
+        failures = []
+        for address in self._candidates():
+            try:
+                topology = await self._ask_where(address)
+            except WaltzError as error:
+                if isinstance(error, ForeignCluster):
+                    raise
+                self._suspect(address)
+                failures.append(f"{address}: {error.message}")
+                continue
+            self._suspects.pop(address, None)
+            await self._learn(address, topology)
+            return
+        raise CannotConnect(f"no server answers ({'; '.join(failures)})")
+
+    async def _ask_where(self, address: str) -> Topology:
+        if self._topology is None:  # a port without a key, for this question only
+            port = self._connect(address, None)
+            try:
+                return await self._in_time("Locate", address, port.locate())
+            finally:
+                await port.close()
+        async with self.at(address) as port:
+            return await self._in_time("Locate", address, port.locate())
+
+    def _candidates(self) -> list[str]:
+        named = [address for _, address in self._topology.servers] if self._topology else []
+        found = dict.fromkeys([*named, *self._given])
+        return [address for address in found if address not in self._suspects] + [
+            address for address in self._suspects if address in found
+        ]
+
+    def _suspect(self, address: str) -> None:
+        self._suspects.pop(address, None)
+        self._suspects[address] = None
+
+    async def _learn(self, address: str, topology: Topology) -> None:
+        known = self._topology
+        if known is not None and known.cluster_key != topology.cluster_key:
+            raise ForeignCluster(
+                f"the server at {address} belongs to the cluster {topology.cluster} ({topology.cluster_key}), "
+                f"this client to {known.cluster} ({known.cluster_key})"
+            )
+        if known is None:
+            self._places = [NOWHERE] * len(topology.places)
+        elif len(known.places) != len(topology.places):
+            raise ForeignCluster(
+                f"the server at {address} knows {len(topology.places)} partitions, this client {len(known.places)}"
+            )
+        self._topology = topology
+        for partition, place in enumerate(topology.places):
+            if place.generation >= self._places[partition].generation:
+                self._places[partition] = place
+        in_use = {*self._given, *(where for _, where in topology.servers), *(place.address for place in self._places)}
+        for gone in [where for where in self._suspects if where not in in_use]:
+            del self._suspects[gone]
+        for gone in [where for where in self._held if where not in in_use]:
+            await self._discard(gone, self._held[gone])
+
+    # -- talking
+
+    @asynccontextmanager
+    async def at(self, address: str) -> AsyncIterator[ServerPort]:
+        """The port to a server. A `CannotConnect` that passes through here is the end of that port."""
+        held = self._held.get(address)
+        if held is None:
+            held = self._held[address] = _Held(self._connect(address, self.topology.cluster_key))
+        held.users += 1
+        try:
+            yield held.port
+        except CannotConnect:
+            self._suspect(address)
+            await self._discard(address, held)
+            raise
+        finally:
+            held.users -= 1
+            if held.users == 0 and not held.is_good:
+                await held.port.close()
+
+    async def _discard(self, address: str, held: _Held) -> None:
+        if held.is_good:
+            held.is_good = False
+            del self._held[address]
+            if held.users == 0:
+                await held.port.close()
+
+    async def _in_time(self, what: str, address: str, work: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self._call_seconds):
+                return await work
+        except TimeoutError:
+            raise CannotConnect(f"{address} did not answer {what} in {self._call_seconds:g} seconds") from None
+
+    async def register(self) -> int:
+        """A new client id, from any server."""
+        failures = []
+        for address in self._candidates():
+            try:
+                async with self.at(address) as port:
+                    return await self._in_time("Register", address, port.register())
+            except WaltzError as error:
+                if error.retry is Retry.NEVER:
+                    raise
+                failures.append(f"{address}: {error.message}")
+        raise CannotConnect(f"no server gave a client id ({'; '.join(failures)})")
+
+    async def ask(self, partition: int, what: str, call: Callable[[ServerPort], Awaitable[T]], seconds: float) -> T:
+        """Put a question to the owner, through a fail-over, for so long."""
+        attempt, last = 0, "there was not enough time to ask"
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    try:
+                        return await self.ask_once(partition, what, call)
+                    except BeyondLog:
+                        raise
+                    except WaltzError as error:
+                        if error.retry is Retry.NEVER:
+                            raise
+                        last = error.message
+                    await asyncio.sleep(pause_seconds(attempt, partition))
+                    attempt += 1
+        except TimeoutError:
+            raise CannotConnect(f"partition {partition} did not answer {what} in {seconds:g} seconds: {last}") from None
+
+    async def ask_once(self, partition: int, what: str, call: Callable[[ServerPort], Awaitable[T]]) -> T:
+        place = await self.find(partition)
+        assert place.address is not None
+        try:
+            async with self.at(place.address) as port:
+                return await self._in_time(what, place.address, call(port))
+        except WaltzError as error:
+            self.failed(partition, place, error)
+            raise
+
+    def failed(self, partition: int, place: Place, error: WaltzError) -> None:
+        """What an attempt there says about where to try next."""
+        self.forget(partition, place)
+        if isinstance(error, NotOwner):
+            self.hint(partition, error)
+
+    async def close(self) -> None:
+        if self._lookup is not None:
+            self._lookup.cancel()
+            await asyncio.gather(self._lookup, return_exceptions=True)
+        for address, held in list(self._held.items()):
+            await self._discard(address, held)
+
+
+def addresses_of(servers: str | Sequence[str]) -> tuple[str, ...]:
+    """From "host:port,host:port", or the same as a list."""
+    parts = servers.split(",") if isinstance(servers, str) else servers
+    found = tuple(part.strip() for part in parts if part.strip())
+    for address in found:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise BadArgument(f"{address!r} is no address of a server: say host:port")
+    if not found:
+        raise BadArgument("no server is named: say host:port, or several of them")
+    return found
+
+
+def _take_note(lookup: asyncio.Task[None]) -> None:
+    """Those who waited may all have gone; a failure that nobody asked for is no mistake."""
+    if not lookup.cancelled():
+        lookup.exception()
