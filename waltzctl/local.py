@@ -32,7 +32,7 @@ from waltzctl.blueprint import (
     save_lives,
 )
 from waltzctl.creation import Wish, create_cluster
-from waltzctl.daemon import Daemon
+from waltzctl.daemon import Daemon, birth
 from waltzctl.overview import Overview, look
 from waltzd import storages
 from waltzd.disk import translate
@@ -46,6 +46,8 @@ SESSION_SECONDS, DRAIN_SECONDS = 4, 10
 """Of servers: shorter than what is good in earnest, so that something happens while somebody watches."""
 FREE_BYTES_MIN = 256 << 20
 START_SECONDS, OPEN_SECONDS, END_SECONDS = 60.0, 60.0, 45.0
+SETTLE_SECONDS = 15.0
+"""How long to wait for the last replicas, when all partitions take transactions already."""
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 2.0
 Say = Callable[[str], None]
@@ -211,6 +213,12 @@ class LocalCluster:
 
     def _check_machine(self) -> None:
         """What can be known before anything is started."""
+        if birth(os.getpid()) is None:
+            raise BadArgument(
+                "a cluster on one machine needs Linux: without /proc nobody can tell one process from another",
+                not_done="nothing was started",
+                next_step="run it in a Linux container or a virtual machine",
+            )
         free = shutil.disk_usage(self.directory).free
         if free < FREE_BYTES_MIN:
             raise DiskFull(
@@ -268,14 +276,14 @@ class LocalCluster:
         """Until every partition takes transactions with all of its replicas; without some of them when that takes long."""
         coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT)
         await coordinator.start()
-        deadline = time.monotonic() + OPEN_SECONDS
+        started = time.monotonic()
         try:
             while True:
                 found = await look(coordinator)
-                is_late = time.monotonic() > deadline
-                if not found.closed and (is_late or self._is_settled(found)):
+                seconds = time.monotonic() - started
+                if not found.closed and (seconds > SETTLE_SECONDS or self._is_settled(found)):
                     return found
-                if is_late:
+                if seconds > OPEN_SECONDS:
                     break
                 self._say(f"waiting for partitions: {len(found.partitions) - len(found.closed)} are open")
                 for daemon in self.daemons.values():

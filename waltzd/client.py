@@ -88,6 +88,7 @@ class Client:
         themselves; nothing waits for one whose owner is not there."""
         try:
             await self._where.open(self.settings.submit_seconds)
+            self._where.keep_fresh()
             self._client_id = await self._where.register()
             self._closed = None
             await self.set_partitions(self._wanted)

@@ -20,6 +20,17 @@ from waltzd.setting import Address, parse_address, setting, spell_size
 MESSAGE_OVERHEAD_BYTES = 64 << 10
 """What a gRPC message may have around its records: columns, session, partition, lengths."""
 
+_TLS_CERTIFICATE = (
+    "Certificate of this process in PEM, with intermediate ones behind it. Together with `tls_key` and `tls_ca` it makes "
+    "every connection mutual TLS. A file that is replaced is used from the next connection on."
+)
+_TLS_KEY = "Private key of the certificate in PEM. Other users of the machine must not be able to read it."
+_TLS_CA = "Certificates in PEM of those whose signature on a certificate counts."
+_PLAINTEXT = (
+    "Where this daemon may listen without certificates. `loopback`: for this machine only. `anywhere`: whoever reaches the "
+    "port may do everything."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StorageConfig:
@@ -111,6 +122,10 @@ class StorageConfig:
         maximum=3600,
         unit="seconds",
     )
+    tls_certificate: str | None = setting(_TLS_CERTIFICATE, default=None, example="/etc/waltz/storage.pem")
+    tls_key: str | None = setting(_TLS_KEY, default=None, example="/etc/waltz/storage.key")
+    tls_ca: str | None = setting(_TLS_CA, default=None, example="/etc/waltz/ca.pem")
+    plaintext: str = setting(_PLAINTEXT, default="loopback", choices=("loopback", "anywhere"))
     log_format: str = setting(
         "How log lines look: `text` for people, `json` for collectors.", default="text", choices=("text", "json")
     )
@@ -127,6 +142,7 @@ class StorageConfig:
         """Settings that are right by themselves and do not go together: (key, what is wrong)."""
         if self.admin_listen == self.listen and self.listen.port != 0:
             yield "admin_listen", f"{self.admin_listen} is also the address of `listen`; the two must differ"
+        yield from _unprotected(self)
         needed = max(self.record_bytes_max, self.frame_bytes_max)
         if self.queue_bytes_max < needed:
             yield (
@@ -258,6 +274,10 @@ class ServerConfig:
         maximum=3600,
         unit="seconds",
     )
+    tls_certificate: str | None = setting(_TLS_CERTIFICATE, default=None, example="/etc/waltz/server.pem")
+    tls_key: str | None = setting(_TLS_KEY, default=None, example="/etc/waltz/server.key")
+    tls_ca: str | None = setting(_TLS_CA, default=None, example="/etc/waltz/ca.pem")
+    plaintext: str = setting(_PLAINTEXT, default="loopback", choices=("loopback", "anywhere"))
     log_format: str = setting(
         "How log lines look: `text` for people, `json` for collectors.", default="text", choices=("text", "json")
     )
@@ -293,6 +313,7 @@ class ServerConfig:
         yield from _texts(self)
         if self.admin_listen == self.listen and self.listen.port != 0:
             yield "admin_listen", f"{self.admin_listen} is also the address of `listen`; the two must differ"
+        yield from _unprotected(self)
         if self.advertise is None and self.listen.host in _WILDCARDS:
             yield "advertise", f"nobody can connect to {self.listen.host}; say which address applications are to use"
         if self.advertise is not None and (self.advertise.host in _WILDCARDS or self.advertise.port == 0):
@@ -303,6 +324,21 @@ class ServerConfig:
                 "inflight_bytes_max",
                 f"{spell_size(self.inflight_bytes_max)} cannot hold one transaction and one frame; raise it to "
                 f"{spell_size(needed)}, or lower payload_bytes_max and frame_bytes_max",
+            )
+
+
+def _unprotected(config: StorageConfig | ServerConfig) -> Iterator[tuple[str, str]]:
+    missing = [name for name in ("tls_certificate", "tls_key", "tls_ca") if getattr(config, name) is None]
+    if 0 < len(missing) < 3:
+        yield missing[0], "it is missing: tls_certificate, tls_key and tls_ca go together"
+    if len(missing) < 3 or config.plaintext == "anywhere":
+        return
+    for name, address in (("listen", config.listen), ("admin_listen", config.admin_listen)):
+        if not address.is_loopback:
+            yield (
+                name,
+                f"{address} can be reached from other machines, so it needs certificates: set tls_certificate, tls_key and "
+                "tls_ca, or, where nobody else is on the network, plaintext: anywhere",
             )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 
 from waltzd.client_settings import ClientSettings
 from waltzd.conversation import Conversation
-from waltzd.errors import ClientClosed, NotMounted, NotSent, WaltzError
+from waltzd.errors import ClientClosed, NotMounted, NotOwner, NotSent, WaltzError
 from waltzd.follower import Call, Follower, ask_mark
-from waltzd.frame import FeedMode
+from waltzd.frame import FeedMode, Place
 from waltzd.gate import Gate
 from waltzd.mount import FINAL, Mount, State
 from waltzd.outbox import Outbox
@@ -312,12 +312,27 @@ class Line:
             async with self._where.at(place.address) as port:
                 while mount.state is State.MOUNTING:  # first to ask, if something is undecided, then to go on
                     talk = Conversation(port.mount(), mount, self, work=self._work, seconds=self._settings.call_seconds)
-                    await talk.run(self._where.topology.cluster_key)
+                    await self._unless_replaced(place, talk.run(self._where.topology.cluster_key))
         except WaltzError as error:
             mount.link_lost()
             if place is not None:
                 self._where.failed(self.partition, place, error)
             raise
+
+    async def _unless_replaced(self, place: Place, talk: Coroutine[Any, Any, None]) -> None:
+        """Talk to this owner, until another server says that it is the owner no more: one that hangs would not."""
+        talking = asyncio.create_task(talk)
+        moving = asyncio.create_task(self._where.replaced(self.partition, place))
+        try:
+            await asyncio.wait((talking, moving), return_when=asyncio.FIRST_COMPLETED)
+            if talking.done():
+                talking.result()
+            else:
+                raise NotOwner(f"partition {self.partition} has moved to {moving.result().address}")
+        finally:
+            talking.cancel()
+            moving.cancel()
+            await asyncio.gather(talking, moving, return_exceptions=True)
 
     # -- told by the conversation
 

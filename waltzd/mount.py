@@ -23,6 +23,7 @@ from waltzd.errors import (
     Displaced,
     ForeignCluster,
     NoSuchPartition,
+    NotOwner,
     NotPermitted,
     TooLarge,
 )
@@ -131,6 +132,8 @@ class Mount:
 
     def located(self, place: Place) -> None:
         self._move(Event.LOCATED, f"{place.server} generation={place.generation}")
+        if self.place is not None and place.generation > self.place.generation:
+            self.attempts = 0  # another owner: that the one before did not answer says nothing about this one
         self.place = place
 
     def request(self, key: UUID) -> MountRequest:
@@ -160,6 +163,11 @@ class Mount:
 
     def answered(self, frame: Mounted) -> None:
         """The mount stands."""
+        if self.mounted is not None and frame.session < self.mounted.session:
+            raise NotOwner(
+                f"partition {self.partition} is in session {self.mounted.session}; who answered is still in session "
+                f"{frame.session}"
+            )
         self.mounted = frame
         detail = f"number={self.number} session={frame.session} barrier={frame.barrier}"
         if self.outbox.undecided:

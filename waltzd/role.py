@@ -1,8 +1,8 @@
 """Who may call what. A process is what its certificate says that it is: one role in one cluster, under one name. Pure.
 
-The certificate says it twice: as a URI, by which a caller is recognised, and as DNS names, by which whoever answers a call is
-recognised, because the handshake checks those. No host is named anywhere: that a server answers as a server, and the storage
-`s1` as the storage `s1`, holds wherever it runs.
+The certificate says it twice: as a URI, by which a caller is recognised, and as DNS names, by which whoever answers is
+recognised, because the handshake checks those. No host is named anywhere: that a server answers as a server, and the
+storage `s1` as the storage `s1`, holds wherever it runs.
 """
 
 from __future__ import annotations

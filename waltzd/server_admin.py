@@ -11,18 +11,20 @@ import grpc.aio
 from waltzd import wire_pb2 as wire
 from waltzd.link import error_of, key_of, open_channel
 from waltzd.owner import OwnedPartition, OwnedReplica, ServerDescription
+from waltzd.role import Role
+from waltzd.tls import Tls
 from waltzd.wire_pb2_grpc import ServerAdminStub
 
 CALL_SECONDS = 30.0
 
 
 class ServerAdminClient:
-    def __init__(self, address: str, key: UUID, *, seconds: float = CALL_SECONDS) -> None:
-        """Every call has a deadline of so many seconds."""
+    def __init__(self, address: str, key: UUID, *, seconds: float = CALL_SECONDS, tls: Tls | None = None) -> None:
+        """Every call has a deadline of so many seconds. With `tls`, whoever answers must be a server of our cluster."""
         self.address = address
         self._key = key
         self._seconds = seconds
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, tls=tls, peer=Role.SERVER)
         self._stub: Any = ServerAdminStub(self._channel)
 
     async def describe(self) -> ServerDescription:

@@ -23,6 +23,8 @@ from waltzd.frame import ClientFrame, Refused, ServerFrame, Topology
 from waltzd.link import error_of, open_channel, run_of
 from waltzd.log_messages import client_message, heads_of, server_frames, topology_of
 from waltzd.record import HeadArray, Run, first_bad
+from waltzd.role import Role
+from waltzd.tls import Tls
 from waltzd.wire_pb2_grpc import LogStub
 
 T = TypeVar("T")
@@ -31,12 +33,15 @@ CALL_SECONDS = 10.0
 
 
 class ServerClient:
-    def __init__(self, address: str, key: UUID | None = None, *, seconds: float = CALL_SECONDS) -> None:
-        """Without a key, the cluster that the server belongs to is taken for the right one."""
+    def __init__(
+        self, address: str, key: UUID | None = None, *, seconds: float = CALL_SECONDS, tls: Tls | None = None
+    ) -> None:
+        """Without a key, the cluster that the server belongs to is taken for the right one; with `tls` that of our own
+        certificate, and whoever answers must be a server of it."""
         self.address = address
-        self._key = key
+        self._key = tls.identity.key if key is None and tls is not None else key
         self._seconds = seconds
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, tls=tls, peer=Role.SERVER)
         self._stub: Any = LogStub(self._channel)
 
     async def locate(self) -> Topology:

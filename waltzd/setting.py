@@ -7,6 +7,7 @@ a value is a `ValueError` with a sentence for the user; `waltzd.config` adds the
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import re
 import typing
 import uuid
@@ -21,6 +22,14 @@ class Address:
 
     host: str
     port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Only this machine reaches it. A name other than localhost could be anything."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

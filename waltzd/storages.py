@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 from uuid import UUID
 
 import grpc.aio
@@ -22,6 +22,8 @@ from waltzd.link import GO_ON_KEY, error_of, lengths_of, open_channel, run_of
 from waltzd.messages import description_of, error_of_detail, finding_of, status_of
 from waltzd.record import Run, first_bad
 from waltzd.replica import ReplicaStatus, StorageDescription, VerifySummary
+from waltzd.role import Role
+from waltzd.tls import Tls
 from waltzd.wire_pb2_grpc import ReplicaStub, StorageAdminStub
 
 T = TypeVar("T")
@@ -51,11 +53,17 @@ async def _alone(work: Coroutine[Any, Any, T]) -> T:
 
 
 class _Client:
-    def __init__(self, address: str, key: UUID, seconds: float) -> None:
+    _service: ClassVar[Any]
+
+    def __init__(
+        self, address: str, key: UUID, *, seconds: float = CALL_SECONDS, tls: Tls | None = None, name: str | None = None
+    ) -> None:
+        """With `tls`, whoever answers must be a storage of our cluster; with `name` too, the one of that name."""
         self.address = address
         self._key = key
         self._seconds = seconds
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, tls=tls, peer=Role.STORAGE, name=name)
+        self._stub: Any = self._service(self._channel)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -85,9 +93,7 @@ class _Client:
 class ReplicaClient(_Client):
     """The replicas on one storage, through its port for servers."""
 
-    def __init__(self, address: str, key: UUID, *, seconds: float = CALL_SECONDS) -> None:
-        super().__init__(address, key, seconds)
-        self._stub: Any = ReplicaStub(self._channel)
+    _service = ReplicaStub
 
     def _target(self, partition: int, session: int | None) -> wire.Target:
         return wire.Target(cluster_key=self._key.bytes, partition=partition, session=session)
@@ -273,9 +279,7 @@ class AppendStream:
 class AdminClient(_Client):
     """One storage, through its port for operators."""
 
-    def __init__(self, address: str, key: UUID, *, seconds: float = CALL_SECONDS) -> None:
-        super().__init__(address, key, seconds)
-        self._stub: Any = StorageAdminStub(self._channel)
+    _service = StorageAdminStub
 
     async def describe(self) -> StorageDescription:
         return description_of(await self._call(self._stub.Describe, wire.DescribeRequest()))

@@ -1,9 +1,9 @@
 """Certificates from files, which may be replaced while a process runs.
 
-Three files in PEM: this process's certificate (with intermediate ones behind it), its key, and the certificates of those whose
-word counts. They are tried out before they are used: a handshake of the process with itself, in memory, shows that the key
-belongs to the certificate, that it is signed and in date, and what it says about role and cluster. Files that fail this later,
-half replaced perhaps, change nothing: what was loaded before stays in use, and the log says why.
+Three files in PEM: the certificate of this process (with intermediate ones behind it), its key, and the certificates of
+those whose word counts. They are tried out before they are used: a handshake of the process with itself, in memory, shows
+that the key belongs to the certificate, that it is signed and in date, and what it says about role and cluster. Files that
+fail this later, half replaced perhaps, change nothing: what was loaded before stays in use, and the log says why.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import ssl
 import stat
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 from uuid import UUID
 
 from waltzd.errors import BadConfig
@@ -34,6 +34,24 @@ class Credentials:
     identity: Identity
 
 
+class Files(Protocol):
+    """The settings of a daemon that name its files: all or none of them."""
+
+    @property
+    def tls_certificate(self) -> str | None: ...
+    @property
+    def tls_key(self) -> str | None: ...
+    @property
+    def tls_ca(self) -> str | None: ...
+
+
+def tls_for(files: Files, role: Role, cluster: UUID) -> Tls | None:
+    """What a daemon of this role in this cluster secures its connections with; None where it listens without."""
+    if files.tls_certificate is None or files.tls_key is None or files.tls_ca is None:
+        return None
+    return Tls(files.tls_certificate, files.tls_key, files.tls_ca, role=role, cluster=cluster)
+
+
 class Tls:
     """The certificate of this process. `role` and `cluster` are what it must say."""
 
@@ -41,6 +59,7 @@ class Tls:
         self._paths = (certificate, key, ca)
         self._role = role
         self._cluster = cluster
+        self._complaint = ""
         self._seen = self._signature()
         self._credentials = self._load(self._seen)
         self._cluster = self._credentials.identity.key
@@ -57,8 +76,11 @@ class Tls:
                 self._seen = seen
                 self._credentials = self._load(seen)
                 _log.info("the certificate %s was replaced; new connections use it", self._paths[0])
+            self._complaint = ""
         except BadConfig as error:
-            _log.error("%s %s; the certificate that was loaded before stays in use", error.code, error.message)
+            if error.message != self._complaint:
+                _log.error("%s %s; the certificate that was loaded before stays in use", error.code, error.message)
+            self._complaint = error.message
         return self._credentials
 
     def _signature(self) -> _Signature:

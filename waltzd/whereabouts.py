@@ -9,6 +9,7 @@ new connection and not the back-off of an old one.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,8 +25,11 @@ T = TypeVar("T")
 Connect: TypeAlias = Callable[[str, UUID | None], ServerPort]
 """A port to the server at an address, for a cluster key; None when it is not known yet."""
 
+_log = logging.getLogger("waltz.client")
 NOWHERE = Place(generation=-1, server=None, address=None)
-PAUSE_MIN, PAUSE_MAX = 0.01, 1.0
+PAUSE_MIN, PAUSE_MAX = 0.01, 0.5
+REFRESH_SECONDS = 1.0
+"""How often some server is asked where everything is: an owner that hangs does not say that it has been replaced."""
 
 
 def pause_seconds(attempt: int, *identity: int) -> float:
@@ -50,6 +54,9 @@ class Whereabouts:
         self._places: list[Place] = []
         self._held: dict[str, _Held] = {}
         self._lookup: asyncio.Task[None] | None = None
+        self._refresher: asyncio.Task[None] | None = None
+        self._asked = 0
+        self._learned: asyncio.Future[None] | None = None
         self._suspects: dict[str, None] = {}
         """Addresses that did not answer last time, oldest first: asked behind the others."""
 
@@ -65,9 +72,10 @@ class Whereabouts:
         return len(self.topology.places)
 
     def forget(self, partition: int, place: Place) -> None:
-        """It is not there, or does not answer."""
+        """It is not there, or does not answer. The generation stays: an owner that was replaced and does not know it yet
+        must never be believed again."""
         if self._places[partition] == place:
-            self._places[partition] = NOWHERE
+            self._places[partition] = Place(generation=place.generation, server=None, address=None)
 
     def hint(self, partition: int, error: NotOwner) -> None:
         """Somebody who does not own it knew who does."""
@@ -86,7 +94,33 @@ class Whereabouts:
             raise NotReady(f"no server owns partition {partition} at the moment")
         return place
 
+    async def replaced(self, partition: int, place: Place) -> Place:
+        """Wait until the partition is known to be somewhere else, under a later generation."""
+        while self._places[partition].generation <= place.generation or self._places[partition].address is None:
+            if self._learned is None or self._learned.done():
+                self._learned = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._learned)
+        return self._places[partition]
+
     # -- looking
+
+    def keep_fresh(self) -> None:
+        self._refresher = asyncio.create_task(self._refresh(), name="waltz whereabouts")
+
+    async def _refresh(self) -> None:
+        """One server after the other, the suspect ones too; one that does not answer says nothing."""
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            addresses = self._candidates()
+            address = addresses[self._asked % len(addresses)]
+            self._asked += 1
+            try:
+                async with asyncio.timeout(REFRESH_SECONDS), self.at(address) as port:
+                    await self._learn(address, await port.locate())
+            except TimeoutError:
+                self._suspect(address)
+            except WaltzError as error:
+                _log.debug("%s does not say where the partitions are: %s", address, error.message)
 
     async def open(self, seconds: float) -> None:
         """The first look; tries for so long."""
@@ -124,9 +158,11 @@ class Whereabouts:
                 self._suspect(address)
                 failures.append(f"{address}: {error.message}")
                 continue
-            self._suspects.pop(address, None)
-            await self._learn(address, topology)
-            return
+            if await self._learn(address, topology):
+                self._suspects.pop(address, None)
+                return
+            self._suspect(address)
+            failures.append(f"{address}: it does not know yet what others have said")
         raise CannotConnect(f"no server answers ({'; '.join(failures)})")
 
     async def _ask_where(self, address: str) -> Topology:
@@ -150,7 +186,8 @@ class Whereabouts:
         self._suspects.pop(address, None)
         self._suspects[address] = None
 
-    async def _learn(self, address: str, topology: Topology) -> None:
+    async def _learn(self, address: str, topology: Topology) -> bool:
+        """Whether it knows all that we do: an earlier generation of any partition says that it has been asleep."""
         known = self._topology
         if known is not None and known.cluster_key != topology.cluster_key:
             raise ForeignCluster(
@@ -163,15 +200,20 @@ class Whereabouts:
             raise ForeignCluster(
                 f"the server at {address} knows {len(topology.places)} partitions, this client {len(known.places)}"
             )
-        self._topology = topology
+        is_new = all(place.generation >= mine.generation for place, mine in zip(topology.places, self._places, strict=True))
+        if is_new or known is None:
+            self._topology = topology
         for partition, place in enumerate(topology.places):
             if place.generation >= self._places[partition].generation:
                 self._places[partition] = place
+        if self._learned is not None and not self._learned.done():
+            self._learned.set_result(None)
         in_use = {*self._given, *(where for _, where in topology.servers), *(place.address for place in self._places)}
         for gone in [where for where in self._suspects if where not in in_use]:
             del self._suspects[gone]
         for gone in [where for where in self._held if where not in in_use]:
             await self._discard(gone, self._held[gone])
+        return is_new
 
     # -- talking
 
@@ -256,9 +298,10 @@ class Whereabouts:
             self.hint(partition, error)
 
     async def close(self) -> None:
-        if self._lookup is not None:
-            self._lookup.cancel()
-            await asyncio.gather(self._lookup, return_exceptions=True)
+        for task in (self._lookup, self._refresher):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         for address, held in list(self._held.items()):
             await self._discard(address, held)
 

@@ -245,6 +245,29 @@ def test_no_java(home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch) ->
     assert processes(home / "small") == []
 
 
+def test_a_system_on_which_processes_cannot_be_told_apart(
+    home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "birth", lambda _: None)
+    refused(waltzctl("up", "small"), 2, "needs Linux")
+    assert processes(home / "small") == []
+
+
+def test_a_replica_that_does_not_come_is_not_waited_for(
+    home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partitions take transactions without it; the screen says that it is missing."""
+    cluster = LocalCluster.make(home / "small", storages=3, servers=1, partitions=1)
+    cluster.start()
+    admin = cluster.blueprint.addresses("storage-1")[1]
+    assert waltzctl("storage", "availability", admin, "0", "--offline").code == 0
+    cluster.daemons["server-1"].kill()
+    monkeypatch.setattr(local, "SETTLE_SECONDS", 0.0)
+    found = cluster.start()
+    assert (found.closed, [partition.partition for partition in found.short]) == ([], [0])
+    assert not found.is_healthy
+
+
 def test_no_disk_space(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(home)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10 << 20))

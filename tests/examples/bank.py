@@ -210,7 +210,7 @@ async def _wait_until_level(client: Any, banks: Sequence[Bank], branches: Sequen
 @click.command()
 @click.option("--servers", required=True, help="Addresses of servers, with commas between them.")
 @click.option("--database", "databases", multiple=True, required=True, help="A SQLite file or a URL; one client for each.")
-@click.option("--branches", default=1, show_default=True, help="Partitions to use.")
+@click.option("--branches", default=1, show_default=True, help="Partitions to use; nothing else may be in them.")
 @click.option("--first-branch", default=0, show_default=True, help="The lowest of them.")
 @click.option("--accounts", default=5, show_default=True, type=click.IntRange(min=2), help="In each branch.")
 @click.option("--transfers", default=25, show_default=True, help="By each client.")

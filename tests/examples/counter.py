@@ -23,14 +23,14 @@ from waltzd.lock import write_lock
 from waltzd.outcome import Committed, Outcome, Rejected
 from waltzd.transaction import Builder, Declined, Handler, Transaction, TransactionContext
 
-PARTITION = 0
 PATIENCE_SECONDS = 60
 
 
 class CounterView:
     """What the counter is, as far as one client knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, partition: int = 0) -> None:
+        self.partition = partition
         self.value = 0
         self.lowest = 0
         self._marks: dict[int, int] = {}
@@ -41,7 +41,7 @@ class CounterView:
 
     async def apply(self, transaction: Transaction) -> None:
         async with self._moved:
-            if transaction.partition == PARTITION:
+            if transaction.partition == self.partition:
                 self.value += json.loads(transaction.payload)["add"]
                 self.lowest = min(self.lowest, self.value)
             self._marks[transaction.partition] = transaction.id
@@ -49,7 +49,7 @@ class CounterView:
 
     async def reached(self, id: int) -> None:
         async with self._moved:
-            await self._moved.wait_for(lambda: self.mark(PARTITION) >= id)
+            await self._moved.wait_for(lambda: self.mark(self.partition) >= id)
 
 
 class Change(TransactionContext):
@@ -62,7 +62,7 @@ class Change(TransactionContext):
         self.attempts = 0
 
     def partition(self, count: int) -> int:
-        return PARTITION
+        return self._view.partition
 
     def build(self, builder: Builder) -> bool:
         if self._view.value + self._amount < 0:
@@ -118,10 +118,10 @@ def count(result: Result, change: Change, amount: int, outcome: Outcome | Declin
 MakeClient = Callable[[Handler], Any]
 
 
-async def run(make_client: MakeClient, *, clients: int = 4, changes: int = 25, seed: int = 0) -> Result:
+async def run(make_client: MakeClient, *, clients: int = 4, changes: int = 25, seed: int = 0, partition: int = 0) -> Result:
     """Let several clients change the counter at once. `make_client` gives a `Client` for a handler: where the servers
     are is not the application's business."""
-    views = [CounterView() for _ in range(clients)]
+    views = [CounterView(partition) for _ in range(clients)]
     result = Result()
 
     async def work(number: int, client: Any) -> None:
@@ -139,7 +139,7 @@ async def run(make_client: MakeClient, *, clients: int = 4, changes: int = 25, s
         async with asyncio.TaskGroup() as working:
             for number, client in enumerate(made):
                 working.create_task(work(number, client))
-        end = await made[0].high_water_mark(PARTITION)
+        end = await made[0].high_water_mark(partition)
         async with asyncio.timeout(PATIENCE_SECONDS):
             for view in views:
                 await view.reached(end)
@@ -156,16 +156,14 @@ async def run(make_client: MakeClient, *, clients: int = 4, changes: int = 25, s
 @click.option("--clients", default=4, show_default=True)
 @click.option("--changes", default=25, show_default=True, help="By each client.")
 @click.option("--seed", default=0, show_default=True)
-def main(servers: str, clients: int, changes: int, seed: int) -> None:
+@click.option("--partition", default=0, show_default=True, help="Where the counter is; nothing else may be in there.")
+def main(servers: str, clients: int, changes: int, seed: int, partition: int) -> None:
     """Race for a counter that must not fall below zero."""
-    result = storages.run(
-        run(
-            lambda handler: Client(servers, handler=handler, partitions=[PARTITION]),
-            clients=clients,
-            changes=changes,
-            seed=seed,
-        )
-    )
+
+    def make_client(handler: Handler) -> Client:
+        return Client(servers, handler=handler, partitions=[partition])
+
+    result = storages.run(run(make_client, clients=clients, changes=changes, seed=seed, partition=partition))
     click.echo(str(result))
     raise SystemExit(0 if result.is_right else 1)
 

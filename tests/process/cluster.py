@@ -147,8 +147,8 @@ class Cluster:
             while self.local.daemons[name].is_running:
                 await asyncio.sleep(0.05)
 
-    async def is_equal(self, partition: int) -> bool:
-        """Every storage holds the same ids of this partition."""
+    async def equal(self, partition: int) -> None:
+        """Wait until every storage holds the same ids of this partition, and vouches for them."""
 
         async def last_id(address: str) -> int:
             async with AdminClient(address, self.key) as admin:
@@ -159,4 +159,6 @@ class Cluster:
             return status.last_id
 
         addresses = [self.local.blueprint.addresses(name)[1] for name in self.storage_names]
-        return len({await last_id(address) for address in addresses}) == 1
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len({await last_id(address) for address in addresses}) > 1:
+                await asyncio.sleep(0.1)

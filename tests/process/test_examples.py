@@ -17,7 +17,7 @@ SECONDS = 120
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    cluster = Cluster.make(tmp_path_factory.mktemp("examples"), partitions=2)
+    cluster = Cluster.make(tmp_path_factory.mktemp("examples"), partitions=3)
     cluster.start()
     yield cluster.servers
     cluster.close()
@@ -29,7 +29,7 @@ def example(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_counter(servers: str) -> None:
-    done = example("counter", "--servers", servers, "--clients", "3", "--changes", "10")
+    done = example("counter", "--servers", servers, "--clients", "3", "--changes", "10", "--partition", "2")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("right: the counter is ")
     assert "3 views agree: True" in done.stdout

@@ -1,4 +1,4 @@
-"""Storages in one process: the real keeper over a simulated disk, and a gate where the network would be."""
+"""Storages in one process: the real keeper over a simulated disk that can be killed, hung and given another disk."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from waltzd.errors import CannotConnect
 from waltzd.meta import StorageMeta
 from waltzd.storage.directory import Directory
 from waltzd.storage.keeper import Keeper
-from waltzd.storage.local import LocalStorage
 from waltzd.storage.partition import PartitionSettings
+from waltzd.testing.storage_port import StorageDoor, StoragePort
 
 KEY = UUID(int=0xA11CE)
 ROOT = "storage"
@@ -32,7 +32,7 @@ def _blank(seed: int) -> SimDisk:
 
 
 class SimStorage:
-    """`keeper` is None while it is down. `is_hung`: it takes everything and answers nothing."""
+    """`keeper` is None while it is down."""
 
     def __init__(self, name: str, *, partitions: int = 1, seed: int = 0, segment_bytes: int = 4000) -> None:
         self.name = name
@@ -42,8 +42,8 @@ class SimStorage:
         self.keeper: Keeper | None = None
         self.log: list[str] = []
         self.fatal: list[BaseException] = []
-        self._hung = asyncio.Event()
-        self._hung.set()
+        self.door: StorageDoor | None = None
+        self._ports: list[StoragePort] = []
 
     @property
     def meta(self) -> StorageMeta:
@@ -66,23 +66,29 @@ class SimStorage:
             self.disk, directory, config, run_writing=inline, run_reading=inline, on_fatal=self.fatal.append
         )
         self.keeper.start()
+        self.door = StorageDoor(self.name, self.keeper, self.fatal.append)
         return self
 
     async def stop(self) -> None:
         """In order."""
-        assert self.keeper is not None
-        keeper, self.keeper = self.keeper, None
+        keeper = self._hang_up()
         keeper.refuse_new()
         await keeper.close()
 
     def kill(self) -> None:
         """As with kill -9: what the system was given is there, and nothing more happens."""
-        assert self.keeper is not None
-        keeper, self.keeper = self.keeper, None
-        for lane in keeper._lanes.values():
+        for lane in self._hang_up()._lanes.values():
             if lane._task is not None:
                 lane._task.cancel()
         self.disk.kill()
+
+    def _hang_up(self) -> Keeper:
+        assert self.keeper is not None
+        keeper, self.keeper, self.door = self.keeper, None, None
+        for port in self._ports:
+            port.cut()
+        self._ports = []
+        return keeper
 
     def lose_disk(self, seed: int) -> None:
         """Somebody put an empty disk in its place."""
@@ -90,20 +96,20 @@ class SimStorage:
         self.disk = _blank(seed)
 
     def hang(self) -> None:
-        self._hung.clear()
+        """It takes everything and answers nothing."""
+        assert self.door is not None
+        self.door.pause()
 
     def go_on(self) -> None:
-        self._hung.set()
+        assert self.door is not None
+        self.door.resume()
 
-    async def gate(self) -> None:
-        keeper = self.keeper
-        await asyncio.sleep(0)
-        await self._hung.wait()
-        if self.keeper is None or self.keeper is not keeper:
+    def port(self) -> StoragePort:
+        if self.door is None:
             raise CannotConnect(f"{self.name} is down")
-
-    def port(self) -> SimPort:
-        return SimPort(self)
+        if not self._ports:
+            self._ports = [StoragePort(self.door, KEY)]
+        return self._ports[0]
 
     def records(self, partition: int = 0) -> list[bytes]:
         """Every record that is on the disk, straight from the replica."""
@@ -119,18 +125,13 @@ class SimStorage:
 
 
 class SimPort:
-    """A `ReplicaPort` that finds the storage's keeper of the moment: like a channel, it outlives restarts."""
+    """A `ReplicaPort` that finds the storage of the moment: like a channel, it outlives restarts."""
 
     def __init__(self, storage: SimStorage) -> None:
         self._storage = storage
 
-    def _local(self) -> LocalStorage:
-        if self._storage.keeper is None:
-            raise CannotConnect(f"{self._storage.name} is down")
-        return LocalStorage(self._storage.keeper, KEY, gate=self._storage.gate)
-
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._local(), name)
+        return getattr(self._storage.port(), name)
 
     async def close(self) -> None:
         return None

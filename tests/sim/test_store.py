@@ -389,3 +389,18 @@ def test_an_owner_that_dies_in_the_middle_of_its_recovery_changes_nothing(crash_
             await third.committed(third.append(1))
 
     run(test())
+
+
+@story
+async def test_a_store_that_is_cancelled_twice_leaves_nothing_behind() -> None:
+    async with cell() as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(10))
+        store.task.cancel()
+        await asyncio.sleep(0)
+        store.task.cancel()
+        await asyncio.gather(store.task, return_exceptions=True)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert [name for task in asyncio.all_tasks() if "partition 0 on" in (name := task.get_name())] == []

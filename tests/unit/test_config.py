@@ -54,6 +54,10 @@ def test_every_setting_can_be_given() -> None:
         directory: "/data/with space"
         listen: '[::1]:55300'
         admin_listen: storage-1.example:55301
+        tls_certificate: /etc/waltz/storage.pem
+        tls_key: /etc/waltz/storage.key
+        tls_ca: /etc/waltz/ca.pem
+        plaintext: anywhere
         cluster_key: {KEY}
         partitions: 16
         segment_bytes_max: 1GB
@@ -75,6 +79,10 @@ def test_every_setting_can_be_given() -> None:
         admin_listen=Address("storage-1.example", 55301),
         cluster_key=KEY,
         partitions=16,
+        tls_certificate="/etc/waltz/storage.pem",
+        tls_key="/etc/waltz/storage.key",
+        tls_ca="/etc/waltz/ca.pem",
+        plaintext="anywhere",
         segment_bytes_max=10**9,
         record_bytes_max=8 << 20,
         frame_bytes_max=1 << 16,
@@ -87,7 +95,7 @@ def test_every_setting_can_be_given() -> None:
         log_format="json",
         log_level="debug",
     )
-    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 16
+    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 20
     assert parse(show(found)) == found
 
 
@@ -254,7 +262,34 @@ def test_the_sample_file_is_a_valid_file_that_changes_no_default() -> None:
         for line in (ROOT / "configs/storage.yml").read_text().splitlines()
         if line.removeprefix("# ").partition(":")[0] in declared(StorageConfig)
     )
-    assert parse(commented_in) == StorageConfig(directory=sample.directory, cluster_key=KEY, partitions=16)
+    assert parse(commented_in) == StorageConfig(
+        directory=sample.directory,
+        cluster_key=KEY,
+        partitions=16,
+        tls_certificate="/etc/waltz/storage.pem",
+        tls_key="/etc/waltz/storage.key",
+        tls_ca="/etc/waltz/ca.pem",
+    )
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.9.10:1", "'[::1]:1'", "localhost:1"])
+def test_this_machine_needs_no_certificate(address: str) -> None:
+    assert parse(f"directory: /data\nlisten: {address}").tls_certificate is None
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "'[::]:1'", "10.0.0.1:1", "storage-1:1", "localhost.example:1"])
+@pytest.mark.parametrize("name", ["listen", "admin_listen"])
+def test_other_machines_are_let_in_with_certificates_or_on_request_only(address: str, name: str) -> None:
+    text = f"directory: /data\n{name}: {address}\n"
+    assert "line 2: " in problem(text)
+    assert "can be reached from other machines" in problem(text)
+    parse(text + "plaintext: anywhere")
+    parse(text + "tls_certificate: a\ntls_key: b\ntls_ca: c")
+
+
+@pytest.mark.parametrize("given", ["tls_certificate", "tls_key", "tls_ca"])
+def test_the_three_files_of_a_certificate_go_together(given: str) -> None:
+    assert "go together" in problem(f"directory: /data\n{given}: a")
 
 
 def test_the_values_in_force_are_shown_with_what_is_default() -> None:

@@ -11,8 +11,17 @@ import pytest
 from tests.sim.sample import KEY, PARTITIONS, ROOT, begin, blank_disk, expected, open_directory, run_for, sample, served
 from waltzd.config import StorageConfig
 from waltzd.disk_sim import Fault, SimDisk
-from waltzd.errors import Draining, FlushFailed, ForeignCluster, NoSuchPartition, PartitionDamaged, WaltzError
-from waltzd.layout import FileHeader
+from waltzd.errors import (
+    ControlDamaged,
+    Draining,
+    FlushFailed,
+    ForeignCluster,
+    NoSuchPartition,
+    PartitionDamaged,
+    TooManyCallers,
+    WaltzError,
+)
+from waltzd.layout import CONTROL_NAME, FileHeader, control_struct_offset
 from waltzd.link import Frame
 from waltzd.storage.keeper import Keeper
 
@@ -129,6 +138,66 @@ def test_an_owner_can_ask_for_an_empty_replica_where_nothing_is() -> None:
     disk.power_cut()
     directory = open_directory(disk)
     assert [partition.number for partition in directory.partitions()] == [0, 2]
+
+
+@pytest.mark.parametrize("offset", [0, 10], ids=["its number", "its structs"])
+def test_a_partition_with_a_damaged_control_record_is_rebuilt_by_removing_it(offset: int) -> None:
+    disk = sample(6)
+    for at in (0, 36):
+        disk.corrupt(f"{ROOT}/{CONTROL_NAME}", control_struct_offset(0, 0) - 4 + offset + (at if offset else 0), b"\xa5")
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        for create in (False, True):
+            with pytest.raises(ControlDamaged):
+                await keeper.open_session(0, 7, PARTITIONS, create=create)
+        aside = await keeper.remove_partition(0, delete_files=False)
+        assert aside is not None
+        assert len(disk.list(aside)) > 3
+        assert (await keeper.open_session(0, 7, PARTITIONS, create=True)).last_id == -1
+
+    with_keeper(disk, test)
+    disk.power_cut()
+    assert [partition.number for partition in open_directory(disk).partitions()] == [0, 1]
+
+
+def test_callers_are_bounded_and_their_places_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("waltzd.storage.keeper.READERS_MAX", 2)
+    monkeypatch.setattr("waltzd.storage.keeper.APPENDERS_MAX", 2)
+    disk = sample(6)
+
+    class Silent(OneFrame):
+        def __init__(self) -> None:
+            super().__init__(Frame(run_for(0, 6, 1), -1))
+            self.is_over = asyncio.Event()
+
+        async def receive(self) -> Frame | None:
+            await self.is_over.wait()
+            return None
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.open_session(0, 7, PARTITIONS)
+        reading = [keeper.read(0, 7, 0, 5, 50) for _ in range(3)]
+        first = [await anext(reader) for reader in reading[:2]]
+        assert [run.first_id for run in first] == [0, 0]
+        with pytest.raises(TooManyCallers):
+            await anext(reading[2])
+        async for _ in reading[0]:
+            continue
+        assert [run async for run in keeper.read(0, 7, 0, 5, 0)] != []
+
+        links = [Silent(), Silent()]
+        streams = [asyncio.create_task(keeper.append(0, 7, link)) for link in links]
+        await asyncio.sleep(0)
+        with pytest.raises(TooManyCallers):
+            await keeper.append(0, 7, Silent())
+        for link in links:
+            link.is_over.set()
+        await asyncio.gather(*streams)
+        last = OneFrame(Frame(run_for(0, 6, 1), -1))
+        await keeper.append(0, 7, last)
+        assert last.marks == [6]
+
+    with_keeper(disk, test)
 
 
 def file_of(first_id: int, count: int) -> bytes:

@@ -29,6 +29,7 @@ from waltzd.meta import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.open_files import allow_open_files
 from waltzd.owner import ServerDescription
 from waltzd.port import ReplicaPort
+from waltzd.role import Role
 from waltzd.server.admin_service import add_admin_service
 from waltzd.server.capacity import Capacity
 from waltzd.server.desk import Desk
@@ -41,6 +42,7 @@ from waltzd.server.store import OpenSession, Store
 from waltzd.server.store_session import StoreSettings
 from waltzd.server_admin import ServerAdminClient
 from waltzd.storages import ReplicaClient
+from waltzd.tls import Tls, tls_for
 from waltzd.zookeeper import ZooKeeperCoordinator
 
 ALIVE_SECONDS = 2.0
@@ -75,9 +77,11 @@ async def _serve(config: ServerConfig) -> None:
         cluster = Cluster(coordinator)
         meta = await cluster.meta()
         _check_preferred(config, meta)
-        clients, operators = create_server(config.message_bytes_max), create_server(config.message_bytes_max)
+        tls = tls_for(config, Role.SERVER, meta.key)
+        clients, operators = create_server(config.message_bytes_max, tls), create_server(config.message_bytes_max, tls)
         ends.push_async_callback(_stop, clients, operators)
-        daemon = _Daemon(config, cluster, meta, listen(clients, config.listen), listen(operators, config.admin_listen))
+        ports = listen(clients, config.listen, tls), listen(operators, config.admin_listen, tls)
+        daemon = _Daemon(config, cluster, meta, tls, *ports)
         ends.push_async_callback(daemon.close)
         add_log_service(clients, Desk(daemon.host))
         add_admin_service(operators, daemon.describe, daemon.registration)
@@ -100,8 +104,11 @@ def _check_preferred(config: ServerConfig, meta: ClusterMeta) -> None:
 class _Daemon:
     """The parts of a server, put together."""
 
-    def __init__(self, config: ServerConfig, cluster: Cluster, meta: ClusterMeta, port: int, admin_port: int) -> None:
+    def __init__(
+        self, config: ServerConfig, cluster: Cluster, meta: ClusterMeta, tls: Tls | None, port: int, admin_port: int
+    ) -> None:
         self._config = config
+        self._tls = tls
         self._meta = meta
         self._cluster = cluster
         self._started = asyncio.get_running_loop().time()
@@ -205,7 +212,7 @@ class _Daemon:
         """All partitions share one connection to a storage."""
         if storage.listen not in self._storages:
             self._storages[storage.listen] = ReplicaClient(
-                storage.listen, self._meta.key, seconds=self._config.storage_seconds
+                storage.listen, self._meta.key, seconds=self._config.storage_seconds, tls=self._tls, name=storage.name
             )
         return self._storages[storage.listen]
 
@@ -215,7 +222,7 @@ class _Daemon:
 
     async def _is_alive(self, server: ServerMeta) -> bool:
         """Only the process itself can say so: its address may belong to another one by now, or to us."""
-        async with ServerAdminClient(server.admin_listen, self._meta.key, seconds=ALIVE_SECONDS) as client:
+        async with ServerAdminClient(server.admin_listen, self._meta.key, seconds=ALIVE_SECONDS, tls=self._tls) as client:
             try:
                 return (await client.describe()).instance == server.instance
             except WaltzError as error:

@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from waltzd.errors import CannotConnect, StaleSession, WaltzError
 from waltzd.port import AppendPort, ReplicaPort
+from waltzd.replica import ReplicaStatus
 from waltzd.server.bell import Bell
 from waltzd.server.copying import Copier, SourceFailed
 from waltzd.server.recovery import Copy, Heal, Level, Recovery, SetLowMark, Truncate, Wait
@@ -61,8 +62,8 @@ class Home(Protocol):
     @property
     def committed(self) -> int: ...
     def acknowledged(self, name: str, mark: int) -> None: ...
-    def regressed(self, name: str, mark: int) -> bool:
-        """It answers and holds this much: whether it had acknowledged more, in this very session."""
+    def has_forgotten(self, name: str, status: ReplicaStatus) -> bool:
+        """It answers: whether it is not what it was in this very session any more."""
         ...
 
     def cut(self, name: str, mark: int) -> None: ...
@@ -106,9 +107,13 @@ class ReplicaLink:
         assert self._task is not None
         return self._task
 
-    async def close(self) -> None:
+    def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+    async def close(self) -> None:
+        self.cancel()
+        if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def look(self, now: float) -> None:
@@ -160,7 +165,7 @@ class ReplicaLink:
         status = await self._port.open(
             home.partition, home.session, partitions=home.partitions, seconds=OPEN_PATIENCE * self._seconds
         )
-        if home.regressed(self.name, status.last_id):
+        if home.has_forgotten(self.name, status):
             self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
         home.core.opened(self.name, status)
         home.decided.ring()

@@ -187,10 +187,12 @@ class Store(Generic[P]):
                 await session.save_closing()
         finally:
             self._drop_pipeline(SessionEnded(f"session {session.session} of partition {self.partition} has ended"))
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
             self._acknowledged = session.acknowledged_marks
             self._session = None
+            # Everything is told to end before anything is waited for: a second cancellation must not leave a link behind.
+            following.cancel()
+            session.abandon()
+            await asyncio.gather(following, return_exceptions=True)
             await session.close()
 
     def _drop_pipeline(self, error: WaltzError) -> None:

@@ -18,6 +18,7 @@ from waltzd.layout import FileHeader
 from waltzd.meta import PartitionMeta, ReplicaSets, Role, StorageMeta
 from waltzd.port import ReplicaPort
 from waltzd.record import Run
+from waltzd.replica import ReplicaStatus
 from waltzd.server.bell import Bell
 from waltzd.server.copying import Copier, timely
 from waltzd.server.recovery import NEAR_IDS, Level, Recovery
@@ -178,8 +179,13 @@ class StoreSession:
             listener(mark)
         self._progressed.ring()
 
-    def regressed(self, name: str, mark: int) -> bool:
-        if mark >= self.acknowledged_marks.get(name, -1) or self.core.meta.opened != self.session:
+    def has_forgotten(self, name: str, status: ReplicaStatus) -> bool:
+        """It holds less than it had acknowledged, or its directory is another one now, in this very session."""
+        state = self.core.meta.replicas.get(name)
+        if state is None or state.session != self.session:
+            return False
+        holds_less = status.last_id < self.acknowledged_marks.get(name, -1)
+        if not holds_less and status.incarnation == state.incarnation:
             return False
         if self.live is not None:
             self.live.lose(name)
@@ -390,8 +396,14 @@ class StoreSession:
         """Nothing is in flight: the next session need not vote."""
         await self._save(self.core.closing(self.committed))
 
-    async def close(self) -> None:
+    def abandon(self) -> None:
+        """It is over: nothing more is sent or saved."""
         self.end(SessionEnded(f"session {self.session} of partition {self.partition} was closed"))
+        for link in self._links.values():
+            link.cancel()
+
+    async def close(self) -> None:
+        self.abandon()
         for link in self._links.values():
             await link.close()
 

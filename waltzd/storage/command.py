@@ -24,11 +24,13 @@ from waltzd.disk import RealDisk
 from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, FlushFailed, WaltzError
 from waltzd.link import Server
 from waltzd.open_files import allow_open_files
+from waltzd.role import Role
 from waltzd.storage.directory import Directory
 from waltzd.storage.keeper import Keeper
 from waltzd.storage.lane import RunBlocking
 from waltzd.storage.partition import PartitionSettings
 from waltzd.storage.service import start_services
+from waltzd.tls import Tls, tls_for
 
 READING_THREADS = 2
 RESERVE_SECONDS = 10
@@ -60,13 +62,14 @@ def run(config: StorageConfig) -> None:
         )
     except FlushFailed as error:
         end_at_once(error)
+    tls = tls_for(config, Role.STORAGE, directory.control.header.key)
     with (
         ThreadPoolExecutor(config.flush_threads, "flush") as writers,
         ThreadPoolExecutor(READING_THREADS, "read") as readers,
     ):
         # The loop stays open until the process ends: a thread of gRPC may still have something to tell it.
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        runner.run(_serve(config, disk, directory, writers, readers))
+        runner.run(_serve(config, disk, directory, tls, writers, readers))
 
 
 def end_at_once(error: BaseException) -> NoReturn:
@@ -90,7 +93,12 @@ def _on(pool: ThreadPoolExecutor) -> RunBlocking:
 
 
 async def _serve(
-    config: StorageConfig, disk: RealDisk, directory: Directory, writers: ThreadPoolExecutor, readers: ThreadPoolExecutor
+    config: StorageConfig,
+    disk: RealDisk,
+    directory: Directory,
+    tls: Tls | None,
+    writers: ThreadPoolExecutor,
+    readers: ThreadPoolExecutor,
 ) -> None:
     keeper = Keeper(disk, directory, config, run_writing=_on(writers), run_reading=_on(readers), on_fatal=end_at_once)
     stop = asyncio.Event()
@@ -98,7 +106,7 @@ async def _serve(
     for number_of_signal in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number_of_signal, stop.set)
     keeper.start()
-    servers, address, admin_address = await start_services(keeper)
+    servers, address, admin_address = await start_services(keeper, tls)
     for found in (await keeper.describe()).assigned:
         is_sound = found.status is not None and found.status.is_sound
         code = found.refused.code if found.refused else None

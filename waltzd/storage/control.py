@@ -152,9 +152,24 @@ class ControlFile:
         """Back to never assigned. Each struct is flushed before the next is touched, so that one is always whole, and the
         old one counts until the second write."""
         initial = initial_structs()
+        if isinstance(self._infos[partition], ControlDamaged):
+            self._write_whole(partition, initial)
+            return
         current = self._info(partition).current_slot
         for slot in (1 - current, current):
             self._write_slot(partition, slot, initial[slot])
+
+    def _write_whole(self, partition: int, structs: tuple[ControlStruct, ControlStruct]) -> None:
+        """A record of which nothing can be believed, its number included."""
+        first, second = structs
+        record = partition.to_bytes(4, "big") + first.encode() + second.encode()
+        self._file.write(control_struct_offset(partition, 0) - 4, record)
+        self._file.flush()
+        self._infos[partition] = ControlInfo(partition=partition, structs=structs)
+
+    def is_damaged(self, partition: int) -> bool:
+        """Whether nothing is known of this partition, not even if it was assigned."""
+        return 0 <= partition < len(self._infos) and isinstance(self._infos[partition], ControlDamaged)
 
     def write_again(self) -> None:
         """After an unclean stop the cache may show what never reached the disk: write the same bytes again and flush."""

@@ -188,8 +188,11 @@ class Directory:
         return not self._disk.exists(path) or not any(name.endswith(SEGMENT_SUFFIX) for name in self._disk.names(path))
 
     def remove_partition(self, number: int, *, delete_files: bool) -> str | None:
-        """Take the partition off this storage. Its files are set aside unless they are to be deleted; returns where."""
-        if not self.control.info(number).is_assigned:
+        """Take the partition off this storage. Its files are set aside unless they are to be deleted; returns where.
+
+        Where the control file says nothing of it any more they are set aside only: nobody knows what they are."""
+        may_be_here = self.control.is_damaged(number) and not delete_files
+        if not may_be_here and not self.control.info(number).is_assigned:
             raise NoSuchPartition(f"partition {number} is not assigned to this storage")
         partition = self._partitions.pop(number, None)
         self._refused.pop(number, None)

@@ -7,7 +7,8 @@ noticed: `on_fatal` does not come back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from time import monotonic_ns
@@ -23,6 +24,7 @@ from waltzd.errors import (
     FlushFailed,
     ForeignCluster,
     NoSuchPartition,
+    TooManyCallers,
     WaltzError,
 )
 from waltzd.finding import Finding
@@ -49,6 +51,13 @@ class FilePiece:
     """In the last piece: the checksum of everything that was sent."""
 
 
+APPENDERS_MAX = 16
+"""Append streams for each partition: each may have one message in memory beside what is queued, and an owner has one or two
+of them, with those that a broken connection has not ended yet."""
+READERS_MAX = 256
+"""Streams that read, on the whole storage: each may have one frame in memory."""
+
+
 class Keeper:
     def __init__(
         self,
@@ -68,6 +77,7 @@ class Keeper:
         self._on_fatal = on_fatal
         self._lanes: dict[int, Lane] = {}
         self._streams: dict[Stream, None] = {}
+        self._readers = 0
         self._admin = asyncio.Lock()
         self._arrivals = Arrivals(run_writing=run_writing, on_fatal=on_fatal, check_open=self._check_open)
         self._proving = asyncio.Semaphore(max(1, config.flush_threads // 2))
@@ -170,6 +180,10 @@ class Keeper:
         try:
             lane = self._lane(number)
             lane.partition.check_session(session)
+            if sum(stream.is_of(lane) for stream in self._streams) >= APPENDERS_MAX:
+                raise TooManyCallers(
+                    f"partition {number} has {APPENDERS_MAX} append streams already", next_step="an owner needs one or two"
+                )
         except WaltzError as error:
             await refuse(link, error)
             raise
@@ -182,7 +196,27 @@ class Keeper:
 
     # -- reading
 
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[None]:
+        """A place among those that read: what each of them has in memory is bounded, and so are they."""
+        if self._readers >= READERS_MAX:
+            raise TooManyCallers(
+                f"{READERS_MAX} readers are being served already", next_step="try again when others are done"
+            )
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+
     async def read(
+        self, number: int, session: int | None, first_id: int, last_id: int | None, frame_bytes: int
+    ) -> AsyncIterator[Run]:
+        with self._reader():
+            async for run in self._read(number, session, first_id, last_id, frame_bytes):
+                yield run
+
+    async def _read(
         self, number: int, session: int | None, first_id: int, last_id: int | None, frame_bytes: int
     ) -> AsyncIterator[Run]:
         lane = self._lane(number)
@@ -238,6 +272,13 @@ class Keeper:
 
     async def fetch_segment(self, number: int, session: int | None, first_id: int, offset: int) -> AsyncIterator[FilePiece]:
         """A sealed segment as it is. Its records are proven by whoever receives it; each piece has a checksum."""
+        with self._reader():
+            async for piece in self._fetch_segment(number, session, first_id, offset):
+                yield piece
+
+    async def _fetch_segment(
+        self, number: int, session: int | None, first_id: int, offset: int
+    ) -> AsyncIterator[FilePiece]:
         partition = self._lane(number).partition
         if session is not None:
             partition.check_session(session)

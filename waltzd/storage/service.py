@@ -11,14 +11,16 @@ import grpc.aio
 
 from waltzd import wire_pb2 as wire
 from waltzd.checksum import crc32
-from waltzd.errors import BadFrame, TooLarge, WaltzError
+from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
 from waltzd.finding import Finding
-from waltzd.link import GO_ON_KEY, Frame, Server, abort, create_server, key_of, lengths_of, listen, run_of
+from waltzd.link import GO_ON_KEY, Frame, Server, abort, caller_of, create_server, key_of, lengths_of, listen, run_of
 from waltzd.messages import description_message, detail_of, finding_message, status_message
 from waltzd.replica import ReplicaStatus
+from waltzd.role import Role
 from waltzd.setting import Address
 from waltzd.storage.keeper import Keeper
 from waltzd.storage.stream import REFUSED_SECONDS, refuse
+from waltzd.tls import Tls
 from waltzd.wire_pb2_grpc import (
     ReplicaServicer,
     StorageAdminServicer,
@@ -35,8 +37,14 @@ def _session(target: wire.Target) -> int:
     return target.session
 
 
-def _optional_session(target: wire.Target) -> int | None:
-    return target.session if target.HasField("session") else None
+def _optional_session(target: wire.Target, context: Context) -> int | None:
+    """Who says a session sees what is not committed yet, so a reader of another kind may not."""
+    if not target.HasField("session"):
+        return None
+    caller = caller_of(context)
+    if caller is not None and caller.role is not Role.SERVER:
+        raise NotPermitted(f"{caller.name} has the role {caller.role}; only a server reads with a session")
+    return target.session
 
 
 class _GrpcLink:
@@ -171,7 +179,7 @@ class ReplicaService(ReplicaServicer):
 
     async def Read(self, request: wire.ReadRequest, context: Context) -> AsyncIterator[wire.RunFrame]:
         try:
-            number, session = self._check(request.target), _optional_session(request.target)
+            number, session = self._check(request.target), _optional_session(request.target, context)
             last_id = request.last_id if request.HasField("last_id") else None
             async for run in self._keeper.read(number, session, request.first_id, last_id, request.frame_bytes):
                 yield wire.RunFrame(first_id=run.first_id, lengths=lengths_of(run), records=bytes(run.data))
@@ -180,7 +188,7 @@ class ReplicaService(ReplicaServicer):
 
     async def ListSegments(self, request: wire.SegmentsRequest, context: Context) -> wire.SegmentList:
         try:
-            number, session = self._check(request.target), _optional_session(request.target)
+            number, session = self._check(request.target), _optional_session(request.target, context)
             found = self._keeper.segments(number, session)
         except WaltzError as error:
             await self._refuse(context, error)
@@ -191,7 +199,7 @@ class ReplicaService(ReplicaServicer):
 
     async def FetchSegment(self, request: wire.FetchRequest, context: Context) -> AsyncIterator[wire.FileChunk]:
         try:
-            number, session = self._check(request.target), _optional_session(request.target)
+            number, session = self._check(request.target), _optional_session(request.target, context)
             async for piece in self._keeper.fetch_segment(number, session, request.first_id, request.offset):
                 yield wire.FileChunk(
                     offset=piece.offset,
@@ -272,13 +280,13 @@ class StorageAdminService(StorageAdminServicer):
             await abort(context, error)
 
 
-async def start_services(keeper: Keeper) -> tuple[list[Server], Address, Address]:
+async def start_services(keeper: Keeper, tls: Tls | None) -> tuple[list[Server], Address, Address]:
     """Listen on both addresses; the ports are the real ones where the configuration leaves the choice to the system."""
     config = keeper.config
-    replicas, admin = create_server(config.message_bytes_max), create_server(config.message_bytes_max)
+    replicas, admin = create_server(config.message_bytes_max, tls), create_server(config.message_bytes_max, tls)
     add_ReplicaServicer_to_server(ReplicaService(keeper), replicas)
     add_StorageAdminServicer_to_server(StorageAdminService(keeper), admin)
-    ports = listen(replicas, config.listen), listen(admin, config.admin_listen)
+    ports = listen(replicas, config.listen, tls), listen(admin, config.admin_listen, tls)
     await replicas.start()
     await admin.start()
     return [replicas, admin], Address(config.listen.host, ports[0]), Address(config.admin_listen.host, ports[1])

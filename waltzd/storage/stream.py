@@ -33,6 +33,9 @@ class Stream:
         self._leaving = asyncio.Event()
         self._leave_with: WaltzError | None = None
 
+    def is_of(self, lane: Lane) -> bool:
+        return self._lane is lane
+
     # -- told by the lane, and by the daemon
 
     def acknowledge(self, durable_id: int) -> None:

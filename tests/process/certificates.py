@@ -1,0 +1,89 @@
+"""A certificate authority for tests: certificates of every role, and ones that must not be accepted."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from waltzd.role import Identity, Role
+from waltzd.tls import Tls
+
+_serial = itertools.count(1)
+_YEAR = datetime.timedelta(days=365)
+
+
+@dataclass(frozen=True)
+class Files:
+    """Paths of a certificate, its key, and who must have signed the other side's."""
+
+    certificate: Path
+    key: Path
+    ca: Path
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """As in the configuration of a daemon."""
+        return {"tls_certificate": self.certificate, "tls_key": self.key, "tls_ca": self.ca}
+
+    def tls(self, role: Role, *, cluster: UUID | None = None) -> Tls:
+        return Tls(str(self.certificate), str(self.key), str(self.ca), role=role, cluster=cluster)
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+class Authority:
+    def __init__(self, home: Path) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self._home = home
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name(f"authority {next(_serial)}")
+        self.ca = home / "ca.pem"
+        builder = self._builder(self._name, self._key, expired=False)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        self._certificate = builder.sign(self._key, hashes.SHA256())
+        self.ca.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, expired: bool) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        end = now - datetime.timedelta(hours=1) if expired else now + _YEAR
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(next(_serial))
+            .not_valid_before(now - _YEAR)
+            .not_valid_after(end)
+        )
+
+    def issue(self, key: UUID, role: Role, name: str, *, file: str | None = None, expired: bool = False) -> Files:
+        identity = Identity(key, role, name)
+        return self.sign([identity.uri], identity.dns_names, file=file or f"{role}-{name}", expired=expired)
+
+    def sign(self, uris: Sequence[str], dns_names: Sequence[str], *, file: str, expired: bool = False) -> Files:
+        key = ec.generate_private_key(ec.SECP256R1())
+        names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri) for uri in uris]
+        names += [x509.DNSName(name) for name in dns_names]
+        builder = self._builder(_name(file), key, expired=expired)
+        if names:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        files = Files(self._home / f"{file}.pem", self._home / f"{file}.key", self.ca)
+        certificate = builder.sign(self._key, hashes.SHA256())
+        files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        files.key.unlink(missing_ok=True)
+        files.key.touch(mode=0o600)
+        files.key.write_bytes(
+            key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        )
+        return files

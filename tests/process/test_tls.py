@@ -1,0 +1,352 @@
+"""Mutual TLS between real processes: who gets in, who may call what, and certificates that are replaced while they run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import grpc
+import grpc.aio
+import pytest
+
+from tests.process.certificates import Authority, Files
+from tests.process.daemon import KEY, PARTITIONS, Daemon
+from tests.process.test_storage import append, runs_of
+from waltzd import storages
+from waltzd import wire_pb2 as wire
+from waltzd import wire_pb2_grpc as services
+from waltzd.errors import CannotConnect, NotPermitted, WaltzError
+from waltzd.link import create_server, error_of, listen, open_channel
+from waltzd.role import RIGHTS, Role
+from waltzd.servers import ServerClient
+from waltzd.setting import Address
+from waltzd.storages import AdminClient, ReplicaClient
+
+MakeDaemon = Callable[..., Daemon]
+OTHER = UUID(int=7)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ca")
+
+
+def secured(make_daemon: MakeDaemon, authority: Authority, **settings: object) -> tuple[Daemon, Files]:
+    files = authority.issue(KEY, Role.STORAGE, "s1")
+    return make_daemon(**files.settings, **settings).start(), files
+
+
+def replicas(daemon: Daemon, files: Files, role: Role = Role.SERVER, name: str | None = None) -> ReplicaClient:
+    return ReplicaClient(daemon.listen, KEY, seconds=5, tls=files.tls(role), name=name)
+
+
+def admin(daemon: Daemon, files: Files, role: Role = Role.OPERATOR) -> AdminClient:
+    return AdminClient(daemon.admin_listen, KEY, seconds=5, tls=files.tls(role))
+
+
+def test_a_server_and_an_operator_do_their_work(make_daemon: MakeDaemon, authority: Authority) -> None:
+    daemon, _ = secured(make_daemon, authority)
+    server, operator = authority.issue(KEY, Role.SERVER, "one"), authority.issue(KEY, Role.OPERATOR, "ann")
+
+    async def work() -> None:
+        async with replicas(daemon, server, name="s1") as owner, admin(daemon, operator) as tool:
+            assert await tool.create_partitions([0]) == {0: None}
+            await owner.open(0, 1, partitions=PARTITIONS)
+            await owner.set_low_mark(0, 1, -1)
+            await append(owner.append(0, 1), runs_of(5), 29)
+            await append(owner.append(0, 1), runs_of(1, first_id=50), 29)
+            async with replicas(daemon, operator, Role.OPERATOR) as reader:
+                assert [run.last_id async for run in reader.read(0, 0)] == [29]
+                with pytest.raises(NotPermitted):
+                    [run async for run in reader.read(0, 0, session=1)]
+                with pytest.raises(NotPermitted):
+                    await reader.segments(0, session=1)
+                with pytest.raises(NotPermitted):
+                    await reader.open(0, 2, partitions=PARTITIONS)
+
+    storages.run(work())
+
+
+def test_strangers_do_not_get_through_the_handshake(make_daemon: MakeDaemon, authority: Authority, tmp_path: Path) -> None:
+    daemon, _ = secured(make_daemon, authority)
+    stranger = Authority(tmp_path / "stranger").issue(KEY, Role.SERVER, "one")
+    expired = authority.issue(KEY, Role.SERVER, "old", expired=True)
+    options = [("grpc.ssl_target_name_override", f"storage.{KEY}.waltz")]
+    ca = authority.ca.read_bytes()
+
+    def credentials(files: Files | None) -> grpc.ChannelCredentials:
+        if files is None:
+            return grpc.ssl_channel_credentials(ca)
+        return grpc.ssl_channel_credentials(ca, files.key.read_bytes(), files.certificate.read_bytes())
+
+    async def knock(channel: grpc.aio.Channel) -> grpc.StatusCode:
+        try:
+            await services.StorageAdminStub(channel).Describe(wire.DescribeRequest(), timeout=5)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        finally:
+            await channel.close()
+        return grpc.StatusCode.OK
+
+    async def knock_all() -> None:
+        address = daemon.admin_listen
+        refused = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        assert await knock(open_channel(address)) in refused, "plain text"
+        for files in (None, stranger, expired):
+            assert await knock(grpc.aio.secure_channel(address, credentials(files), options=options)) in refused
+        good = authority.issue(KEY, Role.OPERATOR, "ann")
+        assert await knock(grpc.aio.secure_channel(address, credentials(good), options=options)) == grpc.StatusCode.OK
+
+    storages.run(knock_all())
+
+
+def test_a_caller_talks_only_to_whom_it_means(make_daemon: MakeDaemon, authority: Authority, tmp_path: Path) -> None:
+    """The right authority signed it, and still it is not the storage that was asked for."""
+    daemon, _ = secured(make_daemon, authority)
+    server = authority.issue(KEY, Role.SERVER, "one")
+    foreign = authority.issue(OTHER, Role.SERVER, "one", file="foreign")
+
+    async def refused(client: Any, call: Any) -> None:
+        try:
+            with pytest.raises(CannotConnect):
+                await call(client)
+        finally:
+            await client.close()
+
+    async def check() -> None:
+        await refused(replicas(daemon, server, name="s2"), lambda client: client.open(0, 1, partitions=PARTITIONS))
+        await refused(replicas(daemon, foreign), lambda client: client.open(0, 1, partitions=PARTITIONS))
+        client = authority.issue(KEY, Role.CLIENT, "app").tls(Role.CLIENT)
+        await refused(ServerClient(daemon.listen, KEY, seconds=5, tls=client), lambda found: found.locate())
+
+    storages.run(check())
+
+
+# -- every call by every role ------------------------------------------------------------------------------------------
+
+
+METHODS = {
+    f"/{service.full_name}/{method.name}": method
+    for service in wire.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+
+
+class Everything(grpc.GenericRpcHandler):
+    """Answers every call that there is. Streams are answered in both ways that our services know."""
+
+    def service(self, handler_call_details: Any) -> Any:
+        method = METHODS[handler_call_details.method]
+
+        async def one(request: bytes, context: Any) -> bytes:
+            return b"reached"
+
+        async def several(request: bytes, context: Any) -> AsyncIterator[bytes]:
+            yield b"reached"
+
+        async def written(request: bytes, context: Any) -> None:
+            await context.write(b"reached")
+
+        plain: dict[str, Any] = {"request_deserializer": bytes, "response_serializer": bytes}
+        if method.client_streaming and method.server_streaming:
+            return grpc.stream_stream_rpc_method_handler(written, **plain)
+        if method.client_streaming:
+            return grpc.stream_unary_rpc_method_handler(one, **plain)
+        if method.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(several, **plain)
+        return grpc.unary_unary_rpc_method_handler(one, **plain)
+
+
+async def reach(channel: Any, name: str) -> Any:
+    method = METHODS[name]
+    try:
+        if method.client_streaming and method.server_streaming:
+            return await channel.stream_stream(name)(iter([]), timeout=10).read()
+        if method.client_streaming:
+            return await channel.stream_unary(name)(iter([]), timeout=10)
+        if method.server_streaming:
+            return await channel.unary_stream(name)(b"", timeout=10).read()
+        return await channel.unary_unary(name)(b"", timeout=10)
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error) from error
+
+
+async def permitted(files: Files, address: str, server: Files) -> set[str]:
+    """The calls that this certificate can make, asked one by one. The caller goes by the server's authority."""
+    found: set[str] = set()
+    channel = grpc.aio.secure_channel(
+        address,
+        grpc.ssl_channel_credentials(server.ca.read_bytes(), files.key.read_bytes(), files.certificate.read_bytes()),
+        options=[("grpc.ssl_target_name_override", f"server.{KEY}.waltz")],
+    )
+    try:
+        for name in sorted(METHODS):
+            try:
+                assert await reach(channel, name) == b"reached"
+                found.add(name)
+            except NotPermitted:
+                continue
+    finally:
+        await channel.close()
+    return found
+
+
+def test_every_call_is_tried_by_every_role(authority: Authority) -> None:
+    server = authority.issue(KEY, Role.SERVER, "one")
+
+    async def check() -> None:
+        tls = server.tls(Role.SERVER)
+        daemon = create_server(1 << 20, tls)
+        daemon.add_generic_rpc_handlers((Everything(),))
+        address = f"127.0.0.1:{listen(daemon, Address('127.0.0.1', 0), tls)}"
+        await daemon.start()
+        try:
+            for role in Role:
+                files = authority.issue(KEY, role, "x")
+                assert await permitted(files, address, server) == {n for n, roles in RIGHTS.items() if role in roles}
+                foreign = authority.issue(OTHER, role, "x", file=f"foreign-{role}")
+                assert await permitted(foreign, address, server) == set(), "a certificate of another cluster"
+        finally:
+            await daemon.stop(0)
+
+    storages.run(check())
+
+
+def test_a_certificate_without_an_identity_may_do_nothing(authority: Authority) -> None:
+    server = authority.issue(KEY, Role.SERVER, "one")
+    nobody = authority.sign([], [f"client.{KEY}.waltz"], file="nobody")
+
+    async def check() -> None:
+        tls = server.tls(Role.SERVER)
+        daemon = create_server(1 << 20, tls)
+        daemon.add_generic_rpc_handlers((Everything(),))
+        address = f"127.0.0.1:{listen(daemon, Address('127.0.0.1', 0), tls)}"
+        await daemon.start()
+        channel = grpc.aio.secure_channel(
+            address,
+            grpc.ssl_channel_credentials(server.ca.read_bytes(), nobody.key.read_bytes(), nobody.certificate.read_bytes()),
+            options=[("grpc.ssl_target_name_override", f"server.{KEY}.waltz")],
+        )
+        try:
+            for name in sorted(METHODS):
+                with pytest.raises(NotPermitted):
+                    await reach(channel, name)
+        finally:
+            await channel.close()
+            await daemon.stop(0)
+
+    storages.run(check())
+
+
+# -- replaced while they run -------------------------------------------------------------------------------------------
+
+
+def replace(files: Files, new: Files) -> None:
+    """As a tool would: each file whole, under its name at once."""
+    for old, other in ((files.certificate, new.certificate), (files.key, new.key)):
+        beside = old.with_suffix(".next")
+        shutil.copy(other, beside)
+        os.replace(beside, old)
+
+
+def peer_of(daemon: Daemon, authority: Authority, files: Files) -> int:
+    """The serial number of the certificate that the daemon shows."""
+    context = ssl.create_default_context(cafile=str(authority.ca))
+    context.load_cert_chain(files.certificate, files.key)
+    host, port = daemon.listen.rsplit(":", 1)
+    with (
+        socket.create_connection((host, int(port)), timeout=5) as raw,
+        context.wrap_socket(raw, server_hostname=f"storage.{KEY}.waltz") as secure,
+    ):
+        found = secure.getpeercert()
+        assert found is not None
+        return int(str(found["serialNumber"]), 16)
+
+
+def test_a_daemon_shows_a_new_certificate_without_a_restart(make_daemon: MakeDaemon, authority: Authority) -> None:
+    daemon, files = secured(make_daemon, authority)
+    server = authority.issue(KEY, Role.SERVER, "one")
+    before = peer_of(daemon, authority, server)
+    replace(files, authority.issue(KEY, Role.STORAGE, "s1", file="new"))
+    after = peer_of(daemon, authority, server)
+    assert after > before
+    assert "was replaced" in daemon.log
+    files.certificate.write_text("garbage")
+    assert peer_of(daemon, authority, server) == after
+    assert "stays in use" in daemon.log
+
+
+def test_a_server_uses_its_new_certificate_and_streams_go_on(make_daemon: MakeDaemon, authority: Authority) -> None:
+    daemon, _ = secured(make_daemon, authority)
+    files = authority.issue(KEY, Role.SERVER, "one")
+    operator = authority.issue(KEY, Role.OPERATOR, "ann")
+
+    async def work() -> None:
+        async with admin(daemon, operator) as tool:
+            await tool.create_partitions([0])
+        async with replicas(daemon, files) as owner:
+            await owner.open(0, 1, partitions=PARTITIONS)
+            await owner.set_low_mark(0, 1, -1)
+            stream = owner.append(0, 1)
+            assert await append(stream, runs_of(1)) == 9
+            first = owner._channel._channel
+            for number in range(3):
+                replace(files, authority.issue(KEY, Role.SERVER, "one", file=f"new-{number}"))
+                await owner.open(0, 1, partitions=PARTITIONS)
+                assert await append(stream, runs_of(1, first_id=10 + 10 * number)) == 19 + 10 * number
+            assert owner._channel._channel is not first
+            assert len(owner._channel._retired) == 1, "only the one with a stream is kept"
+            await stream.finish()
+
+    storages.run(work())
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_daemon_does_not_start_with_a_certificate_that_is_not_its_own(
+    make_daemon: MakeDaemon, authority: Authority
+) -> None:
+    for number, files in enumerate(
+        (
+            authority.issue(KEY, Role.SERVER, "one"),
+            authority.issue(OTHER, Role.STORAGE, "s1", file="foreign"),
+            authority.issue(KEY, Role.STORAGE, "s1", file="old", expired=True),
+        )
+    ):
+        daemon = make_daemon(f"storage-{number}", **files.settings)
+        assert daemon.spawn().wait(30) == 2
+        assert "W1002" in daemon.log
+
+
+def test_a_port_that_others_reach_needs_certificates(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon(listen="0.0.0.0:0")
+    assert daemon.spawn().wait(30) == 2
+    assert "needs certificates" in daemon.log
+    make_daemon("open", listen="0.0.0.0:0", plaintext="anywhere").start()
+
+
+def test_callers_that_give_up_leave_nothing_behind(make_daemon: MakeDaemon, authority: Authority) -> None:
+    """A channel that is closed while its certificate is replaced ends all that it opened."""
+    daemon, _ = secured(make_daemon, authority)
+    files = authority.issue(KEY, Role.SERVER, "one")
+
+    async def work() -> None:
+        client = replicas(daemon, files)
+        with pytest.raises(WaltzError):
+            await client.open(0, 1, partitions=PARTITIONS)
+        replace(files, authority.issue(KEY, Role.SERVER, "one", file="new"))
+        with pytest.raises(WaltzError):
+            await client.open(0, 1, partitions=PARTITIONS)
+        await client.close()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        assert rest == set()
+
+    storages.run(work())

@@ -1,0 +1,197 @@
+"""Certificates from files: what is refused before it is used, and what happens when files are replaced."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from tests.process.certificates import Authority, Files
+from waltzd.errors import BadConfig
+from waltzd.role import RIGHTS, Identity, Role, dns_name
+from waltzd.tls import Tls
+from waltzd.wire_pb2 import DESCRIPTOR
+
+KEY, OTHER = UUID("00112233-4455-6677-8899-aabbccddeeff"), UUID(int=5)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ca")
+
+
+def refusal(files: Files, role: Role = Role.SERVER, cluster: UUID | None = KEY) -> str:
+    with pytest.raises(BadConfig) as caught:
+        files.tls(role, cluster=cluster)
+    return caught.value.message
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_certificate_says_who_a_process_is(authority: Authority, role: Role) -> None:
+    tls = authority.issue(KEY, role, "one.of-many").tls(role, cluster=KEY)
+    assert tls.identity == Identity(KEY, role, "one.of-many")
+    assert authority.issue(KEY, role, "x").tls(role).identity.key == KEY
+
+
+def test_every_call_has_its_roles() -> None:
+    """What is not listed, nobody may: a new call must not be forgotten, and an old one not left behind."""
+    calls = {
+        f"/{service.full_name}/{method.name}"
+        for service in DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+    assert set(RIGHTS) == calls
+    assert all(RIGHTS.values())
+    assert not any(Role.STORAGE in roles for roles in RIGHTS.values()), "storages call nobody"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [],
+        ["waltz://not-a-key/role/server/x"],
+        [f"waltz://{KEY}/role/king/x"],
+        [f"waltz://{KEY}/role/server/"],
+        [f"waltz://{KEY}/role/server/a/b"],
+        [f"waltz://{KEY}/role/server/-x"],
+        [f"https://{KEY}/role/server/x"],
+        [f"waltz://{KEY}/role/server/x", f"waltz://{KEY}/role/client/x"],
+        [f"waltz://{KEY}/role/server/x\n"],
+    ],
+)
+def test_what_is_no_identity(names: list[str]) -> None:
+    assert Identity.among(names) is None
+
+
+def test_other_names_beside_the_identity_do_not_matter() -> None:
+    identity = Identity(KEY, Role.SERVER, "x")
+    assert Identity.among(["host.example", identity.uri, "https://example"]) == identity
+    assert identity.dns_names == (dns_name(KEY, Role.SERVER), dns_name(KEY, Role.SERVER, "x"))
+
+
+def test_certificates_that_must_not_be_used(authority: Authority, tmp_path: Path) -> None:
+    good = authority.issue(KEY, Role.SERVER, "one")
+    other = Authority(tmp_path / "other").issue(KEY, Role.SERVER, "one")
+    identity = Identity(KEY, Role.SERVER, "one")
+    assert "needs the role storage" in refusal(good, Role.STORAGE)
+    assert f"belongs to the cluster {KEY}, this process to {OTHER}" in refusal(good, cluster=OTHER)
+    assert "expired" in refusal(authority.issue(KEY, Role.SERVER, "old", expired=True))
+    assert "usable" in refusal(Files(good.certificate, other.key, good.ca))
+    assert "usable" in refusal(Files(good.certificate, good.key, other.ca))
+    assert "does not say who it is for" in refusal(authority.sign([], ["server.example"], file="nobody"))
+    assert "does not say who it is for" in refusal(authority.sign([], [], file="nameless"))
+    assert "cannot answer as server." in refusal(authority.sign([identity.uri], ["server.example"], file="host"))
+    assert "cannot answer as one.server." in refusal(
+        authority.sign([identity.uri], [identity.dns_names[0]], file="no-name")
+    )
+    assert "cannot read" in refusal(Files(tmp_path / "missing", good.key, good.ca))
+    garbage = tmp_path / "garbage"
+    garbage.write_bytes(b"-----BEGIN CERTIFICATE-----\nzzz\n")
+    for files in (
+        Files(garbage, good.key, good.ca),
+        Files(good.certificate, garbage, good.ca),
+        Files(good.certificate, good.key, garbage),
+    ):
+        garbage.chmod(0o600)
+        assert "usable" in refusal(files)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o666])
+def test_a_key_that_others_can_read_is_refused(authority: Authority, mode: int) -> None:
+    files = authority.issue(KEY, Role.SERVER, "one")
+    files.key.chmod(mode)
+    assert "make it private" in refusal(files)
+    files.key.chmod(0o640)
+    assert files.tls(Role.SERVER).identity.name == "one"
+
+
+def test_an_encrypted_key_is_refused_without_asking_anybody(authority: Authority) -> None:
+    files = authority.issue(KEY, Role.SERVER, "one")
+    key = serialization.load_pem_private_key(files.key.read_bytes(), None)
+    form, lock = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+    files.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, lock))
+    assert "usable" in refusal(files)
+
+
+# -- replaced files ----------------------------------------------------------------------------------------------------
+
+_counter = itertools.count(1)
+
+
+def replace(old: Path, new: Path) -> None:
+    """With another time of change: on a coarse clock two writes could look like one."""
+    shutil.copyfile(new, old)
+    later = 1_000_000_000 + next(_counter)
+    os.utime(old, (later, later))
+
+
+def swap(files: Files, new: Files) -> None:
+    replace(files.certificate, new.certificate)
+    replace(files.key, new.key)
+
+
+def test_a_replaced_certificate_is_used_when_it_is_whole(authority: Authority) -> None:
+    files, new = authority.issue(KEY, Role.SERVER, "one"), authority.issue(KEY, Role.SERVER, "one", file="new")
+    tls = files.tls(Role.SERVER)
+    before = tls.current()
+    assert tls.current() is before
+    replace(files.certificate, new.certificate)
+    assert tls.current() is before, "half replaced: certificate and key do not belong together"
+    replace(files.key, new.key)
+    after = tls.current()
+    assert after.certificate == new.certificate.read_bytes()
+    assert after.key == new.key.read_bytes()
+    assert tls.current() is after
+
+
+def open_to_all(files: Files) -> None:
+    later = 1_000_000_000 + next(_counter)
+    os.utime(files.key, (later, later))
+    files.key.chmod(0o644)
+
+
+def damages() -> dict[str, Callable[[Authority, Files], None]]:
+    return {
+        "gone": lambda authority, files: files.key.unlink(),
+        "empty": lambda authority, files: os.truncate(files.certificate, 0),
+        "expired": lambda authority, files: swap(files, authority.issue(KEY, Role.SERVER, "one", file="n", expired=True)),
+        "another role": lambda authority, files: swap(files, authority.issue(KEY, Role.CLIENT, "one", file="n")),
+        "another cluster": lambda authority, files: swap(files, authority.issue(OTHER, Role.SERVER, "one", file="n")),
+        "open to all": lambda authority, files: open_to_all(files),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(damages()))
+def test_what_cannot_be_used_changes_nothing_and_is_said_once(
+    authority: Authority, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = authority.issue(KEY, Role.SERVER, "one")
+    tls = files.tls(Role.SERVER)
+    before = tls.current()
+    damages()[name](authority, files)
+    with caplog.at_level(logging.INFO):
+        for _ in range(5):
+            assert tls.current() is before
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "stays in use" in caplog.text
+    swap(files, authority.issue(KEY, Role.SERVER, "two", file="better"))
+    files.key.chmod(0o600)
+    assert tls.current().identity.name == "two"
+
+
+def test_a_log_line_never_has_a_key_in_it(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    files = authority.issue(KEY, Role.SERVER, "one")
+    secret = files.key.read_text().splitlines()[1]
+    with caplog.at_level(logging.DEBUG):
+        tls = Tls(str(files.certificate), str(files.key), str(files.ca), role=Role.SERVER)
+        files.certificate.write_bytes(files.key.read_bytes())
+        tls.current()
+    assert secret not in caplog.text
+    assert secret not in refusal(files)

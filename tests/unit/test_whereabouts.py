@@ -1,0 +1,84 @@
+"""An owner that was replaced and does not know it yet is never believed again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+from uuid import UUID
+
+import pytest
+
+from tests.unit.timeless import run
+from waltzd.errors import CannotConnect, NotReady
+from waltzd.frame import Place, Topology
+from waltzd.port import ServerPort
+from waltzd.whereabouts import Whereabouts
+
+KEY = UUID(int=1)
+
+
+class Server:
+    """Knows one partition, of one owner."""
+
+    def __init__(self, owner: str, generation: int) -> None:
+        self.place = Place(generation=generation, server=owner, address=f"{owner}:1")
+        self.is_silent = False
+        self.asked = 0
+
+    async def locate(self) -> Topology:
+        self.asked += 1
+        if self.is_silent:
+            raise CannotConnect("no answer")
+        return Topology(cluster="c", cluster_key=KEY, places=(self.place,), servers=(("a", "a:1"), ("b", "b:1")))
+
+    async def close(self) -> None:
+        return None
+
+
+def whereabouts(servers: dict[str, Server]) -> Whereabouts:
+    def connect(address: str, key: UUID | None) -> ServerPort:
+        return cast(ServerPort, servers[address])
+
+    return Whereabouts(list(servers), connect, call_seconds=1.0)
+
+
+def test_what_is_older_than_what_was_known_is_not_taken() -> None:
+    async def test() -> None:
+        servers = {"a:1": Server("a", 1), "b:1": Server("b", 2)}
+        where = whereabouts(servers)
+        await where.open(5)
+        assert (await where.find(0)).address == "a:1"
+        servers["a:1"].is_silent = True
+        await where.look()
+        place = await where.find(0)
+        assert place.address == "b:1"
+        where.forget(0, place)
+        servers["a:1"].is_silent = False
+        servers["b:1"].is_silent = True
+        with pytest.raises((CannotConnect, NotReady)):
+            await where.find(0)
+        servers["b:1"].is_silent = False
+        assert (await where.find(0)).address == "b:1"
+        await where.close()
+
+    run(test())
+
+
+def test_a_partition_that_moved_is_noticed_although_its_old_owner_says_nothing() -> None:
+    async def test() -> None:
+        servers = {"a:1": Server("a", 1), "b:1": Server("a", 1)}
+        servers["b:1"].place = servers["a:1"].place
+        where = whereabouts(servers)
+        await where.open(5)
+        where.keep_fresh()
+        place = await where.find(0)
+        waiting = asyncio.create_task(where.replaced(0, place))
+        await asyncio.sleep(5)
+        assert not waiting.done()
+        servers["a:1"].is_silent = True
+        servers["b:1"].place = Place(generation=2, server="b", address="b:1")
+        async with asyncio.timeout(10):
+            assert (await waiting).address == "b:1"
+        await where.close()
+
+    run(test())
