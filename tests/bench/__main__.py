@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import storage
+from tests.bench import ownership, storage
 
-BENCHES = {"storage": storage.main}
+BENCHES = {"ownership": ownership.main, "storage": storage.main}
 
 
 def main() -> int:

@@ -203,7 +203,9 @@ def test_a_learner_that_is_level_becomes_a_member_and_another_stays_one() -> Non
 def test_the_damaged_is_healed_and_does_not_count_before() -> None:
     core = recovery(meta(decision=Decision(mark=9, session=2)), A=9, B=9)
     core.opened("C", holds("C", 9, findings=(DAMAGE,), damaged_segments=(0, 5)))
-    assert core.next_for("C") == Heal((0, 5), 9, ("A", "B"))
+    assert core.next_for("C") == Heal(0, 9, ("A", "B"))
+    core.changed("C", holds("C", 9, findings=(DAMAGE,), damaged_segments=(12,)))
+    assert core.next_for("C") == Truncate(9), "nobody holds what was there, and nobody needs it"
     core.changed("C", holds("C", 9))
     assert core.next_for("C") == SetLowMark(9)
 

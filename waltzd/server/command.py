@@ -39,7 +39,8 @@ from waltzd.server.pipeline import Pipeline, PipelineSettings
 from waltzd.server.registration import Registration
 from waltzd.server.service import add_log_service
 from waltzd.server.store import OpenSession, Store
-from waltzd.server.store_session import StoreSettings
+from waltzd.server.store_session import TICK_SECONDS, StoreSettings
+from waltzd.server.ticker import Ticker
 from waltzd.server_admin import ServerAdminClient
 from waltzd.storages import ReplicaClient
 from waltzd.tls import Tls, tls_for
@@ -122,6 +123,7 @@ class _Daemon:
         )
         self._capacity = Capacity(config.mounts_max)
         self._storages: dict[str, ReplicaClient] = {}
+        self._ticker = Ticker(TICK_SECONDS)
         self._store_settings = StoreSettings(
             partitions=meta.partitions,
             key=meta.key,
@@ -200,6 +202,7 @@ class _Daemon:
             cluster=self._cluster,
             connect=self._connect,
             settings=self._store_settings,
+            ticker=self._ticker,
             make_pipeline=self._make_pipeline,
             say=log.info,
             previous_owner_alive=previous_owner_alive,

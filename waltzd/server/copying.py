@@ -12,12 +12,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TypeVar
 
 from waltzd.errors import CannotConnect, WaltzError
-from waltzd.layout import HEADER_BYTES
 from waltzd.port import AppendPort, ReplicaPort
 from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
 
 T = TypeVar("T")
+SIZE_NOT_KNOWN = 0
 
 
 class SourceFailed(Exception):
@@ -86,32 +86,25 @@ class Copier:
             self._copied(last)
             first_id = last + 1
 
-    async def heal(self, segments: tuple[int, ...], last_id: int, sources: tuple[str, ...]) -> ReplicaStatus:
-        """Replace damaged segments by what the first source that can gives, up to `last_id`."""
+    async def heal(self, segment: int, last_id: int, sources: tuple[str, ...]) -> ReplicaStatus:
+        """Replace one damaged segment by what the first source that can gives, up to `last_id`. It is made anew from
+        records: segments need not end at the same ids on every storage."""
         ends = {first: last for first, last, _ in await self._target.segments(self._partition, session=self._session)}
+        last_id = min(last_id, ends.get(segment, last_id))
         failed: SourceFailed | None = None
         for source in sources:
             try:
-                for first_id in segments:
-                    status = await self._replace(first_id, ends.get(first_id, last_id), source)
-                return status
+                return await self._install(segment, SIZE_NOT_KNOWN, self._segment(source, segment, last_id))
             except SourceFailed as error:
                 failed = error
         assert failed is not None
-        raise CannotConnect(f"the damaged segments could not be replaced: {failed.error.message}") from failed
+        raise CannotConnect(f"the damaged segment {segment} could not be replaced: {failed.error.message}") from failed
 
-    async def _replace(self, first_id: int, last_id: int, source: str) -> ReplicaStatus:
-        """The segment made anew from records: segments need not end at the same ids on every storage."""
-        size = HEADER_BYTES
+    async def _segment(self, source: str, first_id: int, last_id: int) -> AsyncIterator[bytes]:
+        yield self._header(first_id)
         async for run in self._records(source, first_id, last_id):
-            size += len(run.data)
-
-        async def pieces() -> AsyncIterator[bytes]:
-            yield self._header(first_id)
-            async for run in self._records(source, first_id, last_id):
-                yield bytes(run.data)
-
-        return await self._install(first_id, size, pieces())
+            yield bytes(run.data)
+            await self._throttle(len(run.data))
 
     async def _install(self, first_id: int, size: int, pieces: AsyncIterator[bytes]) -> ReplicaStatus:
         return await self._target.install_segment(self._partition, self._session, first_id, size, pieces)

@@ -63,9 +63,9 @@ class Copy:
 
 @dataclass(frozen=True)
 class Heal:
-    """Replace these segments with what the others hold, up to `last_id`."""
+    """Replace the segment that starts at this id with what the others hold, up to `last_id`; then look again."""
 
-    segments: tuple[int, ...]
+    segment: int
     last_id: int
     sources: tuple[str, ...]
 
@@ -259,10 +259,7 @@ class Recovery:
         if name not in self.roles:
             return Wait("it is no longer assigned")
         if not status.is_sound:
-            sources = self.sources(name, EMPTY)
-            if not status.damaged_segments or not sources:
-                return Wait(f"it is damaged: {status.findings[0].sentence()}")
-            return Heal(status.damaged_segments, mark, sources)
+            return self._mend(name, status, mark)
         held = self.held(name)
         if status.session != self.session:
             keep = min(self.trusted(name), mark)
@@ -271,6 +268,20 @@ class Recovery:
             sources = self.sources(name, held)
             return Copy(mark, sources) if sources else Wait(f"nobody who answers holds the ids from {held + 1} to {mark}")
         return Level()
+
+    def _mend(self, name: str, status: ReplicaStatus, mark: int) -> Task:
+        """Damage up to the mark is replaced by what the others hold; what is behind it is cut, as long as this session has
+        not begun there. Afterwards nothing is cut, so the others must give what this replica held."""
+        has_begun = status.session == self.session
+        last_id = max(mark, status.last_id) if has_begun else mark
+        segment = min(status.damaged_segments, default=EVERYTHING)
+        if segment <= last_id:
+            sources = self.sources(name, segment - 1)
+            if sources:
+                return Heal(segment, last_id, sources)
+        elif status.damaged_segments and not has_begun:
+            return Truncate(mark)
+        return Wait(f"it is damaged: {status.findings[0].sentence()}")
 
     def _while_voting(self, name: str, status: ReplicaStatus) -> Task:
         if self.is_fresh:

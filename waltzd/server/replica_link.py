@@ -15,7 +15,7 @@ import enum
 from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
-from waltzd.errors import CannotConnect, StaleSession, WaltzError
+from waltzd.errors import CannotConnect, NoSuchPartition, StaleSession, WaltzError
 from waltzd.port import AppendPort, ReplicaPort
 from waltzd.replica import ReplicaStatus
 from waltzd.server.bell import Bell
@@ -67,6 +67,10 @@ class Home(Protocol):
         ...
 
     def cut(self, name: str, mark: int) -> None: ...
+    def watch(self) -> None:
+        """Call `look` of every link now and then."""
+        ...
+
     def fenced(self, error: StaleSession) -> None: ...
     def say(self, sentence: str) -> None: ...
     def copier(self, name: str) -> Copier: ...
@@ -116,13 +120,16 @@ class ReplicaLink:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def look(self, now: float) -> None:
-        """Called every second or so: nobody waits for ever, and nobody is left with an old mark."""
+    def look(self, now: float) -> bool:
+        """Nobody waits for ever, and nobody is left with an old mark. Called now and then; whether there is nothing to look
+        for any more, until `Home.watch` is called again."""
         if self._owes_since is not None and now - self._owes_since > self._seconds and self._stream is not None:
             self._overdue = CannotConnect(f"{self.name} has not acknowledged anything for {self._seconds:.0f} seconds")
             self._stream.cancel()
         if self._told < self._home.committed and self.is_readable:
             self._home.appended.ring()
+            return False
+        return self._owes_since is None and self.is_readable
 
     # -- from contact to failure, and again
 
@@ -162,9 +169,7 @@ class ReplicaLink:
     async def _serve(self) -> None:
         home = self._home
         self.state, self.story = State.CONNECTING, "being opened"
-        status = await self._port.open(
-            home.partition, home.session, partitions=home.partitions, seconds=OPEN_PATIENCE * self._seconds
-        )
+        status = await self._open()
         if home.has_forgotten(self.name, status):
             self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
         home.core.opened(self.name, status)
@@ -174,6 +179,20 @@ class ReplicaLink:
         while True:
             await self._catch_up()
             await self._stream_tail()
+
+    async def _open(self) -> ReplicaStatus:
+        """A storage that knows nothing of the partition is given an empty replica, if it is assigned one: its disk was
+        replaced. An empty replica has no vote, so nothing is forgotten by that."""
+        home, seconds = self._home, OPEN_PATIENCE * self._seconds
+        try:
+            return await self._port.open(home.partition, home.session, partitions=home.partitions, seconds=seconds)
+        except NoSuchPartition:
+            if self.name not in home.core.roles:
+                raise
+            home.say(f"{self.name} holds nothing of this partition: an empty replica is made there")
+            return await self._port.open(
+                home.partition, home.session, partitions=home.partitions, create=True, seconds=seconds
+            )
 
     async def _settle(self) -> None:
         """Until this replica is level with the decided log and the session is open."""
@@ -195,9 +214,9 @@ class ReplicaLink:
                 case Copy(last_id, sources):
                     self.story = f"copying up to {last_id} from {sources[0]}"
                     await self._copy(last_id, sources)
-                case Heal(segments, last_id, sources):
-                    self.state, self.story = State.DAMAGED, f"{len(segments)} damaged segments are being replaced"
-                    core.changed(self.name, await home.copier(self.name).heal(segments, last_id, sources))
+                case Heal(segment, last_id, sources):
+                    self.state, self.story = State.DAMAGED, f"the damaged segment {segment} is being replaced"
+                    core.changed(self.name, await home.copier(self.name).heal(segment, last_id, sources))
                     self.state = State.SETTLING
                 case Level():
                     if home.open_tail is not None:
@@ -286,6 +305,7 @@ class ReplicaLink:
             assert run is not None
             if self._owes_since is None:
                 self._owes_since = loop.time()
+                home.watch()
             self._told = home.committed
             await stream.send(run, self._told)
             self._sent = max(self._sent, run.last_id)

@@ -30,6 +30,7 @@ from waltzd.record import Run
 from waltzd.server.bell import Bell
 from waltzd.server.store_session import StoreSession, StoreSettings
 from waltzd.server.tail import Tail
+from waltzd.server.ticker import Ticker
 
 
 class OpenSession(Protocol):
@@ -82,6 +83,7 @@ class Store(Generic[P]):
         cluster: Cluster,
         connect: Callable[[StorageMeta], ReplicaPort],
         settings: StoreSettings,
+        ticker: Ticker,
         make_pipeline: Callable[[OpenSession], P],
         say: Callable[[str], None],
         previous_owner_alive: bool = False,
@@ -91,6 +93,7 @@ class Store(Generic[P]):
         self._cluster = cluster
         self._connect = connect
         self._settings = settings
+        self._ticker = ticker
         self._make_pipeline = make_pipeline
         self._say = say
         self._previous_owner_alive = previous_owner_alive
@@ -166,6 +169,7 @@ class Store(Generic[P]):
             storages=await cluster.storages(),
             connect=self._connect,
             settings=self._settings,
+            ticker=self._ticker,
             acknowledged=self._acknowledged,
             say=self._note,
         )

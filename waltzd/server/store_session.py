@@ -25,8 +25,10 @@ from waltzd.server.recovery import NEAR_IDS, Level, Recovery
 from waltzd.server.replica_link import ReplicaLink
 from waltzd.server.session import Session
 from waltzd.server.tail import Tail
+from waltzd.server.ticker import Ticker
 
-LOOK_SECONDS = 1.0
+TICK_SECONDS = 1.0
+"""How often the links of an open session are looked at."""
 PATIENCE_SECONDS = 0.3
 """How long a session that could open waits for replicas that are nearly level."""
 SETTLED_SECONDS = 2.0
@@ -64,6 +66,7 @@ class StoreSession:
         storages: Mapping[str, StorageMeta],
         connect: Callable[[StorageMeta], ReplicaPort],
         settings: StoreSettings,
+        ticker: Ticker,
         acknowledged: Mapping[str, int],
         say: Callable[[str], None],
     ) -> None:
@@ -84,6 +87,7 @@ class StoreSession:
         self._storages = dict(storages)
         self._connect = connect
         self._settings = settings
+        self._ticker = ticker
         self.say = say
         self._tail: Tail | None = None
         self._on_commit: list[Callable[[int], None]] = []
@@ -267,7 +271,7 @@ class StoreSession:
     async def serve(self) -> str:
         """Keep the open session until there is a reason to have a new one, which is returned. Raises what ended it."""
         assert self.live is not None
-        looking = asyncio.create_task(self._look())
+        self.watch()
         try:
             while True:
                 seen = self.decided.rings
@@ -278,8 +282,7 @@ class StoreSession:
                 if not await self._save_changes():
                     await self.decided.wait(seen)
         finally:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
+            self._ticker.remove(self._look)
 
     def _check(self) -> None:
         if self.ended is not None:
@@ -290,13 +293,17 @@ class StoreSession:
                 if error is not None:
                     raise error
 
-    async def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            for link in self._links.values():
-                link.look(loop.time())
+    def watch(self) -> None:
+        """Something is owed, or somebody is not level: look every second until that is over."""
+        self._ticker.add(self._look)
+
+    def _look(self, now: float) -> None:
+        assert self.live is not None
+        is_quiet = all([link.look(now) for link in self._links.values()])
+        if len(self.live.counted) < len(self.core.roles):  # somebody may have become level
             self.decided.ring()
+        elif is_quiet:
+            self._ticker.remove(self._look)
 
     def _reason_for_another(self) -> str | None:
         if self._asked_for_another is not None:
@@ -434,6 +441,8 @@ class StoreSession:
         self._replicas, self._replicas_version = replicas, version
         self._storages = dict(storages)
         self.core.roles = dict(sorted(replicas.partitions.get(self.partition, {}).items()))
+        if self.live is not None:
+            self.watch()
         for name in moved:
             await self._links.pop(name).close()
             self.core.silent(name, "its address changed")

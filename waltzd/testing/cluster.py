@@ -30,7 +30,8 @@ from waltzd.server.host import Host
 from waltzd.server.pipeline import Pipeline, PipelineSettings
 from waltzd.server.registration import Registration
 from waltzd.server.store import OpenSession, Store
-from waltzd.server.store_session import StoreSettings
+from waltzd.server.store_session import TICK_SECONDS, StoreSettings
+from waltzd.server.ticker import Ticker
 from waltzd.storage.directory import Directory
 from waltzd.storage.keeper import Keeper
 from waltzd.storage.partition import PartitionSettings
@@ -316,6 +317,7 @@ class _Server:
         self._cluster = Cluster(coordinator)
         self._capacity = Capacity(MOUNTS_MAX)
         self._stores: list[Store[Pipeline]] = []
+        self._ticker = Ticker(TICK_SECONDS)
         self._ports: list[StoragePort] = []
         self._store_settings = StoreSettings(
             partitions=local.meta.partitions,
@@ -393,6 +395,7 @@ class _Server:
             cluster=self._cluster,
             connect=self._connect,
             settings=self._store_settings,
+            ticker=self._ticker,
             make_pipeline=self._make_pipeline,
             say=lambda sentence: None,
             previous_owner_alive=previous_owner_alive,

@@ -94,8 +94,10 @@ class StoragePort:
             raise CannotConnect(f"the connection to {self._door.name} is gone")
         return answer
 
-    async def open(self, partition: int, session: int, *, partitions: int, seconds: float | None = None) -> ReplicaStatus:
-        return await self._answer(await (await self._keeper()).open_session(partition, session, partitions))
+    async def open(
+        self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
+    ) -> ReplicaStatus:
+        return await self._answer(await (await self._keeper()).open_session(partition, session, partitions, create=create))
 
     async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
         return await self._answer(await (await self._keeper()).set_low_mark(partition, session, mark))
