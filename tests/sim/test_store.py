@@ -205,6 +205,7 @@ async def test_without_a_majority_nothing_is_committed_and_nothing_is_lost() -> 
 
 @story
 async def test_a_new_owner_finds_everything_and_the_old_one_is_fenced() -> None:
+    """The old session closes at once, where the original tried for ever (waltz-original 5.5-4)."""
     async with cell() as c:
         old = await c.own(1)
         first = await c.opened(old)
@@ -336,6 +337,49 @@ async def test_damage_is_healed_from_the_others() -> None:
         await c.until(lambda: c.is_sound("s1") and c.last_id("s1") == 509)
         assert any("damaged" in line for line in c.storages["s1"].log)
         assert len(c.check_equal()) == 510
+
+
+@story
+async def test_one_replica_that_refuses_everything_does_not_keep_the_others_from_opening() -> None:
+    """In the original it aborted everybody's recovery (waltz-original 5.6)."""
+    async with cell() as c:
+        keeper = c.storages["s1"].keeper
+        assert keeper is not None
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(10))
+        await keeper.set_available(0, False)
+        await store.close(hand_over=False)
+        pipeline = await c.opened(await c.own(2))
+        await pipeline.committed(pipeline.append(10))
+        await keeper.set_available(0, True)
+        await c.until(lambda: c.last_id("s1") == 19)
+
+
+@story
+async def test_two_of_three_are_replaced_at_once() -> None:
+    """The original could never recover from that (waltz-original 5.6)."""
+    async with cell(5, members=3) as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(700))
+        sets, version = await c.cluster.replicas()
+        wanted = {"s0": Role.MEMBER, "s3": Role.LEARNER, "s4": Role.LEARNER}
+        await c.cluster.save_replicas(ReplicaSets(partitions={0: wanted}), version)
+
+        async def members() -> tuple[str, ...]:
+            meta, _ = await c.cluster.partition(0)
+            assert meta is not None
+            return meta.members
+
+        async with asyncio.timeout(20):
+            while await members() != ("s0", "s3", "s4"):
+                await asyncio.sleep(0.05)
+        pipeline = await c.opened(store, above=pipeline.session.session)
+        c.storages["s0"].kill()
+        last_id = pipeline.append(1)
+        await pipeline.committed(last_id)
+        assert len(c.check_equal("s3", "s4")) == last_id + 1
 
 
 @story

@@ -298,11 +298,14 @@ class StoreSession:
         self._ticker.add(self._look)
 
     def _look(self, now: float) -> None:
+        if self.ended is not None:
+            self._ticker.remove(self._look)
+            return
         assert self.live is not None
-        is_quiet = all([link.look(now) for link in self._links.values()])
+        quiet = [link.look(now) for link in self._links.values()]
         if len(self.live.counted) < len(self.core.roles):  # somebody may have become level
             self.decided.ring()
-        elif is_quiet:
+        elif all(quiet):
             self._ticker.remove(self._look)
 
     def _reason_for_another(self) -> str | None:
