@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from waltzd.cluster import Cluster
-from waltzd.errors import CannotConnect, ChangedMeanwhile, SessionEnded, StaleSession, WaltzError
+from waltzd.errors import CannotConnect, ChangedMeanwhile, SessionEnded, StaleSession
 from waltzd.layout import FileHeader
 from waltzd.meta import PartitionMeta, ReplicaSets, Role, StorageMeta
 from waltzd.port import ReplicaPort
 from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
 from waltzd.server.bell import Bell
-from waltzd.server.copying import Copier, timely
+from waltzd.server.copying import Copier
+from waltzd.server.reading import ReplicaReader
 from waltzd.server.recovery import NEAR_IDS, Level, Recovery
 from waltzd.server.replica_link import ReplicaLink
 from waltzd.server.session import Session
@@ -96,8 +97,9 @@ class StoreSession:
         self._bytes = 0
         self._opened_at = 0.0
         self._asked_for_another: str | None = None
-        self._unwell: dict[str, None] = {}
-        """Replicas that failed to read, in the order in which they did: asked last."""
+        self._reader = ReplicaReader(
+            partition, self.session, self._links, held=self.core.held, seconds=settings.storage_seconds
+        )
 
     # -- what the pipeline uses
 
@@ -129,38 +131,10 @@ class StoreSession:
     def on_commit(self, listener: Callable[[int], None]) -> None:
         self._on_commit.append(listener)
 
-    async def read(self, first_id: int, last_id: int, chunk_bytes: int) -> AsyncIterator[Run]:
+    def read(self, first_id: int, last_id: int, chunk_bytes: int) -> AsyncIterator[Run]:
         """Committed records from whichever replica can give them."""
-        failed: dict[str, WaltzError] = {}
-        while first_id <= last_id:
-            assert last_id <= self.committed
-            name = self._reader(first_id, failed)
-            if name is None:
-                raise next(reversed(failed.values()), CannotConnect("no replica answers that holds these ids"))
-            until = min(last_id, self.core.held(name))
-            runs = self._links[name].port.read(
-                self.partition, first_id, until, session=self.session, frame_bytes=chunk_bytes
-            )
-            try:
-                async for run in timely(runs, self._settings.storage_seconds, name):
-                    yield run
-                    first_id = run.last_id + 1
-                self._unwell.pop(name, None)
-            except WaltzError as error:
-                failed[name] = error
-                self._unwell.pop(name, None)
-                self._unwell[name] = None
-
-    def _reader(self, first_id: int, failed: Mapping[str, WaltzError]) -> str | None:
-        able = [
-            name
-            for name, link in sorted(self._links.items())
-            if link.is_readable and name not in failed and self.core.held(name) >= first_id
-        ]
-        well = [name for name in able if name not in self._unwell]
-        if well:
-            return well[self.partition % len(well)]  # partitions spread over the storages
-        return next((name for name in self._unwell if name in able), None)
+        assert last_id <= self.committed
+        return self._reader.read(first_id, last_id, chunk_bytes)
 
     # -- what the links use
 

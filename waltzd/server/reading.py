@@ -1,0 +1,64 @@
+"""Committed records from whichever replica can give them: for readers that are behind the tail.
+
+A replica that fails, or lets us wait too long, is asked last from then on, until it has answered again: a storage that hangs
+costs one deadline, not one for each read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.record import Run
+from waltzd.server.copying import timely
+from waltzd.server.replica_link import ReplicaLink
+
+
+class ReplicaReader:
+    def __init__(
+        self,
+        partition: int,
+        session: int,
+        links: Mapping[str, ReplicaLink],
+        *,
+        held: Callable[[str], int],
+        seconds: float,
+    ) -> None:
+        self._partition = partition
+        self._session = session
+        self._links = links
+        self._held = held
+        self._seconds = seconds
+        self._unwell: dict[str, None] = {}
+        """Who failed, in the order in which they did."""
+
+    async def read(self, first_id: int, last_id: int, chunk_bytes: int) -> AsyncIterator[Run]:
+        failed: dict[str, WaltzError] = {}
+        while first_id <= last_id:
+            name = self._choose(first_id, failed)
+            if name is None:
+                raise next(reversed(failed.values()), CannotConnect("no replica answers that holds these ids"))
+            until = min(last_id, self._held(name))
+            runs = self._links[name].port.read(
+                self._partition, first_id, until, session=self._session, frame_bytes=chunk_bytes
+            )
+            try:
+                async for run in timely(runs, self._seconds, name):
+                    yield run
+                    first_id = run.last_id + 1
+                self._unwell.pop(name, None)
+            except WaltzError as error:
+                failed[name] = error
+                self._unwell.pop(name, None)
+                self._unwell[name] = None
+
+    def _choose(self, first_id: int, failed: Mapping[str, WaltzError]) -> str | None:
+        able = [
+            name
+            for name, link in sorted(self._links.items())
+            if link.is_readable and name not in failed and self._held(name) >= first_id
+        ]
+        well = [name for name in able if name not in self._unwell]
+        if well:
+            return well[self._partition % len(well)]  # partitions spread over the storages
+        return next((name for name in self._unwell if name in able), None)
