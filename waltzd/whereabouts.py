@@ -108,15 +108,19 @@ class Whereabouts:
         self._refresher = asyncio.create_task(self._refresh(), name="waltz whereabouts")
 
     async def _refresh(self) -> None:
-        """One server after the other, the suspect ones too; one that does not answer says nothing."""
+        """One server after the other, the suspect ones too; after one that does not answer, the next one at once."""
+        failures = 0
         while True:
-            await asyncio.sleep(REFRESH_SECONDS)
             addresses = self._candidates()
+            if failures % len(addresses) == 0:
+                await asyncio.sleep(REFRESH_SECONDS)
             address = addresses[self._asked % len(addresses)]
             self._asked += 1
+            failures += 1
             try:
                 async with asyncio.timeout(REFRESH_SECONDS), self.at(address) as port:
                     await self._learn(address, await port.locate())
+                failures = 0
             except TimeoutError:
                 self._suspect(address)
             except WaltzError as error:

@@ -18,10 +18,11 @@ from tests.checker.recorder import Recorder, log_records
 from tests.checker.verdict import Verdict, judge
 from waltzd.client import Client
 from waltzd.client_settings import ClientSettings
-from waltzd.errors import WaltzError
+from waltzd.errors import NotOwner, NotReady, WaltzError
 from waltzd.frame import FeedMode
 from waltzd.lock import append_lock, read_lock, write_lock
 from waltzd.outcome import Committed
+from waltzd.record import Run
 from waltzd.servers import ServerClient
 from waltzd.storages import ReplicaClient
 from waltzd.transaction import Builder, Transaction, TransactionContext
@@ -148,20 +149,25 @@ class Race:
         """The history against the log as its owners give it, and against what each storage gives to readers."""
         await self._commit_one_more()
         history = load(self._folder.glob("*.jsonl"))
-        async with Client(servers=",".join(self._servers), feed=FeedMode.NONE, partitions=[]) as client:
-            places = client.topology.places
         for partition in self._partitions:
-            address = places[partition].address
-            assert address is not None
-            owner = ServerClient(address, key)
-            async for run in owner.fetch(partition, 0):
+            for run in await self._fetch(partition, key):
                 history.log(partition, log_records(run), first=run.first_id)
-            await owner.close()
             for storage in storages:
                 async with ReplicaClient(storage, key) as replica:
                     async for run in replica.read(partition, 0):
                         history.log(partition, log_records(run), first=run.first_id, source=storage)
         return judge(history)
+
+    async def _fetch(self, partition: int, key: UUID) -> list[Run]:
+        """From its owner, whoever that is by now."""
+        async with asyncio.timeout(60), Client(servers=",".join(self._servers), partitions=[]) as client:
+            while True:
+                address = client.topology.places[partition].address or self._servers[0]
+                async with ServerClient(address, key) as owner:
+                    try:
+                        return [run async for run in owner.fetch(partition, 0)]
+                    except (NotOwner, NotReady):
+                        await asyncio.sleep(0.2)
 
     async def _commit_one_more(self) -> None:
         """What is read afterwards is the log of an owner that could still commit."""

@@ -363,7 +363,7 @@ async def test_two_of_three_are_replaced_at_once() -> None:
         store = await c.own(1)
         pipeline = await c.opened(store)
         await pipeline.committed(pipeline.append(700))
-        sets, version = await c.cluster.replicas()
+        _, version = await c.cluster.replicas()
         wanted = {"s0": Role.MEMBER, "s3": Role.LEARNER, "s4": Role.LEARNER}
         await c.cluster.save_replicas(ReplicaSets(partitions={0: wanted}), version)
 

@@ -1,7 +1,7 @@
 """Committed records from whichever replica can give them: for readers that are behind the tail.
 
-A replica that fails, or lets us wait too long, is asked last from then on, until it has answered again: a storage that hangs
-costs one deadline, not one for each read.
+A replica that fails, or lets us wait too long, is asked last from then on, until it has answered again: a storage that
+hangs costs one deadline, not one for each read.
 """
 
 from __future__ import annotations
