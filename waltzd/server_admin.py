@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
-import grpc.aio
-
 from waltzd import wire_pb2 as wire
-from waltzd.link import error_of, key_of, open_channel
+from waltzd.caller import Caller
+from waltzd.link import key_of
 from waltzd.owner import OwnedPartition, OwnedReplica, ServerDescription
 from waltzd.role import Role
 from waltzd.tls import Tls
@@ -18,14 +16,13 @@ from waltzd.wire_pb2_grpc import ServerAdminStub
 CALL_SECONDS = 30.0
 
 
-class ServerAdminClient:
+class ServerAdminClient(Caller):
+    service = ServerAdminStub
+    peer = Role.SERVER
+
     def __init__(self, address: str, key: UUID, *, seconds: float = CALL_SECONDS, tls: Tls | None = None) -> None:
-        """Every call has a deadline of so many seconds. With `tls`, whoever answers must be a server of our cluster."""
-        self.address = address
+        super().__init__(address, seconds=seconds, tls=tls)
         self._key = key
-        self._seconds = seconds
-        self._channel = open_channel(address, tls=tls, peer=Role.SERVER)
-        self._stub: Any = ServerAdminStub(self._channel)
 
     async def describe(self) -> ServerDescription:
         """Whatever cluster it belongs to."""
@@ -36,23 +33,6 @@ class ServerAdminClient:
         request = wire.DrainRequest(cluster_key=self._key.bytes, draining=is_draining)
         reply: wire.DrainReply = await self._call(self._stub.Drain, request)
         return list(reply.partitions)
-
-    async def _call(self, method: Any, request: Any) -> Any:
-        try:
-            return await method(request, timeout=self._seconds)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
-
-    async def close(self) -> None:
-        await self._channel.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 def description_message(description: ServerDescription) -> wire.ServerDescription:

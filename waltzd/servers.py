@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import grpc.aio
 import numpy as np
 
 from waltzd import wire_pb2 as wire
+from waltzd.caller import Caller
 from waltzd.errors import BadFrame, CannotConnect, ForeignCluster, WaltzError
 from waltzd.frame import ClientFrame, Refused, ServerFrame, Topology
-from waltzd.link import error_of, open_channel, run_of
+from waltzd.link import error_of, run_of
 from waltzd.log_messages import client_message, heads_of, server_frames, topology_of
 from waltzd.record import HeadArray, Run, first_bad
 from waltzd.role import Role
@@ -32,17 +32,17 @@ CALL_SECONDS = 10.0
 """Every call has a deadline, and so has every next message of a stream that is read to its end."""
 
 
-class ServerClient:
+class ServerClient(Caller):
+    service = LogStub
+    peer = Role.SERVER
+
     def __init__(
         self, address: str, key: UUID | None = None, *, seconds: float = CALL_SECONDS, tls: Tls | None = None
     ) -> None:
         """Without a key, the cluster that the server belongs to is taken for the right one; with `tls` that of our own
-        certificate, and whoever answers must be a server of it."""
-        self.address = address
+        certificate."""
+        super().__init__(address, seconds=seconds, tls=tls)
         self._key = tls.identity.key if key is None and tls is not None else key
-        self._seconds = seconds
-        self._channel = open_channel(address, tls=tls, peer=Role.SERVER)
-        self._stub: Any = LogStub(self._channel)
 
     async def locate(self) -> Topology:
         topology = topology_of(await self._call(self._stub.Locate, wire.LocateRequest()))
@@ -122,23 +122,6 @@ class ServerClient:
         if self._key is None:
             return (await self.locate()).cluster_key.bytes
         return self._key.bytes
-
-    async def _call(self, method: Any, request: Any) -> Any:
-        try:
-            return await method(request, timeout=self._seconds)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
-
-    async def close(self) -> None:
-        await self._channel.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 class MountStream:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Sequence
-from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import grpc.aio
 
 from waltzd import wire_pb2 as wire
+from waltzd.caller import Caller
 from waltzd.checksum import crc32
 from waltzd.errors import BadFrame, CannotConnect, WaltzError
 from waltzd.finding import Finding
-from waltzd.link import GO_ON_KEY, error_of, lengths_of, open_channel, run_of
+from waltzd.link import GO_ON_KEY, error_of, lengths_of, run_of
 from waltzd.messages import description_of, error_of_detail, finding_of, status_of
 from waltzd.record import Run, first_bad
 from waltzd.replica import ReplicaStatus, StorageDescription, VerifySummary
@@ -52,48 +52,22 @@ async def _alone(work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(*rest, return_exceptions=True)
 
 
-class _Client:
-    _service: ClassVar[Any]
+class _Client(Caller):
+    """Of one storage."""
+
+    peer = Role.STORAGE
 
     def __init__(
         self, address: str, key: UUID, *, seconds: float = CALL_SECONDS, tls: Tls | None = None, name: str | None = None
     ) -> None:
-        """With `tls`, whoever answers must be a storage of our cluster; with `name` too, the one of that name."""
-        self.address = address
+        super().__init__(address, seconds=seconds, tls=tls, name=name)
         self._key = key
-        self._seconds = seconds
-        self._channel = open_channel(address, tls=tls, peer=Role.STORAGE, name=name)
-        self._stub: Any = self._service(self._channel)
-
-    async def close(self) -> None:
-        await self._channel.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def _call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
-        try:
-            return await method(request, timeout=self._seconds if seconds is None else seconds)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
-
-    async def _stream(self, method: Any, request: Any) -> AsyncIterator[Any]:
-        try:
-            async for message in method(request):
-                yield message
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
 
 
 class ReplicaClient(_Client):
     """The replicas on one storage, through its port for servers."""
 
-    _service = ReplicaStub
+    service = ReplicaStub
 
     def _target(self, partition: int, session: int | None) -> wire.Target:
         return wire.Target(cluster_key=self._key.bytes, partition=partition, session=session)
@@ -279,7 +253,7 @@ class AppendStream:
 class AdminClient(_Client):
     """One storage, through its port for operators."""
 
-    _service = StorageAdminStub
+    service = StorageAdminStub
 
     async def describe(self) -> StorageDescription:
         return description_of(await self._call(self._stub.Describe, wire.DescribeRequest()))

@@ -63,7 +63,8 @@ WORLD = (
     "secrets", "select", "signal", "socket", "subprocess", "tempfile", "threading", "time", "uvloop",
 )  # fmt: skip
 EDGES = (
-    "waltzd.link", "waltzd.log_messages", "waltzd.messages", "waltzd.server_admin", "waltzd.servers", "waltzd.storages",
+    "waltzd.caller", "waltzd.link", "waltzd.log_messages", "waltzd.messages", "waltzd.server_admin", "waltzd.servers",
+    "waltzd.storages",
 )  # fmt: skip
 """Modules at the root that turn messages into plain values, and the callers' sides of the services."""
 WIRE = ("grpc", "google.protobuf", "google.rpc", "grpc_status", "waltzd.wire_pb2", "waltzd.wire_pb2_grpc")

@@ -1,0 +1,51 @@
+"""What every client of one of our gRPC services has: a channel, a deadline for each call, errors that keep their class."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import grpc.aio
+
+from waltzd.link import error_of, open_channel
+from waltzd.role import Role
+from waltzd.tls import Tls
+
+
+class Caller:
+    service: ClassVar[Any]
+    """The generated stub."""
+    peer: ClassVar[Role]
+    """Who must answer, when there are certificates."""
+
+    def __init__(self, address: str, *, seconds: float, tls: Tls | None, name: str | None = None) -> None:
+        """With `tls`, whoever answers must have the role `peer` in our cluster; with a `name`, be the one of that name."""
+        self.address = address
+        self._seconds = seconds
+        self._channel = open_channel(address, tls=tls, peer=self.peer, name=name)
+        self._stub: Any = self.service(self._channel)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
+        try:
+            return await method(request, timeout=self._seconds if seconds is None else seconds)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+
+    async def _stream(self, method: Any, request: Any) -> AsyncIterator[Any]:
+        try:
+            async for message in method(request):
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
