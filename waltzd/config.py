@@ -224,15 +224,16 @@ class ServerConfig:
         unit="bytes",
     )
     mounts_max: int = setting(
-        "How many clients may have a partition mounted, counted over all partitions of this server.",
-        default=4096,
+        "How many clients may have a partition mounted or read by id, counted over all partitions of this server. One that "
+        "does not read what it asked for holds up to about 2 MiB.",
+        default=1024,
         minimum=1,
         maximum=1_000_000,
     )
     lock_table_size: int = setting(
         "How many locks each partition remembers. A client that lags further behind than these reach is refused and has to "
-        "catch up first. A hundred thousand take about 15 MiB.",
-        default=200_000,
+        "catch up first. A hundred thousand take about 20 MiB.",
+        default=50_000,
         minimum=1,
         maximum=100_000_000,
     )

@@ -39,7 +39,7 @@ STEP_BYTES_MAX = 1 << 20
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
     limits: Limits
-    lock_table_size: int = 200_000
+    lock_table_size: int = 50_000
     inflight_bytes_max: int = 16 << 20
     """On the way to the replicas; as much again may wait in the queue."""
     mount_bytes_max: int = 8 << 20
