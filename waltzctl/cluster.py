@@ -10,6 +10,7 @@ from uuid import UUID
 import click
 
 from waltzctl import render_cluster
+from waltzctl.certificate import secured
 from waltzctl.creation import Wish, create_cluster
 from waltzctl.main import exit_codes
 from waltzctl.overview import look
@@ -19,6 +20,7 @@ from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
 from waltzd.layout import PARTITIONS_MAX
 from waltzd.meta import StorageMeta
 from waltzd.setting import parse_address
+from waltzd.tls import Tls
 from waltzd.zookeeper import ZooKeeperCoordinator
 
 T = TypeVar("T")
@@ -38,7 +40,8 @@ def with_coordinator(hosts: str, root: str, action: Callable[[Coordinator], Awai
 
 
 def place(command: Callable[..., int]) -> Callable[..., int]:
-    """Which cluster, and how the answer looks."""
+    """Which cluster, who asks, and how the answer looks."""
+    command = secured(command)
     for option in (
         click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table",
                      help="For people, or for scripts."),
@@ -85,6 +88,7 @@ def create(
     hosts: str,
     root: str,
     output: str,
+    tls: Tls | None,
 ) -> int:
     """Make a cluster of storages that run: its documents in ZooKeeper, and an empty replica wherever one belongs. The
     replicas of a partition are spread over groups, and evenly over the storages.
@@ -108,7 +112,7 @@ def create(
     )
     now = datetime.now(UTC).isoformat(timespec="seconds")
     found = with_coordinator(
-        hosts, root, lambda coordinator: create_cluster(coordinator, wish, created=now, is_dry=dry_run)
+        hosts, root, lambda coordinator: create_cluster(coordinator, wish, created=now, is_dry=dry_run, tls=tls)
     )
     render_cluster.creation(found, output, hosts=hosts, root=root, is_dry=dry_run)
     return EXIT_OK
@@ -116,7 +120,7 @@ def create(
 
 @click.command("describe", epilog=exit_codes())
 @place
-def describe(hosts: str, root: str, output: str) -> int:
+def describe(hosts: str, root: str, output: str, tls: Tls | None) -> int:
     """Show a cluster: its servers and storages, and who owns each partition and how it is. The end is 0 when all is well,
     and 10 when a process does not answer, a partition takes no transactions, or one has fewer replicas than it should.
 
@@ -125,6 +129,6 @@ def describe(hosts: str, root: str, output: str) -> int:
       waltzctl cluster describe --coordinator 127.0.0.1:2181
       waltzctl cluster describe --coordinator 127.0.0.1:2181 --root /waltz -o json
     """
-    found = with_coordinator(hosts, root, look)
+    found = with_coordinator(hosts, root, lambda coordinator: look(coordinator, tls=tls))
     render_cluster.overview(found, output, where=f"{hosts}{root}")
     return EXIT_OK if found.is_healthy else EXIT_UNHEALTHY

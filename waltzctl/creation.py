@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID, uuid4
 
+from waltzctl.certificate import first_contact
 from waltzctl.plan import assign_replicas
 from waltzd.cluster import Cluster
 from waltzd.coordinator import Coordinator
@@ -28,11 +29,13 @@ from waltzd.errors import (
     PartitionDamaged,
     PartitionExists,
     PartitionOffline,
+    TlsMismatch,
     WaltzError,
 )
 from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
 from waltzd.replica import PartitionDescription, StorageDescription
 from waltzd.storages import AdminClient, ReplicaClient
+from waltzd.tls import Tls
 
 CALL_SECONDS = 10.0
 CALLS_MAX = 16
@@ -67,14 +70,16 @@ class Creation:
         return [partition for partition, names in sorted(self.replicas.items()) if storage in names]
 
 
-async def create_cluster(coordinator: Coordinator, wish: Wish, *, created: str, is_dry: bool = False) -> Creation:
+async def create_cluster(
+    coordinator: Coordinator, wish: Wish, *, created: str, is_dry: bool = False, tls: Tls | None = None
+) -> Creation:
     """`created` is the date for the document. Dry, everything is looked at and nothing is written."""
     _check(wish)
     planned = assign_replicas(wish.partitions, {storage.name: storage.group for storage in wish.storages}, wish.replication)
-    descriptions = await _describe_all(wish)
+    descriptions = await _describe_all(wish, tls)
     key = _key_of(wish, descriptions)
     _check_descriptions(wish, descriptions)
-    await _each(wish.storages, lambda storage: _reach(storage, key))
+    await _each(wish.storages, lambda storage: _reach(storage, key, tls))
     meta = ClusterMeta(name=wish.name, key=key, partitions=wish.partitions, created=created)
     there = await _look(coordinator, wish, key)
     if there is None:
@@ -94,7 +99,7 @@ async def create_cluster(coordinator: Coordinator, wish: Wish, *, created: str, 
     meta, storages, replicas = found
     created_now: dict[str, tuple[int, ...]] = {}
     if not is_dry:
-        created_now = await _create_replicas(key, storages, replicas, descriptions)
+        created_now = await _create_replicas(key, storages, replicas, descriptions, tls)
     return Creation(meta=meta, storages=storages, replicas=replicas, was_there=there is not None, created=created_now)
 
 
@@ -133,14 +138,17 @@ async def _each(storages: Sequence[StorageMeta], ask: Callable[[StorageMeta], Aw
     return answers
 
 
-async def _describe_all(wish: Wish) -> dict[str, StorageDescription]:
+async def _describe_all(wish: Wish, tls: Tls | None) -> dict[str, StorageDescription]:
     found: dict[str, StorageDescription] = {}
     silent: dict[str, CannotConnect] = {}
 
     async def ask(storage: StorageMeta) -> None:
-        async with AdminClient(storage.admin_listen, NO_KEY, seconds=CALL_SECONDS) as stranger:
+        async with AdminClient(storage.admin_listen, NO_KEY, seconds=CALL_SECONDS, tls=tls) as stranger:
             try:
-                found[storage.name] = await stranger.describe()
+                async with first_contact(storage.admin_listen, tls):
+                    found[storage.name] = await stranger.describe()
+            except TlsMismatch:
+                raise  # to start it as it is would not help
             except CannotConnect as error:
                 silent[storage.name] = error
 
@@ -148,19 +156,20 @@ async def _describe_all(wish: Wish) -> dict[str, StorageDescription]:
     if silent:
         first = next(storage for storage in wish.storages if storage.name in silent)
         error = silent[first.name]
-        key = wish.key or next((description.cluster_key for description in found.values()), None) or uuid4()
+        proposed = tls.identity.key if tls is not None else uuid4()
+        key = wish.key or next((description.cluster_key for description in found.values()), proposed)
         raise CannotConnect(
             f"{', '.join(sorted(silent))} cannot be reached; {first.name} at {first.admin_listen}: {error.message}",
             not_done="nothing was written",
             next_step=f"start each storage with `cluster_key: {key}` and `partitions: {wish.partitions}` in its "
-            "configuration, then run this again",
+            f"configuration{', and a certificate of that cluster' if tls is not None else ''}, then run this again",
         ) from error
     return found
 
 
-async def _reach(storage: StorageMeta, key: UUID) -> None:
-    """The address for servers leads to a storage, too."""
-    async with ReplicaClient(storage.listen, key, seconds=CALL_SECONDS) as client:
+async def _reach(storage: StorageMeta, key: UUID, tls: Tls | None) -> None:
+    """The address for servers leads to a storage, too; with certificates, to the one of that name."""
+    async with ReplicaClient(storage.listen, key, seconds=CALL_SECONDS, tls=tls, name=storage.name) as client:
         try:
             await client.segments(0)
         except (NoSuchPartition, PartitionDamaged, PartitionOffline):
@@ -170,7 +179,8 @@ async def _reach(storage: StorageMeta, key: UUID) -> None:
                 f"{storage.name} answers at {storage.admin_listen}, but not at {storage.listen}, where servers would look "
                 f"for it: {error.message}",
                 not_done="nothing was written",
-                next_step="give the storage's `listen` address first, then its `admin_listen` address",
+                next_step="give the storage's `listen` address first, then its `admin_listen` address"
+                + (f"; the name in its certificate must be {storage.name}" if tls is not None else ""),
             ) from error
 
 
@@ -252,6 +262,7 @@ async def _create_replicas(
     storages: Mapping[str, StorageMeta],
     replicas: Mapping[int, tuple[str, ...]],
     descriptions: Mapping[str, StorageDescription],
+    tls: Tls | None,
 ) -> dict[str, tuple[int, ...]]:
     """Those that are missing."""
     created: dict[str, tuple[int, ...]] = {}
@@ -263,7 +274,7 @@ async def _create_replicas(
         ]
         results: dict[int, WaltzError | None] = {}
         if missing:
-            async with AdminClient(storage.admin_listen, key, seconds=CALL_SECONDS) as admin:
+            async with AdminClient(storage.admin_listen, key, seconds=CALL_SECONDS, tls=tls) as admin:
                 try:
                     results = await admin.create_partitions(missing)
                 except WaltzError as error:

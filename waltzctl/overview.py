@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID
 
+from waltzctl.certificate import first_contact
 from waltzd.cluster import Cluster
 from waltzd.coordinator import Coordinator
 from waltzd.errors import ForeignCluster, WaltzError
@@ -20,6 +21,7 @@ from waltzd.owner import OwnedPartition, ServerDescription
 from waltzd.replica import StorageDescription
 from waltzd.server_admin import ServerAdminClient
 from waltzd.storages import AdminClient
+from waltzd.tls import Tls
 
 CALL_SECONDS = 5.0
 CALLS_MAX = 32
@@ -102,15 +104,21 @@ class Overview:
         return not self.silent and not self.closed and not self.short
 
 
-async def look(coordinator: Coordinator) -> Overview:
+async def look(coordinator: Coordinator, *, tls: Tls | None = None) -> Overview:
     cluster = Cluster(coordinator)
     meta = await cluster.meta()
+    if tls is not None and tls.identity.key != meta.key:
+        raise ForeignCluster(
+            f"the certificate belongs to the cluster {tls.identity.key}; the one at this root is {meta.name}, {meta.key}",
+            not_done="nothing was asked of any daemon",
+            next_step="use a certificate of that cluster, or another --root",
+        )
     assignment, _ = await cluster.assignment()
     sets, _ = await cluster.replicas()
     leader = await cluster.leader()
     servers, storages = await asyncio.gather(
-        _each(await cluster.servers(), lambda server: _server(server, meta.key)),
-        _each(await cluster.storages(), lambda storage: _storage(storage, meta.key)),
+        _each(await cluster.servers(), lambda server: _server(server, meta.key, tls)),
+        _each(await cluster.storages(), lambda storage: _storage(storage, meta.key, tls)),
     )
     owned = {
         (view.meta.name, found.partition): found
@@ -150,10 +158,11 @@ async def _each(metas: Mapping[str, N], ask: Callable[[N], Awaitable[T]]) -> lis
     return await asyncio.gather(*(one(meta) for _, meta in sorted(metas.items())))
 
 
-async def _server(meta: ServerMeta, key: UUID) -> ServerView:
-    async with ServerAdminClient(meta.admin_listen, key, seconds=CALL_SECONDS) as admin:
+async def _server(meta: ServerMeta, key: UUID, tls: Tls | None) -> ServerView:
+    async with ServerAdminClient(meta.admin_listen, key, seconds=CALL_SECONDS, tls=tls) as admin:
         try:
-            said = await admin.describe()
+            async with first_contact(meta.admin_listen, tls):
+                said = await admin.describe()
         except WaltzError as error:
             return ServerView(meta=meta, said=None, error=error)
     if said.instance != meta.instance:
@@ -162,10 +171,11 @@ async def _server(meta: ServerMeta, key: UUID) -> ServerView:
     return ServerView(meta=meta, said=said, error=None)
 
 
-async def _storage(meta: StorageMeta, key: UUID) -> StorageView:
-    async with AdminClient(meta.admin_listen, key, seconds=CALL_SECONDS) as admin:
+async def _storage(meta: StorageMeta, key: UUID, tls: Tls | None) -> StorageView:
+    async with AdminClient(meta.admin_listen, key, seconds=CALL_SECONDS, tls=tls, name=meta.name) as admin:
         try:
-            said = await admin.describe()
+            async with first_contact(meta.admin_listen, tls):
+                said = await admin.describe()
         except WaltzError as error:
             return StorageView(meta=meta, said=None, error=error)
     if said.cluster_key != key:

@@ -13,12 +13,14 @@ from uuid import UUID
 import click
 
 from waltzctl import render_storage
+from waltzctl.certificate import first_contact, secured
 from waltzctl.main import exit_codes
 from waltzd import storages
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE, BadArgument, ForeignCluster, WaltzError
 from waltzd.finding import Finding
 from waltzd.replica import StorageDescription, VerifySummary
 from waltzd.storages import AdminClient
+from waltzd.tls import Tls
 
 T = TypeVar("T")
 NO_KEY = UUID(int=0)
@@ -39,21 +41,24 @@ def partitions_of(text: str) -> list[int]:
     return list(found)
 
 
-def with_admin(address: str, key: UUID | None, action: Callable[[AdminClient, StorageDescription], Awaitable[T]]) -> T:
+def with_admin(
+    address: str, key: UUID | None, tls: Tls | None, action: Callable[[AdminClient, StorageDescription], Awaitable[T]]
+) -> T:
     """Ask the storage who it is, then do the action with its key."""
 
     async def run() -> T:
-        async with AdminClient(address, NO_KEY, seconds=10) as stranger:
+        async with AdminClient(address, NO_KEY, seconds=10, tls=tls) as stranger, first_contact(address, tls):
             description = await stranger.describe()
         if key is not None and key != description.cluster_key:
             raise ForeignCluster(f"{address} belongs to the cluster {description.cluster_key}, not to {key}")
-        async with AdminClient(address, description.cluster_key) as admin:
+        async with AdminClient(address, description.cluster_key, tls=tls) as admin:
             return await action(admin, description)
 
     return storages.run(run())
 
 
 def common(command: Callable[..., int]) -> Callable[..., int]:
+    command = secured(command)
     command = click.option("--key", type=click.UUID, help="The cluster key that the storage must have.")(command)
     return click.option(
         "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
@@ -72,7 +77,7 @@ def settle(results: dict[int, WaltzError | None], done: str, output: str) -> int
 @click.command(epilog=exit_codes())
 @click.argument("admin", metavar="ADMIN")
 @common
-def describe(admin: str, output: str, key: UUID | None) -> int:
+def describe(admin: str, output: str, key: UUID | None, tls: Tls | None) -> int:
     """Show a running storage: its cluster, its partitions with their marks, and what it has done since it started.
 
     \b
@@ -84,7 +89,7 @@ def describe(admin: str, output: str, key: UUID | None) -> int:
     async def ask(_client: AdminClient, description: StorageDescription) -> StorageDescription:
         return description
 
-    render_storage.description(with_admin(admin, key, ask), output)
+    render_storage.description(with_admin(admin, key, tls, ask), output)
     return EXIT_OK
 
 
@@ -92,7 +97,7 @@ def describe(admin: str, output: str, key: UUID | None) -> int:
 @click.argument("admin", metavar="ADMIN")
 @click.argument("partitions", metavar="PARTITIONS")
 @common
-def create_partition(admin: str, partitions: str, output: str, key: UUID | None) -> int:
+def create_partition(admin: str, partitions: str, output: str, key: UUID | None, tls: Tls | None) -> int:
     """Create empty replicas of PARTITIONS (like 0-3,7) on a storage. Files that a partition left there before are set
     aside, never used again.
 
@@ -102,7 +107,7 @@ def create_partition(admin: str, partitions: str, output: str, key: UUID | None)
       waltzctl storage create-partition 127.0.0.1:55281 2,3 -o json
     """
     numbers = partitions_of(partitions)
-    results = with_admin(admin, key, lambda client, _: client.create_partitions(numbers))
+    results = with_admin(admin, key, tls, lambda client, _: client.create_partitions(numbers))
     return settle(results, "created", output)
 
 
@@ -112,7 +117,9 @@ def create_partition(admin: str, partitions: str, output: str, key: UUID | None)
 @click.option("--delete-files", is_flag=True, help="Delete the files instead of setting them aside.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common
-def remove_partition(admin: str, partitions: str, delete_files: bool, yes: bool, output: str, key: UUID | None) -> int:
+def remove_partition(
+    admin: str, partitions: str, delete_files: bool, yes: bool, output: str, key: UUID | None, tls: Tls | None
+) -> int:
     """Take replicas off a storage. Their files are set aside in its directory unless they are to be deleted.
 
     \b
@@ -126,7 +133,7 @@ def remove_partition(admin: str, partitions: str, delete_files: bool, yes: bool,
         if not click.confirm(f"{what} partition {', '.join(map(str, numbers))} at {admin}?", err=True):
             click.echo("Nothing was changed.", err=True)
             return EXIT_USAGE
-    results = with_admin(admin, key, lambda client, _: client.remove_partitions(numbers, delete_files=delete_files))
+    results = with_admin(admin, key, tls, lambda client, _: client.remove_partitions(numbers, delete_files=delete_files))
     return settle(results, "removed", output)
 
 
@@ -135,7 +142,7 @@ def remove_partition(admin: str, partitions: str, delete_files: bool, yes: bool,
 @click.argument("partitions", metavar="PARTITIONS")
 @click.option("--online/--offline", "online", default=None, help="Which of the two; one must be given.")
 @common
-def availability(admin: str, partitions: str, online: bool | None, output: str, key: UUID | None) -> int:
+def availability(admin: str, partitions: str, online: bool | None, output: str, key: UUID | None, tls: Tls | None) -> int:
     """Take partitions offline on a storage, or back online. Offline, a replica refuses every session.
 
     \b
@@ -146,7 +153,7 @@ def availability(admin: str, partitions: str, online: bool | None, output: str, 
     numbers = partitions_of(partitions)
     if online is None:
         raise click.UsageError("Say --online or --offline.")
-    results = with_admin(admin, key, lambda client, _: client.set_available(numbers, online))
+    results = with_admin(admin, key, tls, lambda client, _: client.set_available(numbers, online))
     return settle(results, "online" if online else "offline", output)
 
 
@@ -154,7 +161,7 @@ def availability(admin: str, partitions: str, online: bool | None, output: str, 
 @click.argument("admin", metavar="ADMIN")
 @click.argument("partitions", metavar="[PARTITIONS]", required=False)
 @common
-def verify(admin: str, partitions: str | None, output: str, key: UUID | None) -> int:
+def verify(admin: str, partitions: str | None, output: str, key: UUID | None, tls: Tls | None) -> int:
     """Check the files of a storage while it runs: every record up to what is on the disk now. Appends go on.
 
     \b
@@ -174,6 +181,6 @@ def verify(admin: str, partitions: str | None, output: str, key: UUID | None) ->
                 summaries.append(found)
         return findings, summaries
 
-    findings, summaries = with_admin(admin, key, ask)
+    findings, summaries = with_admin(admin, key, tls, ask)
     render_storage.verification(findings, summaries, output)
     return EXIT_FINDINGS if findings else EXIT_OK

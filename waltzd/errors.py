@@ -674,6 +674,16 @@ class CannotConnect(WaltzError):
     next_step = "check that the daemon runs and that the address is right, then try again"
 
 
+class TlsMismatch(CannotConnect):
+    """One side of a connection uses TLS and the other plain text, so they could not talk at all. A daemon with certificates
+    in its configuration answers only callers with certificates, and one without only callers without. Nothing was asked of
+    it. Give `waltzctl` a certificate, or leave it out, as the daemon needs it."""
+
+    code, exit_code, retry = "W4003", EXIT_USAGE, Retry.NEVER
+    not_done = "nothing was asked of the daemon"
+    next_step = "use certificates on both sides, or on neither"
+
+
 class PortInUse(WaltzError):
     """Another process listens on the address that the configuration names. The daemon did not start."""
 

@@ -53,16 +53,16 @@ def tls_for(files: Files, role: Role, cluster: UUID) -> Tls | None:
 
 
 class Tls:
-    """The certificate of this process. `role` and `cluster` are what it must say."""
+    """The certificate of this process. `role` and `cluster` are what it must say; None is whatever it says at first."""
 
-    def __init__(self, certificate: str, key: str, ca: str, *, role: Role, cluster: UUID | None = None) -> None:
+    def __init__(self, certificate: str, key: str, ca: str, *, role: Role | None, cluster: UUID | None = None) -> None:
         self._paths = (certificate, key, ca)
         self._role = role
         self._cluster = cluster
         self._complaint = ""
         self._seen = self._signature()
         self._credentials = self._load(self._seen)
-        self._cluster = self._credentials.identity.key
+        self._role, self._cluster = self._credentials.identity.role, self._credentials.identity.key
 
     @property
     def identity(self) -> Identity:
@@ -99,7 +99,7 @@ class Tls:
         identity = _proven_identity(*self._paths)
         if self._signature() != seen:
             raise BadConfig(f"{', '.join(self._paths)} changed while they were read")
-        if identity.role is not self._role:
+        if self._role is not None and identity.role is not self._role:
             raise BadConfig(f"{self._paths[0]} has the role {identity.role}; this process needs the role {self._role}")
         if self._cluster is not None and identity.key != self._cluster:
             raise BadConfig(f"{self._paths[0]} belongs to the cluster {identity.key}, this process to {self._cluster}")

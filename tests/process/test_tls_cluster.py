@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
@@ -12,6 +13,7 @@ from tests.process.certificates import Authority, Files
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper
+from waltzctl import main
 from waltzd import storages
 from waltzd.client import Client
 from waltzd.cluster import Cluster
@@ -72,3 +74,80 @@ def test_a_transaction_travels_between_certificates(
                 await admin.drain(True)
 
     storages.run(work())
+
+
+def options(files: Files) -> list[str]:
+    """As an operator types them."""
+    return ["--tls-certificate", str(files.certificate), "--tls-key", str(files.key), "--tls-ca", str(files.ca)]
+
+
+def test_an_operator_makes_a_cluster_and_looks_at_it(
+    zookeeper: LocalZooKeeper,
+    make_daemon: Callable[..., Daemon],
+    make_server: Callable[..., ServerDaemon],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    authority = Authority(tmp_path / "ca")
+    storage = make_daemon(**authority.issue(KEY, Role.STORAGE, "s1").settings).start()
+    operator = options(authority.issue(KEY, Role.OPERATOR, "ann"))
+    root = "/tls/operated"
+
+    def waltzctl(*words: str) -> tuple[int, str, str]:
+        code = main.run([*words, "--coordinator", zookeeper.hosts, "--root", root])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    def create(*words: str, name: str = "s1", address: str = storage.admin_listen) -> tuple[int, str, str]:
+        place = f"{name}={storage.listen},{address}"
+        return waltzctl(
+            "create-cluster",
+            "--name",
+            "tls",
+            "--partitions",
+            str(PARTITIONS),
+            "--replicas",
+            "1",
+            "--storage",
+            place,
+            *words,
+        )
+
+    code, out, err = create()
+    assert (code, out) == (2, "")
+    assert f"W4003 {storage.admin_listen} speaks TLS" in err
+    code, out, err = create(*options(authority.issue(KEY, Role.SERVER, "one")))
+    assert (code, out) == (9, "")
+    assert "W2024" in err
+    code, out, err = create(*operator, name="s2")
+    assert (code, out) == (6, "")
+    assert "the name in its certificate must be s2" in err
+    code, out, err = create(*operator, address="127.0.0.1:1")
+    assert (code, out) == (6, "")
+    assert f"`cluster_key: {KEY}`" in err, "the key that is proposed is the one that certificates are there for"
+    assert waltzctl("cluster", "describe", *operator)[0] == 3, "nothing was written"
+    code, out, err = create(*operator)
+    assert (code, err) == (0, "")
+    assert out.startswith("created: cluster tls")
+
+    server = make_server("one", hosts=zookeeper.hosts, cluster=root, **authority.issue(KEY, Role.SERVER, "one").settings)
+    server.start()
+
+    async def write() -> None:
+        application = authority.issue(KEY, Role.CLIENT, "app")
+        async with Client(server.listen, feed=FeedMode.NONE, connect=connect(application)) as client:
+            for partition in range(PARTITIONS):
+                assert isinstance(await client.append(b"over TLS", partition=partition), Committed)
+
+    storages.run(write())
+    code, out, err = waltzctl("cluster", "describe", "-o", "json", *operator)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["is_healthy"]
+    code, out, _ = waltzctl("cluster", "describe")
+    assert code == 10
+    assert f"one: W4003 {server.admin_listen} speaks TLS" in out
+    assert f"s1: W4003 {storage.admin_listen} speaks TLS" in out
+    foreign = authority.issue(UUID(int=7), Role.OPERATOR, "ann", file="foreign")
+    code, out, err = waltzctl("cluster", "describe", *options(foreign))
+    assert (code, out) == (4, "")
+    assert f"W2002 the certificate belongs to the cluster {UUID(int=7)}" in err

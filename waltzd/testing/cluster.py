@@ -270,6 +270,22 @@ class LocalCluster:
         await self.kill_server(name)
         return name
 
+    @property
+    def server_names(self) -> tuple[str, ...]:
+        """Of all servers, whether they run or not."""
+        return tuple(self._servers)
+
+    def is_alive(self, name: str) -> bool:
+        """Whether this server runs."""
+        return self._servers[name] is not None
+
+    def coordinator_of(self, name: str) -> MemoryCoordinator:
+        """The coordinator session of a server that runs: it can be lost, expire and come back."""
+        server = self._servers[name]
+        if server is None:
+            raise BadArgument(f"{name} does not run")
+        return server.coordinator
+
     async def kill_server(self, name: str) -> None:
         server = self._servers[name]
         if server is None:
@@ -310,7 +326,7 @@ class _Server:
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self.name = name
-        self._coordinator = coordinator
+        self.coordinator = coordinator
         self._storages = storages
         self._on_fatal = on_fatal
         self._key = local.meta.key
@@ -366,11 +382,11 @@ class _Server:
         await self.host.close()
         await self.door.slam()
         await self._end()
-        await self._coordinator.close()
+        await self.coordinator.close()
 
     async def kill(self) -> None:
         """Connections first: nothing that is still said or written in here arrives anywhere."""
-        self._coordinator.disconnect()
+        self.coordinator.disconnect()
         for port in self._ports:
             port.cut()
         await self.door.slam()
@@ -378,7 +394,7 @@ class _Server:
         if self._hosting is not None:
             self._hosting.cancel()
         await self._end()
-        self._coordinator.expire()
+        self.coordinator.expire()
 
     async def _end(self) -> None:
         for task in self._tasks:

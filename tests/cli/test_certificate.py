@@ -1,0 +1,164 @@
+"""`waltzctl` with certificates, against a storage that has one and one that has none; and what is wrong with files."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.process.certificates import Authority, Files
+from tests.process.daemon import KEY, Daemon
+from waltzctl.main import COMMANDS
+from waltzd.role import Role
+
+Tool = Callable[..., Any]
+SECURED = [("storage", name) for name in COMMANDS["storage"]] + [("create-cluster",), ("cluster", "describe")]
+NAMES = ("--tls-certificate", "--tls-key", "--tls-ca")
+VARIABLES = ("WALTZ_TLS_CERTIFICATE", "WALTZ_TLS_KEY", "WALTZ_TLS_CA")
+
+
+def words(files: Files) -> list[str]:
+    return [word for pair in zip(NAMES, paths(files), strict=True) for word in pair]
+
+
+def paths(files: Files) -> list[str]:
+    return [str(files.certificate), str(files.key), str(files.ca)]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def operator(authority: Authority) -> Files:
+    return authority.issue(KEY, Role.OPERATOR, "ann")
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[str]:
+    """The address of a storage that answers only callers with certificates."""
+    files = authority.issue(KEY, Role.STORAGE, "s1")
+    with Daemon(tmp_path_factory.mktemp("closed"), **files.settings) as daemon:  # type: ignore[arg-type]
+        yield daemon.admin_listen
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with Daemon(tmp_path_factory.mktemp("plain")) as daemon:
+        yield daemon.admin_listen
+
+
+def refused(told: Any, code: int, *sentences: str) -> None:
+    assert (told.code, told.out) == (code, ""), told
+    assert "Traceback" not in told.err
+    for sentence in sentences:
+        assert sentence in told.err, told.err
+
+
+@pytest.mark.parametrize("command", SECURED, ids=" ".join)
+def test_every_command_that_asks_daemons_takes_a_certificate(waltzctl: Tool, command: tuple[str, ...]) -> None:
+    told = waltzctl(*command, "--help").out
+    for name in (*NAMES, *VARIABLES):
+        assert name in told
+
+
+def test_an_operator_does_everything_to_a_storage(waltzctl: Tool, closed: str, operator: Files) -> None:
+    given = words(operator)
+    assert str(KEY) in waltzctl("storage", "describe", closed, *given).out
+    for command in (
+        ["create-partition", closed, "0"],
+        ["availability", closed, "0", "--offline"],
+        ["verify", closed],
+        ["remove-partition", closed, "0", "--yes"],
+    ):
+        done = waltzctl("storage", *command, *given)
+        assert (done.code, done.err) == (0, ""), command
+
+
+def test_the_environment_names_the_files_too(
+    waltzctl: Tool, closed: str, operator: Files, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, path in zip(VARIABLES, paths(operator), strict=True):
+        monkeypatch.setenv(variable, path)
+    assert waltzctl("storage", "describe", closed).code == 0
+    other = authority.issue(KEY, Role.CLIENT, "app")
+    refused(waltzctl("storage", "describe", closed, *words(other)), 9, "the role client")
+    for variable in VARIABLES:
+        monkeypatch.setenv(variable, "")
+    refused(waltzctl("storage", "describe", closed), 2, "W4003", "no certificate was given")
+
+
+# -- what is wrong with the files --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("first", range(3))
+def test_half_of_a_certificate(waltzctl: Tool, operator: Files, first: int, count: int) -> None:
+    chosen = [(first + step) % 3 for step in range(count)]
+    given = [word for number in chosen for word in (NAMES[number], paths(operator)[number])]
+    missing = [number for number in range(3) if number not in chosen]
+    told = waltzctl("storage", "describe", "127.0.0.1:1", *given)
+    refused(told, 2, "W1001", "needs all three", "nothing was asked", *(f"{NAMES[n]} or {VARIABLES[n]}" for n in missing))
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_file_that_is_not_there(waltzctl: Tool, operator: Files, tmp_path: Path, number: int) -> None:
+    given = words(operator)
+    given[2 * number + 1] = str(tmp_path / "nowhere.pem")
+    refused(waltzctl("storage", "describe", "127.0.0.1:1", *given), 2, "W1003", "nowhere.pem")
+
+
+def test_a_key_that_others_can_read(waltzctl: Tool, authority: Authority) -> None:
+    files = authority.issue(KEY, Role.OPERATOR, "open")
+    files.key.chmod(0o644)
+    told = waltzctl("storage", "describe", "127.0.0.1:1", *words(files))
+    refused(told, 2, "W1001", f"chmod 600 {files.key}")
+    assert "daemon was not started" not in told.err
+
+
+def test_files_that_do_not_fit_together(waltzctl: Tool, authority: Authority, operator: Files) -> None:
+    other = authority.issue(KEY, Role.OPERATOR, "bob")
+    mixed = Files(operator.certificate, other.key, operator.ca)
+    refused(waltzctl("storage", "describe", "127.0.0.1:1", *words(mixed)), 2, "W1001", "do not make a usable certificate")
+
+
+@pytest.mark.parametrize("role", [Role.CLIENT, Role.SERVER, Role.STORAGE])
+def test_a_certificate_of_another_role(waltzctl: Tool, closed: str, authority: Authority, role: Role) -> None:
+    files = authority.issue(KEY, role, "other")
+    told = waltzctl("storage", "create-partition", closed, "1", *words(files))
+    refused(told, 9, "W2024", f"has the role {role}; waltzctl needs the role operator", "nothing was asked")
+
+
+# -- daemons that cannot be talked to ----------------------------------------------------------------------------------
+
+
+def test_a_daemon_with_certificates_and_a_caller_without(waltzctl: Tool, closed: str) -> None:
+    refused(waltzctl("storage", "describe", closed), 2, f"W4003 {closed} speaks TLS", *NAMES, *VARIABLES)
+
+
+def test_a_daemon_without_certificates_and_a_caller_with(waltzctl: Tool, plain: str, operator: Files) -> None:
+    refused(waltzctl("storage", "describe", plain, *words(operator)), 2, f"W4003 {plain} does not speak TLS")
+
+
+def test_a_certificate_of_another_cluster(waltzctl: Tool, closed: str, authority: Authority) -> None:
+    files = authority.issue(UUID(int=7), Role.OPERATOR, "ann", file="foreign")
+    refused(waltzctl("storage", "describe", closed, *words(files)), 6, "W4001", f"of the cluster {UUID(int=7)}")
+
+
+def test_a_certificate_of_another_authority(waltzctl: Tool, closed: str, tmp_path: Path) -> None:
+    files = Authority(tmp_path).issue(KEY, Role.OPERATOR, "ann")
+    refused(waltzctl("storage", "describe", closed, *words(files)), 6, "W4001", "the authority of the other")
+
+
+def test_nobody_there_is_not_about_certificates(waltzctl: Tool, operator: Files) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        for given in ([], words(operator)):
+            told = waltzctl("storage", "describe", address, *given)
+            refused(told, 6, "W4001", "check that the daemon runs")

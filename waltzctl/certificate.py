@@ -1,0 +1,135 @@
+"""The certificate of the person with `waltzctl`: three options, and what is wrong when a daemon does not talk to them.
+
+Whatever is wrong with the files themselves is said before anything is asked of anybody. Why a handshake did not happen,
+gRPC tells in words of its own; so after a failure, the address is tried once more, only to see whether it speaks TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import click
+
+from waltzd.disk import translate
+from waltzd.errors import BadArgument, BadConfig, CannotConnect, NotPermitted, TlsMismatch
+from waltzd.role import Role
+from waltzd.setting import parse_address
+from waltzd.tls import Tls
+
+PROBE_SECONDS = 2.0
+OPTIONS = {
+    "--tls-certificate": "Your certificate, with the role operator. These three, or none.",
+    "--tls-key": "Its key, which nobody else may read.",
+    "--tls-ca": "The authorities that sign the daemons' certificates.",
+}
+_NOTHING_ASKED = "nothing was asked of any daemon"
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
+"""What OpenSSL, old and new, calls an answer that is no TLS."""
+
+
+def secured(command: Callable[..., int]) -> Callable[..., int]:
+    """The command gets `tls`: the certificate that was given by options or in the environment, or None."""
+
+    @functools.wraps(command)
+    def with_tls(*, tls_certificate: str | None, tls_key: str | None, tls_ca: str | None, **rest: Any) -> int:
+        return command(tls=tls_of(tls_certificate, tls_key, tls_ca), **rest)
+
+    with_option: Callable[..., int] = with_tls
+    for name, meaning in reversed(OPTIONS.items()):
+        with_option = click.option(name, metavar="FILE", envvar=_variable(name), show_envvar=True, help=meaning)(
+            with_option
+        )
+    return with_option
+
+
+def _variable(option: str) -> str:
+    return "WALTZ_" + option.removeprefix("--").replace("-", "_").upper()
+
+
+def tls_of(certificate: str | None, key: str | None, ca: str | None) -> Tls | None:
+    given = dict(zip(OPTIONS, (certificate, key, ca), strict=True))
+    missing = [name for name, path in given.items() if path is None]
+    if certificate is None or key is None or ca is None:
+        if len(missing) == len(given):
+            return None
+        there = " and ".join(name for name in given if name not in missing)
+        raise BadArgument(
+            f"{there} without {' and '.join(missing)}: a certificate needs all three",
+            not_done=_NOTHING_ASKED,
+            next_step=f"give {' and '.join(f'{name} or {_variable(name)}' for name in missing)} too, or none of them",
+        )
+    for path in (certificate, key, ca):
+        _check_there(path)
+    try:
+        tls = Tls(certificate, key, ca, role=None)
+    except BadConfig as error:
+        raise BadArgument(
+            error.message, not_done=_NOTHING_ASKED, next_step="correct the file, or give another one"
+        ) from error
+    if tls.identity.role is not Role.OPERATOR:
+        raise NotPermitted(
+            f"{certificate} has the role {tls.identity.role}; waltzctl needs the role {Role.OPERATOR}",
+            not_done=_NOTHING_ASKED,
+            next_step=f"use a certificate with the role {Role.OPERATOR}",
+        )
+    return tls
+
+
+def _check_there(path: str) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise translate(error, f"opening {path}") from error
+
+
+# -- a daemon that does not talk ---------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def first_contact(address: str, tls: Tls | None) -> AsyncIterator[None]:
+    """Around the first call to a daemon, one that changes nothing: when it cannot be reached, look whether TLS is why."""
+    try:
+        yield
+    except CannotConnect as error:
+        does_tls = await _speaks_tls(address)
+        if does_tls is True and tls is None:
+            raise TlsMismatch(
+                f"{address} speaks TLS, and no certificate was given",
+                next_step=f"give {', '.join(OPTIONS)}, or set {', '.join(map(_variable, OPTIONS))}",
+            ) from error
+        if does_tls is False and tls is not None:
+            raise TlsMismatch(
+                f"{address} does not speak TLS, and a certificate was given",
+                next_step=f"leave {', '.join(OPTIONS)} out, and their variables unset; or give the daemon a certificate",
+            ) from error
+        if does_tls is True and tls is not None:
+            raise CannotConnect(
+                error.message,
+                not_done="nothing was changed",
+                next_step=f"{address} speaks TLS: check that its certificate is one of the cluster {tls.identity.key}, as "
+                "yours is, and that each side has the authority of the other",
+            ) from error
+        raise
+
+
+async def _speaks_tls(address: str) -> bool | None:
+    """Only whether it does: nothing is checked, nothing is sent. None where that cannot be told."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        place = parse_address(address)
+        async with asyncio.timeout(PROBE_SECONDS):
+            _, writer = await asyncio.open_connection(place.host, place.port, ssl=context)
+    except ssl.SSLError as error:
+        return False if error.reason in _NOT_TLS else None
+    except (OSError, ValueError):  # nobody there, nobody answers, no address
+        return None
+    writer.transport.abort()
+    return True
