@@ -149,6 +149,8 @@ def _options(message_bytes_max: int) -> list[tuple[str, int]]:
         # A peer that comes back is found at once, not after up to two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
+        # A new channel is a new connection, and not the pause that another one makes after a failure.
+        ("grpc.use_local_subchannel_pool", 1),
     ]
 
 

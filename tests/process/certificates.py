@@ -38,6 +38,19 @@ class Files:
         return Tls(str(self.certificate), str(self.key), str(self.ca), role=role, cluster=cluster)
 
 
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
+
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
@@ -51,6 +64,7 @@ class Authority:
         self.ca = home / "ca.pem"
         builder = self._builder(self._name, self._key, expired=False)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        builder = builder.add_extension(_SIGNS_CERTIFICATES, critical=True)
         self._certificate = builder.sign(self._key, hashes.SHA256())
         self.ca.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
 
@@ -65,6 +79,8 @@ class Authority:
             .serial_number(next(_serial))
             .not_valid_before(now - _YEAR)
             .not_valid_after(end)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
 
     def issue(self, key: UUID, role: Role, name: str, *, file: str | None = None, expired: bool = False) -> Files:

@@ -20,6 +20,7 @@ from waltzd.storages import run
 from waltzd.submission import Outcomes
 
 MIB = 1 << 20
+READERS = 10
 TAIL_BYTES = 16 * MIB
 INFLIGHT_BYTES = 4 * MIB
 PAYLOAD = bytes(4096)
@@ -102,7 +103,7 @@ def test_readers_that_stop_reading(cluster: Cluster) -> None:
             generation = client.topology.places[0].generation
             links = []
             async with Peak(cluster):
-                for _ in range(20):
+                for _ in range(READERS):
                     link = register.mount()
                     links.append(link)
                     await link.send([mount(cluster, await register.register(), generation)])
