@@ -192,15 +192,19 @@ async def test_the_log_goes_on_while_one_storage_is_down_and_it_catches_up_by_it
 @story
 async def test_without_a_majority_nothing_is_committed_and_nothing_is_lost() -> None:
     async with cell() as c:
-        pipeline = await c.opened(await c.own())
+        store = await c.own()
+        pipeline = await c.opened(store)
         await pipeline.committed(pipeline.append(10))
         c.storages["s0"].kill()
         c.storages["s1"].kill()
         last_id = pipeline.append(10)
-        await asyncio.sleep(0.1)
+        await c.until(lambda: "s0, s1 of s0, s1, s2" in store.waiting)
         assert pipeline.session.committed == 9
+        await asyncio.sleep(0.3)
+        assert sum("s1 failed" in line for line in c.log) == 1, "one line for one outage, however often it is tried again"
         await c.storages["s1"].start()
         await pipeline.committed(last_id)
+        await c.until(lambda: store.waiting == "")
 
 
 @story
@@ -453,3 +457,63 @@ async def test_a_store_that_is_cancelled_twice_leaves_nothing_behind() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
         assert [name for task in asyncio.all_tasks() if "partition 0 on" in (name := task.get_name())] == []
+
+
+@story
+async def test_whoever_is_level_waits_for_the_others_without_a_stir() -> None:
+    """Two of five are level, and the rest are away: nobody wakes anybody for nothing."""
+    async with cell(5) as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(10))
+        await store.close(hand_over=True)
+        for name in ("s2", "s3", "s4"):
+            c.storages[name].kill()
+        again = await c.own(2)
+        await c.until(lambda: "level: s0, s1 of" in again.waiting)
+        session = again._session
+        assert session is not None
+        before = session.decided.rings
+        for _ in range(2000):
+            await asyncio.sleep(0)
+        assert session.decided.rings - before < 100
+        await c.storages["s2"].start()
+        pipeline = await c.opened(again)
+        await pipeline.committed(pipeline.append(1))
+
+
+@story
+async def test_a_mistake_in_one_link_is_not_silent() -> None:
+    """A replica that nobody serves any more must not look like one that is level."""
+    async with cell() as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(10))
+        await c.until(lambda: all(c.last_id(name) == 9 for name in c.storages))
+
+        def mistake(*_: Any, **__: Any) -> None:
+            raise ZeroDivisionError
+
+        assert store._session is not None
+        link = store._session.links["s1"]
+        link._port = type("Port", (), {"open": mistake})()
+        c.storages["s1"].kill()  # the link begins again, and meets the mistake
+        await asyncio.wait((store.task,), timeout=10)
+        with pytest.raises(ZeroDivisionError):
+            store.task.result()
+        c.stores.remove(store)
+
+
+@story
+async def test_a_full_disk_stops_one_replica_and_nobody_else() -> None:
+    async with cell() as c:
+        pipeline = await c.opened(await c.own())
+        await pipeline.committed(pipeline.append(100))
+        disk = c.storages["s1"].disk
+        disk.capacity_bytes -= disk.room() - 2000
+        for _ in range(10):
+            await pipeline.committed(pipeline.append(100))
+        assert c.last_id("s1") < 1099
+        disk.capacity_bytes = 1 << 40
+        await c.until(lambda: c.last_id("s1") == 1099)
+        assert len(c.check_equal()) == 1100

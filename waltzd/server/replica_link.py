@@ -91,7 +91,8 @@ class ReplicaLink:
         self._owes_since: float | None = None
         """Since when marks are owed for what was sent."""
         self._overdue: CannotConnect | None = None
-        self._has_failed = False
+        self._said: type[WaltzError] | None = None
+        """What kind of failure was logged since it was level."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -105,6 +106,7 @@ class ReplicaLink:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"partition {self._home.partition} on {self.name}")
+        self._task.add_done_callback(lambda _: self._home.decided.ring())  # a link that ends has a reason to be looked at
 
     @property
     def task(self) -> asyncio.Task[None]:
@@ -152,8 +154,8 @@ class ReplicaLink:
             pause = min(pause * 2, 20 * self._retry_seconds)
 
     def _fail(self, error: WaltzError) -> None:
-        if self.state is not State.DOWN:
-            self._has_failed = True
+        if type(error) is not self._said:  # once, not with every attempt
+            self._said = type(error)
             self._home.say(f"{self.name} failed while it was {self.state}: {error.code} {error.message}")
         self.state, self.story = State.DOWN, error.message
         self._home.core.silent(self.name, error.message)
@@ -168,7 +170,8 @@ class ReplicaLink:
 
     async def _serve(self) -> None:
         home = self._home
-        self.state, self.story = State.CONNECTING, "being opened"
+        if self._said is None:
+            self.state, self.story = State.CONNECTING, "being opened"
         status = await self._open()
         if home.has_forgotten(self.name, status):
             self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
@@ -222,8 +225,7 @@ class ReplicaLink:
                     if home.open_tail is not None:
                         return
                     self.story = "level"
-                    home.decided.ring()
-                    await home.decided.wait(home.decided.rings)
+                    await home.decided.wait(seen)
                     continue
             home.decided.ring()
 
@@ -266,9 +268,9 @@ class ReplicaLink:
         try:
             await self._timely(stream.start(), "take a stream")
             self.state, self.story = State.LIVE, "level"
-            if self._has_failed:
+            if self._said is not None:
                 self._home.say(f"{self.name} is level again, at {self._sent}")
-                self._has_failed = False
+                self._said = None
             home.acknowledged(self.name, self._sent)
             sending = asyncio.create_task(self._send(stream))
             receiving = asyncio.create_task(self._receive(stream))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from waltzd.quorum import majority, reached
+from waltzd.quorum import reached
 
 
 class Session:
@@ -23,10 +23,6 @@ class Session:
     def counted(self) -> tuple[str, ...]:
         """Whose acknowledgements count."""
         return tuple(self._durable)
-
-    @property
-    def has_majority(self) -> bool:
-        return len(self._durable) >= majority(len(self.members))
 
     def durable(self, name: str) -> int | None:
         """How far this member is known to have everything on disk; None when it does not count."""

@@ -129,6 +129,8 @@ class Store(Generic[P]):
             await asyncio.wait((task,), timeout=3 * self._settings.hand_over_seconds)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        if not task.cancelled():
+            task.result()  # a mistake of ours on the way out is one all the same
 
     def _note(self, sentence: str) -> None:
         self.story.append(sentence)
@@ -292,7 +294,7 @@ class Store(Generic[P]):
         if session is None:
             return self._trouble
         if session.live is not None:
-            return "" if session.live.has_majority else "too few members have joined"
+            return session.missing
         return session.core.waiting() or self._trouble
 
     def describe(self) -> OwnedPartition:

@@ -17,12 +17,13 @@ from waltzd.errors import CannotConnect, ChangedMeanwhile, SessionEnded, StaleSe
 from waltzd.layout import FileHeader
 from waltzd.meta import PartitionMeta, ReplicaSets, Role, StorageMeta
 from waltzd.port import ReplicaPort
+from waltzd.quorum import majority
 from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
 from waltzd.server.bell import Bell
 from waltzd.server.copying import Copier
 from waltzd.server.reading import ReplicaReader
-from waltzd.server.recovery import NEAR_IDS, Level, Recovery
+from waltzd.server.recovery import NEAR_IDS, Recovery
 from waltzd.server.replica_link import ReplicaLink
 from waltzd.server.session import Session
 from waltzd.server.tail import Tail
@@ -427,5 +428,11 @@ class StoreSession:
         self.decided.ring()
 
     @property
-    def level(self) -> list[str]:
-        return [name for name in self.core.roles if isinstance(self.core.next_for(name), Level)]
+    def missing(self) -> str:
+        """Why nothing can be committed at this moment, in one sentence; empty when it can."""
+        assert self.live is not None
+        writable = [name for name in self.live.counted if name in self._links and self._links[name].is_readable]
+        if len(writable) >= majority(len(self.live.members)):
+            return ""
+        others = [name for name in self.live.members if name not in writable]
+        return f"no majority takes appends: {', '.join(others)} of {', '.join(self.live.members)} do not"
