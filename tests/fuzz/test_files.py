@@ -13,7 +13,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sim.sample import ROOT, expected, first_ids, is_vouched_for, open_directory, outcome, run_for, sample, served
+from tests.simulation.sample import (
+    ROOT,
+    expected,
+    first_ids,
+    is_vouched_for,
+    open_directory,
+    outcome,
+    run_for,
+    sample,
+    served,
+)
 from waltzd.disk_sim import SimDisk
 from waltzd.errors import WaltzError
 from waltzd.layout import CONTROL_NAME, HEADER_BYTES, IDENTITY_NAME, PROMISE_NAME, index_name, segment_name

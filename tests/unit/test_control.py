@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.sim.sample import (
+from tests.simulation.sample import (
     KEY,
     PARTITIONS,
     ROOT,

@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from tests.sim.sample import KEY, PARTITIONS, ROOT, begin, blank_disk, expected, open_directory, run_for, sample, served
+from tests.simulation.sample import (
+    KEY,
+    PARTITIONS,
+    ROOT,
+    begin,
+    blank_disk,
+    expected,
+    open_directory,
+    run_for,
+    sample,
+    served,
+)
 from waltzd.config import StorageConfig
 from waltzd.disk_sim import Fault, SimDisk
 from waltzd.errors import (

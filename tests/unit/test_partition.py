@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.sample import (
+from tests.simulation.sample import (
     KEY,
     PARTITIONS,
     ROOT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.sample import KEY, records_of, run_for
+from tests.simulation.sample import KEY, records_of, run_for
 from waltzd.disk_sim import Fault, SimDisk
 from waltzd.errors import DiskFull, ForeignCluster, HeaderDamaged
 from waltzd.layout import HEADER_BYTES, FileHeader, index_name, index_offset, segment_name

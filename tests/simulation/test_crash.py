@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.sim.crash import run_seed
+from tests.simulation.crash import run_seed
 
 SLICES = 20
 WORKLOADS = 10 if not os.environ.get("WALTZ_LONG") else 200

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.sim.storages import KEY, SimPort, SimStorage
+from tests.simulation.storages import KEY, SimPort, SimStorage
 from waltzd.cluster import Cluster
 from waltzd.coordinator_memory import MemoryTree
 from waltzd.errors import MetadataMissing, SessionEnded, WaltzError

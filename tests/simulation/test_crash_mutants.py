@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.sim.crash import run_seed
+from tests.simulation.crash import run_seed
 from waltzd.disk import join
 from waltzd.disk_sim import SimDisk, SimFile
 from waltzd.errors import WaltzError

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from tests.sim.sample import (
+from tests.simulation.sample import (
     ROOT,
     blank_disk,
     expected,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.sim.recovery_model import Violation, World
+from tests.simulation.recovery_model import Violation, World
 from waltzd.quorum import reached
 from waltzd.server import session as session_module
 from waltzd.server.recovery import Level, Recovery

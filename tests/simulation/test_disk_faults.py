@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from tests.sim.sample import ROOT, blank_disk, expected, open_directory, records_of, run_for, segment_path, served
+from tests.simulation.sample import ROOT, blank_disk, expected, open_directory, records_of, run_for, segment_path, served
 from waltzd.disk_sim import Fault, Loss, SimDisk
 from waltzd.errors import DiskFull, FlushFailed, WaltzError
 from waltzd.layout import RESERVE_NAME

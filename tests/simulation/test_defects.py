@@ -10,7 +10,7 @@ import tracemalloc
 
 import pytest
 
-from tests.sim.sample import (
+from tests.simulation.sample import (
     KEY,
     PARTITIONS,
     ROOT,

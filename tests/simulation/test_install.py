@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.sim.sample import (
+from tests.simulation.sample import (
     KEY,
     PARTITIONS,
     ROOT,

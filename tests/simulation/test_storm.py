@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.storm import blow
+from tests.simulation.storm import blow
 
 
 @pytest.mark.parametrize("seed", range(12))
