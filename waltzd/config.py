@@ -345,15 +345,15 @@ def _unprotected(config: StorageConfig | ServerConfig) -> Iterator[tuple[str, st
 
 def partitions_of(text: str) -> tuple[int, ...]:
     """The numbers that `0,4-7` means; ValueError with a sentence for the user."""
-    numbers: list[int] = []
+    numbers: set[int] = set()
     for part in text.split(","):
         found = _NUMBERS.fullmatch(part.strip())
         if found is None or int(found[2] or found[1]) < int(found[1]):
             raise ValueError(f"{part.strip()!r} is neither a number nor a range; write partitions as in 0,4-7")
         if int(found[2] or found[1]) >= PARTITIONS_MAX:
             raise ValueError(f"{part.strip()!r} is beyond {PARTITIONS_MAX - 1}, the highest number of a partition")
-        numbers += range(int(found[1]), int(found[2] or found[1]) + 1)
-    return tuple(sorted(set(numbers)))
+        numbers.update(range(int(found[1]), int(found[2] or found[1]) + 1))
+    return tuple(sorted(numbers))
 
 
 def _texts(config: ServerConfig) -> Iterator[tuple[str, str]]:

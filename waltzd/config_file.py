@@ -109,7 +109,7 @@ def _read(text: str, known: Mapping[str, object], given: dict[str, _Given], prob
 
     Works on parser events: no aliases are followed, no tags are obeyed, nothing recurses."""
     try:
-        events = yaml.parse(text, Loader=yaml.SafeLoader)
+        events = _events(text)
         next(events)  # start of the stream
         if isinstance(next(events), yaml.StreamEndEvent):
             return True
@@ -137,6 +137,14 @@ def _read(text: str, known: Mapping[str, object], given: dict[str, _Given], prob
     else:
         return True
     return False
+
+
+def _events(text: str) -> Iterator[yaml.Event]:
+    try:
+        yield from yaml.parse(text, Loader=yaml.SafeLoader)
+    except (ValueError, OverflowError) as error:  # the parser hands them to Python as they are
+        what = "an escape that means no character, or a number of far too many digits"
+        raise yaml.MarkedYAMLError(problem=what) from error
 
 
 class _Stop(Exception):

@@ -138,10 +138,15 @@ class MemoryCoordinator:
 
     # -- what a test does to it ----------------------------------------------------------------------------------------
 
-    def expire(self) -> None:
-        """The coordinator gives this session up. It learns of that as soon as it is in contact."""
+    def lapse(self) -> None:
+        """The coordinator gives this session up and cannot say so: whoever holds it does not run at this moment. `expire`
+        or `reconnect` tell it."""
         self._tree.end(self._holder)
         self._is_expired = True
+
+    def expire(self) -> None:
+        """The coordinator gives this session up. It learns of that as soon as it is in contact."""
+        self.lapse()
         if self._is_connected:
             self._renew()
             self._say()
@@ -258,6 +263,8 @@ class MemoryCoordinator:
         self._check_open()
         if not self._is_connected:
             raise CannotConnect("the coordinator does not answer")
+        if self._is_expired:
+            raise CannotConnect("the coordinator has given this session up")
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -155,7 +155,9 @@ class SimFile:
         self._do(_Truncate(size))
 
     def _do(self, op: _Write | _Truncate) -> None:
+        before = len(self._node.cache)
         _apply(self._node.cache, op)
+        self._disk.grew(len(self._node.cache) - before)
         self._node.pending.append(op)
 
     def flush(self) -> None:
@@ -199,6 +201,8 @@ class SimDisk:
         self._root = _DirectoryNode()
         self._clock_ms = 1_700_000_000_000
         self._numbers = 0
+        self._used: int | None = None
+        """Bytes in all files; None when names have changed since they were counted."""
 
     # -- for tests: steps, faults, crashes
 
@@ -209,7 +213,14 @@ class SimDisk:
         return self.faults.get(self.steps)
 
     def room(self) -> int:
-        return self.capacity_bytes - _used(self._root)
+        if self._used is None:
+            self._used = _used(self._root)
+        return self.capacity_bytes - self._used
+
+    def grew(self, count: int) -> None:
+        """A file did, or shrank."""
+        if self._used is not None:
+            self._used += count
 
     def clone(self, seed: int) -> SimDisk:
         """An independent disk in the same state, without observer and faults."""
@@ -245,6 +256,7 @@ class SimDisk:
     def power_cut(self, loss: Loss = Loss.ORDERED) -> None:
         """The machine is gone: what was not flushed survives in part."""
         self.epoch += 1
+        self._used = None
         self._settle(self._root, loss, set())
 
     def _settle(self, node: _Node, loss: Loss, seen: set[int]) -> None:
@@ -316,6 +328,7 @@ class SimDisk:
         return self._directory(head), name
 
     def _change(self, directory: _DirectoryNode, link: _Link) -> None:
+        self._used = None
         _link(directory.names, link)
         directory.pending.append(link)
 

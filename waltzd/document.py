@@ -32,6 +32,9 @@ from waltzd.meta import (
 
 SCHEMA = 1
 GENERATION_MAX = (1 << 31) - 1
+NESTING_MAX = 8
+"""Twice as deep as any document is."""
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -58,6 +61,7 @@ def decode(kind: type[D], data: bytes, path: str) -> D:
     """The value of a document; `path` is for the message when it cannot be understood."""
     try:
         fields = json.loads(data, object_pairs_hook=_unambiguous, parse_constant=_no_number)
+        _check_tellable(fields)
     except (ValueError, RecursionError) as error:
         raise BadMetadata(f"{path} is not a JSON document: {error}", path=path) from error
     document = _Object(fields, path)
@@ -76,6 +80,21 @@ def _unambiguous(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(fields) != len(pairs):
         raise ValueError("a name comes twice in one object")
     return fields
+
+
+def _check_tellable(value: object, depth: int = 0) -> None:
+    """No half of a character, which could neither be written again nor told, and no more nesting than can be shown."""
+    if depth > NESTING_MAX:
+        raise ValueError("it is nested too deeply")
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            key.encode()
+            _check_tellable(inner, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_tellable(inner, depth + 1)
 
 
 def _no_number(text: str) -> object:
@@ -192,7 +211,7 @@ class _Object:
 
     def keys_of_partitions(self) -> list[int]:
         for key in self._fields:
-            if not key.isascii() or not key.isdecimal() or str(int(key)) != key or int(key) > ID_MAX:
+            if not _NUMBER.fullmatch(key) or int(key) > ID_MAX:
                 raise self.wrong(key, "is not the number of a partition")
         return sorted(map(int, self._fields))
 

@@ -9,6 +9,7 @@ out on the other side as the same class.
 from __future__ import annotations
 
 import enum
+import re
 from typing import ClassVar
 
 EXIT_OK = 0
@@ -44,6 +45,9 @@ EXIT_MEANING = {
 }
 
 
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
+
+
 class Retry(enum.Enum):
     """What a caller may do with the same request."""
 
@@ -67,6 +71,11 @@ class WaltzError(Exception):
         self.detail_not_done = not_done or self.not_done
         self.detail_next_step = next_step or self.next_step
         self.facts: dict[str, str] = {name: str(value) for name, value in facts.items()}
+
+    def number(self, fact: str) -> int | None:
+        """A fact as the number that it is; None where it is missing or, from another program, something else."""
+        text = self.facts.get(fact, "")
+        return int(text) if _NUMBER.fullmatch(text) else None
 
     def lines(self) -> list[str]:
         """The error as an operator reads it."""

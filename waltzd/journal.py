@@ -32,9 +32,8 @@ class Journal:
             file.close()
         for line in raw.splitlines():
             body, _, crc = line.rpartition(b" ")
-            if crc == b"%08x" % zlib.crc32(body) and body:
-                name, facts = json.loads(body)
-                self._notes[name] = facts
+            if crc == b"%08x" % zlib.crc32(body) and (note := _note(body)) is not None:
+                self._notes[note[0]] = note[1]
 
     def get(self, name: str) -> dict[str, object] | None:
         return self._notes.get(name)
@@ -56,3 +55,14 @@ class Journal:
         self.close()
         if self._disk.exists(self._path):
             self._disk.remove(self._path)
+
+
+def _note(body: bytes) -> tuple[str, dict[str, object]] | None:
+    """A name and its facts; None for a line that somebody else wrote, whatever its checksum says."""
+    try:
+        match json.loads(body):
+            case [str() as name, dict() as facts]:
+                return name, facts
+    except (ValueError, RecursionError):
+        pass
+    return None

@@ -20,7 +20,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, WaltzError, tree
-from waltzd.messages import detail_of, error_of_detail
+from waltzd.layout import ID_MAX
+from waltzd.messages import detail_of, error_of_detail, uuid_of
 from waltzd.record import OVERHEAD_BYTES, Run, bounds_of
 from waltzd.role import RIGHTS, Identity, Role, dns_name
 from waltzd.setting import Address
@@ -102,13 +103,13 @@ def run_of(first_id: int, lengths: bytes, records: bytes) -> Run:
             f"a frame has {len(records)} bytes of records; {len(bounds) - 1} records of the lengths that it gives have "
             f"{bounds[-1]}"
         )
+    if first_id + len(bounds) - 2 > ID_MAX:
+        raise BadFrame(f"a frame of {len(bounds) - 1} records starts at the id {first_id}; {ID_MAX} is the highest id")
     return Run(first_id, memoryview(records), bounds)
 
 
 def key_of(raw: bytes) -> UUID:
-    if len(raw) != 16:
-        raise BadFrame(f"a cluster key has 16 bytes; this one has {len(raw)}")
-    return UUID(bytes=raw)
+    return uuid_of(raw, "a cluster key")
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -126,7 +127,10 @@ def error_of(error: grpc.aio.AioRpcError) -> WaltzError:
     for name, value in error.trailing_metadata() or ():
         if name == ERROR_KEY:
             assert isinstance(value, bytes)
-            return error_of_detail(ErrorDetail.FromString(value))
+            try:
+                return error_of_detail(ErrorDetail.FromString(value))
+            except DecodeError:
+                return CannotConnect("the call failed, and the reason that came with it cannot be read")
     status = error.code()
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return _ERRORS["W2013"](error.details() or "a message is too large")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from waltzd import wire_pb2 as wire
-from waltzd.errors import WaltzError, tree
+from waltzd.errors import BadFrame, WaltzError, tree
 from waltzd.finding import Code, Finding
 from waltzd.replica import PartitionDescription, ReplicaStatus, Statistics, StorageDescription
 from waltzd.wire_pb2 import ErrorDetail
@@ -13,6 +13,12 @@ from waltzd.wire_pb2 import Finding as FindingMessage
 from waltzd.wire_pb2 import ReplicaStatus as StatusMessage
 
 _ERRORS = tree()
+
+
+def uuid_of(raw: bytes, what: str) -> UUID:
+    if len(raw) != 16:
+        raise BadFrame(f"{what} has 16 bytes; this one has {len(raw)}")
+    return UUID(bytes=raw)
 
 
 def finding_message(finding: Finding) -> FindingMessage:
@@ -30,7 +36,7 @@ def finding_message(finding: Finding) -> FindingMessage:
 
 def finding_of(message: FindingMessage) -> Finding:
     return Finding(
-        code=Code(message.code),
+        code=_code_of(message.code),
         path=message.path,
         detail=message.detail,
         partition=message.partition if message.HasField("partition") else None,
@@ -39,6 +45,13 @@ def finding_of(message: FindingMessage) -> Finding:
         first_id=message.first_id if message.HasField("first_id") else None,
         last_id=message.last_id if message.HasField("last_id") else None,
     )
+
+
+def _code_of(text: str) -> Code:
+    try:
+        return Code(text)
+    except ValueError:
+        raise BadFrame(f"a finding has the code {text[:40]!r}, which this version does not know") from None
 
 
 def status_message(status: ReplicaStatus) -> StatusMessage:
@@ -62,7 +75,7 @@ def status_message(status: ReplicaStatus) -> StatusMessage:
 def status_of(message: StatusMessage) -> ReplicaStatus:
     return ReplicaStatus(
         partition=message.partition,
-        incarnation=UUID(bytes=message.incarnation),
+        incarnation=uuid_of(message.incarnation, "an incarnation"),
         promised_session=message.promised_session,
         session=message.session,
         low_mark=message.low_mark,
@@ -88,9 +101,10 @@ def detail_of(error: WaltzError) -> ErrorDetail:
 
 
 def error_of_detail(detail: ErrorDetail) -> WaltzError:
-    """The same class as on the other side; an unknown code (a newer Waltz) keeps its text."""
+    """The same class as on the other side; an unknown code (a newer Waltz) keeps its text, also when it is passed on."""
     cls = _ERRORS.get(detail.code)
-    message = detail.message if cls else f"{detail.code}, which this version does not know: {detail.message}"
+    is_told = cls is not None or detail.code == WaltzError.code
+    message = detail.message if is_told else f"{detail.code}, which this version does not know: {detail.message}"
     error = (cls or WaltzError)(message, not_done=detail.not_done, next_step=detail.next_step)
     error.facts.update(detail.facts)
     return error
@@ -122,7 +136,7 @@ def description_message(description: StorageDescription) -> wire.StorageDescript
 
 def description_of(message: wire.StorageDescription) -> StorageDescription:
     return StorageDescription(
-        cluster_key=UUID(bytes=message.cluster_key),
+        cluster_key=uuid_of(message.cluster_key, "a cluster key"),
         partitions=message.partitions,
         directory=message.directory,
         version=message.version,

@@ -156,14 +156,14 @@ def _facts(task: IndexTask, built: Built) -> dict[str, object]:
 def _done_before(disk: Disk, task: IndexTask, facts: dict[str, object] | None) -> Built | None:
     """A note of an earlier rebuild counts only while data and index are still as it says."""
     path = join(task.directory, index_name(task.first_id))
-    if facts is None or not disk.exists(path):
+    if facts is None or not isinstance(records := facts.get("records"), int) or not disk.exists(path):
         return None
     size, crc = sum_of(disk, path)
     built = Built(
         directory=task.directory,
         first_id=task.first_id,
         state=State.DONE_BEFORE,
-        records=int(str(facts["records"])),
+        records=records,
         data_bytes=disk.size(join(task.directory, segment_name(task.first_id))),
         index_bytes=size,
         index_crc=crc,

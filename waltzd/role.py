@@ -23,7 +23,7 @@ class Role(enum.StrEnum):
     """A person with `waltzctl`, or a tool of theirs."""
 
 
-_URI = re.compile(r"waltz://([0-9a-f-]{36})/role/([a-z]+)/([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
+_URI = re.compile(r"waltz://([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/role/([a-z]+)/([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
 
 
 def dns_name(key: UUID, role: Role, name: str | None = None) -> str:

@@ -92,6 +92,8 @@ for _power, _letter in enumerate("kmgt", 1):
     _UNITS[f"{_letter}b"] = 1000**_power
 _SIZE = re.compile(r"([0-9][0-9_]*) ?([a-zA-Z]*)")
 _INTEGER = re.compile(r"-?[0-9][0-9_]*")
+_DIGITS_MAX = 100
+"""Far more than any setting needs, and few enough for Python to read."""
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:/\[\]]+)):([0-9]{1,5})")
 
 
@@ -113,6 +115,8 @@ def read_value(text: str, type_: Any, about: Setting) -> Any:
         raise ValueError(f"{text!r} is not one of {', '.join(about.choices)}")
     if not text.strip():
         raise ValueError("it must not be empty")
+    if not text.isprintable():  # no path or name of ours has any, and a half of a character could not even be said
+        raise ValueError(f"{ascii(text)} has characters that cannot be printed")
     return text
 
 
@@ -121,9 +125,9 @@ def _integer(text: str, about: Setting) -> int:
     if about.unit == "bytes":
         value = parse_size(text)
     else:
-        if not _INTEGER.fullmatch(text):
+        if len(text) > _DIGITS_MAX or not _INTEGER.fullmatch(text):
             raise ValueError(f"{text!r} is not a whole number")
-        value = int(text[:100].replace("_", ""))
+        value = int(text.replace("_", ""))
     if about.minimum is not None and value < about.minimum:
         raise ValueError(f"{text} is below the minimum, {spell_bound(about.minimum)}")
     if about.maximum is not None and value > about.maximum:
@@ -133,8 +137,8 @@ def _integer(text: str, about: Setting) -> int:
 
 def parse_size(text: str) -> int:
     """Bytes from `65536`, `64KiB` (1024s) or `64kB` (1000s)."""
-    found = _SIZE.fullmatch(text[:100])
-    if found is None or found[2].lower() not in _UNITS:
+    found = _SIZE.fullmatch(text)
+    if len(text) > _DIGITS_MAX or found is None or found[2].lower() not in _UNITS:
         raise ValueError(f"{text!r} is not a size; write a number of bytes, or with a unit as in 64MiB or 1GB")
     return int(found[1].replace("_", "")) * _UNITS[found[2].lower()]
 
@@ -149,7 +153,7 @@ def spell_size(size: int) -> str:
 
 def parse_address(text: str) -> Address:
     found = _ADDRESS.fullmatch(text)
-    if found is None or int(found[3]) > 65535:
+    if found is None or int(found[3]) > 65535 or not text.isprintable():
         raise ValueError(f"{text!r} is not an address; write host:port, as in 127.0.0.1:55280 or [::1]:55280")
     return Address(found[1] or found[2], int(found[3]))
 

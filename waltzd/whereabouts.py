@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ Connect: TypeAlias = Callable[[str, UUID | None], ServerPort]
 """A port to the server at an address, for a cluster key; None when it is not known yet."""
 
 _log = logging.getLogger("waltz.client")
+_PORT = re.compile(r"[0-9]{1,5}")
 NOWHERE = Place(generation=-1, server=None, address=None)
 PAUSE_MIN, PAUSE_MAX = 0.01, 0.5
 REFRESH_SECONDS = 1.0
@@ -79,10 +81,10 @@ class Whereabouts:
 
     def hint(self, partition: int, error: NotOwner) -> None:
         """Somebody who does not own it knew who does."""
-        address, generation = error.facts.get("address"), error.facts.get("generation", "")
-        if address and generation.isdecimal() and int(generation) >= self._places[partition].generation:
+        address, generation = error.facts.get("address"), error.number("generation")
+        if address and generation is not None and generation >= self._places[partition].generation:
             self._places[partition] = Place(
-                generation=int(generation), server=error.facts.get("owner", address), address=address
+                generation=generation, server=error.facts.get("owner", address), address=address
             )
 
     async def find(self, partition: int) -> Place:
@@ -316,7 +318,7 @@ def addresses_of(servers: str | Sequence[str]) -> tuple[str, ...]:
     found = tuple(part.strip() for part in parts if part.strip())
     for address in found:
         host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        if not (host and address.isprintable() and _PORT.fullmatch(port) and 0 < int(port) < 1 << 16):
             raise BadArgument(f"{address!r} is no address of a server: say host:port")
     if not found:
         raise BadArgument("no server is named: say host:port, or several of them")

@@ -22,10 +22,10 @@ ids of the system under test. Lines by their `type`:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Protocol, Self, TextIO
 
 FINAL = "final"
 
@@ -101,17 +101,17 @@ def load(paths: Iterable[Path]) -> History:
     history = History()
     returns: dict[str, dict[str, Any]] = {}
     for path in sorted(paths):
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, 1):
             if not line:
                 continue
             try:
                 fields = json.loads(line)
                 _take(history, returns, fields)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
                 if number == len(lines):  # no line end behind it
                     continue
-                raise BadHistory(f"{path.name}, line {number}: {error!r} in {line[:200]}") from error
+                raise BadHistory(f"{path.name}, line {number}: {error!r} in {line[:200]!r}") from error
     _merge(history, returns)
     return history
 
@@ -120,9 +120,13 @@ def _take(history: History, returns: dict[str, dict[str, Any]], fields: dict[str
     match fields.pop("type"):
         case "invoke":
             fields |= {name: tuple(fields[name]) for name in ("read", "write", "append")}
+            _check_key(fields["key"])
             history.operations.append(Operation(invoked=fields.pop("at"), **fields))
         case "return":
             key = fields.pop("key")
+            _check_key(key)
+            if "at" not in fields:
+                raise BadHistory(f"nothing says when {key} returned")
             if key in returns:
                 raise BadHistory(f"{key} returned twice")
             returns[key] = fields
@@ -136,6 +140,11 @@ def _take(history: History, returns: dict[str, dict[str, Any]], fields: dict[str
             history.log(fields["partition"], records, first=fields["first"], source=fields["source"])
         case other:
             raise BadHistory(f"no such type of line: {other}")
+
+
+def _check_key(key: object) -> None:
+    if not isinstance(key, str):
+        raise BadHistory(f"{key!r} is not the name of an attempt")
 
 
 def _merge(history: History, returns: Mapping[str, Mapping[str, Any]]) -> None:
@@ -152,6 +161,43 @@ def _merge(history: History, returns: Mapping[str, Mapping[str, Any]]) -> None:
                     setattr(operation, name, fields[name])
     if stray := sorted(set(returns) - found):
         raise BadHistory(f"{stray[0]} returned and was never invoked")
+
+
+class Recording(Protocol):
+    """Whatever takes down what happens, in the order in which it happens."""
+
+    def invoked(self, operation: Operation) -> None: ...
+    def returned(self, operation: Operation) -> None: ...
+    def seen(self, seen: Seen) -> None: ...
+    def observed(self, observed: Observed) -> None: ...
+
+
+class Memory:
+    """Keeps the history in memory; `on_line` is told in words what was taken down."""
+
+    def __init__(self, history: History, *, on_line: Callable[[str], None] = lambda line: None) -> None:
+        self._history = history
+        self._on_line = on_line
+
+    def invoked(self, operation: Operation) -> None:
+        self._history.operations.append(operation)
+        locks = {"read": operation.read, "write": operation.write, "append": operation.append}
+        spelt = ", ".join(f"{mode} {lock:x}" for mode, found in locks.items() for lock in found)
+        self._on_line(f"asks for {operation.key} in partition {operation.partition} at mark {operation.mark} ({spelt})")
+
+    def returned(self, operation: Operation) -> None:
+        detail = "" if operation.id is None else f" as {operation.id}"
+        if operation.reason is not None:
+            detail = f": {operation.reason}, conflict {operation.conflict}"
+        self._on_line(f"{operation.key} is {operation.kind}{detail}")
+
+    def seen(self, seen: Seen) -> None:
+        self._history.seen.append(seen)
+        self._on_line(f"is given {seen.records[0][0]} to {seen.records[-1][0]} of partition {seen.partition}")
+
+    def observed(self, observed: Observed) -> None:
+        self._history.observed.append(observed)
+        self._on_line(f"is told the mark {observed.mark} of partition {observed.partition}")
 
 
 class Writer:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from tests.checker.history import LogRecord, Observed, Operation, Seen, Writer
+from tests.checker.history import LogRecord, Observed, Operation, Recording, Seen
 from waltzd.checksum import crc32
 from waltzd.lock import Lock, Mode
 from waltzd.outcome import Committed, Outcome, Reason, Rejected, Unknown
@@ -51,7 +51,7 @@ def hashes(locks: Iterable[Lock], mode: Mode) -> tuple[int, ...]:
 class Recorder:
     def __init__(
         self,
-        writer: Writer,
+        writer: Recording,
         name: str,
         *,
         clock: Callable[[], int] = time.monotonic_ns,

@@ -273,7 +273,7 @@ class Owner:
                 del disk.log[mark + 1 :]
                 core.changed(name, disk.status())
             case SetLowMark(mark):
-                if disk.last_id > mark or mark < disk.low_mark:
+                if disk.last_id > max(mark, disk.committed) or mark < disk.low_mark:
                     raise Violation(f"{name}: low mark {mark} with {disk.last_id}, {disk.low_mark}")
                 disk.session, disk.low_mark, disk.local_low_mark = core.session, mark, disk.last_id
                 core.changed(name, disk.status())

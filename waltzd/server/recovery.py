@@ -262,7 +262,7 @@ class Recovery:
             return self._mend(name, status, mark)
         held = self.held(name)
         if status.session != self.session:
-            keep = min(self.trusted(name), mark)
+            keep = min(self.trusted(name), _certain(status, mark))
             return Truncate(keep) if held > keep else SetLowMark(mark)
         if held < mark:
             sources = self.sources(name, held)
@@ -270,9 +270,10 @@ class Recovery:
         return Level()
 
     def _mend(self, name: str, status: ReplicaStatus, mark: int) -> Task:
-        """Damage up to the mark is replaced by what the others hold; what is behind it is cut, as long as this session has
-        not begun there. Afterwards nothing is cut, so the others must give what this replica held."""
+        """Damage up to what is certain is replaced by what the others hold; what is behind it is cut, as long as this
+        session has not begun there. Afterwards nothing is cut, so the others must give what this replica held."""
         has_begun = status.session == self.session
+        mark = _certain(status, mark)
         last_id = max(mark, status.last_id) if has_begun else mark
         segment = min(status.damaged_segments, default=EVERYTHING)
         if segment <= last_id:
@@ -399,3 +400,9 @@ class Recovery:
         """The document that closes this session at `mark`: nothing is in flight, and nothing will be written any more."""
         assert self.meta.opened == self.session
         return replace(self.meta, decision=Decision(mark=mark, session=self.session))
+
+
+def _certain(status: ReplicaStatus, mark: int) -> int:
+    """Up to here nothing is ever cut on this replica. It can know of more than the mark of an open session only from that
+    session itself, which it has forgotten since that it had begun."""
+    return max(mark, status.committed)

@@ -252,7 +252,7 @@ class Store(Generic[P]):
         forgotten something: go above it. What the storages have begun is looked at by the recovery."""
         self._trouble = error.message
         self._note(f"{error.code} {error.message}")
-        promised = int(error.facts.get("promised_session", "0"))
+        promised = error.number("promised_session") or 0
         try:
             meta, version = await self._cluster.partition(self.partition)
             if meta is not None and meta.generation == self.generation and meta.session < promised:

@@ -17,6 +17,7 @@ from waltzd.layout import (
     IDENTITY_BYTES,
     IDENTITY_NAME,
     NEW_SUFFIX,
+    PARTITIONS_MAX,
     ControlHeader,
     ControlInfo,
     ControlStruct,
@@ -64,11 +65,12 @@ class ControlFile:
         path = join(directory, CONTROL_NAME)
         file = disk.open(path, write=True)
         file.lock()
-        raw = file.read(0, file.size())
+        size = file.size()
+        raw = file.read(0, min(size, control_bytes(PARTITIONS_MAX)))
         header = ControlHeader.decode(raw, path)
-        if len(raw) != control_bytes(header.partitions):
+        if size != control_bytes(header.partitions):
             raise ControlDamaged(
-                f"{path} has {len(raw)} bytes; for {header.partitions} partitions it must have "
+                f"{path} has {size} bytes; for {header.partitions} partitions it must have "
                 f"{control_bytes(header.partitions)}"
             )
         infos: list[ControlInfo | ControlDamaged] = []

@@ -203,11 +203,12 @@ class Segment:
             raise Suspect(self.first_id)
         taken = max(1, int(np.searchsorted(starts, starts[0] + bytes_max, "right")) - 1)
         bounds = starts[: taken + 1] - starts[0]
-        if starts[taken] > self.end or (np.diff(bounds) < OVERHEAD_BYTES).any():
-            raise Suspect(self.first_id)
+        is_possible = starts[taken] <= self.end and not (np.diff(bounds) < OVERHEAD_BYTES).any()
         # One record above the limit: its size is believed only when its head says the same.
-        if bounds[-1] > bytes_max and self._end_by_head(first_id, int(starts[0])) != starts[1]:
-            raise Suspect(self.first_id)
+        if not is_possible or (
+            bounds[-1] > bytes_max and self._end_by_head(first_id, int(starts[0])) != starts[1]
+        ):  # the entry behind it may be that of a damaged record, which can hold anything
+            return self._sound_record(first_id)[1]
         raw = self.data.read(int(starts[0]), int(bounds[-1]))
         if len(raw) != bounds[-1]:
             raise Suspect(self.first_id)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID, uuid4
@@ -20,29 +19,21 @@ from waltzd.config import StorageConfig
 from waltzd.coordinator_memory import MemoryCoordinator, MemoryTree
 from waltzd.disk_sim import SimDisk
 from waltzd.errors import BadArgument, CannotConnect, NotOwner, NotReady
-from waltzd.frame import Limits
-from waltzd.meta import ClusterMeta, ReplicaSets, Role, ServerMeta, StorageMeta
+from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
 from waltzd.record import Record, Run
-from waltzd.server.capacity import Capacity
-from waltzd.server.desk import Desk
-from waltzd.server.election import Election
 from waltzd.server.host import Host
-from waltzd.server.pipeline import Pipeline, PipelineSettings
-from waltzd.server.registration import Registration
-from waltzd.server.store import OpenSession, Store
-from waltzd.server.store_session import TICK_SECONDS, StoreSettings
-from waltzd.server.ticker import Ticker
+from waltzd.server.pipeline import Pipeline
+from waltzd.server.store_session import StoreSettings
 from waltzd.storage.directory import Directory
 from waltzd.storage.keeper import Keeper
 from waltzd.storage.partition import PartitionSettings
+from waltzd.testing.server import LocalServer
 from waltzd.testing.server_port import Luck, ServerDoor, ServerPort
 from waltzd.testing.storage_port import StorageDoor, StoragePort
 
 T = TypeVar("T")
 READY_SECONDS = 30.0
 LOOK_SECONDS = 0.005
-LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20)
-MOUNTS_MAX = 10_000
 
 
 async def _inline(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -315,7 +306,7 @@ def _address(name: str) -> str:
 
 
 class _Server:
-    """One server with everything that the process of the same name has, except the process."""
+    """A server, its door, and its connections to the storages."""
 
     def __init__(
         self,
@@ -328,60 +319,41 @@ class _Server:
         self.name = name
         self.coordinator = coordinator
         self._storages = storages
-        self._on_fatal = on_fatal
         self._key = local.meta.key
-        self._cluster = Cluster(coordinator)
-        self._capacity = Capacity(MOUNTS_MAX)
-        self._stores: list[Store[Pipeline]] = []
-        self._ticker = Ticker(TICK_SECONDS)
         self._ports: list[StoragePort] = []
-        self._store_settings = StoreSettings(
+        settings = StoreSettings(
             partitions=local.meta.partitions,
             key=local.meta.key,
             storage_seconds=local.storage_seconds,
             retry_seconds=0.02,
             hand_over_seconds=0.5,
         )
-        meta = ServerMeta(
-            name=name,
-            listen=_address(name),
-            admin_listen=f"{name}:2",
+        self._server = LocalServer(
+            name,
+            local.meta,
+            coordinator,
+            address=_address(name),
             instance=uuid4(),
-            version=version("waltz"),
+            connect=self._connect,
+            settings=settings,
+            on_fatal=on_fatal,
         )
-        self._registration = Registration(self._cluster, meta, is_alive=self._is_alive)
-        self._election = Election(self._cluster, name, local.meta.partitions)
-        self.host: Host[Pipeline] = Host(self._cluster, local.meta, self._registration, make_store=self._make_store)
-        self.door = ServerDoor(meta.listen, Desk(self.host), local.luck, on_fatal)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._hosting: asyncio.Task[None] | None = None
+        self.door = ServerDoor(_address(name), self._server.desk, local.luck, on_fatal)
+
+    @property
+    def host(self) -> Host[Pipeline]:
+        return self._server.host
 
     async def start(self) -> None:
-        await self.host.read()
-        await self._registration.announce()
-        self._tasks = [
-            self._task(self._registration.watch.run(), "registration"),
-            self._task(self._election.watch.run(), "election"),
-        ]
-        self._hosting = self._task(self.host.run(), "host")
-
-    def _task(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=f"{what} of {self.name}")
-        task.add_done_callback(self._look_at_the_end)
-        return task
-
-    def _look_at_the_end(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._on_fatal(error)
+        await self._server.start()
 
     async def drain(self) -> None:
-        await self.host.drain(READY_SECONDS)
+        await self._server.drain(READY_SECONDS)
 
     async def stop(self) -> None:
         await self.host.close()
         await self.door.slam()
-        await self._end()
+        await self._server.end()
         await self.coordinator.close()
 
     async def kill(self) -> None:
@@ -390,42 +362,10 @@ class _Server:
         for port in self._ports:
             port.cut()
         await self.door.slam()
-        await asyncio.gather(*[store.close(hand_over=False) for store in self._stores])
-        if self._hosting is not None:
-            self._hosting.cancel()
-        await self._end()
+        await self._server.kill()
         self.coordinator.expire()
-
-    async def _end(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        tasks = [*self._tasks, self._hosting] if self._hosting is not None else self._tasks
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    # -- what the parts are given
-
-    def _make_store(self, partition: int, generation: int, *, previous_owner_alive: bool) -> Store[Pipeline]:
-        store: Store[Pipeline] = Store(
-            partition,
-            generation,
-            cluster=self._cluster,
-            connect=self._connect,
-            settings=self._store_settings,
-            ticker=self._ticker,
-            make_pipeline=self._make_pipeline,
-            say=lambda sentence: None,
-            previous_owner_alive=previous_owner_alive,
-        )
-        self._stores.append(store)
-        return store
-
-    def _make_pipeline(self, session: OpenSession) -> Pipeline:
-        return Pipeline(session, PipelineSettings(limits=LIMITS), self._capacity, on_fatal=self._on_fatal)
 
     def _connect(self, storage: StorageMeta) -> StoragePort:
         port = StoragePort(self._storages[storage.listen], self._key)
         self._ports.append(port)
         return port
-
-    async def _is_alive(self, server: ServerMeta) -> bool:
-        return False  # names are given out by the cluster: what is left of one is of a server that was killed

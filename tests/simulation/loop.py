@@ -1,0 +1,225 @@
+"""One event loop for many processes, with a clock that moves only when everybody waits.
+
+A `Life` is one process from its start to its end. Everything that runs belongs to the life in whose context it was begun;
+timers and tasks inherit it. So a life can be stopped for a while like a process that gets SIGSTOP, with all its timers
+firing late, and it can end like one that gets SIGKILL: nothing of it ever runs again, no handler, no `finally`. Its clock
+may be ahead of the true one and run faster or slower.
+
+The same work in the same order happens in every run: tasks and futures have their number as hash, so a set of them is
+walked in the same order in every process, and what is due at the same moment runs in the order in which it was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Deadlock(AssertionError):
+    """Everybody waits, and nothing will ever happen."""
+
+
+class Endless(AssertionError):
+    """So much happened that nobody seems to get anywhere."""
+
+
+class Life:
+    def __init__(self, name: str, *, ahead: float = 0.0, rate: float = 1.0) -> None:
+        """`ahead` and `rate`: how its clock differs from the true one."""
+        self.name = name
+        self.ahead = ahead
+        self.rate = rate
+        self.is_paused = False
+        self.is_over = False
+        self.parked: list[asyncio.Handle] = []
+        """What would have run by now."""
+        self.context = contextvars.copy_context()
+        self.context.run(LIFE.set, self)
+
+    @property
+    def is_still(self) -> bool:
+        return self.is_paused or self.is_over
+
+
+LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
+
+
+class _Numbered:
+    number: int
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class _Task(_Numbered, asyncio.Task):  # type: ignore[type-arg]
+    pass
+
+
+class _Future(_Numbered, asyncio.Future):  # type: ignore[type-arg]
+    pass
+
+
+class _NoSelector:
+    """Nothing comes from outside."""
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        return []
+
+    def close(self) -> None:
+        return None
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """The loop of a simulation. `now` is the true time."""
+
+    _ready: Any
+    _stopping: bool
+
+    def __init__(self, *, steps_max: int) -> None:
+        super().__init__()
+        self._selector = _NoSelector()
+        self.now = 0.0
+        self.steps = 0
+        self.steps_max = steps_max
+        self._numbers = 0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        """Those of the same moment in the order in which they were set."""
+        self._dropped = 0
+        self.set_task_factory(self._make_task)
+
+    # -- numbers
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def create_future(self) -> asyncio.Future[Any]:
+        future = _Future.__new__(_Future)
+        future.number = self._number()
+        future.__init__(loop=self)  # type: ignore[misc]
+        return future
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **about: Any) -> asyncio.Task[Any]:
+        task = _Task.__new__(_Task)
+        task.number = self._number()
+        name = about.pop("name", None) or f"task {task.number}"
+        task.__init__(work, loop=loop, name=name, **about)  # type: ignore[misc]
+        return task
+
+    # -- time
+
+    def time(self) -> float:
+        life = LIFE.get()
+        return self.now if life is None else self.now * life.rate + life.ahead
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        life = LIFE.get() if context is None else context.get(LIFE)
+        if life is not None:
+            when = (when - life.ahead) / life.rate
+        return self._set(when, callback, args, context)
+
+    def _set(self, when: float, callback: Any, args: Any, context: Any) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, self._number(), timer))
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def after(
+        self, seconds: float, life: Life | None, callback: Callable[..., object], *args: object
+    ) -> asyncio.TimerHandle:
+        """Of the true clock, on behalf of this life."""
+        context = _OUTSIDE if life is None else life.context
+        return self._set(self.now + seconds, callback, args, context)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self._dropped += 1
+        if self._dropped > 200 and 2 * self._dropped > len(self._timers):
+            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._dropped = 0
+
+    def _write_to_self(self) -> None:
+        return None
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        return None
+
+    # -- the heart
+
+    def _run_once(self) -> None:
+        ready, timers = self._ready, self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+            self._dropped -= 1
+        if not ready and not self._stopping:
+            if not timers:
+                raise Deadlock("everybody waits, and nothing will ever happen")
+            self.now = max(self.now, timers[0][0])
+        while timers and timers[0][0] <= self.now:
+            timer = heapq.heappop(timers)[2]
+            timer._scheduled = False  # type: ignore[attr-defined]
+            ready.append(timer)
+        self.steps += len(ready)
+        if self.steps > self.steps_max:
+            self.steps_max *= 10  # the end of it all still has to run
+            raise Endless(f"{self.steps} steps were taken by second {self.now:.3f}")
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle.cancelled():
+                continue
+            life = handle._context.get(LIFE)
+            if life is not None and (life.is_paused or life.is_over):
+                life.parked.append(handle)
+            else:
+                handle._run()
+
+    # -- lives
+
+    def run_in(self, life: Life, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """A task that belongs to this life."""
+        return self._make_task(self, work, name=name, context=life.context)
+
+    def resume(self, life: Life) -> None:
+        life.is_paused = False
+        parked, life.parked = life.parked, []
+        self._ready.extend(parked)
+
+
+_OUTSIDE = contextvars.copy_context()
+
+
+def run(loop: SimLoop, work: Coroutine[Any, Any, T], lives: Callable[[], list[Life]]) -> T:
+    """Run it; afterwards everything that was left is cancelled, also what belongs to lives that are over."""
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        loop.set_exception_handler(lambda loop, context: None)
+        for life in lives():
+            life.is_over = False
+            loop.resume(life)
+        _end_all(loop)
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def _end_all(loop: SimLoop) -> None:
+    for _ in range(20):
+        left = sorted(asyncio.all_tasks(loop), key=lambda task: task.number)  # type: ignore[attr-defined]
+        if not left:
+            return
+        for task in left:
+            task.cancel()
+        try:
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        except (Deadlock, Endless):
+            break
+    for task in asyncio.all_tasks(loop):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]

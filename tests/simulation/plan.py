@@ -1,0 +1,290 @@
+"""What a seed decides before anything runs: how the cluster is built, and what goes wrong when. Pure.
+
+Each seed draws which kinds of faults there are at all and how often they come, so that some runs see a little of everything
+and others much of one kind. A plan is data: it can be written down, shortened event by event, and run again.
+
+Losses are limited to what the guarantees allow: only one storage, the victim, ever loses what it had acknowledged, by
+damage, by an empty disk or by an old copy of its files. Everybody may crash, lose power, be cut off or fail to flush.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+
+FAULTS = (
+    "crash",
+    "power",
+    "pause",
+    "cut",
+    "slow",
+    "reset",
+    "coordinator",
+    "disk",
+    "damage",
+    "forget",
+    "aim",
+    "drain",
+    "clock",
+)
+"""All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: somebody dies at a message or at
+a disk operation that was counted out before. `clock`: clocks differ and run at different speeds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    storages: int
+    servers: int
+    clients: int
+    callers: int
+    """Of each client, each with one transaction in flight."""
+    partitions: int
+    seconds: float
+    """How long things go wrong; then everything is mended."""
+    pause_seconds: float
+    """The longest that a caller waits between two transactions."""
+    segment_bytes: int
+    lock_table_size: int
+    locks: int
+    """How many different ones the clients race for."""
+    tail_bytes: int
+    session_bytes: int
+    storage_seconds: float
+    session_seconds: float
+    """Of the coordinator."""
+    keep_alive_seconds: float
+    drift: float
+    """How much faster or slower a clock may run."""
+    faults: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    at: float
+    what: str
+    who: str
+    other: str = ""
+    amount: float = 0.0
+
+    def __str__(self) -> str:
+        about = " ".join(part for part in (self.who, self.other, f"{self.amount:g}" if self.amount else "") if part)
+        return f"{self.at:.4f} {self.what} {about}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    seed: int
+    setup: Setup
+    events: tuple[Event, ...]
+
+    def without(self, dropped: Iterable[int]) -> Plan:
+        gone = dict.fromkeys(dropped)
+        return replace(self, events=tuple(event for number, event in enumerate(self.events) if number not in gone))
+
+
+def dump(plan: Plan) -> str:
+    return json.dumps(asdict(plan), indent=1)
+
+
+def load(text: str) -> Plan:
+    fields = json.loads(text)
+    setup = fields["setup"]
+    setup["faults"] = tuple(setup["faults"])
+    return Plan(seed=fields["seed"], setup=Setup(**setup), events=tuple(Event(**event) for event in fields["events"]))
+
+
+def names(what: str, count: int) -> list[str]:
+    return [f"{what}-{number + 1}" for number in range(count)]
+
+
+def make_plan(
+    seed: int,
+    *,
+    storages: int | None = None,
+    servers: int | None = None,
+    clients: int | None = None,
+    faults: tuple[str, ...] | None = None,
+    seconds: float | None = None,
+) -> Plan:
+    """What is not given is drawn."""
+    pick = random.Random(f"plan {seed}")
+    chosen = tuple(fault for fault in FAULTS if pick.random() < 0.5) or ("crash",)
+    chosen = chosen if faults is None else faults
+    setup = Setup(
+        storages=storages or pick.choice((3, 3, 3, 3, 5)),
+        servers=servers or pick.choice((1, 2, 2, 2, 3)),
+        clients=clients or pick.choice((2, 3)),
+        callers=pick.choice((1, 2, 3)),
+        partitions=pick.choice((1, 1, 2)),
+        seconds=seconds or pick.choice((5.0, 10.0, 10.0, 20.0)),
+        pause_seconds=pick.choice((0.05, 0.3, 0.3, 1.0)),
+        segment_bytes=pick.choice((1500, 4000, 20_000)),
+        lock_table_size=pick.choice((1, 16, 50_000)),
+        locks=pick.choice((3, 12)),
+        tail_bytes=pick.choice((2000, 20_000, 1 << 20)),
+        session_bytes=pick.choice((20_000, 1 << 30)),
+        storage_seconds=pick.choice((1.0, 2.0)),
+        session_seconds=pick.choice((1.5, 3.0)),
+        keep_alive_seconds=pick.choice((1.5, 6.0)),
+        drift=0.2 if "clock" in chosen else 0.0,
+        faults=chosen,
+    )
+    return Plan(seed=seed, setup=setup, events=tuple(_events(pick, setup)))
+
+
+def _events(pick: random.Random, setup: Setup) -> list[Event]:
+    weather = _Weather(pick, setup)
+    kinds = [fault for fault in setup.faults if fault != "clock"]
+    weights = [pick.choice((1, 1, 3)) for _ in kinds]
+    pace = pick.choice((0.15, 0.5, 1.5))
+    at = 0.0
+    while kinds and (at := at + pick.expovariate(1 / pace)) < setup.seconds:
+        (kind,) = pick.choices(kinds, weights)
+        MAKERS[kind](weather, at)
+    return sorted(weather.events, key=lambda event: event.at)
+
+
+class _Weather:
+    """Makes events; each kind of fault comes with its end."""
+
+    def __init__(self, pick: random.Random, setup: Setup) -> None:
+        self.pick = pick
+        self.events: list[Event] = []
+        self.storages = names("storage", setup.storages)
+        self.servers = names("server", setup.servers)
+        self.clients = names("client", setup.clients)
+        self.victim = pick.choice(self.storages)
+
+    def add(self, at: float, what: str, who: str, *, other: str = "", amount: float = 0.0) -> None:
+        self.events.append(Event(at=round(at, 6), what=what, who=who, other=other, amount=round(amount, 6)))
+
+    def span(self) -> float:
+        """How long something lasts."""
+        return self.pick.choice((0.01, 0.1, 0.5, 1.0, 3.0, 8.0)) * (0.5 + self.pick.random())
+
+    def anybody(self) -> str:
+        return self.pick.choice(self.storages + self.servers * 2 + self.clients[:1])
+
+    def daemon(self) -> str:
+        return self.pick.choice(self.storages + self.servers)
+
+
+def _crash(weather: _Weather, at: float) -> None:
+    pick = weather.pick
+    who = [weather.anybody()]
+    if pick.random() < 0.1:
+        who = list(weather.storages)
+    for name in who:
+        weather.add(at + 0.01 * pick.random() * (len(who) > 1), "kill", name)
+        weather.add(at + weather.span(), "start", name)
+
+
+def _power(weather: _Weather, at: float) -> None:
+    pick = weather.pick
+    who = list(weather.storages) if pick.random() < 0.3 else [pick.choice(weather.storages)]
+    for name in who:
+        weather.add(at + 0.01 * pick.random() * (len(who) > 1), "power", name, amount=pick.randrange(2))
+        weather.add(at + weather.span(), "start", name)
+
+
+def _pause(weather: _Weather, at: float) -> None:
+    name = weather.anybody()
+    weather.add(at, "pause", name)
+    weather.add(at + weather.span(), "resume", name)
+
+
+def _cut(weather: _Weather, at: float) -> None:
+    pick = weather.pick
+    who = weather.daemon()
+    everybody = [name for name in (*weather.storages, *weather.servers, *weather.clients, "zookeeper") if name != who]
+    others = everybody if pick.random() < 0.4 else pick.sample(everybody, pick.randrange(1, 3))
+    ways = pick.choice((("cut", "cut"), ("cut", ""), ("", "cut")))
+    until = at + weather.span()
+    for other in others:
+        for way, (source, target) in zip(ways, ((who, other), (other, who)), strict=True):
+            if way:
+                weather.add(at, "cut", source, other=target)
+                weather.add(until, "mend", source, other=target)
+
+
+def _slow(weather: _Weather, at: float) -> None:
+    pick = weather.pick
+    what, name = pick.choice((("slow", weather.daemon()), ("slow disk", pick.choice(weather.storages))))
+    weather.add(at, what, name, amount=pick.choice((0.02, 0.2, 1.0)))
+    weather.add(at + weather.span(), what, name)
+
+
+def _reset(weather: _Weather, at: float) -> None:
+    weather.add(at, "reset", weather.anybody())
+
+
+def _coordinator(weather: _Weather, at: float) -> None:
+    pick = weather.pick
+    what = pick.choice(("expire", "expire", "lose answer", "down"))
+    if what == "down":
+        weather.add(at, "down", "zookeeper")
+        weather.add(at + weather.span(), "up", "zookeeper")
+    else:
+        weather.add(at, what, pick.choice(weather.servers))
+
+
+def _disk(weather: _Weather, at: float) -> None:
+    pick = weather.pick
+    name, what = pick.choice(weather.storages), pick.choice(("flush error", "full"))
+    weather.add(at, what, name)
+    if what == "full":
+        weather.add(at + weather.span(), "room", name)
+
+
+def _damage(weather: _Weather, at: float) -> None:
+    """While it is down: what runs has looked at its files already."""
+    weather.add(at, "kill", weather.victim)
+    for _ in range(weather.pick.choice((1, 1, 4))):
+        weather.add(at + 0.001, "flip", weather.victim, amount=weather.pick.random())
+    weather.add(at + 0.002 + weather.span(), "start", weather.victim)
+
+
+def _forget(weather: _Weather, at: float) -> None:
+    weather.add(at, "photograph", weather.victim)
+    later = at + weather.span()
+    weather.add(later, "kill", weather.victim)
+    weather.add(later + 0.001, weather.pick.choice(("wipe", "old copy", "old copy")), weather.victim)
+    weather.add(later + 0.002 + weather.span(), "start", weather.victim)
+
+
+def _aim(weather: _Weather, at: float) -> None:
+    pick = weather.pick
+    if pick.random() < 0.5:
+        name = weather.daemon()
+        weather.add(at, "die at message", name, amount=pick.randrange(1, 60))
+    else:
+        name = pick.choice(weather.storages)
+        weather.add(at, "die at operation", name, amount=pick.randrange(1, 40))
+    if pick.random() < 0.5:  # something happens at all, while nothing much is going on
+        weather.add(at + 0.001, "expire", pick.choice(weather.servers))
+    weather.add(at + weather.span(), "start", name)
+
+
+def _drain(weather: _Weather, at: float) -> None:
+    name = weather.pick.choice(weather.servers + weather.storages[:1])
+    weather.add(at, "stop", name)
+    weather.add(at + 1.0 + weather.span(), "start", name)
+
+
+MAKERS: dict[str, Callable[[_Weather, float], None]] = {
+    "crash": _crash,
+    "power": _power,
+    "pause": _pause,
+    "cut": _cut,
+    "slow": _slow,
+    "reset": _reset,
+    "coordinator": _coordinator,
+    "disk": _disk,
+    "damage": _damage,
+    "forget": _forget,
+    "aim": _aim,
+    "drain": _drain,
+}
+assert {*MAKERS, "clock"} == set(FAULTS)

@@ -1,0 +1,344 @@
+"""Storages and servers as others see them through the simulated network. Nothing is decided here: calls become streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
+from uuid import UUID
+
+from tests.simulation.loop import Life
+from tests.simulation.network import End, Network, Stream
+from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
+from waltzd.frame import ClientFrame, ServerFrame, Topology
+from waltzd.link import Frame
+from waltzd.record import HeadArray, Run, heads
+from waltzd.replica import ReplicaStatus
+from waltzd.server.bell import Bell
+from waltzd.server.desk import Desk
+from waltzd.storage.keeper import Keeper
+
+T = TypeVar("T")
+H = TypeVar("H", Keeper, Desk)
+CALL_SECONDS = 10.0
+Work: TypeAlias = Callable[[H, End], Coroutine[Any, Any, None]]
+Find: TypeAlias = Callable[[Life], H | None]
+"""Who answers for a life; None when nobody does any more."""
+
+
+class _Done:
+    """The caller has no more frames."""
+
+
+_GO_ON = object()
+"""A storage has agreed to take a file."""
+
+
+class _Port(Generic[H]):
+    def __init__(self, network: Network, caller: Life, name: str, find: Find[H], *, seconds: float) -> None:
+        self.name = name
+        self._network = network
+        self._caller = caller
+        self._find: Find[H] = find
+        self._seconds = seconds
+
+    def _open(self, work: Work[H]) -> Stream:
+        async def serve(host: H, stream: Stream) -> None:
+            await work(host, stream.called)
+
+        def find(life: Life) -> Callable[[Stream], Coroutine[Any, Any, None]] | None:
+            host = self._find(life)
+            return None if host is None else partial(serve, host)
+
+        return self._network.connection(self._caller, self.name).open(find)
+
+    async def _timely(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+        try:
+            async with asyncio.timeout(seconds or self._seconds):
+                return await work
+        except TimeoutError:
+            raise CannotConnect(f"{self.name} did not answer within {seconds or self._seconds:g} seconds") from None
+
+    async def _ask(self, answer: Callable[[H], Coroutine[Any, Any, T]], seconds: float | None = None) -> T:
+        async def work(host: H, end: End) -> None:
+            await end.send((await answer(host),))
+
+        stream = self._open(work)
+        try:
+            found: tuple[T] | None = await self._timely(stream.caller.receive(), seconds)
+        finally:
+            stream.cancel()
+        if found is None:
+            raise CannotConnect(f"{self.name} ended a call without a word")
+        return found[0]
+
+    async def _each(self, work: Work[H]) -> AsyncGenerator[Any, None]:
+        stream = self._open(work)
+        try:
+            while (found := await self._timely(stream.caller.receive())) is not None:
+                yield found
+        finally:
+            stream.cancel()
+
+
+# -- a storage ---------------------------------------------------------------------------------------------------------
+
+
+class SimReplicaPort(_Port[Keeper]):
+    def __init__(
+        self, network: Network, caller: Life, name: str, find: Find[Keeper], *, key: UUID, seconds: float = CALL_SECONDS
+    ) -> None:
+        super().__init__(network, caller, name, find, seconds=seconds)
+        self._key = key
+
+    async def open(
+        self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
+    ) -> ReplicaStatus:
+        return await self._ask(
+            self._known(lambda k: k.open_session(partition, session, partitions, create=create)), seconds
+        )
+
+    async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
+        return await self._ask(self._known(lambda keeper: keeper.set_low_mark(partition, session, mark)))
+
+    async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
+        return await self._ask(self._known(lambda keeper: keeper.truncate(partition, session, mark)))
+
+    def _known(self, work: Callable[[Keeper], Coroutine[Any, Any, T]]) -> Callable[[Keeper], Coroutine[Any, Any, T]]:
+        async def checked(keeper: Keeper) -> T:
+            keeper.check_key(self._key)
+            return await work(keeper)
+
+        return checked
+
+    def append(self, partition: int, session: int) -> SimAppend:
+        async def work(keeper: Keeper, end: End) -> None:
+            keeper.check_key(self._key)
+            await keeper.append(partition, session, _StorageLink(end))
+
+        return SimAppend(lambda: self._open(work), f"the append stream to {self.name}")
+
+    async def read(
+        self, partition: int, first_id: int, last_id: int | None = None, *, session: int | None = None, frame_bytes: int = 0
+    ) -> AsyncIterator[Run]:
+        async def work(keeper: Keeper, end: End) -> None:
+            keeper.check_key(self._key)
+            async for run in keeper.read(partition, session, first_id, last_id, frame_bytes):
+                await end.send(run)
+
+        async with aclosing(self._each(work)) as runs:
+            async for run in runs:
+                yield run
+
+    async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
+        async def answer(keeper: Keeper) -> list[tuple[int, int, int]]:
+            return keeper.segments(partition, session)
+
+        return await self._ask(self._known(answer))
+
+    async def fetch_segment(
+        self, partition: int, first_id: int, *, offset: int = 0, session: int | None = None
+    ) -> AsyncIterator[bytes]:
+        async def work(keeper: Keeper, end: End) -> None:
+            keeper.check_key(self._key)
+            async for piece in keeper.fetch_segment(partition, session, first_id, offset):
+                await end.send(piece.data)
+
+        async with aclosing(self._each(work)) as pieces:
+            async for data in pieces:
+                yield data
+
+    async def install_segment(
+        self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[bytes]
+    ) -> ReplicaStatus:
+        async def work(keeper: Keeper, end: End) -> None:
+            async def arriving() -> AsyncIterator[bytes]:
+                await end.send(_GO_ON)
+                while not isinstance(found := await end.receive(), _Done):
+                    if found is None:
+                        raise CannotConnect("the caller has gone")
+                    yield found
+
+            keeper.check_key(self._key)
+            await end.send((await keeper.install_segment(partition, session, first_id, file_bytes, arriving()),))
+
+        stream = self._open(work)
+        try:
+            answer: Any = await self._timely(stream.caller.receive())
+            if answer is _GO_ON:
+                await self._send_file(stream, pieces)
+                answer = await self._timely(stream.caller.receive())
+        finally:
+            stream.cancel()
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+        if answer is None:
+            raise CannotConnect(f"{self.name} ended an installation without a word")
+        status: ReplicaStatus = answer[0]
+        return status
+
+    async def _send_file(self, stream: Stream, pieces: AsyncIterator[bytes]) -> None:
+        async for piece in pieces:
+            if stream.caller.is_over:  # it has answered already
+                return
+            await self._timely(stream.caller.send(piece))
+        if not stream.caller.is_over:
+            await self._timely(stream.caller.send(_Done()))
+
+    async def close(self) -> None:
+        return None
+
+
+class _Lazy:
+    """A stream that begins with the first thing that is said."""
+
+    def __init__(self, begin: Callable[[], Stream], what: str) -> None:
+        self._begin = begin
+        self._what = what
+        self._stream: Stream | None = None
+        self._begun = Bell()
+        self._is_given_up = False
+
+    def caller(self) -> End:
+        if self._is_given_up:
+            raise CannotConnect(f"{self._what} was given up here")
+        if self._stream is None:
+            self._stream = self._begin()
+            self._begun.ring()
+        return self._stream.caller
+
+    async def receive(self) -> Any:
+        while self._stream is None:
+            if self._is_given_up:
+                raise CannotConnect(f"{self._what} was given up here")
+            await self._begun.wait(self._begun.rings)
+        return await self._stream.caller.receive()
+
+    def cancel(self) -> None:
+        self._is_given_up = True
+        self._begun.ring()
+        if self._stream is not None:
+            self._stream.cancel()
+
+
+class SimAppend(_Lazy):
+    """One append stream, as the server holds it."""
+
+    async def start(self) -> None:
+        self.caller()
+
+    async def send(self, run: Run, committed: int) -> None:
+        await self.caller().send(Frame(run, committed))
+
+    async def finish(self) -> None:
+        await self.caller().send(_Done())
+
+
+class _StorageLink:
+    def __init__(self, end: End) -> None:
+        self.peer = end.other.life.name
+        self._end = end
+
+    async def receive(self) -> Frame | None:
+        frame: Frame | _Done | None = await self._end.receive()
+        return frame if isinstance(frame, Frame) else None
+
+    async def send(self, durable_id: int) -> None:
+        await self._end.send(durable_id)
+
+    async def refuse(self, error: WaltzError) -> None:
+        self._end.finish(error)
+
+
+# -- a server ----------------------------------------------------------------------------------------------------------
+
+
+class SimServerPort(_Port[Desk]):
+    def __init__(
+        self,
+        network: Network,
+        caller: Life,
+        name: str,
+        find: Find[Desk],
+        key: UUID | None,
+        *,
+        seconds: float = CALL_SECONDS,
+    ) -> None:
+        super().__init__(network, caller, name, find, seconds=seconds)
+        self._key = key
+
+    async def locate(self) -> Topology:
+        async def answer(desk: Desk) -> Topology:
+            return desk.locate()
+
+        topology = await self._ask(answer)
+        if self._key is None:
+            self._key = topology.cluster_key
+        if self._key != topology.cluster_key:
+            raise ForeignCluster(f"this server belongs to the cluster {topology.cluster_key}, not to {self._key}")
+        return topology
+
+    async def _known_key(self) -> UUID:
+        return self._key or (await self.locate()).cluster_key
+
+    async def register(self) -> int:
+        key = await self._known_key()
+        return await self._ask(lambda desk: desk.register(key))
+
+    def mount(self) -> SimMount:
+        async def work(desk: Desk, end: End) -> None:
+            try:
+                await desk.mount(_ServerLink(end))
+            except WaltzError:
+                return  # the client was told in the stream
+
+        return SimMount(lambda: self._open(work), f"the mount at {self.name}")
+
+    async def high_water_mark(self, partition: int) -> int:
+        key = await self._known_key()
+
+        async def answer(desk: Desk) -> int:
+            return desk.high_water_mark(key, partition)
+
+        return await self._ask(answer)
+
+    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[Run]:
+        key = await self._known_key()
+
+        async def work(desk: Desk, end: End) -> None:
+            async with aclosing(desk.fetch(key, partition, first_id, last_id)) as runs:
+                async for run in runs:
+                    await end.send(run)
+
+        async with aclosing(self._each(work)) as runs:
+            async for run in runs:
+                yield run
+
+    async def fetch_heads(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[HeadArray]:
+        async for run in self.fetch(partition, first_id, last_id):
+            yield heads(run)
+
+    async def close(self) -> None:
+        return None
+
+
+class SimMount(_Lazy):
+    """One mount, as the client holds it."""
+
+    async def send(self, frames: Sequence[ClientFrame]) -> None:
+        await self.caller().send(list(frames))
+
+
+class _ServerLink:
+    def __init__(self, end: End) -> None:
+        self.peer = end.other.life.name
+        self._end = end
+
+    async def receive(self) -> Sequence[ClientFrame] | None:
+        frames: Sequence[ClientFrame] | None = await self._end.receive()
+        return frames
+
+    async def send(self, frames: Sequence[ServerFrame]) -> None:
+        await self._end.send(list(frames))

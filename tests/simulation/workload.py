@@ -1,0 +1,45 @@
+"""What applications do in a simulation: each transaction reads one lock and writes another, or appends under a third."""
+
+from __future__ import annotations
+
+import random
+
+from waltzd.lock import append_lock, read_lock, write_lock
+from waltzd.transaction import Builder, Transaction, TransactionContext
+
+
+class View:
+    """Nothing but a mark for each partition."""
+
+    def __init__(self) -> None:
+        self.marks: dict[int, int] = {}
+
+    def mark(self, partition: int) -> int:
+        return self.marks.get(partition, -1)
+
+    def apply(self, transaction: Transaction) -> None:
+        assert transaction.id == self.mark(transaction.partition) + 1
+        self.marks[transaction.partition] = transaction.id
+
+
+class Attempt(TransactionContext):
+    """One transaction of one caller; its payload is unique, also among its own attempts."""
+
+    def __init__(self, name: str, number: int, pick: random.Random, partition: int, *, locks: int) -> None:
+        self._name = f"{name}:{number}"
+        self._attempts = 0
+        self._partition = partition
+        first, second = pick.sample(range(locks), 2)
+        self._locks = (
+            (append_lock("key", first),) if pick.random() < 0.2 else (write_lock("key", first), read_lock("key", second))
+        )
+        self._size = pick.choice((0, 0, 40, 400, 4000))
+
+    def partition(self, count: int) -> int:
+        return self._partition
+
+    def build(self, builder: Builder) -> bool:
+        self._attempts += 1
+        builder.data = f"{self._name}:{self._attempts} ".encode() + bytes(self._size)
+        builder.locks = self._locks
+        return True

@@ -1,0 +1,495 @@
+"""One whole run: a cluster on a virtual clock, clients that race, what the plan lets go wrong, and a verdict.
+
+The code is that of the daemons and of the client; around it everything is simulated. At the end all is mended: then
+everybody must go on, every replica must become level, and every storage must verify. The trace tells what happened, in
+order; the same plan gives the same trace, byte for byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from tests.checker.history import History, Memory
+from tests.checker.recorder import Recorder, log_records
+from tests.checker.verdict import Verdict, judge
+from tests.simulation.loop import Life, SimLoop, run
+from tests.simulation.machines import Exited, Machine, ServerMachine, StorageMachine, ZooKeeper, server_address
+from tests.simulation.network import Network
+from tests.simulation.plan import Event, Plan, names
+from tests.simulation.ports import SimServerPort
+from tests.simulation.workload import Attempt, View
+from waltzd.client import Client
+from waltzd.client_settings import ClientSettings
+from waltzd.cluster import Cluster
+from waltzd.errors import CannotConnect, NotOwner, NotReady, WaltzError
+from waltzd.meta import ClusterMeta, ReplicaSets, Role
+from waltzd.outcome import Committed
+from waltzd.owner import OwnedPartition
+from waltzd.server.pipeline import Pipeline
+from waltzd.verify import Options, Target, verify
+
+PATIENCE_SECONDS = 120.0
+"""After everything is mended, so much is enough for everybody."""
+STEPS_MAX = 3_000_000
+
+
+class Stuck(AssertionError):
+    """Everything is mended, and somebody does not go on."""
+
+
+class Broken(AssertionError):
+    """Something in there is not what it should be."""
+
+
+@dataclass
+class Outcome:
+    plan: Plan
+    trace: list[str]
+    verdict: Verdict | None = None
+    failure: BaseException | None = None
+    seconds: float = 0.0
+    """Of the virtual clock."""
+    committed: int = 0
+    messages: int = 0
+    findings: list[str] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """In a word; empty when nothing is wrong."""
+        if self.failure is not None:
+            return type(self.failure).__name__
+        if self.verdict is not None and not self.verdict.is_sound:
+            return "NOT SOUND"
+        return ""
+
+    @property
+    def story(self) -> str:
+        return str(self.failure if self.failure is not None else self.verdict)
+
+
+def simulate(plan: Plan) -> Outcome:
+    world = Simulation(plan)
+    outcome = Outcome(plan, world.trace)
+    gc.disable()  # what is finalized when must not depend on how much memory there is
+    try:
+        with world.logs():
+            outcome.verdict = run(world.loop, world.story(), world.lives)
+    except Exception as error:  # noqa: BLE001  the outcome of a run
+        outcome.failure = world.mistakes[0] if world.mistakes else error
+    finally:
+        gc.enable()
+    outcome.seconds = world.ended
+    outcome.committed = world.committed
+    outcome.messages = world.network.messages
+    return outcome
+
+
+class Simulation:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.setup = plan.setup
+        self.pick = random.Random(f"world {plan.seed}")
+        self.loop = SimLoop(steps_max=STEPS_MAX)
+        self.loop.set_exception_handler(self._unhandled)
+        self.trace: list[str] = []
+        self.mistakes: list[BaseException] = []
+        self.network = Network(
+            self.loop,
+            f"network {plan.seed}",
+            keep_alive_seconds=self.setup.keep_alive_seconds,
+            say=self.say,
+            on_mistake=self.mistake,
+        )
+        self.meta = ClusterMeta(
+            name="simulated",
+            key=UUID(int=self.pick.getrandbits(128), version=4),
+            partitions=self.setup.partitions,
+            created="in a simulation",
+        )
+        self.zookeeper = ZooKeeper(self)
+        self.storages = {name: StorageMachine(self, name) for name in names("storage", self.setup.storages)}
+        self.servers = {name: ServerMachine(self, name) for name in names("server", self.setup.servers)}
+        self.history = History()
+        self.clients = {name: ClientMachine(self, name) for name in names("client", self.setup.clients)}
+        self.committed = 0
+        self.ended = 0.0
+        self.is_racing = True
+
+    # -- what everybody uses
+
+    def say(self, who: str, what: str) -> None:
+        self.trace.append(f"{self.loop.now:.6f} {who}: {what}")
+
+    def mistake(self, error: BaseException) -> None:
+        self.say("simulation", f"a mistake: {error!r}")
+        self.mistakes.append(error)
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, Exited):
+            self.mistake(error if isinstance(error, BaseException) else Broken(str(context)))
+
+    def _machines(self) -> dict[str, Machine]:
+        return {**self.storages, **self.servers, **self.clients}
+
+    def lives(self) -> list[Life]:
+        return [life for machine in self._machines().values() for life in machine.lives]
+
+    @contextmanager
+    def logs(self) -> Iterator[None]:
+        """What the daemons and clients log goes into the trace."""
+        root = logging.getLogger("waltz")
+        handler = _Listener(self.say)
+        level, handlers, is_open = root.level, root.handlers, root.propagate
+        root.handlers, root.propagate = [handler], False
+        root.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            root.handlers, root.propagate = handlers, is_open
+            root.setLevel(level)
+
+    # -- the story
+
+    async def story(self) -> Verdict:
+        await self._build()
+        for client in self.clients.values():
+            client.start()
+        begun = self.loop.now
+        for event in self.plan.events:
+            if (left := begun + event.at - self.loop.now) > 0:
+                await self._pass(left)
+            self._happen(event)
+        await self._pass(max(0.0, begun + self.setup.seconds - self.loop.now))
+        self._mend()
+        await self._everybody_goes_on()
+        for storage in self.storages.values():
+            if storage.is_damaged:
+                await self._make_sound(storage)
+        await self._race_ends()
+        await self._replicas_are_level()
+        await self._read_logs()
+        self.ended = self.loop.now
+        self._verify_storages()
+        self._check()
+        return judge(self.history)
+
+    async def _pass(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self._check()
+
+    def _check(self) -> None:
+        if self.mistakes:
+            raise self.mistakes[0]
+
+    async def _build(self) -> None:
+        for storage in self.storages.values():
+            storage.is_wanted = True
+            life = storage.begin()
+            storage.keeper = life.context.run(storage.open)
+            await self.loop.run_in(life, storage.create_partitions(), "partitions")
+            self.network.joined(life)
+        everywhere = {number: dict.fromkeys(self.storages, Role.MEMBER) for number in range(self.setup.partitions)}
+        coordinator = self.zookeeper.tree.connect()
+        await Cluster.create(
+            coordinator,
+            self.meta,
+            storages=[storage.meta for storage in self.storages.values()],
+            replicas=ReplicaSets(partitions=everywhere),
+        )
+        await coordinator.close()
+        for server in self.servers.values():
+            server.start()
+
+    # -- what goes wrong
+
+    def _happen(self, event: Event) -> None:
+        self.say("PLAN", str(event))
+        machine = self._machines().get(event.who)
+        if event.what in ("kill", "start", "pause", "resume"):
+            assert machine is not None
+            getattr(machine, event.what)()
+        elif event.who in self.storages and event.what in _TO_STORAGES:
+            _TO_STORAGES[event.what](self, self.storages[event.who], event)
+        elif event.who in self.servers and event.what in _TO_SERVERS:
+            _TO_SERVERS[event.what](self.servers[event.who])
+        elif event.what in _TO_NETWORK:
+            _TO_NETWORK[event.what](self, event)
+        else:
+            raise ValueError(f"nobody knows how to do this: {event}")
+
+    def _mend(self) -> None:
+        self.say("PLAN", "everything is mended")
+        self.network.watched.clear()
+        self.network.mend_all()
+        self.zookeeper.is_up = True
+        self.zookeeper.changed()
+        for storage in self.storages.values():
+            storage.disk.observer = None
+            storage.make_room()
+            storage.disk_seconds = 0.0
+        for machine in self._machines().values():
+            machine.resume()
+            machine.start()
+
+    def die_at_message(self, name: str, count: int) -> None:
+        self.network.watched[name] = (count, self._machines()[name].kill)
+
+    # -- what has to be true in the end
+
+    async def _until(self, what: str, true: Callable[[], str]) -> None:
+        """`true` says what is still missing."""
+        end = self.loop.now + PATIENCE_SECONDS
+        while missing := true():
+            self._check()
+            if self.loop.now > end:
+                raise Stuck(f"{what}, not within {PATIENCE_SECONDS:g} seconds: {missing}")
+            await asyncio.sleep(0.05)
+
+    async def _everybody_goes_on(self) -> None:
+        before = {name: list(client.committed) for name, client in self.clients.items()}
+
+        def missing() -> str:
+            for storage in self.storages.values():
+                if storage.refuses is not None and not storage.is_up:
+                    self.say("operator", f"gives {storage.name} an empty disk, because it says: {storage.refuses}")
+                    storage.refuses = None
+                    storage.replace_disk(storage.blank_disk())
+            for name, client in self.clients.items():
+                for partition, count in enumerate(before[name]):
+                    if client.committed[partition] < count + 2:
+                        return f"{name} commits nothing in partition {partition}; {self._places()}"
+            return ""
+
+        await self._until("every client goes on", missing)
+
+    async def _race_ends(self) -> None:
+        self.is_racing = False
+        await self._until("clients end", lambda: ", ".join(c.name for c in self.clients.values() if c.is_at_work))
+
+    def _descriptions(self) -> list[tuple[str, OwnedPartition]]:
+        return [
+            (machine.name, owned)
+            for machine in self.servers.values()
+            if machine.server is not None
+            for owned in machine.server.host.describe()
+        ]
+
+    def _places(self) -> str:
+        return "; ".join(
+            f"{name} has partition {owned.partition}: {owned.step} {owned.waiting} "
+            + ", ".join(f"{replica.storage} {replica.state} ({replica.story})" for replica in owned.replicas)
+            for name, owned in self._descriptions()
+        )
+
+    async def _replicas_are_level(self) -> None:
+        def missing() -> str:
+            open_ones = {owned.partition: owned for _, owned in self._descriptions() if owned.step == "OPEN"}
+            for partition in range(self.setup.partitions):
+                owned = open_ones.get(partition)
+                if owned is None or any(
+                    replica.state != "LIVE" or replica.durable_id != owned.last_id for replica in owned.replicas
+                ):
+                    return f"replicas of partition {partition}: {self._places()}"
+            return ""
+
+        await self._until("every replica is level", missing)
+
+    async def _make_sound(self, storage: StorageMachine) -> None:
+        """Damage that nobody has met yet is found by reading everything; the owner heals it while it goes on."""
+        end = self.loop.now + PATIENCE_SECONDS
+        while (found := await self._first_damage(storage)) is not None:
+            self.say("operator", f"meets damage on {storage.name}: {found}")
+            if self.loop.now > end:
+                raise Stuck(f"{storage.name} is still damaged after {PATIENCE_SECONDS:g} seconds: {found}")
+            await self._pass(0.5)
+
+    async def _first_damage(self, storage: StorageMachine) -> WaltzError | None:
+        keeper, life = storage.keeper, storage.life
+        if keeper is None or life is None:
+            return CannotConnect(f"{storage.name} is down")
+
+        async def read_all() -> None:
+            for partition in range(self.setup.partitions):
+                async for _ in keeper.read(partition, None, 0, None, 0):
+                    pass
+
+        try:
+            await self.loop.run_in(life, read_all(), "an operator reads everything")
+        except WaltzError as error:
+            return error
+        return None
+
+    async def _read_logs(self) -> None:
+        for partition in range(self.setup.partitions):
+            pipeline = self._pipeline(partition)
+            async for found in pipeline.read(0, None):
+                self.history.log(partition, log_records(found), first=found.first_id)
+            for storage in self.storages.values():
+                self._read_replica(storage, partition, pipeline.committed)
+
+    def _pipeline(self, partition: int) -> Pipeline:
+        for machine in self.servers.values():
+            if machine.server is not None:
+                try:
+                    return machine.server.host.pipeline(partition, None)
+                except (NotOwner, NotReady):
+                    continue
+        raise Stuck(f"nobody has partition {partition} open: {self._places()}")
+
+    def _read_replica(self, storage: StorageMachine, partition: int, committed: int) -> None:
+        assert storage.keeper is not None
+        replica = storage.keeper.directory.partition(partition)
+        at = 0
+        while at <= committed:
+            found = replica.read(at, committed, 1 << 20, session=replica.promised_session)
+            self.history.log(partition, log_records(found), first=at, source=storage.name)
+            at = found.last_id + 1
+
+    def _verify_storages(self) -> None:
+        """What is on the disks, read as the offline tool reads it, after everybody was killed. Where bytes were damaged,
+        the records were compared already, and what nobody ever reads stays damaged."""
+        for server in self.servers.values():
+            server.kill()
+        for storage in self.storages.values():
+            storage.kill()
+            report = verify(storage.disk, [Target(storage=storage.name)], Options(key=self.meta.key))
+            if report.findings and not storage.is_damaged:
+                raise Broken(f"{storage.name} does not verify: {'; '.join(map(str, report.findings))}")
+
+
+class ClientMachine(Machine):
+    """One application after the other, each with several callers that race for the same locks as everybody."""
+
+    world: Simulation
+
+    def __init__(self, world: Simulation, name: str) -> None:
+        super().__init__(world, name)
+        self.committed = [0] * world.setup.partitions
+        self.is_at_work = False
+
+    async def _live(self, life: Life) -> None:
+        self.is_at_work = True
+        try:
+            await self._race(life, f"{self.name}.{len(self.lives)}")
+        except WaltzError as error:  # it could not begin
+            self.exits(life, f"gives up: {error.code} {error.message}")
+            return
+        except Exception as mistake:  # noqa: BLE001  whatever it is ends the whole run
+            self.world.mistake(mistake)
+        self.is_at_work = False
+        self.end("has ended")
+
+    def end(self, why: str) -> None:
+        if self.world.is_racing:
+            self.is_at_work = False
+        super().end(why)
+
+    async def _race(self, life: Life, name: str) -> None:
+        world = self.world
+        writer = Memory(world.history, on_line=lambda line: world.say(name, line))
+        recorder = Recorder(writer, name, clock=lambda: round(world.loop.now * 1e9))
+        client = Client(
+            [server_address(name) for name in world.servers],
+            handler=recorder.handler(View()),
+            settings=ClientSettings(close_seconds=30, submit_seconds=60, call_seconds=3),
+            connect=lambda address, key: self._port(life, address, key),
+        )
+        async with client:
+            callers = [self._caller(client, recorder, f"{name}.{number}") for number in range(world.setup.callers)]
+            await asyncio.gather(*callers)
+
+    def _port(self, life: Life, address: str, key: UUID | None) -> SimServerPort:
+        world, name = self.world, address.partition(":")[0]
+        return SimServerPort(
+            world.network, life, name, world.servers[name].serving, key=key, seconds=world.setup.storage_seconds
+        )
+
+    async def _caller(self, client: Client, recorder: Recorder, name: str) -> None:
+        world, setup = self.world, self.world.setup
+        pick = random.Random(f"{world.plan.seed} {name}")
+        count = 0
+        while world.is_racing:
+            count += 1
+            partition = pick.randrange(setup.partitions)
+            attempt = Attempt(name, count, pick, partition, locks=setup.locks)
+            try:
+                outcome = await client.submit(recorder.context(attempt))
+            except WaltzError as error:
+                world.say(name, f"{error.code} {error.message}")
+                await asyncio.sleep(0.05)
+                continue
+            if isinstance(outcome, Committed):
+                self.committed[partition] += 1
+                world.committed += 1
+            await asyncio.sleep(setup.pause_seconds * pick.random())
+
+
+class _Listener(logging.Handler):
+    def __init__(self, say: Callable[[str, str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(record.name, record.getMessage())
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+def _only_down(storage: StorageMachine, act: Callable[[], object]) -> None:
+    if not storage.is_up:
+        act()
+
+
+def _set_slow_disk(world: Simulation, storage: StorageMachine, event: Event) -> None:
+    storage.disk_seconds = event.amount
+
+
+_TO_STORAGES: dict[str, Callable[[Simulation, StorageMachine, Event], None]] = {
+    "power": lambda world, storage, event: storage.cut_power(is_scattered=bool(event.amount)),
+    "slow disk": _set_slow_disk,
+    "flush error": lambda world, storage, event: storage.fail_next_flush(),
+    "full": lambda world, storage, event: storage.fill(),
+    "room": lambda world, storage, event: storage.make_room(),
+    "flip": lambda world, storage, event: world.say(storage.name, storage.flip(event.amount)),
+    "photograph": lambda world, storage, event: storage.take_photograph(),
+    "wipe": lambda world, storage, event: _only_down(storage, lambda: storage.replace_disk(storage.blank_disk())),
+    "old copy": lambda world, storage, event: _only_down(storage, storage.put_back_photograph),
+    "die at operation": lambda world, storage, event: storage.die_at(int(event.amount)),
+    "stop": lambda world, storage, event: storage.stop(),
+}
+
+_TO_SERVERS: dict[str, Callable[[ServerMachine], None]] = {
+    "expire": lambda server: server.session.expire() if server.session is not None else None,
+    "lose answer": lambda server: server.session.coordinator.lose_answer() if server.session is not None else None,
+    "stop": lambda server: server.stop(),
+}
+
+
+def _down(world: Simulation, event: Event) -> None:
+    world.zookeeper.is_up = event.what == "up"
+    world.zookeeper.changed()
+
+
+def _mend_way(world: Simulation, event: Event) -> None:
+    world.network.mend(event.who, event.other)
+    world.zookeeper.changed()
+
+
+_TO_NETWORK: dict[str, Callable[[Simulation, Event], None]] = {
+    "cut": lambda world, event: world.network.cut(event.who, event.other),
+    "mend": _mend_way,
+    "slow": lambda world, event: world.network.slow_down(event.who, event.amount),
+    "reset": lambda world, event: world.network.break_connections(event.who),
+    "die at message": lambda world, event: world.die_at_message(event.who, int(event.amount)),
+    "down": _down,
+    "up": _down,
+}
