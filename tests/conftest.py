@@ -1,7 +1,9 @@
-"""What all tests share: where the original's files are, and hypothesis without a clock."""
+"""What all tests share: the original's files, hypothesis without a clock, and the number that chance comes from."""
 
 from __future__ import annotations
 
+import os
+import random
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,16 @@ settings.register_profile("waltz", deadline=None, derandomize=True, max_examples
 settings.load_profile("waltz")
 
 TESTS = Path(__file__).parent
+SEED = "WALTZ_SEED"
+"""Tests that look somewhere else each time begin here. Given from outside, or drawn, and in the head of the report."""
+
+
+def pytest_configure() -> None:
+    os.environ.setdefault(SEED, str(random.SystemRandom().randrange(1_000_000, 1 << 40)))  # workers inherit it
+
+
+def pytest_report_header() -> str:
+    return f"what is drawn anew each time comes from {SEED}={os.environ[SEED]}"
 
 
 @pytest.fixture(scope="session")

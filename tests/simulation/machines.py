@@ -67,6 +67,7 @@ class Machine:
         self.lives: list[Life] = []
         self.is_wanted = False
         """It shall run: whatever supervises it starts it again when it ends by itself."""
+        self._restart: asyncio.TimerHandle | None = None
 
     @property
     def is_up(self) -> bool:
@@ -102,7 +103,9 @@ class Machine:
         """By itself; it is started again after a while."""
         if self.life is life:
             self.end(why)
-            self.world.loop.after(RESTART_SECONDS, None, self._again)
+            if self._restart is not None:
+                self._restart.cancel()
+            self._restart = self.world.loop.after(RESTART_SECONDS, None, self._again)
 
     def _again(self) -> None:
         if self.is_wanted and not self.is_up:

@@ -43,8 +43,8 @@ class Setup:
     partitions: int
     seconds: float
     """How long things go wrong; then everything is mended."""
-    pause_seconds: float
-    """The longest that a caller waits between two transactions."""
+    rate: float
+    """So many transactions are begun each second, by all callers together, while nothing is wrong."""
     segment_bytes: int
     lock_table_size: int
     locks: int
@@ -119,7 +119,7 @@ def make_plan(
         callers=pick.choice((1, 2, 3)),
         partitions=pick.choice((1, 1, 2)),
         seconds=seconds or pick.choice((5.0, 10.0, 10.0, 20.0)),
-        pause_seconds=pick.choice((0.05, 0.3, 0.3, 1.0)),
+        rate=pick.choice((5.0, 15.0, 40.0)),
         segment_bytes=pick.choice((1500, 4000, 20_000)),
         lock_table_size=pick.choice((1, 16, 50_000)),
         locks=pick.choice((3, 12)),

@@ -28,7 +28,7 @@ from tests.simulation.workload import Attempt, View
 from waltzd.client import Client
 from waltzd.client_settings import ClientSettings
 from waltzd.cluster import Cluster
-from waltzd.errors import CannotConnect, NotOwner, NotReady, WaltzError
+from waltzd.errors import CannotConnect, ControlDamaged, NotOwner, NotReady, WaltzError
 from waltzd.meta import ClusterMeta, ReplicaSets, Role
 from waltzd.outcome import Committed
 from waltzd.owner import OwnedPartition
@@ -307,6 +307,10 @@ class Simulation:
         end = self.loop.now + PATIENCE_SECONDS
         while (found := await self._first_damage(storage)) is not None:
             self.say("operator", f"meets damage on {storage.name}: {found}")
+            if isinstance(found, ControlDamaged):  # this replica is refused for good
+                storage.kill()
+                storage.replace_disk(storage.blank_disk())
+                storage.start()
             if self.loop.now > end:
                 raise Stuck(f"{storage.name} is still damaged after {PATIENCE_SECONDS:g} seconds: {found}")
             await self._pass(0.5)
@@ -415,6 +419,7 @@ class ClientMachine(Machine):
     async def _caller(self, client: Client, recorder: Recorder, name: str) -> None:
         world, setup = self.world, self.world.setup
         pick = random.Random(f"{world.plan.seed} {name}")
+        pause_seconds = setup.clients * setup.callers / setup.rate
         count = 0
         while world.is_racing:
             count += 1
@@ -429,7 +434,7 @@ class ClientMachine(Machine):
             if isinstance(outcome, Committed):
                 self.committed[partition] += 1
                 world.committed += 1
-            await asyncio.sleep(setup.pause_seconds * pick.random())
+            await asyncio.sleep(pick.choice((0.0, 1.0, 2.0, 3.0)) * pick.random() / 0.75 * pause_seconds)
 
 
 class _Listener(logging.Handler):

@@ -27,6 +27,7 @@ class Stream:
         self._link = link
         self._config = config
         self._durable_id: int | None = None
+        self._owes_mark = False
         self._error: WaltzError | None = None
         self._is_over = False
         self._changed = asyncio.Event()
@@ -39,7 +40,9 @@ class Stream:
     # -- told by the lane, and by the daemon
 
     def acknowledge(self, durable_id: int) -> None:
+        """Also when it is the mark of before: whoever sends a record again waits for it again."""
         self._durable_id = durable_id
+        self._owes_mark = True
         self._changed.set()
 
     def refuse(self, error: WaltzError) -> None:
@@ -86,13 +89,13 @@ class Stream:
             raise self._error
 
     async def _send_marks(self) -> None:
-        sent: int | None = None
         while True:
             self._changed.clear()
-            is_over, durable_id = self._is_over, self._durable_id
-            if durable_id is not None and durable_id != sent:
-                await self._link.send(durable_id)
-                sent = durable_id
+            is_over = self._is_over
+            if self._owes_mark:
+                assert self._durable_id is not None
+                self._owes_mark = False
+                await self._link.send(self._durable_id)
             if is_over:
                 return
             await self._changed.wait()

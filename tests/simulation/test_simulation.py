@@ -1,0 +1,126 @@
+"""Whole clusters through everything that can go wrong: seeds that nobody ran before, and runs that once failed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.plan import FAULTS, Event, Plan, dump, load, make_plan
+from tests.simulation.shrink import shrink
+from tests.simulation.world import simulate
+
+REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
+CHUNKS, SEEDS = 20, 15
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_seeds_that_nobody_ran_before(chunk: int) -> None:
+    first = int(os.environ["WALTZ_SEED"]) + chunk * SEEDS
+    for seed in range(first, first + SEEDS):
+        outcome = simulate(make_plan(seed))
+        assert outcome.kind == "", f"./dev simulate --seeds {seed}\n{outcome.story}"
+
+
+@pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
+def test_what_once_failed(path: Path) -> None:
+    outcome = simulate(load(path.read_text(encoding="utf-8")))
+    assert outcome.kind == "", f"./dev simulate --plan {path.name}\n{outcome.story}"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_kind_of_fault_alone(fault: str) -> None:
+    outcome = simulate(make_plan(1, faults=(fault,), seconds=5.0))
+    assert outcome.kind == "", outcome.story
+    assert outcome.committed > 0
+
+
+def test_nobody_fails_where_nothing_goes_wrong() -> None:
+    plan = make_plan(1, faults=(), seconds=20.0, servers=2)
+    quiet = replace(plan, setup=replace(plan.setup, rate=1.0, storage_seconds=0.5))
+    outcome = simulate(quiet)
+    assert outcome.kind == "", outcome.story
+    assert [line for line in outcome.trace if "failed" in line or " lost " in line] == []
+
+
+# -- the same every time ------------------------------------------------------------------------------------------------
+
+TELL = """
+import hashlib, sys
+from tests.simulation.plan import make_plan
+from tests.simulation.world import simulate
+for seed in map(int, sys.argv[1:]):
+    print(hashlib.sha256("\\n".join(simulate(make_plan(seed)).trace).encode()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1", "random"])
+def test_a_seed_tells_the_same_story_in_every_process(hash_seed: str) -> None:
+    seeds = [4, 7, 12]
+    here = [hashlib.sha256("\n".join(simulate(make_plan(seed)).trace).encode()).hexdigest() for seed in seeds]
+    there = subprocess.run(
+        [sys.executable, "-c", TELL, *map(str, reversed(seeds))],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert there.stdout.split() == here[::-1]
+
+
+def test_another_seed_tells_another_story() -> None:
+    assert make_plan(1) != make_plan(2)
+    assert simulate(make_plan(1, faults=())).trace != simulate(make_plan(2, faults=())).trace
+
+
+def test_a_plan_is_the_same_behind_a_file() -> None:
+    plan = make_plan(5)
+    assert load(dump(plan)) == plan
+
+
+# -- the shortest one ----------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_matter_is_left_out() -> None:
+    plan = make_plan(3, faults=FAULTS, seconds=20.0)
+    matter = (plan.events[4], plan.events[-2])
+    tried: list[Plan] = []
+
+    def fails(candidate: Plan) -> bool:
+        tried.append(candidate)
+        return set(matter) <= set(candidate.events)
+
+    assert set(shrink(plan, fails, attempts_max=2000).events) == set(matter)
+    assert all(len(candidate.events) <= len(plan.events) for candidate in tried)
+
+
+def test_shrinking_ends_and_never_gives_a_plan_that_does_not_fail() -> None:
+    plan = make_plan(3, faults=FAULTS, seconds=20.0)
+    assert shrink(plan, lambda candidate: len(candidate.events) > 7, attempts_max=500).events != ()
+    assert shrink(plan, lambda candidate: False) == plan
+    failing = shrink(plan, lambda candidate: len(candidate.events) > 7, attempts_max=10)
+    assert len(failing.events) > 7
+
+
+# -- it can fail at all ----------------------------------------------------------------------------------------------------
+
+
+def test_an_event_that_nobody_knows_is_an_error() -> None:
+    plan = make_plan(1, faults=(), seconds=1.0)
+    outcome = simulate(replace(plan, events=(Event(at=0.1, what="sing", who="storage-1"),)))
+    assert outcome.kind == "ValueError"
+
+
+def test_nobody_goes_on_while_most_storages_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.simulation.world.Simulation._mend", lambda self: None)
+    events = tuple(Event(at=0.1, what="kill", who=name) for name in ("storage-1", "storage-2"))
+    plan = replace(make_plan(1, faults=(), seconds=1.0, storages=3), events=events)
+    outcome = simulate(plan)
+    assert outcome.kind == "Stuck"
+    assert "client-1 commits nothing in partition 0" in outcome.story
