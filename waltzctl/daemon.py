@@ -56,7 +56,10 @@ class Daemon:
         self.log = log
         self.life: Life | None = None
         """The last one, which may have ended."""
-        self._arguments = list(arguments)
+        self.command = [sys.executable, "-P", "-m", "waltzd", *arguments]
+        """What is started. A test may put another program in front of it, named by its whole path."""
+        self.environment: dict[str, str] = {}
+        """What it is given besides our own."""
         self._is_ready = is_ready
         self._child: int | None = None
         """A process of ours whose exit code nobody has asked for yet."""
@@ -83,14 +86,13 @@ class Daemon:
         """Start it. It has a session of its own: Ctrl-C and a closed terminal do not reach it."""
         assert not self.is_running
         self._exit = None
-        command = [sys.executable, "-P", "-m", "waltzd", *self._arguments]
         append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         try:
             log_from = self._make_room()
             pid = os.posix_spawn(
-                sys.executable,
-                command,
-                os.environ,
+                self.command[0],
+                self.command,
+                {**os.environ, **self.environment},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 1, str(self.log), append, 0o600),

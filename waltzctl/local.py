@@ -149,8 +149,7 @@ class LocalCluster:
         home = self.directory / name
         if name == ZOOKEEPER:
             arguments = [ZOOKEEPER, "--directory", str(home.absolute()), "--listen", self.coordinator_hosts]
-            port = self.blueprint.ports[name][0]
-            return Daemon(name, arguments, self._log(name), lambda _: _serves(port))
+            return Daemon(name, arguments, self._log(name), lambda _: _serves(self.coordinator_hosts))
         kind = "storage" if name in self.blueprint.storage_names else "server"
         arguments = [kind, "--config", str((home / f"{kind}.yml").absolute())]
         return Daemon(name, arguments, self._log(name), lambda words: f"waltzd {kind} is ready: " in words)
@@ -354,10 +353,11 @@ def _undisturbed() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-def _serves(port: int) -> bool:
+def _serves(address: str) -> bool:
     """Whether ZooKeeper answers there."""
+    host, port = address.rsplit(":", 1)
     try:
-        with socket.create_connection((HOST, port), timeout=PROBE_SECONDS) as connection:
+        with socket.create_connection((host, int(port)), timeout=PROBE_SECONDS) as connection:
             connection.sendall(b"srvr")
             return connection.recv(64).startswith(b"Zookeeper version")
     except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 from uuid import UUID
@@ -57,7 +58,7 @@ class World(Protocol):
     def mistake(self, error: BaseException) -> None: ...
 
 
-class Machine:
+class Machine(ABC):
     """A name under which processes live, one after the other."""
 
     def __init__(self, world: World, name: str) -> None:
@@ -96,8 +97,9 @@ class Machine:
             life = self.begin()
             self.world.loop.run_in(life, self._live(life), f"life of {self.name}")
 
+    @abstractmethod
     async def _live(self, life: Life) -> None:
-        raise NotImplementedError
+        """What the process does from its start on."""
 
     def exits(self, life: Life, why: str) -> None:
         """By itself; it is started again after a while."""

@@ -32,7 +32,8 @@ from waltzd.errors import (
     TooManyCallers,
     WaltzError,
 )
-from waltzd.layout import CONTROL_NAME, FileHeader, control_struct_offset
+from waltzd.finding import Finding
+from waltzd.layout import CONTROL_NAME, FileHeader, control_struct_offset, segment_name
 from waltzd.link import Frame
 from waltzd.storage.keeper import Keeper
 
@@ -295,3 +296,23 @@ def test_a_flush_of_a_file_that_fails_ends_the_process() -> None:
 
     _, fatal = with_keeper(disk, test)
     assert [type(error) for error in fatal] == [FlushFailed]
+
+
+def test_damage_that_a_verification_finds_is_known_from_then_on() -> None:
+    """Otherwise the owner would not heal it before somebody reads those ids."""
+    disk = blank_disk()
+    directory = open_directory(disk)
+    begin(directory, 0, records=40)
+    sealed = directory.partition(0).sealed_segments()[1][0]
+    directory.close()
+    path = f"{ROOT}/0/{segment_name(sealed)}"
+    disk.corrupt(path, disk.size(path) // 2, b"\xa5")
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        partition = keeper.directory.partition(0)
+        assert partition.status().is_sound
+        found = [result async for result in keeper.verify(0)]
+        assert any(isinstance(result, Finding) for result in found)
+        assert partition.status().damaged_segments == (sealed,)
+
+    with_keeper(disk, test)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -28,6 +29,7 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.finding import Finding
+from waltzd.layout import first_id_of
 from waltzd.ledger import Marks
 from waltzd.link import Link
 from waltzd.record import Run
@@ -349,9 +351,13 @@ class Keeper:
                     raise
 
     async def verify(self, number: int) -> AsyncIterator[Finding | PartitionReport]:
-        """Everything of one partition that is on the disk, while it goes on being written; the report comes last."""
-        partition = self._lane(number).partition
+        """Everything of one partition that is on the disk, while it goes on being written; the report comes last.
+
+        What is found in a sealed segment is examined: from then on the replica knows of it, so that its owner heals it."""
+        lane = self._lane(number)
+        partition = lane.partition
         cuts = partition.cuts
+        examined: dict[int, None] = {}
         found = verify_partition(
             self._disk,
             partition.directory,
@@ -370,6 +376,11 @@ class Keeper:
                 )
             if result is None:
                 return
+            if isinstance(result, Finding):
+                first_id = first_id_of(result.path.rpartition("/")[2])
+                if first_id is not None and first_id in dict(partition.sealed_segments()) and first_id not in examined:
+                    examined[first_id] = None
+                    await lane.call(functools.partial(partition.examine, first_id))
             yield result
 
     async def keep_reserve(self) -> None:

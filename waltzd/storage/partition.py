@@ -283,8 +283,8 @@ class Partition:
     # -- marks
 
     def set_low_mark(self, session: int, low_mark: int) -> ReplicaStatus:
-        """The session begins: everything up to `low_mark` is decided, and this replica holds nothing above it, unless it was
-        told that it is committed: then it had begun this session before, and lost the control struct that said so."""
+        """The session begins: everything up to `low_mark` is decided, and this replica holds nothing above it, unless it
+        was told that it is committed: then it had begun this session before, and lost the control struct that said so."""
         self.check_session(session)
         active = self._check_sound()
         if self.last_id > max(low_mark, self.committed):

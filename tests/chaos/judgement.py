@@ -1,0 +1,125 @@
+"""What is true at the end: the checker's verdict on the history, sound files on every replica, and the same bytes in all.
+
+All functions return what is wrong, as sentences; nothing when nothing is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from hashlib import blake2b
+from pathlib import Path
+
+from tests.chaos.load import Load
+from tests.chaos.plan import DAEMONS, STORAGES
+from tests.chaos.world import PARTITIONS, World
+from waltzctl.target import resolve
+from waltzd.disk import RealDisk
+from waltzd.errors import WaltzError
+from waltzd.finding import Code
+from waltzd.layout import HEADER_BYTES
+from waltzd.verify import Options, verify
+
+LINES_TOLD = 12
+ONE_OF_TWO = {Code.CONTROL_STRUCT, Code.PROMISE_SLOT}
+
+
+async def healthy(world: World, load: Load) -> list[str]:
+    """Mend everything, and see every partition go on."""
+    try:
+        async with asyncio.timeout(world.patience):
+            await world.heal()
+    except (AssertionError, WaltzError, TimeoutError) as error:
+        load.is_lost = True
+        return [f"the cluster does not become whole again: {error!r}\n{await who_does_what(world, load)}"]
+    if not await load.progress(world.patience / 2):
+        load.is_lost = True
+        hang = f"nothing is committed in some partition for {world.patience / 2:g} s after everything was healed"
+        return [f"{hang}\n{await who_does_what(world, load)}"]
+    return []
+
+
+async def who_does_what(world: World, load: Load) -> str:
+    lines = [f"committed: {load.counts}; unavailable: {dict(load.unavailable)}; unknown: {load.unknown}"]
+    now = time.monotonic()
+    waiting = sorted(((now - since, who) for who, since in load.pending.items()), reverse=True)
+    lines += [f"{who} waits for {seconds:.1f} s" for seconds, who in waiting[:5]]
+    try:
+        found = await world.cluster.local.overview()
+    except WaltzError as error:
+        lines.append(f"no overview: {error}")
+    else:
+        for view in found.partitions:
+            replicas = view.said.replicas if view.said is not None else ()
+            lines.append(f"partition {view.partition}: owner {view.owner}, {view.waiting or 'open'}")
+            lines += [f"    {replica}" for replica in replicas]
+        lines += [f"{name} is silent: {error}" for name, error in found.silent.items()]
+    for name in DAEMONS:
+        daemon = world.cluster.local.daemons[name]
+        lines.append(f"{name}: {'runs' if daemon.is_running else 'does not run'}; its log ends with")
+        lines += [f"    {line}" for line in daemon.words().splitlines()[-LINES_TOLD:]]
+    return "\n".join(lines)
+
+
+async def sound(world: World, load: Load) -> tuple[str, list[str]]:
+    """The checker's verdict in one sentence, and what is wrong. The load has ended, and everything is healed."""
+    problems = [f"a client: {error}" for error in load.broken]
+    verdict = await load.verdict(world.cluster.storage_addresses, world.cluster.key)
+    if not verdict.is_sound:
+        problems.append(str(verdict))
+    for partition in PARTITIONS:
+        try:
+            await world.cluster.equal(partition)
+        except (AssertionError, TimeoutError) as error:
+            problems.append(f"partition {partition}: replicas do not become equal: {error!r}")
+    return str(verdict).splitlines()[0], [*problems, *world.deaths, *tracebacks(world)]
+
+
+def tracebacks(world: World) -> list[str]:
+    """A daemon that did not foresee something says so in its log."""
+    found = []
+    for name in DAEMONS:
+        log = world.folder / "cluster" / "log" / f"{name}.log"
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        at = next((number for number, line in enumerate(lines) if line.startswith("Traceback ")), None)
+        if at is not None:
+            found.append("\n".join([f"{name} logged a traceback:", *lines[max(0, at - 2) : at + 30]]))
+    return found
+
+
+async def same_files(world: World) -> list[str]:
+    """Of a cluster that is stopped in order here: then the end of every log is what everybody committed."""
+    problems = [f"{name} had to be killed" for name in await asyncio.to_thread(world.cluster.local.stop)]
+    for name in STORAGES:
+        problems += await asyncio.to_thread(_verify, world, name)
+    for partition in PARTITIONS:
+        folders = [world.storage_directory(name) / str(partition) for name in STORAGES]
+        digests = [await asyncio.to_thread(_digest, folder) for folder in folders]
+        if len(set(digests)) > 1:
+            told = "; ".join(
+                f"{name} {size} bytes {digest}" for name, (size, digest) in zip(STORAGES, digests, strict=True)
+            )
+            problems.append(f"partition {partition} is not the same on all storages: {told}")
+    return problems
+
+
+def _verify(world: World, name: str) -> list[str]:
+    """As `waltzctl verify-segments` does it. Where a bit of a small file was flipped, one of its two copies may be bad."""
+    try:
+        report = verify(RealDisk(), resolve([str(world.storage_directory(name))]), Options(key=world.cluster.key))
+    except WaltzError as error:
+        return [f"verify-segments on {name}: {error}"]
+    excused = ONE_OF_TWO if name in world.flipped else set()
+    return [f"verify-segments on {name}: {found.sentence()}" for found in report.findings if found.code not in excused]
+
+
+def _digest(folder: Path) -> tuple[int, str]:
+    """Of all records of a replica, wherever its segments begin."""
+    size, digest = 0, blake2b(digest_size=12)
+    for path in sorted(folder.glob("*.seg")):
+        with path.open("rb") as file:
+            file.seek(HEADER_BYTES)
+            while block := file.read(1 << 20):
+                size += len(block)
+                digest.update(block)
+    return size, digest.hexdigest()
