@@ -110,7 +110,7 @@ def read(path: Path) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise translate(error, f"reading {path}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LocalClusterDamaged(f"{path} is not JSON: {error}") from error
     if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
         raise LocalClusterDamaged(f"{path} is not of schema {SCHEMA}, which is all that this version of Waltz knows")
@@ -130,10 +130,12 @@ def load_blueprint(directory: Path) -> Blueprint:
         ports = {str(name): tuple(int(port) for port in given) for name, given in fields["ports"].items()}
         numbers = {name: int(fields[name]) for name in ("partitions", "replication", "storages", "servers")}
         blueprint = Blueprint(key=UUID(fields["key"]), ports=ports, **numbers)
+        if not (0 <= blueprint.storages <= STORAGES_MAX and 0 <= blueprint.servers <= SERVERS_MAX):
+            raise ValueError(f"{blueprint.storages} storages, {blueprint.servers} servers")
         for name in blueprint.names:
             if len(ports[name]) != (1 if name == ZOOKEEPER else 2):
                 raise ValueError(f"ports of {name}")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise LocalClusterDamaged(f"{path} cannot be understood: {error!r}") from error
     return blueprint
 
@@ -152,5 +154,5 @@ def load_lives(directory: Path) -> dict[str, Life]:
             str(name): Life(int(life["pid"]), str(life["birth"]), int(life["log_from"]), bool(life["was_ready"]))
             for name, life in fields["daemons"].items()
         }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise LocalClusterDamaged(f"{path} cannot be understood: {error!r}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from uuid import UUID
 
@@ -16,6 +17,8 @@ from waltzd.indexing import State
 from waltzd.reindex import rebuild
 from waltzd.verify import Target
 from waltzd.workers import processors
+
+_IDS = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 
 
 @click.command("rebuild-index", epilog=exit_codes())
@@ -64,12 +67,13 @@ def rebuild_index(
 
 
 def _id_range(text: str) -> tuple[int, int]:
-    first, dash, last = text.partition("-")
-    if not (first.isascii() and first.isdigit() and dash and last.isascii() and last.isdigit()):
+    given = _IDS.fullmatch(text)
+    if given is None:
         raise BadArgument(f"--leave-out {text}: this is not FIRST-LAST, for example 17-17")
-    if int(first) > int(last):
+    first, last = int(given[1]), int(given[2])
+    if first > last:
         raise BadArgument(f"--leave-out {text}: the first id is above the last")
-    return int(first), int(last)
+    return first, last
 
 
 def _is_one_partition(targets: list[Target]) -> bool:

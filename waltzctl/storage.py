@@ -6,6 +6,7 @@ asked of the storage itself; with `--key` a storage of another cluster is refuse
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from uuid import UUID
@@ -25,16 +26,17 @@ from waltzd.tls import Tls
 T = TypeVar("T")
 NO_KEY = UUID(int=0)
 RANGE_MAX = 1 << 16
+_NUMBERS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 
 def partitions_of(text: str) -> list[int]:
     """`0-3,7` as [0, 1, 2, 3, 7]; each once, in order."""
     found: dict[int, None] = {}
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        given = _NUMBERS.fullmatch(part.strip())
+        if given is None:
             raise BadArgument(f"{part.strip()!r} is no partition and no range of partitions", next_step="write it as 0-3,7")
-        numbers = range(int(first), int(last or first) + 1)
+        numbers = range(int(given[1]), int(given[2] or given[1]) + 1)
         if not numbers or numbers[-1] >= RANGE_MAX:
             raise BadArgument(f"{part.strip()!r} is no range of partitions", next_step="write it as 0-3,7")
         found.update(dict.fromkeys(numbers))

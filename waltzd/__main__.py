@@ -19,6 +19,7 @@ _EXITS = "\b\nExit codes:\n" + "\n".join(f"  {code:3} {meaning}" for code, meani
 def cli() -> None:
     """The daemons of Waltz, a distributed write-ahead log."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would write what strangers send into our log, line ends and all
 
 
 @cli.command()

@@ -116,7 +116,7 @@ def read_value(text: str, type_: Any, about: Setting) -> Any:
     if not text.strip():
         raise ValueError("it must not be empty")
     if not text.isprintable():  # no path or name of ours has any, and a half of a character could not even be said
-        raise ValueError(f"{ascii(text)} has characters that cannot be printed")
+        raise ValueError(f"{text!a} has characters that cannot be printed")
     return text
 
 

@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from tests.checker.recorder import Recorder
-from tests.process.race import Attempt, Race
+from tests.process.race import Race
+from tests.workload import Attempt
 from waltzd.client import Client
 from waltzd.errors import Retry, WaltzError
 from waltzd.outcome import Committed, Unknown

@@ -1,78 +1,74 @@
 """Files full of nonsense: whatever stands in them, opening and reading ends with values, findings or a typed error.
 
-Never with another exception, never with a wrong byte, never with memory that only a length field asked for. The seeds are
-fixed; WALTZ_LONG=1 tries many more.
+Never with another exception, never with a wrong byte, never with memory that only a length asked for. First what the daemon
+reads at its start, then files that are sent to it, then the offline tools on the same files.
 """
 
 from __future__ import annotations
 
-import os
+import json
 import random
-import tracemalloc
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.fuzz.mutate import each, little_memory, mutated, mutated_text, nonsense, parsed
 from tests.simulation.sample import (
+    KEY,
+    PARTITIONS,
     ROOT,
     expected,
     first_ids,
+    index_path,
     is_vouched_for,
     open_directory,
     outcome,
     run_for,
     sample,
+    segment_path,
     served,
 )
+from waltzd.disk import Disk, RealDisk, join
 from waltzd.disk_sim import SimDisk
-from waltzd.errors import WaltzError
-from waltzd.layout import CONTROL_NAME, HEADER_BYTES, IDENTITY_NAME, PROMISE_NAME, index_name, segment_name
-from waltzd.storage.partition import Partition
+from waltzd.dump import dump
+from waltzd.errors import ControlDamaged, UnknownVersion, WaltzError
+from waltzd.finding import Code
+from waltzd.journal import Journal
+from waltzd.layout import (
+    CONTROL_NAME,
+    HEADER_BYTES,
+    IDENTITY_NAME,
+    PROMISE_NAME,
+    ControlHeader,
+    ControlStruct,
+    FileHeader,
+    Identity,
+    Promise,
+    decode_control_info,
+    decode_promise_file,
+    index_name,
+    segment_name,
+)
+from waltzd.record import walk
+from waltzd.reindex import JOURNAL_NAME, rebuild
+from waltzd.storage.directory import Directory
+from waltzd.storage.partition import Partition, PartitionSettings
+from waltzd.verify import Options, Target, verify
 
 RECORDS = 12
 SENT = expected(0, RECORDS)
-TRIES = 2500 if os.environ.get("WALTZ_LONG") else 60
-MEMORY_BYTES_MAX = 32 << 20
+TRIES = 40
 ORIGIN = sample(RECORDS, clean=True)
 KILLED = sample(RECORDS)
 FIRSTS = first_ids(ORIGIN)
-CLAIMS = [0, 1, 39, 40, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x7FFFFFD0, 1 << 24]
+RUN = bytes(run_for(0, 3, 3).data)
+SMALL = [CONTROL_NAME, IDENTITY_NAME, f"0/{PROMISE_NAME}"]
 
 
-def nonsense(chance: random.Random, size: int) -> bytes:
-    return chance.choice(
-        [
-            chance.randbytes(size),
-            bytes(size),
-            b"\xff" * size,
-            bytes(chance.choice([0, 1, 4, 255]) for _ in range(size)),
-            bytes(run_for(0, chance.randrange(RECORDS), 3).data)[:size].ljust(size, b"\0"),
-        ]
-    )
-
-
-def mutated(chance: random.Random, content: bytes) -> bytes:
-    """Some bytes changed, cut, doubled, moved or claimed to be longer; or something else altogether."""
-    raw = bytearray(content)
-    if chance.random() < 0.15:
-        return nonsense(chance, chance.randrange(2 * len(raw) + 1))
-    for _ in range(chance.randrange(1, 5)):
-        at = chance.randrange(len(raw) + 1)
-        size = chance.choice([1, 1, 4, 8, 36, 100])
-        match chance.randrange(6):
-            case 0 if at < len(raw):
-                raw[at] ^= 1 << chance.randrange(8)
-            case 1:
-                raw[at : at + 4] = chance.choice(CLAIMS).to_bytes(4, "big")
-            case 2:
-                raw[at : at + size] = nonsense(chance, size)
-            case 3:
-                del raw[at : at + size]
-            case 4:
-                raw[at:at] = raw[at : at + size]
-            case _:
-                del raw[at:]
-    return bytes(raw)
+def content(name: str) -> bytes:
+    return bytes(ORIGIN.content(f"{ROOT}/{name}"))
 
 
 def replaced(disk: SimDisk, path: str, content: bytes) -> None:
@@ -83,13 +79,13 @@ def replaced(disk: SimDisk, path: str, content: bytes) -> None:
     disk.kill()
 
 
-@pytest.fixture(autouse=True)
-def memory_stays_small() -> Iterator[None]:
-    tracemalloc.start()
-    yield
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < MEMORY_BYTES_MAX, f"{peak} bytes were taken to read files of a few hundred"
+def spoiled(chance: random.Random, *paths: str) -> SimDisk:
+    """A storage that was stopped or killed, and then somebody wrote into these files."""
+    disk = chance.choice([ORIGIN, KILLED]).clone(chance.randrange(1 << 30))
+    for path in paths:
+        other = segment_path(0, chance.choice(FIRSTS))
+        replaced(disk, path, mutated(chance, bytes(disk.content(path)), bytes(disk.content(other)), RUN))
+    return disk
 
 
 def look(disk: SimDisk) -> None:
@@ -107,38 +103,83 @@ def look(disk: SimDisk) -> None:
             assert found >= set(range(min(RECORDS, partition.last_id + 1)))
 
 
+# -- the structures by themselves --------------------------------------------------------------------------------------
+
+_STRUCT = HEADER_BYTES + 4
+STRUCTURES: dict[str, tuple[Callable[[bytes], object], bytes]] = {
+    "segment header": (lambda raw: FileHeader.decode(raw, "it"), content(f"0/{segment_name(0)}")[:HEADER_BYTES]),
+    "control header": (lambda raw: ControlHeader.decode(raw, "it"), content(CONTROL_NAME)[:HEADER_BYTES]),
+    "control struct": (ControlStruct.decode, content(CONTROL_NAME)[_STRUCT : _STRUCT + 36]),
+    "identity": (lambda raw: Identity.decode(raw, "it"), content(IDENTITY_NAME)),
+    "promise slot": (lambda raw: Promise.decode(raw, "it"), content(f"0/{PROMISE_NAME}")[:4096]),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_a_structure_is_a_value_that_makes_the_same_bytes_or_refused(name: str) -> None:
+    """Half of them with a right checksum, because what is behind it must hold, too."""
+    decode, raw = STRUCTURES[name]
+    assert decode(raw) is not None
+
+    def check(chance: random.Random) -> None:
+        changed = mutated(chance, raw)
+        if chance.random() < 0.5 and len(changed) >= len(raw) and name not in ("segment header", "control header"):
+            size = len(raw.rstrip(b"\0")) if name == "promise slot" else len(raw)
+            changed = changed[: size - 4] + zlib.crc32(changed[: size - 4]).to_bytes(4, "big")
+        value = parsed(WaltzError, decode, changed)
+        if value is not None:
+            back = value.encode()  # type: ignore[attr-defined]
+            assert decode(back) == value
+
+    each(name, TRIES * 10, check)
+
+
+def test_records_of_a_control_file_and_slots_of_a_promise_file() -> None:
+    def check(chance: random.Random) -> None:
+        raw = mutated(chance, content(CONTROL_NAME), RUN)
+        for number in range(PARTITIONS):
+            info = parsed(ControlDamaged, decode_control_info, raw, number, "it")
+            assert info is None or info.current in info.structs
+        promise = parsed(UnknownVersion, decode_promise_file, mutated(chance, content(f"0/{PROMISE_NAME}"), RUN), "it")
+        assert promise is None or Promise.decode(promise.encode(), "it") == promise
+
+    each("control and promise files", TRIES * 10, check)
+
+
+def test_a_walk_over_records_stays_inside() -> None:
+    def check(chance: random.Random) -> None:
+        raw = mutated(chance, RUN, content(f"0/{segment_name(0)}"))
+        bounds = walk(raw)
+        assert bounds[0] == 0
+        assert (bounds[1:] - bounds[:-1] >= 40).all()
+        assert bounds[-1] <= len(raw)
+
+    each("walk", TRIES * 10, check)
+
+
+# -- what the daemon finds at its start --------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("first_id", FIRSTS)
 def test_segments_full_of_nonsense(first_id: int) -> None:
     """Nonsense may copy whole sound records to where they were: what is served is right all the same."""
-    path = f"{ROOT}/0/{segment_name(first_id)}"
-    for seed in range(TRIES):
-        chance = random.Random(f"{first_id} {seed}")
-        disk = (ORIGIN if seed % 2 else KILLED).clone(seed)
-        replaced(disk, path, mutated(chance, bytes(disk.content(path))))
-        look(disk)
+    each(f"segment {first_id}", TRIES, lambda chance: look(spoiled(chance, segment_path(0, first_id))))
 
 
 @pytest.mark.parametrize("first_id", FIRSTS)
 def test_indexes_full_of_nonsense_change_no_answer(first_id: int) -> None:
-    path = f"{ROOT}/0/{index_name(first_id)}"
-    for seed in range(TRIES):
-        chance = random.Random(f"{first_id} {seed}")
-        disk = (ORIGIN if seed % 2 else KILLED).clone(seed)
-        replaced(disk, path, mutated(chance, bytes(disk.content(path))))
-        partition = open_directory(disk).partition(0)
+    def check(chance: random.Random) -> None:
+        partition = open_directory(spoiled(chance, index_path(0, first_id))).partition(0)
         assert served(partition, SENT) == set(range(RECORDS))
         assert is_vouched_for(partition)
         assert partition.last_id == RECORDS - 1
 
+    each(f"index {first_id}", TRIES, check)
 
-@pytest.mark.parametrize("name", [CONTROL_NAME, IDENTITY_NAME, f"0/{PROMISE_NAME}"])
+
+@pytest.mark.parametrize("name", SMALL)
 def test_small_files_full_of_nonsense(name: str) -> None:
-    path = f"{ROOT}/{name}"
-    for seed in range(TRIES * 3):
-        chance = random.Random(f"{name} {seed}")
-        disk = (ORIGIN if seed % 2 else KILLED).clone(seed)
-        replaced(disk, path, mutated(chance, bytes(disk.content(path))))
-        look(disk)
+    each(name, TRIES * 3, lambda chance: look(spoiled(chance, f"{ROOT}/{name}")))
 
 
 def test_directories_full_of_strange_names() -> None:
@@ -147,25 +188,194 @@ def test_directories_full_of_strange_names() -> None:
         "0", "1.seg", "-1.seg", "0" * 19 + ".seg.new", "0" * 19 + ".seg.new.new", "0" * 20 + ".seg", "promise.new",
         "\u0660" * 19 + ".seg", "9" * 19 + ".seg", "9" * 19 + ".idx", "0" * 18 + "5.seg", "0" * 18 + "5.idx", ".seg", " ",
     ]  # fmt: skip
-    for seed in range(TRIES):
-        chance = random.Random(seed)
-        disk = ORIGIN.clone(seed)
+
+    def check(chance: random.Random) -> None:
+        disk = ORIGIN.clone(0)
         for name in chance.sample(names, 4):
-            path = f"{ROOT}/{chance.choice(['', '0/'])}{name}"
+            changed = mutated_text(chance, name).replace("/", "")[:200] if chance.random() < 0.3 else name
+            path = f"{ROOT}/{chance.choice(['', '0/'])}{changed or ' '}"
             if not disk.exists(path):
                 file = disk.create(path)
-                file.write(0, nonsense(chance, chance.choice([0, 5, HEADER_BYTES, 300])))
+                file.write(0, nonsense(chance, chance.choice([0, 5, HEADER_BYTES, 300]), RUN))
         disk.kill()
         look(disk)
 
+    each("strange names", TRIES, check)
 
-@pytest.mark.parametrize("seed", range(20))
-def test_everything_at_once(seed: int) -> None:
-    chance = random.Random(seed)
-    for turn in range(TRIES // 10):
-        disk = KILLED.clone(turn)
-        names = [f"0/{entry.name}" for entry in disk.list(f"{ROOT}/0")]
-        for name in chance.sample(names, 3):
-            path = f"{ROOT}/{name}"
-            replaced(disk, path, mutated(chance, bytes(disk.content(path))))
-        look(disk)
+
+def test_everything_at_once() -> None:
+    def check(chance: random.Random) -> None:
+        names = [f"{ROOT}/0/{entry.name}" for entry in KILLED.list(f"{ROOT}/0")]
+        look(spoiled(chance, *chance.sample(names, 3)))
+
+    each("everything at once", TRIES * 2, check)
+
+
+@pytest.mark.parametrize("entry", [0, 1, 128, 204, 205, 300, 507, 1 << 40, -1])
+def test_a_damaged_record_hides_no_sound_one_whatever_its_index_entry_says(entry: int) -> None:
+    """Found by chance above: its entry was garbage, and the record in front of it could not be read any more."""
+    first_id = FIRSTS[-1]
+    disk = KILLED.clone(0)
+    entries = bytearray(disk.content(index_path(0, first_id)))
+    damaged = int.from_bytes(entries[HEADER_BYTES + 8 :][:8], "big")
+    entries[HEADER_BYTES + 8 : HEADER_BYTES + 16] = entry.to_bytes(8, "big", signed=True)
+    records = bytearray(disk.content(segment_path(0, first_id)))
+    records[damaged + 50] ^= 1
+    replaced(disk, segment_path(0, first_id), bytes(records))
+    replaced(disk, index_path(0, first_id), bytes(entries))
+    partition = open_directory(disk).partition(0)
+    assert served(partition, SENT) == set(range(RECORDS)) - {first_id + 1}
+
+
+@pytest.mark.parametrize("name", [*SMALL, f"0/{index_name(0)}"])
+def test_a_file_that_is_too_long_is_not_read_into_memory(name: str, tmp_path: Path) -> None:
+    """Two sparse gigabytes behind what was there."""
+    for place in ("", "0", "1"):
+        (tmp_path / ROOT / place).mkdir(exist_ok=True)
+        for entry in ORIGIN.list(join(ROOT, place)):
+            if not entry.is_directory:
+                (tmp_path / ROOT / place / entry.name).write_bytes(ORIGIN.content(join(join(ROOT, place), entry.name)))
+    with (tmp_path / ROOT / name).open("r+b") as file:
+        file.truncate(1 << 31)
+    disk: Disk = RealDisk()
+    with little_memory(24 << 20):
+        report = verify(disk, [Target(storage=str(tmp_path / ROOT))], Options(is_read_only=True))
+        assert report.findings
+        dump(disk, str(tmp_path / ROOT / name), lambda item: None, last_id=5)
+        if not name.startswith("0/"):
+            with pytest.raises(ControlDamaged):
+                open_on(disk, str(tmp_path / ROOT))
+
+
+def open_on(disk: Disk, directory: str) -> None:
+    settings = PartitionSettings(segment_bytes_max=400, say=lambda sentence: None)
+    Directory.open(disk, directory, key=KEY, partitions=PARTITIONS, settings=settings, reserve_bytes=0)
+
+
+# -- segment files that are sent ---------------------------------------------------------------------------------------
+
+
+def test_segment_files_that_are_sent() -> None:
+    """Behind a log that ends where the file begins: a replica takes the right records, or none."""
+    first_id = FIRSTS[-2]
+    whole = content(f"0/{segment_name(first_id)}")
+    short = sample(first_id, clean=True)
+
+    def check(chance: random.Random) -> None:
+        partition = open_directory(short.clone(0)).partition(0)
+        session = partition.promised_session
+        changed = mutated(chance, whole, content(f"1/{segment_name(FIRSTS[0])}"), RUN) if chance.random() < 0.9 else whole
+        announced = chance.choice([0, len(changed), len(whole), 1, 1 << 62])
+        installation = partition.begin_installation(session, first_id, announced)
+
+        def install() -> None:
+            for at in range(0, len(changed), 100):
+                installation.write(changed[at : at + 100])
+            installation.prove()
+            partition.install(session, installation)
+
+        refused = outcome(install)
+        installation.abandon()
+        taken = first_id if isinstance(refused, WaltzError) else partition.last_id + 1
+        assert changed != whole or announced not in (0, len(whole)) or taken == FIRSTS[-1]
+        assert served(partition, SENT) == set(range(taken))
+        assert not [name for name in partition_files(partition) if ".new" in name]
+
+    def partition_files(partition: Partition) -> list[str]:
+        return [entry.name for entry in partition._disk.list(f"{ROOT}/0")]
+
+    each("segment files", TRIES * 3, check)
+
+
+# -- the offline tools -------------------------------------------------------------------------------------------------
+
+
+def everything(disk: SimDisk, *, but: tuple[str, ...] = ()) -> dict[str, bytes]:
+    found = {}
+    for place in (ROOT, f"{ROOT}/0", f"{ROOT}/1"):
+        for entry in disk.list(place):
+            if not entry.is_directory and not entry.name.endswith(but):
+                found[f"{place}/{entry.name}"] = bytes(disk.content(f"{place}/{entry.name}"))
+    return found
+
+
+def any_paths(chance: random.Random) -> list[str]:
+    names = [f"{ROOT}/{name}" for name in SMALL]
+    names += [path(0, first_id) for first_id in FIRSTS for path in (segment_path, index_path)]
+    return chance.sample(names, chance.choice([1, 1, 1, 3]))
+
+
+def test_verify_finds_what_was_changed_and_changes_nothing() -> None:
+    """A storage that opens with a damaged replica must not look sound to who checks it offline."""
+
+    def check(chance: random.Random) -> None:
+        disk = spoiled(chance, *any_paths(chance))
+        before = everything(disk)
+        options = Options(is_read_only=True, is_deep=chance.random() < 0.5)
+        report = verify(disk, [Target(storage=ROOT)], options)
+        assert everything(disk) == before
+        for finding in report.findings:
+            assert finding.code in set(Code)
+            assert finding.sentence()
+        directory = outcome(open_directory, disk)
+        partition = None if isinstance(directory, WaltzError) else outcome(directory.partition, 0)
+        if not isinstance(partition, Partition) or outcome(is_vouched_for, partition) is not True:
+            assert report.findings
+
+    each("verify", TRIES * 3, check)
+
+
+def test_indexes_are_made_again_from_whatever_is_there() -> None:
+    def check(chance: random.Random) -> None:
+        disk = spoiled(chance, *any_paths(chance))
+        before = everything(disk, but=(".idx",))
+        done = outcome(rebuild, disk, [Target(storage=ROOT)])
+        after = everything(disk, but=(".idx", JOURNAL_NAME))
+        assert after == before
+        if not isinstance(done, WaltzError):
+            look(disk)
+
+    each("rebuild", TRIES * 2, check)
+
+
+def test_dumps_of_files_full_of_nonsense() -> None:
+    """Each item is shown to its end: the bytes of damage are read when they are asked for."""
+
+    def check(chance: random.Random) -> None:
+        (path,) = any_paths(chance)[:1]
+        disk = spoiled(chance, path)
+        items: list[object] = []
+        outcome(dump, disk, path, items.append, first_id=chance.choice([0, 0, 3, 1 << 62]))
+        assert items, "at the least it is said what kind of file this is"
+        for item in items:
+            if (read := getattr(item, "read", None)) is not None:
+                assert read(item.first_byte, min(item.last_byte, item.first_byte + 99)) is not None  # type: ignore[attr-defined]
+            if (record := getattr(item, "record", None)) is not None:
+                assert record().payload is not None
+
+    each("dump", TRIES * 3, check)
+
+
+def test_notes_of_a_rebuild_that_was_killed() -> None:
+    """Also with a right checksum and another meaning: somebody else's notes."""
+    facts = {"left_out": [], "records": 3, "data_bytes": 1, "index_bytes": 2, "index_crc": 3}
+    body = json.dumps([f"0/{segment_name(0)}", facts]).encode()
+    line = b"\n%s %08x\n" % (body, zlib.crc32(body))
+
+    def check(chance: random.Random) -> None:
+        raw = mutated(chance, line * 3, RUN)
+        if chance.random() < 0.7:
+            inner = mutated_text(chance, body.decode(), "[1, 2]", "5", "[[], {}]", '["a", 5]').encode("utf-8", "replace")
+            raw += b"\n%s %08x\n" % (inner, zlib.crc32(inner))
+        disk = ORIGIN.clone(0)
+        replaced(disk, join(ROOT, JOURNAL_NAME), raw)
+        before = everything(disk, but=(".idx", JOURNAL_NAME))
+        done = rebuild(disk, [Target(storage=ROOT)])
+        assert len(done.built) == 2 * len(FIRSTS)
+        assert everything(disk, but=(".idx",)) == before
+        found = Journal(disk, join(ROOT, JOURNAL_NAME))
+        found.add("name", {"a": 1})
+        found.close()
+        assert Journal(disk, join(ROOT, JOURNAL_NAME)).get("name") == {"a": 1}
+
+    each("notes", TRIES * 3, check)

@@ -16,53 +16,15 @@ from uuid import UUID
 from tests.checker.history import Writer, load
 from tests.checker.recorder import Recorder, log_records
 from tests.checker.verdict import Verdict, judge
+from tests.workload import Attempt, View
 from waltzd.client import Client
 from waltzd.client_settings import ClientSettings
 from waltzd.errors import NotOwner, NotReady, WaltzError
 from waltzd.frame import FeedMode
-from waltzd.lock import append_lock, read_lock, write_lock
 from waltzd.outcome import Committed
 from waltzd.record import Run
 from waltzd.servers import ServerClient
 from waltzd.storages import ReplicaClient
-from waltzd.transaction import Builder, Transaction, TransactionContext
-
-LOCKS = 12
-
-
-class View:
-    """Nothing but a mark for each partition."""
-
-    def __init__(self) -> None:
-        self.marks: dict[int, int] = {}
-
-    def mark(self, partition: int) -> int:
-        return self.marks.get(partition, -1)
-
-    def apply(self, transaction: Transaction) -> None:
-        assert transaction.id == self.mark(transaction.partition) + 1
-        self.marks[transaction.partition] = transaction.id
-
-
-class Attempt(TransactionContext):
-    def __init__(self, name: str, number: int, pick: random.Random, partition: int) -> None:
-        self._name = f"{name}:{number}"
-        self._attempts = 0
-        self._partition = partition
-        first, second = pick.sample(range(LOCKS), 2)
-        self._locks = (
-            (append_lock("key", first),) if pick.random() < 0.2 else (write_lock("key", first), read_lock("key", second))
-        )
-        self._size = pick.choice((0, 0, 40, 400, 4000))
-
-    def partition(self, count: int) -> int:
-        return self._partition
-
-    def build(self, builder: Builder) -> bool:
-        self._attempts += 1
-        builder.data = f"{self._name}:{self._attempts} ".encode() + bytes(self._size)
-        builder.locks = self._locks
-        return True
 
 
 class Race:

@@ -24,7 +24,7 @@ from tests.simulation.machines import Exited, Machine, ServerMachine, StorageMac
 from tests.simulation.network import Network
 from tests.simulation.plan import Event, Plan, names
 from tests.simulation.ports import SimServerPort
-from tests.simulation.workload import Attempt, View
+from tests.workload import Attempt, View
 from waltzd.client import Client
 from waltzd.client_settings import ClientSettings
 from waltzd.cluster import Cluster
@@ -258,10 +258,7 @@ class Simulation:
 
         def missing() -> str:
             for storage in self.storages.values():
-                if storage.refuses is not None and not storage.is_up:
-                    self.say("operator", f"gives {storage.name} an empty disk, because it says: {storage.refuses}")
-                    storage.refuses = None
-                    storage.replace_disk(storage.blank_disk())
+                self._replace_what_is_refused(storage)
             for name, client in self.clients.items():
                 for partition, count in enumerate(before[name]):
                     if client.committed[partition] < count + 2:
@@ -269,6 +266,24 @@ class Simulation:
             return ""
 
         await self._until("every client goes on", missing)
+
+    def _replace_what_is_refused(self, storage: StorageMachine) -> None:
+        """What a daemon does not open again by itself is for an operator."""
+        refused = storage.refuses if not storage.is_up else None
+        if storage.keeper is not None:
+            for partition in range(self.setup.partitions):
+                try:
+                    storage.keeper.directory.partition(partition)
+                except ControlDamaged as error:
+                    refused = error
+                except WaltzError:
+                    continue
+        if refused is not None:
+            self.say("operator", f"gives {storage.name} an empty disk, because it says: {refused}")
+            storage.kill()
+            storage.refuses = None
+            storage.replace_disk(storage.blank_disk())
+            storage.start()
 
     async def _race_ends(self) -> None:
         self.is_racing = False
@@ -307,10 +322,7 @@ class Simulation:
         end = self.loop.now + PATIENCE_SECONDS
         while (found := await self._first_damage(storage)) is not None:
             self.say("operator", f"meets damage on {storage.name}: {found}")
-            if isinstance(found, ControlDamaged):  # this replica is refused for good
-                storage.kill()
-                storage.replace_disk(storage.blank_disk())
-                storage.start()
+            self._replace_what_is_refused(storage)
             if self.loop.now > end:
                 raise Stuck(f"{storage.name} is still damaged after {PATIENCE_SECONDS:g} seconds: {found}")
             await self._pass(0.5)

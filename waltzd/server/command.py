@@ -24,7 +24,7 @@ from waltzd.cluster import Cluster
 from waltzd.config import ServerConfig
 from waltzd.errors import EXIT_BUG, BadConfig, WaltzError
 from waltzd.frame import Limits
-from waltzd.link import Server, create_server, listen
+from waltzd.listener import Listener
 from waltzd.meta import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.open_files import allow_open_files
 from waltzd.owner import ServerDescription
@@ -79,21 +79,21 @@ async def _serve(config: ServerConfig) -> None:
         meta = await cluster.meta()
         _check_preferred(config, meta)
         tls = tls_for(config, Role.SERVER, meta.key)
-        clients, operators = create_server(config.message_bytes_max, tls), create_server(config.message_bytes_max, tls)
+        clients = Listener(config.listen, config.message_bytes_max, tls)
+        operators = Listener(config.admin_listen, config.message_bytes_max, tls)
         ends.push_async_callback(_stop, clients, operators)
-        ports = listen(clients, config.listen, tls), listen(operators, config.admin_listen, tls)
-        daemon = _Daemon(config, cluster, meta, tls, *ports)
+        daemon = _Daemon(config, cluster, meta, tls, clients.address.port, operators.address.port)
         ends.push_async_callback(daemon.close)
-        add_log_service(clients, Desk(daemon.host))
-        add_admin_service(operators, daemon.describe, daemon.registration)
-        await clients.start()
-        await operators.start()
+        await clients.start(lambda server: add_log_service(server, Desk(daemon.host)), on_fatal=end_at_once)
+        await operators.start(
+            lambda server: add_admin_service(server, daemon.describe, daemon.registration), on_fatal=end_at_once
+        )
         await daemon.live()
     log.info("stopped")
 
 
-async def _stop(*servers: Server) -> None:
-    await asyncio.gather(*(server.stop(STOP_SECONDS) for server in servers))
+async def _stop(*listeners: Listener) -> None:
+    await asyncio.gather(*(listener.stop(STOP_SECONDS) for listener in listeners))
 
 
 def _check_preferred(config: ServerConfig, meta: ClusterMeta) -> None:

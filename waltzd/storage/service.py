@@ -13,11 +13,11 @@ from waltzd import wire_pb2 as wire
 from waltzd.checksum import crc32
 from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
 from waltzd.finding import Finding
-from waltzd.link import GO_ON_KEY, Frame, Server, abort, caller_of, create_server, key_of, lengths_of, listen, run_of
+from waltzd.link import GO_ON_KEY, Frame, abort, caller_of, key_of, lengths_of, run_of
+from waltzd.listener import Listener
 from waltzd.messages import description_message, detail_of, finding_message, status_message
 from waltzd.replica import ReplicaStatus
 from waltzd.role import Role
-from waltzd.setting import Address
 from waltzd.storage.keeper import Keeper
 from waltzd.storage.stream import REFUSED_SECONDS, refuse
 from waltzd.tls import Tls
@@ -280,13 +280,15 @@ class StorageAdminService(StorageAdminServicer):
             await abort(context, error)
 
 
-async def start_services(keeper: Keeper, tls: Tls | None) -> tuple[list[Server], Address, Address]:
-    """Listen on both addresses; the ports are the real ones where the configuration leaves the choice to the system."""
+async def start_services(
+    keeper: Keeper, tls: Tls | None, *, on_fatal: Callable[[BaseException], None]
+) -> tuple[Listener, Listener]:
+    """Listen on both addresses, the one for servers and the one for operators."""
     config = keeper.config
-    replicas, admin = create_server(config.message_bytes_max, tls), create_server(config.message_bytes_max, tls)
-    add_ReplicaServicer_to_server(ReplicaService(keeper), replicas)
-    add_StorageAdminServicer_to_server(StorageAdminService(keeper), admin)
-    ports = listen(replicas, config.listen, tls), listen(admin, config.admin_listen, tls)
-    await replicas.start()
-    await admin.start()
-    return [replicas, admin], Address(config.listen.host, ports[0]), Address(config.admin_listen.host, ports[1])
+    replicas = Listener(config.listen, config.message_bytes_max, tls)
+    admin = Listener(config.admin_listen, config.message_bytes_max, tls)
+    await replicas.start(lambda server: add_ReplicaServicer_to_server(ReplicaService(keeper), server), on_fatal=on_fatal)
+    await admin.start(
+        lambda server: add_StorageAdminServicer_to_server(StorageAdminService(keeper), server), on_fatal=on_fatal
+    )
+    return replicas, admin

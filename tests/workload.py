@@ -1,4 +1,4 @@
-"""What applications do in a simulation: each transaction reads one lock and writes another, or appends under a third."""
+"""What applications do in a race: each transaction reads one lock and writes another, or appends under a third."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import random
 
 from waltzd.lock import append_lock, read_lock, write_lock
 from waltzd.transaction import Builder, Transaction, TransactionContext
+
+LOCKS = 12
+"""How many different ones are raced for."""
 
 
 class View:
@@ -25,7 +28,7 @@ class View:
 class Attempt(TransactionContext):
     """One transaction of one caller; its payload is unique, also among its own attempts."""
 
-    def __init__(self, name: str, number: int, pick: random.Random, partition: int, *, locks: int) -> None:
+    def __init__(self, name: str, number: int, pick: random.Random, partition: int, *, locks: int = LOCKS) -> None:
         self._name = f"{name}:{number}"
         self._attempts = 0
         self._partition = partition

@@ -1,0 +1,256 @@
+"""Hostile callers by the thousand against a real storage, while a good one appends and must not notice.
+
+Random bytes as messages, well-formed messages with impossible contents, raw garbage on the ports, slow callers and floods.
+Every answer is one of our errors or a plain refusal of gRPC; the storage stays up, its memory and its open files are what
+they were, it says nothing but its own sentences, and the good caller's records are all there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from tests.fuzz.hostile import (
+    PARTITIONS,
+    PLAYED,
+    PREFACE,
+    SECONDS,
+    SETTINGS,
+    SPARED,
+    Health,
+    Siege,
+    connect,
+    letters,
+    methods,
+    opening,
+    strange_lines,
+)
+from tests.fuzz.mutate import INTEGERS, mutated
+from tests.process.daemon import KEY, Daemon
+from waltzd import storages
+from waltzd import wire_pb2 as wire
+from waltzd.checksum import crc32
+from waltzd.disk import RealDisk
+from waltzd.errors import NoSuchPartition
+from waltzd.finding import Finding
+from waltzd.link import lengths_of
+from waltzd.record import Run, encode_payloads
+from waltzd.storages import AdminClient, ReplicaClient
+from waltzd.verify import Options, Target, verify
+
+CALLS, ADMIN_CALLS, STREAMS = 500, 150, 400
+GARBAGE, FLOODS = 250, 1
+SESSION = 7
+REPLICA, ADMIN = methods("Replica"), methods("StorageAdmin")
+
+
+def runs(first_id: int, count: int) -> Run:
+    return encode_payloads(first_id, [b"good %d" % id_ for id_ in range(first_id, first_id + count)])
+
+
+def any_call(chance: random.Random) -> tuple[str, Sequence[bytes]]:
+    path = chance.choice(sorted(REPLICA))
+    return path, letters(chance, REPLICA[path], KEY)
+
+
+def any_admin_call(chance: random.Random) -> tuple[str, Sequence[bytes]]:
+    path = chance.choice(sorted(ADMIN))
+    return path, letters(chance, ADMIN[path], KEY)
+
+
+def target(chance: random.Random) -> wire.Target:
+    """Of the spared partition never the session that has it, and no higher one."""
+    partition = chance.choice([SPARED, PLAYED, PLAYED, PLAYED, PLAYED])
+    session = chance.choice([1, 2, -1]) if partition == SPARED else 1
+    return wire.Target(cluster_key=KEY.bytes, partition=partition, session=session)
+
+
+def any_stream(chance: random.Random) -> tuple[str, Sequence[bytes]]:
+    """Records or a file that begin well: then twice the same, or changed, or not in order, or with lengths that lie."""
+    if chance.random() < 0.3:
+        return "/waltz.v1.Replica/InstallSegment", _file(chance)
+    frames = []
+    for number in range(chance.randrange(1, 5)):
+        run = runs(chance.choice([0, 0, 1, 3 * number]), chance.choice([1, 2, 3, 70]))
+        frame = wire.AppendFrame(first_id=run.first_id, lengths=lengths_of(run), records=bytes(run.data), committed=-1)
+        if number == 0 or chance.random() < 0.1:
+            frame.target.CopyFrom(target(chance))
+        match chance.randrange(9):
+            case 0:
+                frame.first_id = chance.choice(INTEGERS)
+            case 1:
+                frame.committed = chance.choice(INTEGERS)
+            case 2:
+                frame.lengths = mutated(chance, frame.lengths)
+            case 3:
+                frame.records = mutated(chance, frame.records)
+            case 4:
+                frame.lengths = bytes(4 * 100_000)
+            case 5:
+                frame.lengths, frame.records = b"", b""
+        frames.append(frame.SerializeToString())
+    if chance.random() < 0.2:
+        frames.append(frames[-1])
+    if chance.random() < 0.1:
+        frames.append(chance.randbytes(50))
+    return "/waltz.v1.Replica/Append", frames
+
+
+def _file(chance: random.Random) -> list[bytes]:
+    chunks = [
+        wire.InstallChunk(
+            target=target(chance), first_id=chance.choice([0, 0, 3, *INTEGERS]), file_bytes=chance.choice(INTEGERS)
+        )
+    ]
+    offset = 0
+    for _ in range(chance.randrange(3)):
+        data = chance.randbytes(chance.choice([0, 1, 128, 5000]))
+        chunks.append(wire.InstallChunk(offset=offset, data=data, crc=crc32(data)))
+        offset += len(data)
+    if chance.random() < 0.6:
+        chunks[-1].sent_crc = chance.choice([0, 1, (1 << 32) - 1])
+    if chance.random() < 0.3:
+        chance.shuffle(chunks)
+    return [chunk.SerializeToString() for chunk in chunks]
+
+
+async def send_too_much(address: str) -> None:
+    """Larger than any message may be."""
+    async with grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
+        call: Any = channel.unary_unary("/waltz.v1.Replica/Open")
+        for _ in range(2):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(bytes(70 << 20), timeout=SECONDS)
+            assert refused.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+
+
+async def append_well(replicas: ReplicaClient, finished: asyncio.Event, started: asyncio.Event) -> int:
+    """One stream that must never be ended by anybody else."""
+    stream = replicas.append(SPARED, SESSION)
+    last_id = -1
+    while not finished.is_set() or last_id < 100:
+        run = runs(last_id + 1, 10)
+        await stream.send(run, last_id)
+        while last_id < run.last_id:
+            mark = await stream.receive()
+            assert mark is not None
+            last_id = mark
+        if last_id > 100:
+            started.set()
+    await stream.finish()
+    assert await stream.receive() is None
+    return last_id
+
+
+async def check(replicas: ReplicaClient, last_id: int) -> None:
+    at = 0
+    async for found in replicas.read(SPARED, 0, session=SESSION):
+        assert found.data == runs(found.first_id, len(found)).data
+        assert found.first_id == at
+        at = found.last_id + 1
+    assert at == last_id + 1
+
+
+async def besiege(daemon: Daemon, siege: Siege) -> None:
+    is_over = asyncio.Event()
+    slow = asyncio.create_task(siege.starve(daemon.listen, is_over))
+    await asyncio.gather(
+        siege.calls(daemon.listen, CALLS, any_call),
+        siege.calls(daemon.listen, STREAMS, any_stream),
+        siege.calls(daemon.admin_listen, ADMIN_CALLS, any_admin_call),
+        siege.throw(daemon.listen, GARBAGE),
+        siege.throw(daemon.admin_listen, GARBAGE // 4),
+        siege.flood(daemon.listen, FLOODS),
+        send_too_much(daemon.listen),
+    )
+    is_over.set()
+    await slow
+
+
+def test_hostile_callers_disturb_nobody(tmp_path: Path) -> None:
+    async def run() -> int:
+        async with daemon.replicas() as replicas, daemon.admin() as admin:
+            assert set((await admin.create_partitions([SPARED, PLAYED])).values()) == {None}
+            for number, session in ((SPARED, SESSION), (PLAYED, 1)):
+                await replicas.open(number, session, partitions=PARTITIONS)
+                await replicas.set_low_mark(number, session, -1)
+            finished, started = asyncio.Event(), asyncio.Event()
+            good = asyncio.create_task(append_well(replicas, finished, started))
+            await asyncio.wait((good, asyncio.create_task(started.wait())), return_when=asyncio.FIRST_COMPLETED)
+            assert daemon.process is not None
+            health, siege = Health(daemon.process.pid), Siege("storage")
+            await besiege(daemon, siege)
+            assert not good.done(), good
+            finished.set()
+            async with asyncio.timeout(SECONDS):
+                last_id = await good
+            await check(replicas, last_id)
+            await verified(admin)
+            await health.recovered()
+            print(dict(siege.codes), siege.thrown, last_id)
+            assert {grpc.StatusCode.OK, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION} <= set(siege.codes)
+            return last_id
+
+    async def verified(admin: AdminClient) -> None:
+        found = [one async for one in admin.verify([SPARED])]
+        assert len(found) == 1
+        assert not isinstance(found[0], Finding)
+
+    async def again() -> None:
+        async with daemon.replicas() as replicas:
+            assert (await replicas.open(SPARED, SESSION, partitions=PARTITIONS)).is_sound
+            await check(replicas, last_id)
+
+    with Daemon(tmp_path / "storage") as daemon:
+        last_id = storages.run(run())
+        assert daemon.kill() != 0
+        daemon.start()
+        storages.run(again())
+        assert daemon.stop() == 0
+    assert strange_lines(daemon.log) == []
+    assert verify(RealDisk(), [Target(storage=str(daemon.directory))], Options()).findings == []
+
+
+def test_a_path_that_is_no_text_ends_nothing(tmp_path: Path) -> None:
+    """One frame from anybody who can open a connection ends the server of gRPC 1.85.1; the daemon listens again."""
+
+    async def run() -> None:
+        async with daemon.admin() as admin:
+            assert await admin.create_partitions([0]) == {0: None}
+        path = opening(1, "/waltz.v1.Log/Mount").replace(b"/waltz.v1.", b"/waltz\xff\xff1.")
+        with connect(daemon.listen) as connection:
+            connection.sendall(PREFACE + SETTINGS + path)
+            connection.settimeout(SECONDS)
+            with contextlib.suppress(ConnectionError):
+                while b"grpc-status" not in (said := connection.recv(4096)) and said:
+                    pass  # until the call is refused, or the connection is closed
+        async with daemon.replicas() as replicas:
+            assert (await replicas.open(0, 7, partitions=PARTITIONS)).is_sound
+
+    with Daemon(tmp_path / "storage") as daemon:
+        storages.run(run())
+
+
+def test_a_stream_ends_when_its_partition_is_removed(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with daemon.replicas() as replicas, daemon.admin() as admin:
+            await admin.create_partitions([0])
+            await replicas.open(0, 7, partitions=PARTITIONS)
+            stream = replicas.append(0, 7)
+            await stream.send(runs(0, 1), -1)
+            assert await stream.receive() == 0
+            assert await admin.remove_partitions([0]) == {0: None}
+            async with asyncio.timeout(SECONDS):
+                with pytest.raises(NoSuchPartition, match="was taken off"):
+                    await stream.receive()
+
+    with Daemon(tmp_path / "storage") as daemon:
+        storages.run(run())
