@@ -58,6 +58,9 @@ class Setup:
     drift: float
     """How much faster or slower a clock may run."""
     faults: tuple[str, ...]
+    never_mended: tuple[str, ...] = ()
+    """In the end these stay dead, frozen or cut off, and everybody else has to go on without them: never more than a
+    minority of the storages, and at least one server is well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +94,7 @@ def dump(plan: Plan) -> str:
 def load(text: str) -> Plan:
     fields = json.loads(text)
     setup = fields["setup"]
-    setup["faults"] = tuple(setup["faults"])
+    setup |= {name: tuple(setup.get(name, ())) for name in ("faults", "never_mended")}
     return Plan(seed=fields["seed"], setup=Setup(**setup), events=tuple(Event(**event) for event in fields["events"]))
 
 
@@ -131,11 +134,23 @@ def make_plan(
         drift=0.2 if "clock" in chosen else 0.0,
         faults=chosen,
     )
-    return Plan(seed=seed, setup=setup, events=tuple(_events(pick, setup)))
-
-
-def _events(pick: random.Random, setup: Setup) -> list[Event]:
     weather = _Weather(pick, setup)
+    events = tuple(_events(weather, setup))
+    if chosen and random.Random(f"core {seed}").random() < 0.25:
+        setup = replace(setup, never_mended=_never_mended(random.Random(f"core of {seed}"), weather))
+    return Plan(seed=seed, setup=setup, events=events)
+
+
+def _never_mended(pick: random.Random, weather: _Weather) -> tuple[str, ...]:
+    """Whoever lost what it had acknowledged goes first: it is no copy to rely on."""
+    others = [name for name in weather.storages if name != weather.victim]
+    minority = (len(weather.storages) - 1) // 2
+    storages = [weather.victim, *pick.sample(others, len(others))][: pick.randrange(1, minority + 1)]
+    return (*storages, *pick.sample(weather.servers, pick.randrange(len(weather.servers))))
+
+
+def _events(weather: _Weather, setup: Setup) -> list[Event]:
+    pick = weather.pick
     kinds = [fault for fault in setup.faults if fault != "clock"]
     weights = [pick.choice((1, 1, 3)) for _ in kinds]
     pace = pick.choice((0.15, 0.5, 1.5))
@@ -173,12 +188,33 @@ class _Weather:
 
 def _crash(weather: _Weather, at: float) -> None:
     pick = weather.pick
+    if pick.random() < 0.15:
+        _roll(weather, at)
+        return
     who = [weather.anybody()]
     if pick.random() < 0.1:
         who = list(weather.storages)
     for name in who:
         weather.add(at + 0.01 * pick.random() * (len(who) > 1), "kill", name)
         weather.add(at + weather.span(), "start", name)
+
+
+def _roll(weather: _Weather, at: float) -> None:
+    """One storage after the other is away for a while, and each time another session begins without it: who is level at the
+    end was not always a member that counts."""
+    pick = weather.pick
+    step = pick.choice((0.5, 1.5, 4.0))
+    for name in pick.sample(weather.storages, len(weather.storages)):
+        weather.add(at, "kill", name)
+        _new_session(weather, at + 0.4 * step * pick.random())
+        weather.add(at + step * (0.4 + 0.4 * pick.random()), "start", name)
+        at += step
+
+
+def _new_session(weather: _Weather, at: float) -> None:
+    for name in weather.servers:
+        weather.add(at, "kill", name)
+        weather.add(at + 0.01, "start", name)
 
 
 def _power(weather: _Weather, at: float) -> None:
@@ -197,6 +233,9 @@ def _pause(weather: _Weather, at: float) -> None:
 
 def _cut(weather: _Weather, at: float) -> None:
     pick = weather.pick
+    if pick.random() < 0.3:
+        _split(weather, at)
+        return
     who = weather.daemon()
     everybody = [name for name in (*weather.storages, *weather.servers, *weather.clients, "zookeeper") if name != who]
     others = everybody if pick.random() < 0.4 else pick.sample(everybody, pick.randrange(1, 3))
@@ -205,6 +244,19 @@ def _cut(weather: _Weather, at: float) -> None:
     for other in others:
         for way, (source, target) in zip(ways, ((who, other), (other, who)), strict=True):
             if way:
+                weather.add(at, "cut", source, other=target)
+                weather.add(until, "mend", source, other=target)
+
+
+def _split(weather: _Weather, at: float) -> None:
+    """Two sides that hear nothing of each other: an owner may be left with too few storages, the others go on."""
+    until = at + weather.span()
+    sides: tuple[list[str], list[str]] = ([], [])
+    for name in (*weather.storages, *weather.servers, *weather.clients, "zookeeper"):
+        sides[weather.pick.randrange(2)].append(name)
+    for here in sides[0]:
+        for there in sides[1]:
+            for source, target in ((here, there), (there, here)):
                 weather.add(at, "cut", source, other=target)
                 weather.add(until, "mend", source, other=target)
 
@@ -230,8 +282,20 @@ def _coordinator(weather: _Weather, at: float) -> None:
         weather.add(at, what, pick.choice(weather.servers))
 
 
+def _lost_flush(weather: _Weather, at: float) -> None:
+    """Every disk loses a flush, and later its power: what was in the cache only is gone."""
+    later = at + weather.span()
+    for name in weather.storages:
+        weather.add(at, "flush error", name)
+        weather.add(later, "power", name)
+        weather.add(later + 0.1, "start", name)
+
+
 def _disk(weather: _Weather, at: float) -> None:
     pick = weather.pick
+    if pick.random() < 0.2:
+        _lost_flush(weather, at)
+        return
     name, what = pick.choice(weather.storages), pick.choice(("flush error", "full"))
     weather.add(at, what, name)
     if what == "full":
@@ -247,8 +311,14 @@ def _damage(weather: _Weather, at: float) -> None:
 
 
 def _forget(weather: _Weather, at: float) -> None:
+    pick = weather.pick
     weather.add(at, "photograph", weather.victim)
     later = at + weather.span()
+    if pick.random() < 0.5:  # what it forgets counts only where another one never had it, and a new session asks
+        other = pick.choice([name for name in weather.storages if name != weather.victim])
+        weather.add(at + 0.001, "kill", other)
+        _new_session(weather, later)
+        weather.add(later + 0.002, "start", other)
     weather.add(later, "kill", weather.victim)
     weather.add(later + 0.001, weather.pick.choice(("wipe", "old copy", "old copy")), weather.victim)
     weather.add(later + 0.002 + weather.span(), "start", weather.victim)

@@ -16,27 +16,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from tests.checker.history import History, Memory
-from tests.checker.recorder import Recorder, log_records
+from tests.checker.history import History
+from tests.checker.recorder import log_records
 from tests.checker.verdict import Verdict, judge
+from tests.simulation.clients import ClientMachine
+from tests.simulation.coordinator import ZooKeeper
+from tests.simulation.events import happen
 from tests.simulation.loop import Life, SimLoop, run
-from tests.simulation.machines import Exited, Machine, ServerMachine, StorageMachine, ZooKeeper, server_address
+from tests.simulation.machines import ZOOKEEPER, Exited, Machine
 from tests.simulation.network import Network
 from tests.simulation.plan import Event, Plan, names
-from tests.simulation.ports import SimServerPort
-from tests.workload import Attempt, View
-from waltzd.client import Client
-from waltzd.client_settings import ClientSettings
+from tests.simulation.server_machine import ServerMachine
+from tests.simulation.storage_machine import StorageMachine
 from waltzd.cluster import Cluster
 from waltzd.errors import CannotConnect, ControlDamaged, NotOwner, NotReady, WaltzError
 from waltzd.meta import ClusterMeta, ReplicaSets, Role
-from waltzd.outcome import Committed
 from waltzd.owner import OwnedPartition
 from waltzd.server.pipeline import Pipeline
 from waltzd.verify import Options, Target, verify
 
-PATIENCE_SECONDS = 120.0
-"""After everything is mended, so much is enough for everybody."""
+PATIENCE_SECONDS = 60.0
+"""After everything is mended, or all that ever will be, so much is enough for everybody."""
 STEPS_MAX = 3_000_000
 
 
@@ -100,7 +100,7 @@ class Simulation:
         self.loop.set_exception_handler(self._unhandled)
         self.trace: list[str] = []
         self.mistakes: list[BaseException] = []
-        self.network = Network(
+        self.network: Network = Network(
             self.loop,
             f"network {plan.seed}",
             keep_alive_seconds=self.setup.keep_alive_seconds,
@@ -121,6 +121,8 @@ class Simulation:
         self.committed = 0
         self.ended = 0.0
         self.is_racing = True
+        self._lost: tuple[str, ...] = ()
+        """Who will never be well again."""
 
     # -- what everybody uses
 
@@ -136,11 +138,11 @@ class Simulation:
         if not isinstance(error, Exited):
             self.mistake(error if isinstance(error, BaseException) else Broken(str(context)))
 
-    def _machines(self) -> dict[str, Machine]:
+    def machines(self) -> dict[str, Machine]:
         return {**self.storages, **self.servers, **self.clients}
 
     def lives(self) -> list[Life]:
-        return [life for machine in self._machines().values() for life in machine.lives]
+        return [life for machine in self.machines().values() for life in machine.lives]
 
     @contextmanager
     def logs(self) -> Iterator[None]:
@@ -162,6 +164,8 @@ class Simulation:
         await self._build()
         for client in self.clients.values():
             client.start()
+        if self.setup.never_mended:  # a first session needs all storages, so it has to be over before some are lost
+            await self._until("every partition is open", lambda: "" if self._is_open() else self._places())
         begun = self.loop.now
         for event in self.plan.events:
             if (left := begun + event.at - self.loop.now) > 0:
@@ -170,7 +174,7 @@ class Simulation:
         await self._pass(max(0.0, begun + self.setup.seconds - self.loop.now))
         self._mend()
         await self._everybody_goes_on()
-        for storage in self.storages.values():
+        for storage in self._well_storages:
             if storage.is_damaged:
                 await self._make_sound(storage)
         await self._race_ends()
@@ -212,21 +216,11 @@ class Simulation:
 
     def _happen(self, event: Event) -> None:
         self.say("PLAN", str(event))
-        machine = self._machines().get(event.who)
-        if event.what in ("kill", "start", "pause", "resume"):
-            assert machine is not None
-            getattr(machine, event.what)()
-        elif event.who in self.storages and event.what in _TO_STORAGES:
-            _TO_STORAGES[event.what](self, self.storages[event.who], event)
-        elif event.who in self.servers and event.what in _TO_SERVERS:
-            _TO_SERVERS[event.what](self.servers[event.who])
-        elif event.what in _TO_NETWORK:
-            _TO_NETWORK[event.what](self, event)
-        else:
-            raise ValueError(f"nobody knows how to do this: {event}")
+        happen(self, event)
 
     def _mend(self) -> None:
         self.say("PLAN", "everything is mended")
+        self._lost = self.setup.never_mended
         self.network.watched.clear()
         self.network.mend_all()
         self.zookeeper.is_up = True
@@ -235,12 +229,34 @@ class Simulation:
             storage.disk.observer = None
             storage.make_room()
             storage.disk_seconds = 0.0
-        for machine in self._machines().values():
+        for name, machine in self.machines().items():
+            if name in self._lost:
+                self._give_up(machine)
+                continue
             machine.resume()
             machine.start()
 
-    def die_at_message(self, name: str, count: int) -> None:
-        self.network.watched[name] = (count, self._machines()[name].kill)
+    def _give_up(self, machine: Machine) -> None:
+        """It will never be well again."""
+        how = self.pick.choice(("dead", "frozen", "cut off"))
+        self.say("PLAN", f"{machine.name} stays {how}")
+        if how == "dead":
+            machine.kill()
+        elif how == "frozen":
+            machine.pause()
+        else:
+            for other in (*self.machines(), ZOOKEEPER):
+                self.network.cut(machine.name, other)
+                self.network.cut(other, machine.name)
+
+    def _is_open(self) -> bool:
+        return {owned.partition for _, owned in self._descriptions() if owned.step == "OPEN"} == set(
+            range(self.setup.partitions)
+        )
+
+    @property
+    def _well_storages(self) -> list[StorageMachine]:
+        return [storage for name, storage in self.storages.items() if name not in self._lost]
 
     # -- what has to be true in the end
 
@@ -257,7 +273,7 @@ class Simulation:
         before = {name: list(client.committed) for name, client in self.clients.items()}
 
         def missing() -> str:
-            for storage in self.storages.values():
+            for storage in self._well_storages:
                 self._replace_what_is_refused(storage)
             for name, client in self.clients.items():
                 for partition, count in enumerate(before[name]):
@@ -293,7 +309,7 @@ class Simulation:
         return [
             (machine.name, owned)
             for machine in self.servers.values()
-            if machine.server is not None
+            if machine.server is not None and machine.name not in self._lost
             for owned in machine.server.host.describe()
         ]
 
@@ -310,7 +326,8 @@ class Simulation:
             for partition in range(self.setup.partitions):
                 owned = open_ones.get(partition)
                 if owned is None or any(
-                    replica.state != "LIVE" or replica.durable_id != owned.last_id for replica in owned.replicas
+                    (replica.state != "LIVE" or replica.durable_id != owned.last_id) and replica.storage not in self._lost
+                    for replica in owned.replicas
                 ):
                     return f"replicas of partition {partition}: {self._places()}"
             return ""
@@ -348,12 +365,12 @@ class Simulation:
             pipeline = self._pipeline(partition)
             async for found in pipeline.read(0, None):
                 self.history.log(partition, log_records(found), first=found.first_id)
-            for storage in self.storages.values():
+            for storage in self._well_storages:
                 self._read_replica(storage, partition, pipeline.committed)
 
     def _pipeline(self, partition: int) -> Pipeline:
         for machine in self.servers.values():
-            if machine.server is not None:
+            if machine.server is not None and machine.name not in self._lost:
                 try:
                     return machine.server.host.pipeline(partition, None)
                 except (NotOwner, NotReady):
@@ -374,79 +391,11 @@ class Simulation:
         the records were compared already, and what nobody ever reads stays damaged."""
         for server in self.servers.values():
             server.kill()
-        for storage in self.storages.values():
+        for storage in self._well_storages:
             storage.kill()
             report = verify(storage.disk, [Target(storage=storage.name)], Options(key=self.meta.key))
             if report.findings and not storage.is_damaged:
                 raise Broken(f"{storage.name} does not verify: {'; '.join(map(str, report.findings))}")
-
-
-class ClientMachine(Machine):
-    """One application after the other, each with several callers that race for the same locks as everybody."""
-
-    world: Simulation
-
-    def __init__(self, world: Simulation, name: str) -> None:
-        super().__init__(world, name)
-        self.committed = [0] * world.setup.partitions
-        self.is_at_work = False
-
-    async def _live(self, life: Life) -> None:
-        self.is_at_work = True
-        try:
-            await self._race(life, f"{self.name}.{len(self.lives)}")
-        except WaltzError as error:  # it could not begin
-            self.exits(life, f"gives up: {error.code} {error.message}")
-            return
-        except Exception as mistake:  # noqa: BLE001  whatever it is ends the whole run
-            self.world.mistake(mistake)
-        self.is_at_work = False
-        self.end("has ended")
-
-    def end(self, why: str) -> None:
-        if self.world.is_racing:
-            self.is_at_work = False
-        super().end(why)
-
-    async def _race(self, life: Life, name: str) -> None:
-        world = self.world
-        writer = Memory(world.history, on_line=lambda line: world.say(name, line))
-        recorder = Recorder(writer, name, clock=lambda: round(world.loop.now * 1e9))
-        client = Client(
-            [server_address(name) for name in world.servers],
-            handler=recorder.handler(View()),
-            settings=ClientSettings(close_seconds=30, submit_seconds=60, call_seconds=3),
-            connect=lambda address, key: self._port(life, address, key),
-        )
-        async with client:
-            callers = [self._caller(client, recorder, f"{name}.{number}") for number in range(world.setup.callers)]
-            await asyncio.gather(*callers)
-
-    def _port(self, life: Life, address: str, key: UUID | None) -> SimServerPort:
-        world, name = self.world, address.partition(":")[0]
-        return SimServerPort(
-            world.network, life, name, world.servers[name].serving, key=key, seconds=world.setup.storage_seconds
-        )
-
-    async def _caller(self, client: Client, recorder: Recorder, name: str) -> None:
-        world, setup = self.world, self.world.setup
-        pick = random.Random(f"{world.plan.seed} {name}")
-        pause_seconds = setup.clients * setup.callers / setup.rate
-        count = 0
-        while world.is_racing:
-            count += 1
-            partition = pick.randrange(setup.partitions)
-            attempt = Attempt(name, count, pick, partition, locks=setup.locks)
-            try:
-                outcome = await client.submit(recorder.context(attempt))
-            except WaltzError as error:
-                world.say(name, f"{error.code} {error.message}")
-                await asyncio.sleep(0.05)
-                continue
-            if isinstance(outcome, Committed):
-                self.committed[partition] += 1
-                world.committed += 1
-            await asyncio.sleep(pick.choice((0.0, 1.0, 2.0, 3.0)) * pick.random() / 0.75 * pause_seconds)
 
 
 class _Listener(logging.Handler):
@@ -456,57 +405,3 @@ class _Listener(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._say(record.name, record.getMessage())
-
-
-# -- events ------------------------------------------------------------------------------------------------------------
-
-
-def _only_down(storage: StorageMachine, act: Callable[[], object]) -> None:
-    if not storage.is_up:
-        act()
-
-
-def _set_slow_disk(world: Simulation, storage: StorageMachine, event: Event) -> None:
-    storage.disk_seconds = event.amount
-
-
-_TO_STORAGES: dict[str, Callable[[Simulation, StorageMachine, Event], None]] = {
-    "power": lambda world, storage, event: storage.cut_power(is_scattered=bool(event.amount)),
-    "slow disk": _set_slow_disk,
-    "flush error": lambda world, storage, event: storage.fail_next_flush(),
-    "full": lambda world, storage, event: storage.fill(),
-    "room": lambda world, storage, event: storage.make_room(),
-    "flip": lambda world, storage, event: world.say(storage.name, storage.flip(event.amount)),
-    "photograph": lambda world, storage, event: storage.take_photograph(),
-    "wipe": lambda world, storage, event: _only_down(storage, lambda: storage.replace_disk(storage.blank_disk())),
-    "old copy": lambda world, storage, event: _only_down(storage, storage.put_back_photograph),
-    "die at operation": lambda world, storage, event: storage.die_at(int(event.amount)),
-    "stop": lambda world, storage, event: storage.stop(),
-}
-
-_TO_SERVERS: dict[str, Callable[[ServerMachine], None]] = {
-    "expire": lambda server: server.session.expire() if server.session is not None else None,
-    "lose answer": lambda server: server.session.coordinator.lose_answer() if server.session is not None else None,
-    "stop": lambda server: server.stop(),
-}
-
-
-def _down(world: Simulation, event: Event) -> None:
-    world.zookeeper.is_up = event.what == "up"
-    world.zookeeper.changed()
-
-
-def _mend_way(world: Simulation, event: Event) -> None:
-    world.network.mend(event.who, event.other)
-    world.zookeeper.changed()
-
-
-_TO_NETWORK: dict[str, Callable[[Simulation, Event], None]] = {
-    "cut": lambda world, event: world.network.cut(event.who, event.other),
-    "mend": _mend_way,
-    "slow": lambda world, event: world.network.slow_down(event.who, event.amount),
-    "reset": lambda world, event: world.network.break_connections(event.who),
-    "die at message": lambda world, event: world.die_at_message(event.who, int(event.amount)),
-    "down": _down,
-    "up": _down,
-}

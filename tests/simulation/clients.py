@@ -1,0 +1,90 @@
+"""Applications in a simulation: they race for the same locks, and everything that they are told is written down."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from tests.checker.history import Memory
+from tests.checker.recorder import Recorder
+from tests.simulation.loop import Life
+from tests.simulation.machines import Machine, server_address
+from tests.simulation.ports import SimServerPort
+from tests.workload import Attempt, View
+from waltzd.client import Client
+from waltzd.client_settings import ClientSettings
+from waltzd.errors import WaltzError
+from waltzd.outcome import Committed
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Simulation
+
+
+class ClientMachine(Machine):
+    """One application after the other, each with several callers that race for the same locks as everybody."""
+
+    world: Simulation
+
+    def __init__(self, world: Simulation, name: str) -> None:
+        super().__init__(world, name)
+        self.committed = [0] * world.setup.partitions
+        self.is_at_work = False
+
+    async def _live(self, life: Life) -> None:
+        self.is_at_work = True
+        try:
+            await self._race(life, f"{self.name}.{len(self.lives)}")
+        except WaltzError as error:  # it could not begin
+            self.exits(life, f"gives up: {error.code} {error.message}")
+            return
+        except Exception as mistake:  # noqa: BLE001  whatever it is ends the whole run
+            self.world.mistake(mistake)
+        self.is_at_work = False
+        self.end("has ended")
+
+    def end(self, why: str) -> None:
+        if self.world.is_racing:
+            self.is_at_work = False
+        super().end(why)
+
+    async def _race(self, life: Life, name: str) -> None:
+        world = self.world
+        writer = Memory(world.history, on_line=lambda line: world.say(name, line))
+        recorder = Recorder(writer, name, clock=lambda: round(world.loop.now * 1e9))
+        client = Client(
+            [server_address(name) for name in world.servers],
+            handler=recorder.handler(View()),
+            settings=ClientSettings(close_seconds=30, submit_seconds=60, call_seconds=3),
+            connect=lambda address, key: self._port(life, address, key),
+        )
+        async with client:
+            callers = [self._caller(client, recorder, f"{name}.{number}") for number in range(world.setup.callers)]
+            await asyncio.gather(*callers)
+
+    def _port(self, life: Life, address: str, key: UUID | None) -> SimServerPort:
+        world, name = self.world, address.partition(":")[0]
+        return SimServerPort(
+            world.network, life, name, world.servers[name].serving, key=key, seconds=world.setup.storage_seconds
+        )
+
+    async def _caller(self, client: Client, recorder: Recorder, name: str) -> None:
+        world, setup = self.world, self.world.setup
+        pick = random.Random(f"{world.plan.seed} {name}")
+        pause_seconds = setup.clients * setup.callers / setup.rate
+        count = 0
+        while world.is_racing:
+            count += 1
+            partition = pick.randrange(setup.partitions)
+            attempt = Attempt(name, count, pick, partition, locks=setup.locks)
+            try:
+                outcome = await client.submit(recorder.context(attempt))
+            except WaltzError as error:
+                world.say(name, f"{error.code} {error.message}")
+                await asyncio.sleep(0.05)
+                continue
+            if isinstance(outcome, Committed):
+                self.committed[partition] += 1
+                world.committed += 1
+            await asyncio.sleep(pick.choice((0.0, 1.0, 2.0, 3.0)) * pick.random() / 0.75 * pause_seconds)

@@ -1,0 +1,83 @@
+"""What each event of a plan does to a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation.plan import Event
+from tests.simulation.server_machine import ServerMachine
+from tests.simulation.storage_machine import StorageMachine
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Simulation
+
+
+def happen(world: Simulation, event: Event) -> None:
+    machine = world.machines().get(event.who)
+    if event.what in ("kill", "start", "pause", "resume"):
+        assert machine is not None
+        getattr(machine, event.what)()
+    elif event.who in world.storages and event.what in _TO_STORAGES:
+        _TO_STORAGES[event.what](world, world.storages[event.who], event)
+    elif event.who in world.servers and event.what in _TO_SERVERS:
+        _TO_SERVERS[event.what](world.servers[event.who])
+    elif event.what in _TO_NETWORK:
+        _TO_NETWORK[event.what](world, event)
+    else:
+        raise ValueError(f"nobody knows how to do this: {event}")
+
+
+def _only_down(storage: StorageMachine, act: Callable[[], object]) -> None:
+    if not storage.is_up:
+        act()
+
+
+def _set_slow_disk(world: Simulation, storage: StorageMachine, event: Event) -> None:
+    storage.disk_seconds = event.amount
+
+
+_TO_STORAGES: dict[str, Callable[[Simulation, StorageMachine, Event], None]] = {
+    "power": lambda world, storage, event: storage.cut_power(is_scattered=bool(event.amount)),
+    "slow disk": _set_slow_disk,
+    "flush error": lambda world, storage, event: storage.fail_next_flush(),
+    "full": lambda world, storage, event: storage.fill(),
+    "room": lambda world, storage, event: storage.make_room(),
+    "flip": lambda world, storage, event: world.say(storage.name, storage.flip(event.amount)),
+    "photograph": lambda world, storage, event: storage.take_photograph(),
+    "wipe": lambda world, storage, event: _only_down(storage, lambda: storage.replace_disk(storage.blank_disk())),
+    "old copy": lambda world, storage, event: _only_down(storage, storage.put_back_photograph),
+    "die at operation": lambda world, storage, event: storage.die_at(int(event.amount)),
+    "stop": lambda world, storage, event: storage.stop(),
+}
+
+_TO_SERVERS: dict[str, Callable[[ServerMachine], None]] = {
+    "expire": lambda server: server.session.expire() if server.session is not None else None,
+    "lose answer": lambda server: server.session.coordinator.lose_answer() if server.session is not None else None,
+    "stop": lambda server: server.stop(),
+}
+
+
+def _down(world: Simulation, event: Event) -> None:
+    world.zookeeper.is_up = event.what == "up"
+    world.zookeeper.changed()
+
+
+def _mend_way(world: Simulation, event: Event) -> None:
+    world.network.mend(event.who, event.other)
+    world.zookeeper.changed()
+
+
+def _die_at_message(world: Simulation, event: Event) -> None:
+    world.network.watched[event.who] = (int(event.amount), world.machines()[event.who].kill)
+
+
+_TO_NETWORK: dict[str, Callable[[Simulation, Event], None]] = {
+    "cut": lambda world, event: world.network.cut(event.who, event.other),
+    "mend": _mend_way,
+    "slow": lambda world, event: world.network.slow_down(event.who, event.amount),
+    "reset": lambda world, event: world.network.break_connections(event.who),
+    "die at message": _die_at_message,
+    "down": _down,
+    "up": _down,
+}

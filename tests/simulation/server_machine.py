@@ -1,0 +1,120 @@
+"""The machine of a server, and its daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+from tests.simulation.coordinator import Session
+from tests.simulation.loop import Life
+from tests.simulation.machines import Machine, World, server_address
+from tests.simulation.ports import SimReplicaPort
+from waltzd.errors import WaltzError
+from waltzd.frame import Limits
+from waltzd.meta import ServerMeta, StorageMeta
+from waltzd.server.desk import Desk
+from waltzd.server.pipeline import PipelineSettings
+from waltzd.server.store_session import StoreSettings
+from waltzd.testing.server import LocalServer
+
+
+class ServerMachine(Machine):
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.server: LocalServer | None = None
+        self.session: Session | None = None
+        self._instance: UUID | None = None
+
+    async def _live(self, life: Life) -> None:
+        try:
+            await self._start(life)
+        except WaltzError as error:
+            self.exits(life, f"does not start: {error.code} {error.message}")
+        except Exception as mistake:  # noqa: BLE001  whatever it is ends the whole run
+            self.world.mistake(mistake)
+            return
+
+    async def _start(self, life: Life) -> None:
+        world, setup = self.world, self.world.setup
+        session = self.session = world.zookeeper.connect(life)
+        self._instance = UUID(int=world.pick.getrandbits(128), version=4)
+        server = LocalServer(
+            self.name,
+            world.meta,
+            session.coordinator,
+            address=server_address(self.name),
+            instance=self._instance,
+            connect=lambda storage: self._port(life, storage),
+            settings=StoreSettings(
+                partitions=setup.partitions,
+                key=world.meta.key,
+                tail_bytes_max=setup.tail_bytes,
+                session_bytes_max=setup.session_bytes,
+                storage_seconds=setup.storage_seconds,
+                retry_seconds=0.05,
+                hand_over_seconds=0.5,
+            ),
+            pipeline=PipelineSettings(
+                limits=Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20),
+                lock_table_size=setup.lock_table_size,
+            ),
+            on_fatal=lambda error: self._on_fatal(life, error),
+            is_alive=self._is_alive,
+            say=lambda sentence: world.say(self.name, sentence),
+        )
+        self.server = server
+        await server.start()
+        world.network.joined(life)
+
+    def _on_fatal(self, life: Life, error: BaseException) -> None:
+        causes = _leaves(error)
+        if not all(isinstance(cause, WaltzError) for cause in causes):
+            self.world.mistake(error)
+        self.exits(life, f"ends by itself: {causes[0]}")
+
+    def _port(self, life: Life, storage: StorageMeta) -> SimReplicaPort:
+        machine = self.world.storages[storage.listen]
+        return SimReplicaPort(
+            self.world.network,
+            life,
+            storage.listen,
+            machine.serving,
+            key=self.world.meta.key,
+            seconds=self.world.setup.storage_seconds,
+        )
+
+    async def _is_alive(self, found: ServerMeta) -> bool:
+        """Whether the process that announced this still answers."""
+        await asyncio.sleep(self.world.network.seconds(found.name))
+        return self.is_up and found.instance == self._instance
+
+    def serving(self, life: Life) -> Desk | None:
+        return self.server.desk if self.life is life and self.server is not None else None
+
+    def stop(self) -> None:
+        """In order: the partitions are given away first."""
+        self.is_wanted = False
+        if self.life is not None and self.server is not None and self.session is not None:
+            self.world.say(self.name, "is told to stop")
+            self.world.loop.run_in(self.life, self._stop(self.life, self.server, self.session), f"end of {self.name}")
+
+    async def _stop(self, life: Life, server: LocalServer, session: Session) -> None:
+        try:
+            await server.drain(3.0)
+        except WaltzError as error:
+            self.world.say(self.name, f"cannot give its partitions away: {error.code} {error.message}")
+        await server.stop()
+        await session.coordinator.close()
+        session.is_gone = True
+        if self.life is life:
+            self.end("has stopped")
+
+    def end(self, why: str) -> None:
+        self.server = None
+        super().end(why)
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for part in error.exceptions for leaf in _leaves(part)]

@@ -1,0 +1,237 @@
+"""The machine of a storage: its disk, what can happen to that, and the daemon on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from tests.simulation.loop import LIFE, Life
+from tests.simulation.machines import Exited, Machine, World
+from waltzd.config import StorageConfig
+from waltzd.disk_sim import Fault, Loss, SimDisk
+from waltzd.errors import FlushFailed, WaltzError
+from waltzd.layout import CONTROL_NAME, PROMISE_NAME
+from waltzd.meta import StorageMeta
+from waltzd.replica import ReplicaStatus
+from waltzd.storage.directory import Directory
+from waltzd.storage.keeper import Keeper
+from waltzd.storage.partition import PartitionSettings
+
+
+class _Promiser(Keeper):
+    """Remembers what it answered: the next process on the same disk is held to it."""
+
+    promised: dict[int, int]
+
+    async def open_session(self, number: int, session: int, partitions: int, *, create: bool = False) -> ReplicaStatus:
+        status = await super().open_session(number, session, partitions, create=create)
+        self.promised[number] = max(session, self.promised.get(number, session))
+        return status
+
+
+class StorageMachine(Machine):
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.keeper: Keeper | None = None
+        self.disks = 0
+        self.disk = self.blank_disk()
+        self.disk_seconds = 0.0
+        """How much longer everything takes on a slow disk, at most."""
+        self.photograph: SimDisk | None = None
+        self.is_damaged = False
+        self.promised: dict[int, int] = {}
+        """The newest session of each partition that this disk has promised itself to."""
+        self.refuses: WaltzError | None = None
+        """Why it did not start the last time."""
+
+    @property
+    def meta(self) -> StorageMeta:
+        return StorageMeta(name=self.name, listen=self.name, admin_listen=f"{self.name} admin", group=self.name)
+
+    def _disk_seed(self) -> int:
+        self.disks += 1
+        return self.world.pick.getrandbits(64)
+
+    def blank_disk(self) -> SimDisk:
+        disk = SimDisk(self._disk_seed())
+        disk.make_directory(self.name)
+        disk.flush_directory("")
+        return disk
+
+    def open(self) -> Keeper:
+        """The daemon's way from its directory to a keeper."""
+        world, setup = self.world, self.world.setup
+        directory = Directory.open(
+            self.disk,
+            self.name,
+            key=world.meta.key,
+            partitions=setup.partitions,
+            settings=PartitionSettings(
+                segment_bytes_max=setup.segment_bytes, say=lambda sentence: world.say(self.name, sentence)
+            ),
+            reserve_bytes=0,
+        )
+        config = StorageConfig(directory=self.name, segment_bytes_max=max(1024, setup.segment_bytes), free_bytes_min=0)
+        keeper = _Promiser(
+            self.disk, directory, config, run_writing=self._write, run_reading=self._read, on_fatal=self._on_fatal
+        )
+        for replica in directory.partitions():
+            promised = self.promised.get(replica.number, replica.promised_session)
+            assert promised <= replica.promised_session, f"{self.name} has forgotten that it promised session {promised}"
+        keeper.promised = self.promised
+        keeper.start()
+        return keeper
+
+    async def _live(self, life: Life) -> None:
+        try:
+            keeper = self.open()
+        except FlushFailed as error:
+            self._exit(life, error.message)
+        except WaltzError as error:
+            self.refuses = error
+            self._exit(life, f"does not start: {error.code} {error.message}")
+        except Exception as mistake:  # noqa: BLE001  whatever it is ends the whole run
+            self.world.mistake(mistake)
+            return
+        self.refuses = None
+        self.keeper = keeper
+        self.world.network.joined(life)
+
+    async def create_partitions(self) -> None:
+        assert self.keeper is not None
+        for partition in range(self.world.setup.partitions):
+            await self.keeper.create_partition(partition)
+
+    def serving(self, life: Life) -> Keeper | None:
+        return self.keeper if self.life is life else None
+
+    # -- the disk below it
+
+    def _seconds(self) -> float:
+        pick = self.world.pick
+        return 0.0001 + pick.random() * (0.0005 + self.disk_seconds)
+
+    async def _write(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        await asyncio.sleep(self._seconds())
+        result = function(*arguments)
+        await asyncio.sleep(0.00005)
+        return result
+
+    async def _read(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        await asyncio.sleep(0.00005 + self.disk_seconds * self.world.pick.random())
+        return function(*arguments)
+
+    def _on_fatal(self, error: BaseException) -> NoReturn:
+        life = LIFE.get()
+        assert life is not None
+        if isinstance(error, Exited):
+            raise error
+        if not isinstance(error, FlushFailed):
+            self.world.mistake(error)
+        self._exit(life, f"ends by itself: {error}")
+
+    def _exit(self, life: Life, why: str) -> NoReturn:
+        self.exits(life, why)
+        raise Exited(why)
+
+    def end(self, why: str) -> None:
+        if self.life is not None:
+            self.keeper = None
+            self.disk.observer = None
+            self.disk.kill()
+        super().end(why)
+
+    def stop(self) -> None:
+        """In order: what is queued is done first."""
+        self.is_wanted = False
+        if self.life is not None and self.keeper is not None:
+            self.world.say(self.name, "is told to stop")
+            self.world.loop.run_in(self.life, self._stop(self.life, self.keeper), f"end of {self.name}")
+
+    async def _stop(self, life: Life, keeper: Keeper) -> None:
+        keeper.refuse_new()
+        try:
+            await keeper.close()
+        except FlushFailed as error:
+            self._on_fatal(error)
+        if self.life is life:
+            self.end("has stopped")
+
+    def cut_power(self, *, is_scattered: bool) -> None:
+        self.is_wanted = False
+        self.end("loses power")
+        self.disk.power_cut(Loss.SCATTERED if is_scattered else Loss.ORDERED)
+
+    def die_at(self, operations: int) -> None:
+        """Lose power in front of the n-th disk operation from now on."""
+        left = operations
+        disk = self.disk
+
+        def count(kind: str, path: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                disk.observer = None
+                self.cut_power(is_scattered=bool(operations % 2))
+                raise Exited(f"in front of {kind} {path}")
+
+        disk.observer = count
+
+    def fail_next_flush(self) -> None:
+        disk = self.disk
+
+        def look(kind: str, path: str) -> None:
+            if kind == "flush":
+                disk.observer = None
+                disk.faults[disk.steps] = Fault.IO_ERROR
+
+        disk.observer = look
+
+    def fill(self) -> None:
+        self.disk.capacity_bytes -= max(0, self.disk.room() - self.world.pick.randrange(2000))
+
+    def make_room(self) -> None:
+        self.disk.capacity_bytes = 1 << 40
+
+    def flip(self, where: float) -> str:
+        """One byte of one file; `where` says which."""
+        files = [(path, size) for path, size in self._files() if size]
+        if not files or self.is_up:
+            return "nothing to damage"
+        number, rest = divmod(where * len(files), 1)
+        path, size = files[int(number)]
+        offset = int(rest * size)
+        self.is_damaged = True
+        self.disk.corrupt(path, offset, bytes([self.disk.content(path)[offset] ^ 0x40]))
+        return f"byte {offset} of {path} is damaged"
+
+    def _files(self) -> list[tuple[str, int]]:
+        """Sealed segments with their indexes, control and promise files."""
+        found: list[tuple[str, int]] = []
+        for entry in self.disk.list(self.name):
+            path = f"{self.name}/{entry.name}"
+            if entry.name == CONTROL_NAME:
+                found.append((path, self.disk.size(path)))
+            elif entry.is_directory:
+                names = self.disk.names(path)
+                newest = max((name.partition(".")[0] for name in names if name != PROMISE_NAME), default="")
+                kept = [name for name in names if name.partition(".")[0] != newest]
+                found += [(f"{path}/{name}", self.disk.size(f"{path}/{name}")) for name in kept]
+        return found
+
+    def replace_disk(self, disk: SimDisk) -> None:
+        assert not self.is_up
+        self.disk = disk
+        self.promised = {}
+        self.is_damaged = False
+
+    def take_photograph(self) -> None:
+        if not self.is_damaged:
+            self.photograph = self.disk.clone(self._disk_seed())
+
+    def put_back_photograph(self) -> bool:
+        if self.photograph is None:
+            return False
+        self.replace_disk(self.photograph.restored(self._disk_seed()))
+        return True
