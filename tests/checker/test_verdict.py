@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -280,3 +282,31 @@ def test_what_is_no_evidence_is_refused(tmp_path: Path, lines: str, message: str
     (tmp_path / "x.jsonl").write_text(lines)
     with pytest.raises(BadHistory, match=message):
         load([tmp_path / "x.jsonl"])
+
+
+# -- the command ---------------------------------------------------------------------------------------------------------
+
+
+def judged(*arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.checker", *arguments], cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_recorded_history_can_be_judged_later(tmp_path: Path) -> None:
+    save(sample(3, 50), tmp_path / "one.jsonl")
+    assert judged(str(tmp_path))[0] == 0
+    with Writer(tmp_path / "two.jsonl") as writer:
+        writer.log(7, [LogRecord("nobody asked for it", 1)])
+    code, said = judged(str(tmp_path))
+    assert code == 1
+    assert "phantom: partition 7, id 0" in said
+
+
+def test_what_is_no_history_is_said_so(tmp_path: Path) -> None:
+    assert judged(str(tmp_path)) == (2, f"no history: there is no .jsonl file in {tmp_path}\n")
+    (tmp_path / "bad.jsonl").write_text("{}\n", encoding="utf-8")
+    code, said = judged(str(tmp_path / "bad.jsonl"))
+    assert code == 2
+    assert said.startswith("no history: bad.jsonl, line 1: ")
