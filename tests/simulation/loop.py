@@ -49,19 +49,38 @@ class Life:
 LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
 
 
-class _Numbered:
-    number: int
+class _Numbered(asyncio.Future):  # type: ignore[type-arg]
+    """Its hash is the number of those in this loop that were asked for theirs before."""
+
+    _number: int
 
     def __hash__(self) -> int:
-        return self.number
+        try:
+            return self._number
+        except AttributeError:
+            loop = self.get_loop()
+            assert isinstance(loop, SimLoop)
+            loop.hashes += 1
+            self._number = loop.hashes
+            return self._number
 
 
-class _Task(_Numbered, asyncio.Task):  # type: ignore[type-arg]
-    pass
+class _Task(asyncio.Task):  # type: ignore[type-arg]
+    _number: int
+    __hash__ = _Numbered.__hash__  # type: ignore[assignment]
 
 
-class _Future(_Numbered, asyncio.Future):  # type: ignore[type-arg]
-    pass
+class _Handle(asyncio.Handle):
+    """Without what is there for debugging: most of what a simulation does is to make these."""
+
+    def __init__(self, callback: Any, args: Any, loop: SimLoop, context: contextvars.Context | None) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
 
 
 class _NoSelector:
@@ -86,30 +105,26 @@ class SimLoop(asyncio.BaseEventLoop):
         self.now = 0.0
         self.steps = 0
         self.steps_max = steps_max
-        self._numbers = 0
+        self.hashes = 0
+        self._set_timers = 0
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         """Those of the same moment in the order in which they were set."""
         self._dropped = 0
         self.set_task_factory(self._make_task)
 
-    # -- numbers
-
-    def _number(self) -> int:
-        self._numbers += 1
-        return self._numbers
+    # -- what is made here
 
     def create_future(self) -> asyncio.Future[Any]:
-        future = _Future.__new__(_Future)
-        future.number = self._number()
-        future.__init__(loop=self)  # type: ignore[misc]
-        return future
+        return _Numbered(loop=self)
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **about: Any) -> asyncio.Task[Any]:
-        task = _Task.__new__(_Task)
-        task.number = self._number()
-        name = about.pop("name", None) or f"task {task.number}"
-        task.__init__(work, loop=loop, name=name, **about)  # type: ignore[misc]
-        return task
+        about["name"] = about.get("name") or "task"
+        return _Task(work, loop=loop, **about)
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
     # -- time
 
@@ -127,7 +142,8 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _set(self, when: float, callback: Any, args: Any, context: Any) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, self._number(), timer))
+        self._set_timers += 1
+        heapq.heappush(self._timers, (when, self._set_timers, timer))
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
@@ -172,13 +188,19 @@ class SimLoop(asyncio.BaseEventLoop):
             raise Endless(f"{self.steps} steps were taken by second {self.now:.3f}")
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if handle.cancelled():
+            if handle._cancelled:
                 continue
-            life = handle._context.get(LIFE)
+            context = handle._context
+            life = context.get(LIFE)
             if life is not None and (life.is_paused or life.is_over):
                 life.parked.append(handle)
-            else:
-                handle._run()
+                continue
+            try:
+                context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001  as every event loop does
+                self.call_exception_handler({"message": f"exception in {handle!r}", "exception": error, "handle": handle})
 
     # -- lives
 
@@ -212,7 +234,7 @@ def run(loop: SimLoop, work: Coroutine[Any, Any, T], lives: Callable[[], list[Li
 
 def _end_all(loop: SimLoop) -> None:
     for _ in range(20):
-        left = sorted(asyncio.all_tasks(loop), key=lambda task: task.number)  # type: ignore[attr-defined]
+        left = sorted(asyncio.all_tasks(loop), key=hash)
         if not left:
             return
         for task in left:
