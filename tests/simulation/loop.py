@@ -67,7 +67,7 @@ class _Numbered(asyncio.Future):  # type: ignore[type-arg]
 
 class _Task(asyncio.Task):  # type: ignore[type-arg]
     _number: int
-    __hash__ = _Numbered.__hash__  # type: ignore[assignment]
+    __hash__ = _Numbered.__hash__
 
 
 class _Handle(asyncio.Handle):

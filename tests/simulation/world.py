@@ -165,7 +165,7 @@ class Simulation:
         for client in self.clients.values():
             client.start()
         if self.setup.never_mended:  # a first session needs all storages, so it has to be over before some are lost
-            await self._until("every partition is open", lambda: "" if self._is_open() else self._places())
+            await self._until("every partition is open", lambda: "" if self._is_open() else f"only {self._places()}")
         begun = self.loop.now
         for event in self.plan.events:
             if (left := begun + event.at - self.loop.now) > 0:
