@@ -7,11 +7,8 @@ waltzctl makes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
@@ -23,13 +20,12 @@ from tests.chaos.preload import DiskTrouble
 from tests.chaos.world import PARTITIONS
 from waltzctl.daemon import Daemon
 from waltzd.errors import EXIT_FINDINGS, CannotConnect, DaemonEnded, WaltzError
-from waltzd.finding import REMEDY, Code, Finding
+from waltzd.finding import Finding
 
 SOUND_SECONDS = 60
 READY_SECONDS = 30
 FLIPS_MAX = 3
 LIE_SECONDS = 1.0
-REBUILD = REMEDY[Code.DAMAGED_INDEX]
 
 
 @a_kind("disk-full", STORAGES, refusal=disks.refusal)
@@ -187,7 +183,7 @@ class Damage(Nemesis):
         return True
 
     async def _wrong(self) -> str | None:
-        """What is still wrong; the operator has done something about it."""
+        """What is still wrong. Verifying is all that it needs, but for a replica that is refused for good."""
         try:
             async with self.world.admin(self.target) as admin:
                 described = await admin.describe()
@@ -202,28 +198,8 @@ class Damage(Nemesis):
             return str(error)
         sound = [found.partition for found in described.assigned if found.status is not None and found.status.is_sound]
         if findings:
-            await self._repair(findings)
-            return findings[0].sentence()
+            return findings[0].sentence()  # the storage knows of it now, and its owner heals it
         return None if sorted(sound) == list(PARTITIONS) else f"only {sound} are sound"
-
-    async def _repair(self, findings: list[Finding]) -> None:
-        """Verification only tells. An index is rebuilt by its tool; a bad record is noticed by a reader, and then replaced.
-        What a read answers does not matter here: everything is verified again."""
-        if all(REMEDY[found.code] == REBUILD for found in findings):
-            self.remarks.append("index rebuilt")
-            self.world.kill(self.target)
-            command = [sys.executable, "-m", "waltzctl", "rebuild-index", str(self.world.storage_directory(self.target))]
-            await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, timeout=SOUND_SECONDS)
-            self.world.spawn(self.target)
-            await self._be_ready()
-            return
-        if "read" not in self.remarks:
-            self.remarks.append("read")
-        for partition in PARTITIONS:
-            async with self.world.replica(self.target) as replica:
-                with contextlib.suppress(WaltzError):
-                    async for _ in replica.read(partition, 0):
-                        continue
 
 
 @a_kind("flip-segment", STORAGES, is_damaging=True)

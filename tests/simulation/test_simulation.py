@@ -40,6 +40,27 @@ def test_each_kind_of_fault_alone(fault: str) -> None:
     assert outcome.committed > 0
 
 
+def test_two_majorities_that_share_one_storage_which_loses_its_power() -> None:
+    """Two are frozen, one loses what it did not flush, the other two are frozen while the first two wake up: what the first
+    majority acknowledged rests on what that one has on its disk."""
+    steps = (
+        (1.0, "pause", "storage-1"),
+        (1.0, "pause", "storage-2"),
+        (2.5, "power", "storage-3"),
+        (2.6, "pause", "storage-4"),
+        (2.6, "pause", "storage-5"),
+        (2.7, "resume", "storage-1"),
+        (2.7, "resume", "storage-2"),
+        (2.8, "start", "storage-3"),
+        (5.0, "expire", "server-1"),
+        (5.0, "expire", "server-2"),
+    )
+    for seed in range(5):
+        plan = make_plan(seed, faults=(), seconds=6.0, storages=5, servers=2)
+        outcome = simulate(replace(plan, events=tuple(Event(at=at, what=what, who=who) for at, what, who in steps)))
+        assert outcome.kind == "", outcome.story
+
+
 def test_nobody_fails_where_nothing_goes_wrong() -> None:
     plan = make_plan(1, faults=(), seconds=20.0, servers=2)
     quiet = replace(plan, setup=replace(plan.setup, rate=1.0, storage_seconds=0.5))
