@@ -210,6 +210,21 @@ def test_the_damaged_is_healed_and_does_not_count_before() -> None:
     assert core.next_for("C") == SetLowMark(9)
 
 
+def test_what_a_replica_knows_to_be_committed_is_never_cut_though_it_forgot_that_it_had_begun() -> None:
+    """C lost the control struct of the open session 2, which had begun at 4 and told it that 7 is committed."""
+    core = recovery(meta(opened=2, low_mark=4))
+    for name in "AB":
+        core.opened(name, holds(name, 9, session=2))
+    core.opened("C", holds("C", 9, committed=7))
+    assert core.next_for("C") == Truncate(7)
+    core.changed("C", holds("C", 7, committed=7))
+    assert core.next_for("C") == SetLowMark(4)
+    core.changed("C", holds("C", 9, committed=7, findings=(DAMAGE,), damaged_segments=(5,)))
+    assert core.next_for("C") == Heal(5, 7, ("A", "B"))
+    core.changed("C", holds("C", 9, committed=7, findings=(DAMAGE,), damaged_segments=(8,)))
+    assert core.next_for("C") == Truncate(7)
+
+
 def test_a_first_session_asks_everybody() -> None:
     fresh = PartitionMeta(generation=1, session=1)
     core = recovery(fresh)
