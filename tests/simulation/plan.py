@@ -30,7 +30,8 @@ FAULTS = (
     "clock",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: somebody dies at a message or at
-a disk operation that was counted out before. `clock`: clocks differ and run at different speeds."""
+a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
+different speeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,8 @@ class Setup:
     lock_table_size: int
     locks: int
     """How many different ones the clients race for."""
+    inflight_bytes: int
+    """On the way to the storages, before batches queue."""
     tail_bytes: int
     session_bytes: int
     storage_seconds: float
@@ -92,8 +95,9 @@ def dump(plan: Plan) -> str:
 
 
 def load(text: str) -> Plan:
+    """What is newer than the plan is drawn by its seed."""
     fields = json.loads(text)
-    setup = fields["setup"]
+    setup = asdict(make_plan(fields["seed"]).setup) | fields["setup"]
     setup |= {name: tuple(setup.get(name, ())) for name in ("faults", "never_mended")}
     return Plan(seed=fields["seed"], setup=Setup(**setup), events=tuple(Event(**event) for event in fields["events"]))
 
@@ -126,6 +130,7 @@ def make_plan(
         segment_bytes=pick.choice((1500, 4000, 20_000)),
         lock_table_size=pick.choice((1, 16, 50_000)),
         locks=pick.choice((3, 12)),
+        inflight_bytes=pick.choice((3000, 16 << 20)),
         tail_bytes=pick.choice((2000, 20_000, 1 << 20)),
         session_bytes=pick.choice((20_000, 1 << 30)),
         storage_seconds=pick.choice((1.0, 2.0)),
@@ -324,8 +329,29 @@ def _forget(weather: _Weather, at: float) -> None:
     weather.add(later + 0.002 + weather.span(), "start", weather.victim)
 
 
+def _abandon(weather: _Weather, at: float) -> None:
+    """One storage alone has what was written last. It is away while the others go on without that, and comes back when
+    the session that they had is over, too."""
+    pick = weather.pick
+    lonely = pick.choice(weather.storages)
+    until = at + 0.05 + 0.5 * pick.random()
+    for server in weather.servers:
+        for other in weather.storages:
+            if other != lonely:
+                weather.add(at, "cut", server, other=other)
+                weather.add(until, "mend", server, other=other)
+    weather.add(until - 0.01, "kill", lonely)
+    _new_session(weather, until - 0.005)
+    later = until + 1.0 + 2 * pick.random()
+    _new_session(weather, later)
+    weather.add(later + 0.1 * pick.random(), "start", lonely)
+
+
 def _aim(weather: _Weather, at: float) -> None:
     pick = weather.pick
+    if pick.random() < 0.3:
+        _abandon(weather, at)
+        return
     if pick.random() < 0.5:
         name = weather.daemon()
         weather.add(at, "die at message", name, amount=pick.randrange(1, 60))

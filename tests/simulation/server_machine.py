@@ -57,6 +57,7 @@ class ServerMachine(Machine):
             pipeline=PipelineSettings(
                 limits=Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20),
                 lock_table_size=setup.lock_table_size,
+                inflight_bytes_max=setup.inflight_bytes,
             ),
             on_fatal=lambda error: self._on_fatal(life, error),
             is_alive=self._is_alive,

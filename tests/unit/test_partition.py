@@ -181,7 +181,7 @@ def test_a_low_mark_above_the_log_is_remembered_as_what_it_is() -> None:
 
 def test_a_session_may_begin_below_what_is_known_to_be_committed_and_nothing_is_cut_for_that() -> None:
     """A control file that rotted can bring an older struct back, while the promise file still says what is committed."""
-    disk, _, partition = make(10)
+    _, _, partition = make(10)
     partition.append(3, [run_for(0, 10, 1)], 10)
     partition.open_session(4)
     assert partition.set_low_mark(4, 5).last_id == 10

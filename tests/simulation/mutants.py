@@ -1,0 +1,111 @@
+"""Deliberate bugs that the simulator must catch, and how many seeds it needs for each.
+
+    python -m tests.simulation.mutants [--only NAME] [--seeds N] [--jobs J] [--drawn] [--catches K]
+
+A mutant that survives means that the simulator is too weak: its faults do not come where the rule matters, or nobody looks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import tests.simulation.client_mutants
+import tests.simulation.server_mutants
+import tests.simulation.storage_mutants  # noqa: F401  each registers its mutants
+from tests.simulation.mutant import MUTANTS, Aim, Mutant
+from tests.simulation.world import Outcome
+
+SEEDS = 100
+DRAWN = Aim(faults=None, seconds=None, clients=None)
+"""Nothing is aimed: everything is drawn by the seed."""
+
+
+@dataclass(frozen=True)
+class Found:
+    name: str
+    tried: int
+    caught: tuple[tuple[int, str], ...]
+    """Each seed that caught it, and as what."""
+    seconds: float
+
+    def __str__(self) -> str:
+        if not self.caught:
+            return f"SURVIVES {self.tried} seeds: {self.name} ({self.seconds:.0f} s)"
+        (seed, how), *others = self.caught
+        more = f"; also by {', '.join(str(seed) for seed, _ in others)}" if others else ""
+        return f"caught after {seed + 1} seeds: {self.name}: {how}{more} ({self.seconds:.0f} s)"
+
+
+def how(outcome: Outcome) -> str:
+    """As what it was caught, in one line."""
+    lines = outcome.story.splitlines() or [""]
+    line = lines[1].strip() if outcome.kind == "NOT SOUND" and len(lines) > 1 else lines[0]
+    inner = outcome.failure
+    while isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[0]
+        line = repr(inner)
+    return f"{outcome.kind}: {line[:200]}"
+
+
+def hunt(name: str, *, seeds: int, catches: int, is_drawn: bool) -> Found:
+    """Try seed after seed until so many have caught it."""
+    begun = time.perf_counter()
+    one: Mutant = MUTANTS[name]
+    if is_drawn:
+        one = replace(one, aim=DRAWN)
+    caught: list[tuple[int, str]] = []
+    tried = 0
+    for seed in range(seeds):
+        tried += 1
+        outcome = one.run(seed)
+        if outcome.kind:
+            caught.append((seed, how(outcome)))
+            if len(caught) == catches:
+                break
+    return Found(name, tried, tuple(caught), time.perf_counter() - begun)
+
+
+def _all(names: Iterable[str], jobs: int, search: partial[Found]) -> Iterator[Found]:
+    if jobs == 1:
+        yield from map(search, names)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool:
+        yield from pool.imap(search, names)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation.mutants",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", action="append", default=None, metavar="NAME", help="mutants with this in their name")
+    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help="at most, for each mutant")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--drawn", action="store_true", help="faults as the seed draws them, instead of aimed ones")
+    parser.add_argument("--catches", type=int, default=1, metavar="K", help="go on until so many seeds have caught it")
+    parser.add_argument("--list", action="store_true", help="tell what there is, and run nothing")
+    arguments = parser.parse_args()
+    names = [name for name in MUTANTS if arguments.only is None or any(part in name for part in arguments.only)]
+    if not names:
+        parser.error(f"there is no such mutant; there are: {'; '.join(MUTANTS)}")
+    if arguments.list:
+        print("\n".join(f"{name}: {MUTANTS[name].wrong}" for name in names))
+        return 0
+    search = partial(hunt, seeds=arguments.seeds, catches=arguments.catches, is_drawn=arguments.drawn)
+    survivors = 0
+    for found in _all(names, arguments.jobs, search):
+        survivors += not found.caught
+        print(found, flush=True)
+    print(f"{len(names) - survivors} of {len(names)} mutants were caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

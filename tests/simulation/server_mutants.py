@@ -1,0 +1,385 @@
+"""Mutants of the server: what counts as committed, how a session is closed and the next one begun, locks and outcomes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from tests.simulation.mutant import BUSIER, BUSY, TWO_OWNERS, Aim, Patches, mutant
+from waltzd.errors import StaleSession
+from waltzd.meta import PartitionMeta
+from waltzd.quorum import EMPTY, majority
+from waltzd.server import session as session_module
+from waltzd.server.feed import Cursor
+from waltzd.server.locks import LockTable
+from waltzd.server.pipeline import Pipeline, _Batch
+from waltzd.server.recovery import Recovery, SetLowMark, Task, Truncate
+from waltzd.server.replica_link import ReplicaLink
+from waltzd.server.session import Session
+from waltzd.server.step import Portion
+from waltzd.server.store_session import StoreSession
+
+FAIL_OVER = Aim(faults=("cut", "slow", "crash"), seconds=10.0, servers=2, setup=BUSY)
+LONELY = Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY)
+ROLL = Aim(faults=("crash",), seconds=10.0, servers=1, storages=3, setup=BUSY)
+FORGET = Aim(faults=("forget", "slow"), seconds=10.0, servers=1, storages=3, setup=BUSIER)
+REMOUNT = Aim(faults=("reset", "pause", "slow"), setup=BUSY)
+
+
+# -- what counts -------------------------------------------------------------------------------------------------------
+
+
+@mutant(0, 4, aim=FAIL_OVER)
+def commits_with_a_minority(patches: Patches) -> None:
+    """The majority is one too small."""
+
+    def reached(marks: Any, members: int) -> int:
+        standing = sorted(marks, reverse=True)
+        needed = majority(members) - 1
+        return standing[needed - 1] if len(standing) >= needed else EMPTY
+
+    patches.set(session_module, "reached", reached)
+
+
+@mutant(1, 3, aim=ROLL)
+def counts_members_that_have_not_joined(patches: Patches) -> None:
+    """Every member's acknowledgements count from the start, whether the document says that it joined or not."""
+
+    def make(right: Any) -> Any:
+        def init(self: Session, members: Any, joined: Any, low_mark: int) -> None:
+            right(self, members, members, low_mark)
+
+        return init
+
+    patches.wrap(Session, "__init__", make)
+
+
+@mutant(3, 6, aim=ROLL)
+def does_not_save_who_joins(patches: Patches) -> None:
+    """A member that becomes level later counts, and the document does not say so."""
+
+    def make(right: Any) -> Any:
+        async def save(self: StoreSession, wanted: PartitionMeta, **how: Any) -> None:
+            if self.live is not None and wanted.decision is None and len(wanted.joined) > len(self.core.meta.joined):
+                self.core.saved(wanted)
+                return
+            await right(self, wanted, **how)
+
+        return save
+
+    patches.wrap(StoreSession, "_save", make)
+
+
+@mutant(3, 17, aim=TWO_OWNERS)
+def tells_storages_the_mark_of_a_minority(patches: Patches) -> None:
+    """The committed mark that goes with the records is the last id that was sent."""
+
+    def make(right: Any) -> Any:
+        async def send(self: ReplicaLink, stream: Any) -> None:
+            await right(self, _Teller(stream))
+
+        return send
+
+    patches.wrap(ReplicaLink, "_send", make)
+
+
+class _Teller:
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def send(self, run: Any, committed: int) -> None:
+        await self._stream.send(run, run.last_id)
+
+
+@mutant(6, 11, aim=Aim(faults=("reset", "slow"), servers=1, storages=3, setup=BUSIER))
+def takes_what_it_sent_on_an_older_stream_for_acknowledged(patches: Patches) -> None:
+    """A link that is connected again goes on behind what it had sent before, and counts that."""
+
+    def make(right: Any) -> Any:
+        async def stream_tail(self: ReplicaLink) -> None:
+            if self.__dict__.get("was_live"):
+                self._home.core.copied(self.name, min(self._sent, self._home.tail.next_id - 1))
+            self.__dict__["was_live"] = True
+            await right(self)
+
+        return stream_tail
+
+    patches.wrap(ReplicaLink, "_stream_tail", make)
+
+
+@mutant(0, 2, aim=TWO_OWNERS)
+def goes_on_in_a_session_that_is_over(patches: Patches) -> None:
+    """A storage has promised itself to a newer session, and the owner says to everybody that all is committed."""
+
+    def fenced(self: StoreSession, error: StaleSession) -> None:
+        if self.live is not None and self.tail.next_id - 1 > self.live.committed:
+            self.live.committed = self.tail.next_id - 1
+            self._committed_up_to(self.live.committed)
+        self.end(error)
+
+    patches.set(StoreSession, "fenced", fenced)
+
+
+@mutant(0, 1, aim=TWO_OWNERS)
+def answers_all_that_is_in_flight_when_it_ends(patches: Patches) -> None:
+    """An owner that loses its session says that what it had sent is committed."""
+
+    def make(right: Any) -> Any:
+        def close(self: Pipeline, error: Any) -> None:
+            if self.ended is None:
+                self._answer(self.last_id)
+            right(self, error)
+
+        return close
+
+    patches.wrap(Pipeline, "close", make)
+
+
+# -- recovery ----------------------------------------------------------------------------------------------------------
+
+
+@mutant(0, 1, aim=LONELY)
+def takes_the_longest_log(patches: Patches) -> None:
+    """A majority answers, and the longest of their logs wins, whatever session it is from."""
+
+    def make(right: Any) -> Any:
+        def decide(self: Recovery) -> int | None:
+            if self.meta.decision is not None or self.is_fresh or self.refusal is not None:
+                found: int | None = right(self)
+                return found
+            held = [self.held(name) for name in self.meta.members if name in self._statuses]
+            return max(held) if len(held) >= majority(len(self.meta.members)) else None
+
+        return decide
+
+    patches.wrap(Recovery, "decide", make)
+    patches.set(Recovery, "trusted", lambda self, name: self.held(name))
+
+
+@mutant(0, 1, aim=LONELY)
+def copies_from_sources_that_are_not_trusted(patches: Patches) -> None:
+    """Whatever a replica holds is taken for the log."""
+    patches.set(Recovery, "trusted", lambda self, name: self.held(name))
+
+
+@mutant(0, 1, aim=Aim(faults=("crash", "aim", "coordinator")))
+def does_not_save_what_it_decides(patches: Patches) -> None:
+    """The closing mark is acted upon, and is not in the coordinator."""
+
+    def make(right: Any) -> Any:
+        async def save(self: StoreSession, wanted: PartitionMeta, **how: Any) -> None:
+            if wanted.decision is not None and wanted.opened != self.session:
+                self.core.saved(wanted)
+                return
+            await right(self, wanted, **how)
+
+        return save
+
+    patches.wrap(StoreSession, "_save", make)
+
+
+@mutant(1, 5, aim=FORGET)
+def ignores_incarnations(patches: Patches) -> None:
+    """An old copy of a replica votes like the replica."""
+
+    def is_faithful(self: Recovery, name: str) -> bool:
+        status, state = self._statuses.get(name), self.meta.replicas.get(name)
+        if status is None or state is None or name not in self.meta.joined:
+            return False
+        return status.is_sound and status.session == self.meta.opened
+
+    patches.set(Recovery, "is_faithful", is_faithful)
+
+
+@mutant(0, 1, aim=FORGET)
+def lets_a_wiped_disk_vote(patches: Patches) -> None:
+    """A member that has forgotten votes with what it still holds."""
+
+    def make(right: Any) -> Any:
+        def bounds(self: Recovery, name: str) -> Any:
+            if name in self._statuses and not self.is_faithful(name):
+                return self.trusted(name), self.trusted(name)
+            return right(self, name)
+
+        return bounds
+
+    patches.wrap(Recovery, "_bounds", make)
+
+
+@mutant(0, 1, aim=FAIL_OVER)
+def decides_without_those_who_are_silent(patches: Patches) -> None:
+    """A member that does not answer is taken for empty."""
+
+    def make(right: Any) -> Any:
+        def bounds(self: Recovery, name: str) -> Any:
+            low, high = right(self, name)
+            return (low, low) if name not in self._statuses else (low, high)
+
+        return bounds
+
+    patches.wrap(Recovery, "_bounds", make)
+
+
+@mutant(4, 6, aim=FAIL_OVER)
+def does_not_truncate_who_comes_back(patches: Patches) -> None:
+    """A replica that holds more than the closing mark begins the session all the same."""
+
+    def make(right: Any) -> Any:
+        def next_for(self: Recovery, name: str) -> Task:
+            task: Task = right(self, name)
+            if isinstance(task, Truncate) and self.mark is not None:
+                return SetLowMark(self.mark)
+            return task
+
+        return next_for
+
+    patches.wrap(Recovery, "next_for", make)
+
+
+@mutant(0, 1, aim=FAIL_OVER)
+def truncates_to_one_below_the_mark(patches: Patches) -> None:
+    """The closing mark that is decided is one too low."""
+
+    def make(right: Any) -> Any:
+        def decide(self: Recovery) -> int | None:
+            mark: int | None = right(self)
+            return mark if mark is None or self.meta.decision is not None else max(mark - 1, self.meta.low_mark)
+
+        return decide
+
+    patches.wrap(Recovery, "decide", make)
+
+
+@mutant(0, 4, aim=FAIL_OVER)
+def truncates_to_one_above_the_mark(patches: Patches) -> None:
+    """A replica keeps one record behind the closing mark."""
+
+    def make(right: Any) -> Any:
+        def next_for(self: Recovery, name: str) -> Task:
+            task: Task = right(self, name)
+            if isinstance(task, Truncate):
+                return Truncate(task.mark + 1)
+            return task
+
+        return next_for
+
+    patches.wrap(Recovery, "next_for", make)
+
+
+# -- locks, outcomes, feed ---------------------------------------------------------------------------------------------
+
+
+@mutant(0, 1, aim=Aim(faults=("slow",), setup=BUSY))
+def marks_locks_when_they_are_committed(patches: Patches) -> None:
+    """What is in flight does not conflict."""
+
+    def make(right: Any) -> Any:
+        def decide(self: LockTable, batch: Any, next_id: int, committed: int) -> Any:
+            late: list[tuple[int, int]] = self.__dict__.setdefault("late", [])
+            while late and late[0][0] <= committed:
+                id_, lock = late.pop(0)
+                self._marked[lock] = id_
+                self._marked.move_to_end(lock)
+            before = OrderedDict(self._marked)
+            decision = right(self, batch, next_id, committed)
+            late += [(id_, lock) for lock, id_ in self._marked.items() if before.get(lock) != id_]
+            self._marked = before
+            return decision
+
+        return decide
+
+    patches.wrap(LockTable, "decide", make)
+
+
+@mutant(1, 2, aim=Aim(faults=("crash", "coordinator"), setup={**BUSY, "locks": 3}))
+def begins_with_an_empty_lock_table(patches: Patches) -> None:
+    """A new owner takes every lock for never marked."""
+
+    def make(right: Any) -> Any:
+        def init(self: LockTable, size: int, low_mark: int) -> None:
+            right(self, size, EMPTY)
+
+        return init
+
+    patches.wrap(LockTable, "__init__", make)
+
+
+@mutant(2, 6, aim=Aim(faults=(), setup={**BUSY, "lock_table_size": 1}))
+def forgets_locks_that_it_evicts(patches: Patches) -> None:
+    """The floor does not rise when there is no room for a lock."""
+
+    def make(right: Any) -> Any:
+        def decide(self: LockTable, batch: Any, next_id: int, committed: int) -> Any:
+            floor = self.floor
+            decision = right(self, batch, next_id, committed)
+            self.floor = floor
+            return decision
+
+        return decide
+
+    patches.wrap(LockTable, "decide", make)
+
+
+@mutant(6, 14, aim=FAIL_OVER)
+def feeds_what_is_not_committed(patches: Patches) -> None:
+    """Readers are given what is in the tail."""
+
+    def make(right: Any) -> Any:
+        def take(self: Cursor, committed: int) -> Any:
+            return right(self, self._session.tail.next_id - 1)
+
+        return take
+
+    patches.wrap(Cursor, "take", make)
+
+
+@mutant(0, 1, aim=REMOUNT)
+def executes_a_batch_again_after_a_new_mount(patches: Patches) -> None:
+    """What the mount before had brought last is queued once more for the new one."""
+
+    def appending(right: Any) -> Any:
+        async def append(self: Pipeline, member: Any, batch: Any, cost: int) -> None:
+            self.__dict__.setdefault("last", {})[member.client] = batch
+            await right(self, member, batch, cost)
+
+        return append
+
+    def joining(right: Any) -> Any:
+        def join(self: Pipeline, member: Any) -> Any:
+            barrier = right(self, member)
+            batch = self.__dict__.get("last", {}).pop(member.client, None)
+            if batch is not None:
+                self._queue.append(_Batch(member, batch, 0))
+                self._wake.set()
+            return barrier
+
+        return join
+
+    patches.wrap(Pipeline, "append", appending)
+    patches.wrap(Pipeline, "join", joining)
+
+
+@mutant(0, 1, aim=REMOUNT)
+def names_a_barrier_that_is_too_low(patches: Patches) -> None:
+    """A new mount is told to ask up to what is committed, not up to what has an id."""
+
+    def make(right: Any) -> Any:
+        def join(self: Pipeline, member: Any) -> int:
+            right(self, member)
+            return self.committed
+
+        return join
+
+    patches.wrap(Pipeline, "join", make)
+
+
+@mutant(1, 4, aim=Aim(faults=(), setup={**BUSY, "callers": 3, "locks": 3}))
+def gives_outcomes_to_the_wrong_transactions(patches: Patches) -> None:
+    """Where some of a batch were refused, the ids of the others are told to the first ones."""
+
+    def sequences(self: Portion) -> Any:
+        return np.arange(self.batch.first_sequence, self.batch.first_sequence + self.accepted)
+
+    patches.set(Portion, "sequences", property(sequences))
