@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+from collections.abc import Iterator
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
+from kazoo.handlers.threading import KazooTimeoutError
 
 from tests.chaos import preload
 from tests.chaos.nemesis import Nemesis, a_kind
@@ -134,6 +137,17 @@ def password(session: int) -> bytes:
     return found
 
 
+@contextlib.contextmanager
+def _connected(hosts: str, **about: object) -> Iterator[KazooClient]:
+    client = KazooClient(hosts, timeout=EXPIRY_SECONDS, **about)
+    try:
+        client.start(EXPIRY_SECONDS)
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
 @a_kind("expire-session", SERVERS)
 class ExpireSession(Nemesis):
     """Another client takes over the session of a server, and closes it."""
@@ -141,30 +155,21 @@ class ExpireSession(Nemesis):
     async def begin(self) -> None:
         try:
             self.remarks.append(await asyncio.to_thread(self._expire))
-        except (KazooException, TimeoutError) as error:  # ZooKeeper is away in the same round
+        except (KazooException, KazooTimeoutError) as error:  # ZooKeeper is away in the same round
             self.remarks.append(f"not reached: {type(error).__name__}")
 
     def _expire(self) -> str:
         hosts = self.world.cluster.local.coordinator_hosts
-        reader = KazooClient(hosts, timeout=EXPIRY_SECONDS)
-        reader.start(EXPIRY_SECONDS)
-        try:
+        with _connected(hosts) as reader:
             node = f"{ROOT}{SERVERS_NODE}/{self.target}"
             found = reader.exists(node)
             if found is None:
                 return "not registered"
             session = found.ephemeralOwner
-            thief = KazooClient(hosts, client_id=(session, password(session & (1 << 64) - 1)), timeout=EXPIRY_SECONDS)
-            thief.start(EXPIRY_SECONDS)
-            taken = thief.client_id[0] == session
-            thief.stop()
-            thief.close()
+            with _connected(hosts, client_id=(session, password(session & (1 << 64) - 1))) as thief:
+                assert thief.client_id[0] == session, "ZooKeeper gave another session than was asked for"
             left = reader.exists(node)
-            assert taken, "ZooKeeper gave another session than was asked for"
             return "expired" if left is None or left.ephemeralOwner != session else "still there"
-        finally:
-            reader.stop()
-            reader.close()
 
     async def end(self) -> None:
         """The server registers again by itself."""
