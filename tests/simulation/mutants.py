@@ -1,6 +1,6 @@
 """Deliberate bugs that the simulator must catch, and how many seeds it needs for each.
 
-    python -m tests.simulation.mutants [--only NAME] [--seeds N] [--jobs J] [--drawn] [--catches K]
+    ./dev mutants [--only NAME] [--seeds N] [--jobs J] [--drawn] [--catches K]
 
 A mutant that survives means that the simulator is too weak: its faults do not come where the rule matters, or nobody looks.
 """
@@ -81,7 +81,7 @@ def _all(names: Iterable[str], jobs: int, search: partial[Found]) -> Iterator[Fo
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.simulation.mutants",
+        prog="./dev mutants",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

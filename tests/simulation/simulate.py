@@ -90,9 +90,34 @@ def tell(outcome: Outcome) -> None:
     print(f"\n{outcome.kind or 'sound'}: {outcome.story}")
 
 
-def _range(text: str) -> range:
-    first, _, last = text.partition("..")
+def _seeds(text: str) -> range:
+    first, dots, last = text.partition("..")
+    if not first.isdecimal() or (dots and not last.isdecimal()) or (dots and int(last) < int(first)):
+        raise argparse.ArgumentTypeError(f"{text!r}: say A..B, or one number")
     return range(int(first), int(last or first) + 1)
+
+
+def _plan(text: str) -> Plan:
+    try:
+        return load(Path(text).read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"{text} is no plan: {error}") from error
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes")
+    return int(text)
+
+
+def _more_than_none(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
 
 
 def _nodes(text: str) -> dict[str, int]:
@@ -118,22 +143,24 @@ def _parser() -> argparse.ArgumentParser:
         prog="./dev simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--seeds", type=_range, default=None, metavar="A..B", help="100 that nobody ran before, if not given"
+        "--seeds", type=_seeds, default=None, metavar="A..B", help="100 that nobody ran before, if not given"
     )
     parser.add_argument("--nodes", type=_nodes, default={}, help="storages=N,servers=N,clients=N; the rest is drawn")
     parser.add_argument("--faults", type=_faults, default=None, help=f"{', '.join(FAULTS)}; all; none; or drawn")
-    parser.add_argument("--seconds", type=float, default=None, help="of virtual time for which things go wrong")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--seconds", type=_more_than_none, default=None, help="of virtual time for which things go wrong")
+    parser.add_argument("--jobs", type=_count, default=1, metavar="N", help="processes")
     parser.add_argument("--trace", action="store_true", help="tell what happened in a run that does not fail, too")
-    parser.add_argument("--plan", type=Path, default=None, help="run this plan again, from a file")
-    parser.add_argument("--save", type=Path, default=None, help="where to write the shortened plan of a failure")
+    parser.add_argument("--plan", type=_plan, metavar="FILE", default=None, help="run this plan again, from a file")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", default=None, help="where to write the shortened plan of a failure"
+    )
     return parser
 
 
 def main() -> int:
     arguments = _parser().parse_args()
     if arguments.plan is not None:
-        outcome = simulate(load(arguments.plan.read_text(encoding="utf-8")))
+        outcome = simulate(arguments.plan)
         tell(outcome)
         return 1 if outcome.kind else 0
     options = Options(arguments.nodes, arguments.faults, arguments.seconds)

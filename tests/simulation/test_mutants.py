@@ -1,6 +1,6 @@
 """The simulator must be able to fail: each mutant is caught by one of the seeds that are stored beside it.
 
-`python -m tests.simulation.mutants` looks for such seeds, also for a mutant whose stored ones have become useless because
+`./dev mutants` looks for such seeds, also for a mutant whose stored ones have become useless because
 plans are drawn in another way.
 """
 
