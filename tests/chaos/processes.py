@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 from collections.abc import Iterator
 
@@ -20,6 +21,9 @@ from waltzd.cluster import SERVERS as SERVERS_NODE
 
 HOUR, DAY = 3600, 86_400
 EXPIRY_SECONDS = 10.0
+_SILENT = logging.getLogger("tests.chaos.kazoo")
+_SILENT.addHandler(logging.NullHandler())
+_SILENT.propagate = False
 
 
 class Kill(Nemesis):
@@ -139,7 +143,7 @@ def password(session: int) -> bytes:
 
 @contextlib.contextmanager
 def _connected(hosts: str, **about: object) -> Iterator[KazooClient]:
-    client = KazooClient(hosts, timeout=EXPIRY_SECONDS, **about)
+    client = KazooClient(hosts, timeout=EXPIRY_SECONDS, logger=_SILENT, **about)
     try:
         client.start(EXPIRY_SECONDS)
         yield client

@@ -9,6 +9,7 @@ A seed that fails is named, shortened to the fewest events that still make it fa
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import random
 import sys
@@ -69,10 +70,11 @@ def run_one(options: Options, seed: int) -> Line:
 
 def run_all(options: Options, seeds: Iterable[int], jobs: int) -> Iterator[Line]:
     """In the order of the seeds."""
+    gc.freeze()  # what is there before the first run need not be looked at after each of them
     if jobs == 1:
         yield from map(partial(run_one, options), seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=200) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, gc.freeze) as pool:
         yield from pool.imap(partial(run_one, options), seeds)
 
 
