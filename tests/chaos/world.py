@@ -28,6 +28,8 @@ from waltzd.storages import AdminClient, ReplicaClient
 from waltzd.zookeeper_process import java_command, write_settings
 
 PARTITIONS = (0, 1, 2)
+NO_ZOOKEEPER = "no ZooKeeper answers at"
+"""What a server says that is started while ZooKeeper is away. It ends, and whoever supervises it starts it again."""
 SESSION_SECONDS = 2
 PATIENCE_SECONDS = 60.0
 STORAGE_SETTINGS: Mapping[str, object] = {"segment_bytes_max": 256 << 10, "free_bytes_min": 1 << 20}
@@ -181,7 +183,7 @@ class World:
             try:
                 self.cluster.local.daemons[name].check_running()
             except DaemonEnded as error:
-                if name not in self._may_end:
+                if name not in self._may_end and NO_ZOOKEEPER not in error.message:
                     self.deaths.append(f"{name} ended by itself: {error.message}")
                 self.spawn(name)
 

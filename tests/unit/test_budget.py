@@ -90,3 +90,21 @@ def test_a_waiter_that_gives_up_when_it_is_admitted_gives_back() -> None:
         assert budget.used == 0
 
     timely(test)
+
+
+def test_one_that_is_given_up_in_the_moment_of_its_turn_is_passed_over() -> None:
+    """Its task is cancelled and has not run since, when somebody gives back what it waited for."""
+
+    async def test() -> None:
+        budget = Budget(10)
+        await budget.take(10)
+        first, second = asyncio.create_task(budget.take(6)), asyncio.create_task(budget.take(7))
+        await quiet()
+        first.cancel()
+        budget.give(10)
+        await quiet()
+        assert first.cancelled()
+        assert second.done()
+        assert (budget.used, budget.waiting) == (7, 0)
+
+    timely(test)

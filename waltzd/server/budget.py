@@ -31,8 +31,9 @@ class Budget:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.cancelled():
-                self._waiting.remove((size, turn))
+            if turn.cancelled():  # whoever gave something back in the same moment may have passed over it already
+                if (size, turn) in self._waiting:
+                    self._waiting.remove((size, turn))
                 self._admit()
             else:  # it was admitted in the same moment
                 self.give(size)
@@ -47,7 +48,11 @@ class Budget:
         return self.used == 0 or self.used + size <= self._bytes_max
 
     def _admit(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
-            size, turn = self._waiting.popleft()
-            self.used += size
-            turn.set_result(None)
+        while self._waiting:
+            size, turn = self._waiting[0]
+            if not turn.cancelled():  # else it was given up, and does not know it yet
+                if not self._fits(size):
+                    return
+                self.used += size
+                turn.set_result(None)
+            self._waiting.popleft()
