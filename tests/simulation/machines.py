@@ -95,9 +95,10 @@ class Machine(ABC):
             self.end(why)
             if self._restart is not None:
                 self._restart.cancel()
-            self._restart = self.world.loop.after(RESTART_SECONDS, None, self._again)
+            self._restart = self.world.loop.after(RESTART_SECONDS, None, self.again)
 
-    def _again(self) -> None:
+    def again(self) -> None:
+        """Start it, if it shall run and does not."""
         if self.is_wanted and not self.is_up:
             self.start()
 

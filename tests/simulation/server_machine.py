@@ -109,6 +109,7 @@ class ServerMachine(Machine):
         session.is_gone = True
         if self.life is life:
             self.end("has stopped")
+            self.again()  # it may be wanted by now
 
     def end(self, why: str) -> None:
         self.server = None

@@ -157,6 +157,7 @@ class StorageMachine(Machine):
             self._on_fatal(error)
         if self.life is life:
             self.end("has stopped")
+            self.again()  # it may be wanted by now
 
     def cut_power(self, *, is_scattered: bool) -> None:
         self.is_wanted = False
