@@ -362,11 +362,26 @@ class Simulation:
 
     async def _read_logs(self) -> None:
         for partition in range(self.setup.partitions):
-            pipeline = self._pipeline(partition)
-            async for found in pipeline.read(0, None):
-                self.history.log(partition, log_records(found), first=found.first_id)
+            committed = await self._read_log(partition)
             for storage in self._well_storages:
-                self._read_replica(storage, partition, pipeline.committed)
+                self._read_replica(storage, partition, committed)
+
+    async def _read_log(self, partition: int) -> int:
+        """As its owner gives it, and up to where. A planned new session may begin in this very moment: then once more."""
+        end = self.loop.now + PATIENCE_SECONDS
+        while True:
+            try:
+                pipeline = self._pipeline(partition)
+                committed = pipeline.committed
+                runs = [found async for found in pipeline.read(0, committed)] if committed >= 0 else []
+                break
+            except WaltzError as error:
+                if self.loop.now > end:
+                    raise Stuck(f"partition {partition} cannot be read: {error}") from error
+                await asyncio.sleep(0.1)
+        for found in runs:
+            self.history.log(partition, log_records(found), first=found.first_id)
+        return committed
 
     def _pipeline(self, partition: int) -> Pipeline:
         for machine in self.servers.values():
@@ -375,7 +390,7 @@ class Simulation:
                     return machine.server.host.pipeline(partition, None)
                 except (NotOwner, NotReady):
                     continue
-        raise Stuck(f"nobody has partition {partition} open: {self._places()}")
+        raise NotReady(f"nobody has partition {partition} open: {self._places()}")
 
     def _read_replica(self, storage: StorageMachine, partition: int, committed: int) -> None:
         assert storage.keeper is not None
