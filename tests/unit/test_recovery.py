@@ -210,6 +210,24 @@ def test_the_damaged_is_healed_and_does_not_count_before() -> None:
     assert core.next_for("C") == SetLowMark(9)
 
 
+def test_a_copy_that_decided_is_still_trusted_by_the_next_session() -> None:
+    """A alone joined session 1 and answers; C never joined, copies from A, and so 9 is decided. Then the owner is replaced,
+    and A comes back with an empty disk: what C copied is all that is left."""
+    core = recovery(meta(joined="AB"), A=9, B=None)
+    core.opened("C", holds("C", 3, session=0, low_mark=3))
+    assert core.next_for("C") == Copy(9, ("A",))
+    core.copied("C", 9)
+    saved = core.next_save()
+    assert saved is not None
+    assert saved.decision == Decision(mark=9, session=2)
+    assert saved.joined == ("A", "B")
+    after = Recovery(replace(saved, session=3), dict.fromkeys("ABC", Role.MEMBER))
+    after.opened("A", holds("A", -1, session=0, low_mark=-1, incarnation=HOME["D"]))
+    after.opened("C", holds("C", 9, session=0, low_mark=3))
+    assert after.next_for("C") == SetLowMark(9)
+    assert after.sources("A", -1) == ("C",)
+
+
 def test_what_a_replica_knows_to_be_committed_is_never_cut_though_it_forgot_that_it_had_begun() -> None:
     """C lost the control struct of the open session 2, which had begun at 4 and told it that 7 is committed."""
     core = recovery(meta(opened=2, low_mark=4))

@@ -356,8 +356,20 @@ class Recovery:
             return None
         if self.meta.decision is None:
             mark = self.decide()
-            return None if mark is None else replace(self.meta, decision=Decision(mark=mark, session=self.session))
+            if mark is None:
+                return None
+            states = {**self.meta.replicas, **self._copies(mark)}
+            return replace(self.meta, decision=Decision(mark=mark, session=self.session), replicas=states)
         return self._admission(self.meta.decision.mark) if self._is_admissible else None
+
+    def _copies(self, mark: int) -> dict[str, ReplicaState]:
+        """Who holds the decided log because it has copied it. That is saved with the decision, which rests on it: the next
+        session would not trust these records, cut them, and perhaps find them nowhere else."""
+        return {
+            name: ReplicaState(session=status.session, closing=mark, incarnation=status.incarnation)
+            for name, status in self._statuses.items()
+            if name in self._copied and min(self.held(name), self._copied[name]) >= mark and not self.is_faithful(name)
+        }
 
     def _admission(self, mark: int) -> PartitionMeta:
         states: dict[str, ReplicaState] = {}

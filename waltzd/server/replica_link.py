@@ -74,6 +74,9 @@ class Home(Protocol):
     def fenced(self, error: StaleSession) -> None: ...
     def say(self, sentence: str) -> None: ...
     def copier(self, name: str) -> Copier: ...
+    def doubt(self, name: str, error: WaltzError) -> None:
+        """Reading from this replica failed: what it answered when it was opened may not be true any more."""
+        ...
 
 
 class ReplicaLink:
@@ -91,6 +94,8 @@ class ReplicaLink:
         self._owes_since: float | None = None
         """Since when marks are owed for what was sent."""
         self._overdue: CannotConnect | None = None
+        self._doubt: WaltzError | None = None
+        """Why it should be opened again, although it has failed in nothing that this link asked of it."""
         self._said: type[WaltzError] | None = None
         """What kind of failure was logged since it was level."""
         self._task: asyncio.Task[None] | None = None
@@ -112,6 +117,17 @@ class ReplicaLink:
     def task(self) -> asyncio.Task[None]:
         assert self._task is not None
         return self._task
+
+    def doubt(self, error: WaltzError) -> None:
+        """A link that waits while others decide asks nothing, and does not notice that its storage was started anew."""
+        if self.state is State.SETTLING:
+            self._doubt = error
+            self._home.decided.ring()
+
+    def _check_doubt(self) -> None:
+        error, self._doubt = self._doubt, None
+        if error is not None:
+            raise CannotConnect(f"{self.name} has to be opened again: {error.message}") from error
 
     def cancel(self) -> None:
         if self._task is not None:
@@ -172,6 +188,7 @@ class ReplicaLink:
         home = self._home
         if self._said is None:
             self.state, self.story = State.CONNECTING, "being opened"
+        self._doubt = None
         status = await self._open()
         if home.has_forgotten(self.name, status):
             self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
@@ -202,6 +219,7 @@ class ReplicaLink:
         home, core = self._home, self._home.core
         while True:
             seen = home.decided.rings
+            self._check_doubt()
             match core.next_for(self.name):
                 case Wait(why):
                     self.story = why
@@ -240,6 +258,7 @@ class ReplicaLink:
                 return
             except SourceFailed as error:
                 failed = error
+                home.doubt(source, error.error)
         assert failed is not None
         raise CannotConnect(f"{self.name} could not copy: {failed.error.message}") from failed
 

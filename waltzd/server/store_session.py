@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from waltzd.cluster import Cluster
-from waltzd.errors import CannotConnect, ChangedMeanwhile, SessionEnded, StaleSession
+from waltzd.errors import CannotConnect, ChangedMeanwhile, SessionEnded, StaleSession, WaltzError
 from waltzd.layout import FileHeader
 from waltzd.meta import PartitionMeta, ReplicaSets, Role, StorageMeta
 from waltzd.port import ReplicaPort
@@ -178,6 +178,9 @@ class StoreSession:
 
     def fenced(self, error: StaleSession) -> None:
         self.end(error)
+
+    def doubt(self, name: str, error: WaltzError) -> None:
+        self._links[name].doubt(error)
 
     def copier(self, name: str) -> Copier:
         link = self._links[name]
