@@ -338,7 +338,7 @@ def _state_fields(value: ReplicaState) -> dict[str, object]:
 
 def _state(fields: _Object) -> ReplicaState:
     state = ReplicaState(
-        session=fields.integer("session"),
+        session=fields.integer("session", least=-1),
         closing=fields.integer_or_none("closing", least=-1),
         incarnation=fields.uuid("incarnation"),
         is_lost=fields.flag("is_lost"),

@@ -91,7 +91,7 @@ class ReplicaSets:
 @dataclass(frozen=True, kw_only=True)
 class ReplicaState:
     """What is recorded of one replica. It took part in `session` until `closing`; without a closing mark it still may, and
-    votes when that session is closed."""
+    votes when that session is closed. One that has only copied so far may have begun none: -1."""
 
     session: int
     closing: int | None

@@ -16,7 +16,7 @@ from tests.simulation.shrink import shrink
 from tests.simulation.world import simulate
 
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
-CHUNKS, SEEDS = 20, 15
+CHUNKS, SEEDS = 20, 10
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

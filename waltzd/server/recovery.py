@@ -390,6 +390,12 @@ class Recovery:
             replicas=states,
         )
 
+    def has_joined(self, name: str) -> bool:
+        """It is saved that its acknowledgements count in the open session, and it has not forgotten any of them."""
+        state = self.meta.replicas.get(name)
+        is_open = self.meta.opened == self.session
+        return is_open and name in self.meta.joined and state is not None and not state.is_lost
+
     def joining(self, name: str) -> PartitionMeta | None:
         """The document that lets this member's acknowledgements count, once it is saved; None when it may not join."""
         status = self._statuses.get(name)

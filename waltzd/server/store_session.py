@@ -321,10 +321,11 @@ class StoreSession:
             return True
         for name in self.core.meta.members:
             if self.live.durable(name) is None and self._is_nearly_level(name):
-                wanted = self.core.joining(name)
-                if wanted is None:
-                    continue
-                await self._save(wanted)
+                if not self.core.has_joined(name):  # else it was saved, and the replica was away again in that moment
+                    wanted = self.core.joining(name)
+                    if wanted is None:
+                        continue
+                    await self._save(wanted)
                 if self._is_nearly_level(name) and self.live.join(name, self.core.held(name)):
                     self._committed_up_to(self.live.committed)
                 return True
