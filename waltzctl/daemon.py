@@ -34,7 +34,9 @@ def birth(pid: int) -> str | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     state, *rest = stat.rpartition(")")[2].split()  # the name before may hold anything
-    return None if state in "ZX" else f"{boot}/{rest[18]}"
+    # The first thread of a process that was killed may have ended while others still close its files and ports.
+    has_ended = state == "X" or (state == "Z" and int(rest[16]) <= 1)
+    return None if has_ended else f"{boot}/{rest[18]}"
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,6 @@ SETTLE_SECONDS = 15.0
 """How long to wait for the last replicas, when all partitions take transactions already."""
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 2.0
-PORT_SECONDS = 3.0
 Say = Callable[[str], None]
 
 
@@ -231,20 +230,13 @@ class LocalCluster:
         for name, daemon in self.daemons.items():
             if daemon.is_running:
                 continue
-            taken = self._taken(name)
+            taken = [port for port in self.blueprint.ports[name] if not is_free(port)]
             if taken:
                 raise PortInUse(
                     f"another program listens on {HOST}:{taken[0]}, the address of {name} in {self.directory}",
                     not_done="nothing was started",
                     next_step="stop that program, or begin anew in another directory",
                 )
-
-    def _taken(self, name: str) -> list[int]:
-        """A daemon that was killed a moment ago may hold its ports a little longer, on a machine that is busy."""
-        deadline = time.monotonic() + PORT_SECONDS
-        while (taken := [port for port in self.blueprint.ports[name] if not is_free(port)]) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        return taken
 
     def _start(self, names: list[str]) -> None:
         for name in names:

@@ -268,6 +268,27 @@ def test_a_replica_that_does_not_come_is_not_waited_for(
     assert not found.is_healthy
 
 
+HALF_DEAD = """
+import ctypes, platform, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # ends this thread only
+"""
+
+
+def test_a_process_has_not_ended_before_its_last_thread() -> None:
+    """Until then its ports are taken, though its first thread is gone already."""
+    child = subprocess.Popen([sys.executable, "-c", HALF_DEAD])
+    try:
+        while not Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].startswith(" Z"):
+            time.sleep(0.01)
+        assert birth(child.pid) is not None
+    finally:
+        child.kill()
+    while child.poll() is None:
+        time.sleep(0.01)
+    assert birth(child.pid) is None
+
+
 def test_no_disk_space(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(home)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10 << 20))
