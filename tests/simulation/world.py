@@ -239,6 +239,8 @@ class Simulation:
     def _give_up(self, machine: Machine) -> None:
         """It will never be well again."""
         how = self.pick.choice(("dead", "frozen", "cut off"))
+        if how == "frozen" and not machine.is_up:  # there is nothing to freeze, and nobody shall start it again
+            how = "dead"
         self.say("PLAN", f"{machine.name} stays {how}")
         if how == "dead":
             machine.kill()
