@@ -21,6 +21,7 @@ EXIT_INTERRUPTED = 130
 
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "": {
+        "bench": ("", "Measure what a cluster does under load."),
         "cluster": ("", "Look at a cluster as a whole."),
         "create-cluster": ("waltzctl.cluster:create", "Make a cluster of storages that run."),
         "down": ("waltzctl.up:down", "Stop a cluster that `up` started."),
@@ -31,6 +32,13 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "storage": ("", "Talk to a running storage."),
         "up": ("waltzctl.up:up", "Bring up a real cluster on this machine, to try Waltz out."),
         "verify-segments": ("waltzctl.verify:verify_segments", "Check all files of a storage, offline."),
+    },
+    "bench": {
+        "append": ("waltzctl.bench.command:append", "Append transactions."),
+        "feed": ("waltzctl.bench.command:feed", "Read what was written, from memory and from disks."),
+        "locks": ("waltzctl.bench.command:locks", "Append against each other."),
+        "mixed": ("waltzctl.bench.command:mixed", "Append while others read."),
+        "recovery": ("waltzctl.bench.command:recovery", "Take an owner and a storage away."),
     },
     "cluster": {
         "describe": ("waltzctl.cluster:describe", "Show servers, storages and partitions."),

@@ -6,17 +6,17 @@ daemons and their users: they outlive it when it is killed, and the next `up` or
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from waltzctl import render_cluster
 from waltzctl.blueprint import BLUEPRINT, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
+from waltzctl.interruption import ending_in_order
 from waltzctl.local import LocalCluster, Say
 from waltzctl.main import EXIT_INTERRUPTED, exit_codes
 from waltzctl.overview import Overview
@@ -62,7 +62,7 @@ def up(
     """
     asked = {"storages": storages, "servers": servers, "partitions": partitions, "replicas": replicas}
     started = time.monotonic()
-    with _ending_in_order():
+    with ending_in_order():
         with render_cluster.Waiting() as waiting:
             cluster = _cluster(directory, asked, waiting.say)
             found = cluster.start()
@@ -184,20 +184,6 @@ def status(directory: Path, output: str) -> int:
     render_cluster.local(cluster, found, trouble, output)
     healthy = found is not None and found.is_healthy and len(cluster.running) == len(cluster.daemons)
     return EXIT_OK if healthy else EXIT_UNHEALTHY
-
-
-@contextmanager
-def _ending_in_order() -> Iterator[None]:
-    """To be told to end, and a terminal that goes away, are the same as Ctrl-C."""
-    # Ctrl-C, too: a shell without job control lets its background programs ignore it.
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        before[number] = signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _tell(sentence: str) -> None:

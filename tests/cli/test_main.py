@@ -27,7 +27,9 @@ ONLINE = [["storage", name] for name in ("create-partition", "describe", "verify
 """In an order in which the examples of their help can run, one verb after the other."""
 CLUSTER = [["create-cluster"], ["cluster", "describe"], ["up"], ["status"], ["down"]]
 """Their examples run in test_cluster and test_up."""
-WORDS = OFFLINE + ONLINE + CLUSTER
+BENCH = [["bench", name] for name in ("append", "feed", "locks", "mixed", "recovery")]
+"""Their examples are read in test_bench."""
+WORDS = OFFLINE + ONLINE + CLUSTER + BENCH
 
 
 def test_the_words_are_all_commands() -> None:

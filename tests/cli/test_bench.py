@@ -1,0 +1,162 @@
+"""`waltzctl bench` against real clusters: what it says is what was written, and nothing of its own cluster stays behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Tool
+from tests.cli.example import examples
+from waltzctl.bench import command as waltzctl_bench
+from waltzctl.local import LocalCluster
+from waltzctl.main import COMMANDS
+from waltzd.client import Client
+from waltzd.frame import FeedMode
+from waltzd.storages import run
+
+SECONDS_MAX = 180
+
+
+def bench(*arguments: str, at: Path | None = None) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "waltzctl", "bench", *arguments],
+        cwd=at, capture_output=True, text=True, timeout=SECONDS_MAX, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def figures(*arguments: str) -> dict[str, Any]:
+    code, out, err = bench(*arguments, "-o", "json")
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    local = LocalCluster.make(tmp_path_factory.mktemp("bench") / "c", partitions=2, servers=1)
+    try:
+        local.start()
+        yield local
+    finally:
+        local.kill()
+
+
+def length(cluster: LocalCluster) -> int:
+    """How many transactions its log has, over all partitions."""
+
+    async def ask() -> int:
+        async with Client(cluster.server_addresses, feed=FeedMode.NONE, partitions=()) as client:
+            return sum([await client.high_water_mark(partition) + 1 for partition in range(client.partition_count)])
+
+    return run(ask())
+
+
+def test_what_it_counts_is_in_the_log(cluster: LocalCluster) -> None:
+    before = length(cluster)
+    at = ("--at", ",".join(cluster.server_addresses), "--yes")
+    found = figures("append", *at, "--count", "3001", "--batch", "7", "--producers", "3", "--spread", "2")
+    assert length(cluster) - before == 3001
+    (committed,) = found["series"]
+    assert (committed["name"], committed["count"], found["attempts"]) == ("committed", 3001, 3001)
+    assert committed["bytes"] == 3001 * 512
+    assert found["place"]["replicas"] is None
+    assert [process["name"] for process in found["processes"]] == ["client"]
+
+
+def test_a_rate_is_kept(cluster: LocalCluster) -> None:
+    at = ("--at", ",".join(cluster.server_addresses), "--yes")
+    found = figures("append", *at, "--rate", "200", "--count", "100", "--locks", "0")
+    (committed,) = found["series"]
+    assert committed["count"] == 100
+    assert committed["seconds"] >= 100 / 200 - 0.01  # not faster than it was due
+
+
+def test_who_wants_the_same_lock_is_refused_and_gets_it_in_the_end(cluster: LocalCluster) -> None:
+    before = length(cluster)
+    at = ("--at", ",".join(cluster.server_addresses), "--yes")
+    found = figures("locks", *at, "--keys", "1", "--producers", "8", "--seconds", "1", "--warm-up", "0.2")
+    assert found["refused"]["REAL"] + found["refused"].get("IN_FLIGHT", 0) > 0
+    assert length(cluster) - before >= found["series"][0]["count"] > 0
+
+
+def test_readers_apply_what_is_written(cluster: LocalCluster) -> None:
+    at = ("--at", ",".join(cluster.server_addresses), "--yes")
+    found = figures("mixed", *at, "--readers", "2", "--producers", "4", "--seconds", "1", "--warm-up", "0.2")
+    committed, applied = found["series"]
+    assert applied["name"] == "applied by 2"
+    assert applied["count"] > committed["count"]  # by two of them
+    assert applied["latency_ms"]["p50"] > 0
+
+
+def test_nobody_writes_to_somebody_elses_log_without_being_asked(cluster: LocalCluster) -> None:
+    before = length(cluster)
+    code, out, err = bench("append", "--at", ",".join(cluster.server_addresses), "--seconds", "1")
+    assert code != 0
+    assert out == ""
+    assert "for good" in err
+    assert length(cluster) == before
+
+
+def test_a_cluster_of_its_own_is_gone_afterwards(tmp_path: Path) -> None:
+    picture = tmp_path / "run.png"
+    home = tmp_path / "home"
+    home.mkdir()
+    code, out, err = bench("append", "--directory", str(home), "--seconds", "1", "--chart", str(picture), "--servers", "1")
+    assert code == 0, err
+    for words in ("3 replicas, flushed by 2 of them", "committed", "p99.9", "storage-3", "flushes/s", "client"):
+        assert words in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert list(home.iterdir()) == []
+
+
+def test_old_transactions_are_read_cold_and_new_ones_hot(tmp_path: Path) -> None:
+    found = figures("feed", "--directory", str(tmp_path), "--count", "4000", "--partitions", "1")
+    by_name = {series["name"]: series["count"] for series in found["series"]}
+    assert by_name == {"cold, records": 2000, "cold, heads": 2000, "hot, records": 2000, "hot, heads": 2000}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_owners_and_storages_go_and_come_back(tmp_path: Path) -> None:
+    found = figures("recovery", "--directory", str(tmp_path), "--servers", "2", "--rounds", "1", "--count", "2000")
+    series = {one["name"]: one for one in found["series"]}
+    assert series["storage catches up"]["count"] == 2000
+    assert series["owner stopped, stall"]["latency_ms"]["max"] > 0
+    assert series["owner killed, stall"]["latency_ms"]["max"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+MISTAKES = {
+    "a picture of no kind": (("append", "--chart", "x.gif"), "a picture ends in"),
+    "a size that is none": (("append", "--size", "large"), "is no size"),
+    "more locks than there are": (("append", "--locks", "3", "--keys", "2"), "3 different locks out of 2"),
+    "nobody to take over": (("recovery",), "--servers 2"),
+    "no room for a time": (("mixed", "--size", "4"), "has to carry a time"),
+    "more replicas than storages": (("append", "--storages", "1", "--replicas", "3"), "3"),
+    "a directory that is not there": (("append", "--directory", "/nowhere/at/all"), "does not exist"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_is_said_before_anything_runs(what: str) -> None:
+    arguments, words = MISTAKES[what]
+    code, out, err = bench(*arguments)
+    assert code == 2, err
+    assert out == ""
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_the_examples_of_the_help_can_be_said(waltzctl: Tool) -> None:
+    """They take too long to run all of them here; what they do is what the tests above do."""
+    for name in COMMANDS["bench"]:
+        for arguments in examples(waltzctl, ["bench", name]):
+            command = getattr(waltzctl_bench, name)
+            context = command.make_context(name, arguments[2:])
+            assert context.params["output"] in ("table", "json")

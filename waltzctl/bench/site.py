@@ -1,0 +1,142 @@
+"""The cluster under load: one that is made for this and removed afterwards, or one that is there.
+
+A cluster of our own can be looked at from all sides: what each process uses, how often each storage flushes. Of another one
+only its applications' side is seen. What is written to it stays there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from waltzctl.bench.machine import Disk, Use, disk_of, use_of
+from waltzctl.bench.result import Place, ProcessUse, StorageUse
+from waltzctl.local import LocalCluster, Say
+from waltzd.client import Client
+from waltzd.disk import translate
+from waltzd.replica import Statistics
+from waltzd.storages import AdminClient
+
+PREFIX = "waltz-bench-"
+CLIENT = "client"
+"""The name of this process in the figures."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The counters of all processes at one moment."""
+
+    at: float
+    uses: Mapping[str, Use]
+    storages: Mapping[str, Statistics]
+
+
+class Site:
+    def __init__(self, servers: str, *, local: LocalCluster | None = None, disk: Disk | None = None) -> None:
+        self.servers = servers
+        self.local = local
+        """None for a cluster that is somebody else's."""
+        self.disk = disk
+
+    def place(self, client: Client) -> Place:
+        """What a client that is open sees of it, with what we know besides."""
+        drawn = self.local.blueprint if self.local is not None else None
+        return Place(
+            cluster="made for this run" if drawn is not None else client.cluster,
+            version=version("waltz"),
+            partitions=client.partition_count,
+            storages=drawn.storages if drawn is not None else 0,
+            servers=drawn.servers if drawn is not None else len(client.topology.servers),
+            replicas=drawn.replication if drawn is not None else None,
+            disk=self.disk,
+        )
+
+    async def read(self) -> Reading:
+        """Now."""
+        pids = {CLIENT: os.getpid()}
+        storages: dict[str, Statistics] = {}
+        if self.local is not None:
+            pids |= {name: daemon.life.pid for name, daemon in self.local.daemons.items() if daemon.life is not None}
+            blueprint = self.local.blueprint
+            for name in blueprint.storage_names:
+                if self.local.daemons[name].is_running:
+                    async with AdminClient(blueprint.addresses(name)[1], blueprint.key) as admin:
+                        storages[name] = (await admin.describe()).statistics
+        uses = {name: use for name, pid in pids.items() if (use := use_of(pid)) is not None}
+        return Reading(time.perf_counter(), uses, storages)
+
+
+def processes(before: Reading, after: Reading) -> tuple[ProcessUse, ...]:
+    """What each that was there all the time has used in between."""
+    seconds = after.at - before.at
+    return tuple(
+        ProcessUse(
+            name=name,
+            cpu_share=(after.uses[name].cpu_seconds - use.cpu_seconds) / seconds,
+            memory_bytes=after.uses[name].memory_bytes,
+        )
+        for name, use in before.uses.items()
+        if name in after.uses
+    )
+
+
+def flushes(before: Reading, after: Reading) -> tuple[StorageUse, ...]:
+    """How each storage wrote in between."""
+    seconds = after.at - before.at
+    found = []
+    for name, first in before.storages.items():
+        last = after.storages.get(name, first)
+        groups = last.groups - first.groups
+        if groups > 0:
+            found.append(
+                StorageUse(
+                    name=name,
+                    flushes_per_second=groups / seconds,
+                    records_per_flush=(last.appended_records - first.appended_records) / groups,
+                    flush_seconds=(last.group_microseconds - first.group_microseconds) / groups / 1e6,
+                )
+            )
+    return tuple(found)
+
+
+@contextmanager
+def scratch(
+    parent: Path | None,
+    *,
+    partitions: int,
+    storages: int,
+    servers: int,
+    replicas: int,
+    server_settings: Mapping[str, object],
+    say: Say,
+) -> Iterator[Site]:
+    """A cluster on this machine that is gone when this is over, whatever happens meanwhile."""
+    try:
+        directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    except OSError as error:
+        raise translate(error, f"making a directory in {parent or tempfile.gettempdir()}") from error
+    try:
+        disk = disk_of(directory)
+        cluster = LocalCluster.make(
+            directory / "cluster",
+            partitions=partitions,
+            storages=storages,
+            servers=servers,
+            replication=replicas,
+            say=say,
+            settings={"server": server_settings},
+        )
+        try:
+            cluster.start()
+            yield Site(",".join(cluster.server_addresses), local=cluster, disk=disk)
+        finally:
+            cluster.kill()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
