@@ -29,7 +29,7 @@ from tests.simulation.plan import Event, Plan, names
 from tests.simulation.server_machine import ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from waltzd.cluster import Cluster
-from waltzd.errors import CannotConnect, ControlDamaged, NotOwner, NotReady, WaltzError
+from waltzd.errors import CannotConnect, ControlDamaged, NotOwner, NotReady, PartitionDamaged, WaltzError
 from waltzd.meta import ClusterMeta, ReplicaSets, Role
 from waltzd.owner import OwnedPartition
 from waltzd.server.pipeline import Pipeline
@@ -292,7 +292,7 @@ class Simulation:
             for partition in range(self.setup.partitions):
                 try:
                     storage.keeper.directory.partition(partition)
-                except ControlDamaged as error:
+                except (ControlDamaged, PartitionDamaged) as error:
                     refused = error
                 except WaltzError:
                     continue
