@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 from tests.bench import ownership, storage
+from tests.bench.peers import command as peers
 
-BENCHES = {"ownership": ownership.main, "storage": storage.main}
+BENCHES = {"ownership": ownership.main, "peers": peers.main, "storage": storage.main}
 
 
 def main() -> int:

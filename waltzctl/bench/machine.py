@@ -65,10 +65,10 @@ class Disk:
 
 
 def disk_of(directory: Path) -> Disk:
-    return Disk(filesystem=_filesystem(directory), flush_seconds=_flush_seconds(directory))
+    return Disk(filesystem=filesystem_of(directory), flush_seconds=_flush_seconds(directory))
 
 
-def _filesystem(directory: Path) -> str:
+def filesystem_of(directory: Path) -> str:
     """Of the longest mount point above it."""
     found, longest = "unknown", -1
     real = os.path.realpath(directory)
