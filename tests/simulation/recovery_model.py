@@ -1,22 +1,25 @@
 """The decisions of recovery and session against storages that are three numbers and a list, in any order of events.
 
 Owners come at any time and never go away by themselves: a deposed one keeps sending until a storage or the coordinator
-refuses it. Storages stop, come back, lose everything or come back as an older copy; members come and go. After every
-step: what was committed once is at its place in every log that a later session opens with, for ever.
+refuses it. Storages stop, come back, lose everything, or come back as an older copy or with a hole in the middle of what
+they held; members come and go. After every step: what was committed once is at its place in every log that a later session
+opens with, for ever.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+from waltzd.finding import Code, Finding
 from waltzd.meta import PartitionMeta, Role
 from waltzd.quorum import majority
 from waltzd.replica import ReplicaStatus
-from waltzd.server.recovery import Copy, Level, Recovery, SetLowMark, Step, Truncate
+from waltzd.server.recovery import Recovery, Step
 from waltzd.server.session import Session
+from waltzd.server.task import Copy, Heal, Level, SetLowMark, Truncate
 
 Entry = tuple[int, int]
 """Which session wrote it, and its number there: no two are the same."""
@@ -39,6 +42,8 @@ class Disk:
     local_low_mark: int = -1
     committed: int = -1
     log: list[Entry] = field(default_factory=list)
+    holes: set[int] = field(default_factory=set)
+    """Ids whose records cannot be read any more. What stood there is still in `log`, for us only."""
     is_up: bool = True
 
     @property
@@ -49,11 +54,19 @@ class Disk:
         return ReplicaStatus(
             partition=0, incarnation=self.incarnation, promised_session=self.promised, session=self.session,
             low_mark=self.low_mark, local_low_mark=self.local_low_mark, committed=self.committed, last_id=self.last_id,
-            is_available=True, is_full=False, segments=1, findings=(),
+            is_available=True, is_full=False, segments=1, damaged_segments=(0,) if self.holes else (),
+            findings=tuple(
+                Finding(code=Code.DAMAGED_RECORD, path="0.seg", detail="x", first_id=id_, last_id=id_)
+                for id_ in sorted(self.holes)
+            ),
         )  # fmt: skip
 
     def copy(self) -> Disk:
-        return replace(self, log=list(self.log))
+        return replace(self, log=list(self.log), holes=set(self.holes))
+
+    def cut(self, mark: int) -> None:
+        del self.log[mark + 1 :]
+        self.holes = {id_ for id_ in self.holes if id_ <= mark}
 
 
 class World:
@@ -72,6 +85,8 @@ class World:
         self.forgotten = 0
         self.trace: list[str] = []
         self.may_forget = seed % 3 > 0
+        self.may_tear = seed % 2 > 0
+        self.mended = 0
 
     def new_incarnation(self) -> UUID:
         self.incarnations += 1
@@ -104,6 +119,8 @@ class World:
             self.say(f"{disk} {'up' if self.disks[disk].is_up else 'down'}")
         elif choice < 0.045 and self.may_forget:
             self.forget(self.pick(self.disks))
+        elif choice < 0.048 and self.may_tear:
+            self.tear(self.pick(self.disks))
         elif choice < 0.05:
             name = self.pick(self.disks)
             self.backups[name] = self.disks[name].copy()
@@ -123,6 +140,16 @@ class World:
         if backup is not None and self.random.random() < 0.7:
             self.disks[name] = replace(backup.copy(), incarnation=self.new_incarnation())
         self.say(f"{name} came back with ids up to {self.disks[name].last_id}")
+
+    def tear(self, name: str) -> None:
+        """It goes down, and comes back with a hole in front of its last record."""
+        disk = self.disks[name]
+        if disk.last_id < 1:
+            return
+        disk.is_up = False
+        first = self.random.randrange(max(0, disk.last_id - 6), disk.last_id)
+        disk.holes |= set(range(first, self.random.randint(first + 1, disk.last_id)))
+        self.say(f"{name} is down, and torn at {sorted(disk.holes)} of {disk.last_id}")
 
     def change_roles(self) -> None:
         wanted = self.random.sample(self.names, self.random.randint(1, min(4, len(self.names))))
@@ -258,6 +285,9 @@ class Owner:
                     if wanted is not None:
                         self._save(wanted)
                 return
+            if disk.holes and status.is_sound:  # it was started anew meanwhile
+                core.opened(name, disk.status())
+                return
             self._work(name, disk)
         except ConnectionError:
             core.silent(name, "down")
@@ -270,7 +300,11 @@ class Owner:
                     raise Violation(f"{name} is asked to cut above {mark}, its floor is {disk.low_mark}, {disk.committed}")
                 if disk.session == core.session:
                     raise Violation(f"{name} is asked to cut after the session began")
-                del disk.log[mark + 1 :]
+                disk.cut(mark)
+                core.changed(name, disk.status())
+            case Heal(segment, last_id, sources):
+                assert segment == 0
+                self._heal(name, disk, last_id, self._source(sources))
                 core.changed(name, disk.status())
             case SetLowMark(mark):
                 if disk.last_id > max(mark, disk.committed) or mark < disk.low_mark:
@@ -278,15 +312,31 @@ class Owner:
                 disk.session, disk.low_mark, disk.local_low_mark = core.session, mark, disk.last_id
                 core.changed(name, disk.status())
             case Copy(last_id, sources):
-                source = self._disk(sources[0])
-                if source.promised != core.session:
-                    raise ConnectionError  # it was not opened by us: it refuses to be read
+                source = self._source(sources)
                 upto = min(last_id, disk.last_id + world.random.randint(1, 4), source.last_id)
                 disk.log.extend(source.log[disk.last_id + 1 : upto + 1])
                 core.copied(name, disk.last_id)
             case Level():
                 if self.live is not None:
                     self._follow(name, disk)
+
+    def _source(self, sources: Sequence[str]) -> Disk:
+        source = self._disk(sources[0])
+        if source.promised != self.core.session or source.holes:
+            raise ConnectionError  # it was not opened by us, or has been started anew: it refuses to be read
+        return source
+
+    def _heal(self, name: str, disk: Disk, last_id: int, source: Disk) -> None:
+        """As a storage does it: the file takes the place of the whole log, as long as nothing certain is lost by that."""
+        core = self.core
+        end = min(last_id, source.last_id)
+        if end < max(disk.low_mark, disk.committed) or (disk.session == core.session and end < disk.last_id):
+            raise ConnectionError
+        is_voting = core.mark is None and name in core.meta.joined
+        if is_voting and disk.log != source.log[: len(disk.log)]:
+            raise Violation(f"{name} is mended with other records than it held, and votes with them")
+        disk.log, disk.holes = source.log[: end + 1], set()
+        self.world.mended += is_voting
 
     def _follow(self, name: str, disk: Disk) -> None:
         core, live = self.core, self.live

@@ -15,11 +15,12 @@ from waltzd.server import session as session_module
 from waltzd.server.feed import Cursor
 from waltzd.server.locks import LockTable
 from waltzd.server.pipeline import Pipeline, _Batch
-from waltzd.server.recovery import Recovery, SetLowMark, Task, Truncate
+from waltzd.server.recovery import Recovery
 from waltzd.server.replica_link import ReplicaLink
 from waltzd.server.session import Session
 from waltzd.server.step import Portion
 from waltzd.server.store_session import StoreSession
+from waltzd.server.task import SetLowMark, Task, Truncate
 
 FAIL_OVER = Aim(faults=("cut", "slow", "crash"), seconds=10.0, servers=2, setup=BUSY)
 LONELY = Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY)

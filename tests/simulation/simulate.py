@@ -46,6 +46,7 @@ class Line:
     seed: int
     kind: str
     story: str
+    waits: str
     seconds: float
     committed: int
     messages: int
@@ -60,6 +61,7 @@ def run_one(options: Options, seed: int) -> Line:
         seed=seed,
         kind=outcome.kind,
         story=outcome.story,
+        waits=outcome.waits,
         seconds=outcome.seconds,
         committed=outcome.committed,
         messages=outcome.messages,
@@ -182,9 +184,12 @@ def _run(options: Options, seeds: range, jobs: int, save: Path | None) -> int:
     begun, said = time.perf_counter(), time.perf_counter()
     done, virtual, busy, committed, messages = 0, 0.0, 0.0, 0, 0
     events: Counter[str] = Counter()
+    waiting: list[int] = []
     for line in run_all(options, seeds, jobs):
         if line.kind:
             return _fail(options, line, save)
+        if line.waits:
+            waiting.append(line.seed)
         done, virtual, busy = done + 1, virtual + line.seconds, busy + line.busy
         committed, messages = committed + line.committed, messages + line.messages
         events += line.events
@@ -195,6 +200,8 @@ def _run(options: Options, seeds: range, jobs: int, save: Path | None) -> int:
         f"sound: {done} seeds, {committed} transactions, {messages} messages, {virtual:.0f} s of virtual time, "
         f"{virtual / busy:.0f} times faster than real time on one core, {time.perf_counter() - begun:.0f} s"
     )
+    if waiting:
+        print(f"left to an operator, because a majority lost data or was torn: seeds {', '.join(map(str, waiting))}")
     print("what happened: " + ", ".join(f"{what} {count}" for what, count in sorted(events.items())))
     return 0
 

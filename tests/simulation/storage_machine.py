@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from tests.simulation.loop import LIFE, Life
@@ -11,23 +12,70 @@ from tests.simulation.machines import Exited, Machine, World
 from waltzd.config import StorageConfig
 from waltzd.disk_sim import Fault, Loss, SimDisk
 from waltzd.errors import FlushFailed, WaltzError
+from waltzd.finding import Code
 from waltzd.layout import CONTROL_NAME, PROMISE_NAME
+from waltzd.link import Frame, Link
 from waltzd.meta import StorageMeta
 from waltzd.replica import ReplicaStatus
 from waltzd.storage.directory import Directory
 from waltzd.storage.keeper import Keeper
-from waltzd.storage.partition import PartitionSettings
+from waltzd.storage.partition import Partition, PartitionSettings
+
+
+@dataclass
+class Answers:
+    """What the processes on one disk have answered, by partition."""
+
+    promised: dict[int, int] = field(default_factory=dict)
+    """The newest session that it has promised itself to."""
+    durable: dict[int, int] = field(default_factory=dict)
+    """Up to here every id was said to be on the disk, and nobody had it cut since."""
 
 
 class _Promiser(Keeper):
     """Remembers what it answered: the next process on the same disk is held to it."""
 
-    promised: dict[int, int]
+    answers: Answers
 
     async def open_session(self, number: int, session: int, partitions: int, *, create: bool = False) -> ReplicaStatus:
         status = await super().open_session(number, session, partitions, create=create)
-        self.promised[number] = max(session, self.promised.get(number, session))
+        promised = self.answers.promised
+        promised[number] = max(session, promised.get(number, session))
         return status
+
+    async def truncate(self, number: int, session: int, mark: int) -> ReplicaStatus:
+        durable = self.answers.durable
+        durable[number] = min(mark, durable.get(number, -1))  # it may be cut, whatever becomes of the answer
+        return await super().truncate(number, session, mark)
+
+    async def append(self, number: int, session: int, link: Link) -> None:
+        await super().append(number, session, _Heard(link, lambda mark: self._said(number, mark)))
+
+    def _said(self, number: int, mark: int) -> None:
+        durable = self.answers.durable
+        durable[number] = max(mark, durable.get(number, -1))
+
+
+class _Heard:
+    """The link of an append stream, with somebody who listens to the marks."""
+
+    def __init__(self, link: Link, listener: Callable[[int], None]) -> None:
+        self._link = link
+        self._listener = listener
+
+    @property
+    def peer(self) -> str:
+        return self._link.peer
+
+    async def receive(self) -> Frame | None:
+        return await self._link.receive()
+
+    async def send(self, durable_id: int) -> None:
+        self._listener(durable_id)
+        await self._link.send(durable_id)
+
+    async def refuse(self, error: WaltzError) -> None:
+        await self._link.refuse(error)
 
 
 class StorageMachine(Machine):
@@ -40,8 +88,12 @@ class StorageMachine(Machine):
         """How much longer everything takes on a slow disk, at most."""
         self.photograph: SimDisk | None = None
         self.is_damaged = False
-        self.promised: dict[int, int] = {}
-        """The newest session of each partition that this disk has promised itself to."""
+        self.has_lost_data = False
+        """Bytes of its disk were damaged, or it was given another one."""
+        self.is_torn = False
+        """A power cut left sound records behind a hole in its last write."""
+        self._has_lost_power = False
+        self.answers = Answers()
         self.refuses: WaltzError | None = None
         """Why it did not start the last time."""
 
@@ -77,11 +129,20 @@ class StorageMachine(Machine):
             self.disk, directory, config, run_writing=self._write, run_reading=self._read, on_fatal=self._on_fatal
         )
         for replica in directory.partitions():
-            promised = self.promised.get(replica.number, replica.promised_session)
+            promised = self.answers.promised.get(replica.number, replica.promised_session)
             assert promised <= replica.promised_session, f"{self.name} has forgotten that it promised session {promised}"
-        keeper.promised = self.promised
+        self.is_torn = self._has_lost_power and any(self._is_torn(replica) for replica in directory.partitions())
+        keeper.answers = self.answers
         keeper.start()
         return keeper
+
+    def _is_torn(self, replica: Partition) -> bool:
+        """Nothing is wrong with what it has acknowledged, and something behind it."""
+        durable = self.answers.durable.get(replica.number, -1)
+        return bool(replica.findings) and all(
+            finding.code is Code.DAMAGED_RECORD and finding.first_id is not None and finding.first_id > durable
+            for finding in replica.findings
+        )
 
     async def _live(self, life: Life) -> None:
         try:
@@ -163,6 +224,7 @@ class StorageMachine(Machine):
         self.is_wanted = False
         self.end("loses power")
         self.disk.power_cut(Loss.SCATTERED if is_scattered else Loss.ORDERED)
+        self._has_lost_power = True
 
     def die_at(self, operations: int) -> None:
         """Lose power in front of the n-th disk operation from now on."""
@@ -203,7 +265,7 @@ class StorageMachine(Machine):
         number, rest = divmod(where * len(files), 1)
         path, size = files[int(number)]
         offset = int(rest * size)
-        self.is_damaged = True
+        self.is_damaged = self.has_lost_data = True
         self.disk.corrupt(path, offset, bytes([self.disk.content(path)[offset] ^ 0x40]))
         return f"byte {offset} of {path} is damaged"
 
@@ -224,8 +286,9 @@ class StorageMachine(Machine):
     def replace_disk(self, disk: SimDisk) -> None:
         assert not self.is_up
         self.disk = disk
-        self.promised = {}
-        self.is_damaged = False
+        self.answers = Answers()
+        self.is_damaged = self._has_lost_power = False
+        self.has_lost_data = True
 
     def take_photograph(self) -> None:
         if not self.is_damaged:

@@ -10,8 +10,9 @@ import pytest
 from tests.simulation.recovery_model import Violation, World
 from waltzd.quorum import reached
 from waltzd.server import session as session_module
-from waltzd.server.recovery import Level, Recovery
+from waltzd.server.recovery import Recovery
 from waltzd.server.session import Session
+from waltzd.server.task import Level
 
 STEPS = 1500
 
@@ -20,7 +21,7 @@ def explore(seed: int, names: int) -> World:
     world = World(seed, names)
     try:
         world.run(STEPS)
-        if not world.may_forget:
+        if not world.may_forget and not world.may_tear:
             world.heal()
     except (Violation, AssertionError) as error:
         story = "\n".join(world.trace[-60:])
@@ -30,13 +31,15 @@ def explore(seed: int, names: int) -> World:
 
 @pytest.mark.parametrize("names", [3, 4, 5])
 def test_what_was_committed_stays(names: int) -> None:
-    opened = committed = 0
+    opened = committed = mended = 0
     for seed in range(150):
         world = explore(seed, names)
         opened += world.opened
         committed += len(world.committed)
+        mended += world.mended
     assert opened > 300, "the model opens few sessions: it does not test much"
     assert committed > 3000, "the model commits little: it does not test much"
+    assert mended > 5, "hardly anybody is mended to vote: the model does not test that"
 
 
 def trust_everybody(self: Recovery, name: str) -> tuple[int, int]:
@@ -78,6 +81,14 @@ def everything_is_lineage(self: Recovery, name: str) -> int:
     return self.held(name) if self.status(name) is not None else -1
 
 
+def whatever_it_holds(self: Recovery, name: str, above: int, mark: int) -> tuple[int, tuple[str, ...]]:
+    return mark, self.sources(name, above)
+
+
+def the_torn_hold_what_is_sound(self: Recovery, name: str) -> bool:
+    return KNOWS(self, name) or (self.status(name) is not None and not self.status(name).is_sound)  # type: ignore[union-attr]
+
+
 def join_without_saving(self: Session, members: Sequence[str], joined: Sequence[str], low_mark: int) -> None:
     INIT(self, members, members, low_mark)
 
@@ -88,6 +99,7 @@ def majority_of_the_joined(marks: Iterable[int], members: int) -> int:
 
 
 BOUNDS, MARK, DECIDE, INIT = Recovery._bounds, Recovery.mark.fget, Recovery.decide, Session.__init__  # type: ignore[attr-defined]
+KNOWS = Recovery.knows_its_end
 MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "the silent hold nothing": (Recovery, "_bounds", silent_hold_nothing),
     "the forgetful hold nothing": (Recovery, "_bounds", forgetful_hold_nothing),
@@ -97,9 +109,15 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "one level replica is enough to open": (Recovery, "has_level_majority", property(one_is_enough)),
     "those who are assigned now vote": (Recovery, "decide", assigned_ones_vote),
     "whatever a replica holds is the log": (Recovery, "trusted", everything_is_lineage),
+    "a source gives whatever it holds": (Recovery, "give", whatever_it_holds),
+    "whoever is torn knows its end": (Recovery, "knows_its_end", the_torn_hold_what_is_sound),
     "members count before they have joined": (Session, "__init__", join_without_saving),
     "a majority of those who answer": (session_module, "reached", majority_of_the_joined),
 }
+
+
+SHY = {"a source gives whatever it holds": (135, 5), "whoever is torn knows its end": (583, 4)}
+"""Mistakes that show seldom, and a seed that shows them, with so many storages."""
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -107,9 +125,9 @@ def test_the_model_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that no mistake can fail proves nothing."""
     owner, attribute, wrong = MUTANTS[name]
     monkeypatch.setattr(owner, attribute, wrong)
-    for seed in range(400):
+    for seed, names in [*([SHY[name]] if name in SHY else []), *((seed, 3 + seed % 4 % 3) for seed in range(400))]:
         try:
-            explore(seed, 3 + seed % 4 % 3)
+            explore(seed, names)
         except AssertionError:
             return
     pytest.fail("nothing in 400 seeds")

@@ -44,6 +44,10 @@ class Stuck(AssertionError):
     """Everything is mended, and somebody does not go on."""
 
 
+class OperatorNeeded(Exception):
+    """A partition waits, and has every right to."""
+
+
 class Broken(AssertionError):
     """Something in there is not what it should be."""
 
@@ -59,6 +63,8 @@ class Outcome:
     committed: int = 0
     messages: int = 0
     findings: list[str] = field(default_factory=list)
+    waits: str = ""
+    """Why a partition had to be left to an operator: the run ended there, and only what came before was judged."""
 
     @property
     def kind(self) -> str:
@@ -71,7 +77,7 @@ class Outcome:
 
     @property
     def story(self) -> str:
-        return str(self.failure if self.failure is not None else self.verdict)
+        return str(self.failure if self.failure is not None else self.waits or self.verdict)
 
 
 def simulate(plan: Plan) -> Outcome:
@@ -81,6 +87,8 @@ def simulate(plan: Plan) -> Outcome:
     try:
         with world.logs():
             outcome.verdict = run(world.loop, world.story(), world.lives)
+    except OperatorNeeded as need:
+        outcome.waits = str(need)
     except Exception as error:  # noqa: BLE001  the outcome of a run
         outcome.failure = world.mistakes[0] if world.mistakes else error
     finally:
@@ -283,7 +291,21 @@ class Simulation:
                         return f"{name} commits nothing in partition {partition}; {self._places()}"
             return ""
 
-        await self._until("every client goes on", missing)
+        try:
+            await self._until("every client goes on", missing)
+        except Stuck as stuck:
+            self._check_tolerance(stuck)
+            raise
+
+    def _check_tolerance(self, stuck: Stuck) -> None:
+        """Where a minority has lost its data, one more replica that a power cut has torn is one too many: nobody can tell
+        whether it had acknowledged what is missing in it. An operator decides (docs/recovery.md)."""
+        torn = [storage.name for storage in self._well_storages if storage.is_torn]
+        lost = {name for name, storage in self.storages.items() if name in self._lost or storage.has_lost_data}
+        if torn and 2 * len(lost.union(torn)) >= len(self.storages):
+            raise OperatorNeeded(
+                f"{', '.join(torn)} torn by a power cut, {', '.join(sorted(lost))} without data: {stuck}"
+            ) from stuck
 
     def _replace_what_is_refused(self, storage: StorageMachine) -> None:
         """What a daemon does not open again by itself is for an operator."""

@@ -36,6 +36,7 @@ from waltzd.finding import Finding
 from waltzd.layout import CONTROL_NAME, FileHeader, control_struct_offset, segment_name
 from waltzd.link import Frame
 from waltzd.storage.keeper import Keeper
+from waltzd.verify import Options, Target, verify
 
 CONFIG = StorageConfig(directory=ROOT, flush_threads=2)
 
@@ -239,6 +240,21 @@ def test_a_segment_file_takes_the_lane_only_for_its_place() -> None:
     turns, _ = with_keeper(disk, test)
     assert turns.count("Installation.write") == -(-len(content) // 50)
     assert names(disk) == []
+
+
+def test_damage_in_a_header_is_not_handed_on() -> None:
+    """In the part that means nothing: whoever serves the file does not notice, and whoever verifies the copy would."""
+    disk = sample(6)
+    content = bytearray(file_of(6, 6))
+    content[104] ^= 0x40
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.open_session(0, 7, PARTITIONS)
+        await keeper.install_segment(0, 7, 6, len(content), in_pieces(bytes(content)))
+        assert served(keeper.directory.partition(0), expected(0, 12)) == set(range(12))
+
+    with_keeper(disk, test)
+    assert verify(disk, [Target(storage=ROOT)], Options(key=KEY)).findings == []
 
 
 def test_a_sender_that_goes_away_at_any_moment_leaves_nothing() -> None:

@@ -11,7 +11,8 @@ from waltzd.errors import MetadataBehind, MetadataMissing
 from waltzd.finding import Code, Finding
 from waltzd.meta import Decision, PartitionMeta, ReplicaState, Role
 from waltzd.replica import ReplicaStatus
-from waltzd.server.recovery import Copy, Heal, Level, Recovery, SetLowMark, Truncate, Wait
+from waltzd.server.recovery import Recovery
+from waltzd.server.task import Copy, Heal, Level, SetLowMark, Truncate, Wait
 
 HOME = {name: UUID(int=number) for number, name in enumerate("ABCD", 1)}
 DAMAGE = Finding(code=Code.DAMAGED_RECORD, path="0/0.seg", detail="x")
@@ -208,6 +209,84 @@ def test_the_damaged_is_healed_and_does_not_count_before() -> None:
     assert core.next_for("C") == Truncate(9), "nobody holds what was there, and nobody needs it"
     core.changed("C", holds("C", 9))
     assert core.next_for("C") == SetLowMark(9)
+
+
+def torn(name: str, last_id: int, first: int, last: int, **more: object) -> ReplicaStatus:
+    """The ids from `first` to `last` are damaged, and sound records stand behind them."""
+    return holds(name, last_id, findings=(replace(DAMAGE, first_id=first, last_id=last),), damaged_segments=(5,), **more)  # type: ignore[arg-type]
+
+
+def test_one_whose_last_write_was_torn_is_mended_by_who_has_all_of_it_and_then_votes() -> None:
+    """The power went while C wrote 7 to 9, and B's disk is lost: nobody knows whether C had acknowledged them, but A has
+    the very same records."""
+    core = recovery(A=10, B=None)
+    core.opened("C", torn("C", 9, 7, 8))
+    assert core.decide() is None
+    assert core.next_for("C") == Heal(5, 9, ("A",))
+    core.changed("C", holds("C", 9))
+    assert core.next_for("C") == Copy(10, ("A",))
+    core.copied("C", 10)
+    assert core.decide() == 10
+
+
+def test_one_whose_last_write_was_torn_held_no_more_than_its_end() -> None:
+    core = recovery(A=8, B=7)
+    core.opened("C", torn("C", 20, 6, 6))
+    assert core.decide() is None, "C may have acknowledged 8"
+    assert core.next_for("B") == Copy(8, ("A",))
+    core.copied("B", 8)
+    assert core.decide() == 8, "above that C was alone, if it ever acknowledged anything"
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        torn("C", 20, 7, 8),
+        torn("C", 9, 7, 8, incarnation=HOME["D"]),
+        torn("C", 9, 7, 9),
+        holds("C", 9, findings=(DAMAGE,), damaged_segments=(5,)),
+        holds("C", 9, findings=(replace(DAMAGE, code=Code.SEGMENT_GAP, first_id=5, last_id=6),), damaged_segments=(5,)),
+    ],
+    ids=["longer than all others", "another one", "its end is damaged", "who knows what", "a file is missing"],
+)
+def test_damage_that_may_hide_what_nobody_else_has_is_not_mended_before_it_is_decided(status: ReplicaStatus) -> None:
+    core = recovery(A=10, B=None)
+    core.opened("C", status)
+    assert core.decide() is None
+    assert isinstance(core.next_for("C"), Wait)
+    assert "has no vote" in core.next_for("C").why  # type: ignore[union-attr]
+
+
+def test_a_damaged_one_that_missed_the_session_is_cut_or_mended_and_can_help_by_copying() -> None:
+    """C never joined session 1, so nothing that it holds above its closing mark of the one before matters."""
+    found = meta(joined="AB", low_mark=7)
+    found = replace(found, replicas={**found.replicas, "C": ReplicaState(session=0, closing=7, incarnation=HOME["C"])})
+    core = recovery(found, A=10, B=None)
+    core.opened("C", torn("C", 12, 9, 9, session=0, low_mark=2))
+    core.changed("C", replace(torn("C", 12, 9, 9, session=0, low_mark=2), damaged_segments=(9,)))
+    assert core.next_for("C") == Truncate(7)
+    core.changed("C", torn("C", 12, 6, 6, session=0, low_mark=2))
+    assert core.next_for("C") == Heal(5, 7, ("A",))
+    core.changed("C", holds("C", 7, session=0, low_mark=2))
+    assert core.next_for("C") == Copy(10, ("A",))
+    core.copied("C", 10)
+    assert core.decide() == 10
+
+
+def test_nobody_gives_more_than_is_certainly_the_log() -> None:
+    """D never joined session 1: above 7 it holds what another session wrote, until that is cut."""
+    found = meta(joined="AB", members="ABD", decision=Decision(mark=10, session=2))
+    found = replace(found, replicas={**found.replicas, "D": ReplicaState(session=0, closing=7, incarnation=HOME["D"])})
+    core = recovery(found, roles="ABCD", A=None, B=None)
+    core.opened("D", holds("D", 14, session=0, low_mark=2))
+    core.opened("C", holds("C", -1, session=2, low_mark=10))
+    assert core.next_for("C") == Copy(7, ("D",))
+    core.changed("C", holds("C", 9, session=2, low_mark=4, findings=(DAMAGE,), damaged_segments=(0,)))
+    assert core.next_for("C") == Heal(0, 7, ("D",))
+    assert core.give("C", -1, 12) == (7, ("D",)), "an open session asks in the same way"
+    core.opened("A", holds("A", 10))
+    core.changed("C", holds("C", -1, session=2, low_mark=10))
+    assert core.next_for("C") == Copy(10, ("A",))
 
 
 def test_a_copy_that_decided_is_still_trusted_by_the_next_session() -> None:

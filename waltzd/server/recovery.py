@@ -15,13 +15,14 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
 
 from waltzd.errors import MetadataBehind, MetadataMissing, WaltzError
+from waltzd.finding import Code
 from waltzd.meta import Decision, PartitionMeta, ReplicaState, Role
 from waltzd.quorum import EMPTY, EVERYTHING, decided, majority
 from waltzd.replica import ReplicaStatus
+from waltzd.server.task import Copy, Heal, Level, SetLowMark, Task, Truncate, Wait
 
 NEAR_IDS = 10_000
 """Who lags less than this is level in a moment."""
@@ -33,49 +34,6 @@ class Step(enum.StrEnum):
     SETTLING = "SETTLING"
     ADMITTING = "ADMITTING"
     OPEN = "OPEN"
-
-
-# -- what a replica should do next -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Wait:
-    why: str
-
-
-@dataclass(frozen=True)
-class Truncate:
-    mark: int
-
-
-@dataclass(frozen=True)
-class SetLowMark:
-    mark: int
-
-
-@dataclass(frozen=True)
-class Copy:
-    """Get the ids up to `last_id` from one of these, the best first."""
-
-    last_id: int
-    sources: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Heal:
-    """Replace the segment that starts at this id with what the others hold, up to `last_id`; then look again."""
-
-    segment: int
-    last_id: int
-    sources: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Level:
-    """It holds the decided log and has begun this session."""
-
-
-Task: TypeAlias = Wait | Truncate | SetLowMark | Copy | Heal | Level
 
 
 class Recovery:
@@ -214,16 +172,30 @@ class Recovery:
             return trusted, trusted  # nothing of it ever counted; what it has copied since does
         if self.is_faithful(name):
             return self.held(name), self.held(name)
-        return trusted, EVERYTHING
+        return trusted, self.held(name) if self.knows_its_end(name) else EVERYTHING
 
     def is_faithful(self, name: str) -> bool:
         """It joined the session that is being closed and remembers everything that it acknowledged in it."""
-        status, state = self._statuses.get(name), self.meta.replicas.get(name)
-        if status is None or state is None or name not in self.meta.joined:
+        status = self._statuses.get(name)
+        return status is not None and status.is_sound and self._is_the_one_that_joined(name, status)
+
+    def knows_its_end(self, name: str) -> bool:
+        """It joined that session and is damaged, but sound records stand behind the damage: it never held more than the
+        last of them. A power cut in the middle of a write can leave it so."""
+        status = self._statuses.get(name)
+        if status is None or status.is_sound or not self._is_the_one_that_joined(name, status):
+            return False
+        return all(
+            finding.code is Code.DAMAGED_RECORD and finding.last_id is not None and finding.last_id < self.held(name)
+            for finding in status.findings
+        )
+
+    def _is_the_one_that_joined(self, name: str, status: ReplicaStatus) -> bool:
+        state = self.meta.replicas.get(name)
+        if state is None or name not in self.meta.joined:
             return False
         return (
-            status.is_sound
-            and not state.is_lost
+            not state.is_lost
             and status.incarnation == state.incarnation
             and status.session == self.meta.opened
             and self.held(name) >= max(status.local_low_mark, status.committed, self._acknowledged.get(name, EMPTY))
@@ -231,10 +203,12 @@ class Recovery:
 
     def trusted(self, name: str) -> int:
         """Up to this id, what the replica holds is the log, or the lineage of the session that is being closed."""
-        status, state = self._statuses.get(name), self.meta.replicas.get(name)
-        if status is None or not status.is_sound:
-            return EMPTY
-        held = self.held(name)
+        status = self._statuses.get(name)
+        return self._lineage(name, status) if status is not None and status.is_sound else EMPTY
+
+    def _lineage(self, name: str, status: ReplicaStatus) -> int:
+        """The same as if nothing of it were damaged."""
+        state, held = self.meta.replicas.get(name), self.held(name)
         if status.session == self.session:
             return held  # it has begun our session: whatever it has got since, it has got from us
         floor = min(held, max(status.low_mark, status.committed))
@@ -265,8 +239,10 @@ class Recovery:
             keep = min(self.trusted(name), _certain(status, mark))
             return Truncate(keep) if held > keep else SetLowMark(mark)
         if held < mark:
-            sources = self.sources(name, held)
-            return Copy(mark, sources) if sources else Wait(f"nobody who answers holds the ids from {held + 1} to {mark}")
+            last_id, sources = self.give(name, held, mark)
+            return (
+                Copy(last_id, sources) if sources else Wait(f"nobody who answers holds the ids from {held + 1} to {mark}")
+            )
         return Level()
 
     def _mend(self, name: str, status: ReplicaStatus, mark: int) -> Task:
@@ -277,7 +253,7 @@ class Recovery:
         last_id = max(mark, status.last_id) if has_begun else mark
         segment = min(status.damaged_segments, default=EVERYTHING)
         if segment <= last_id:
-            sources = self.sources(name, segment - 1)
+            last_id, sources = self.give(name, segment - 1, last_id)
             if sources:
                 return Heal(segment, last_id, sources)
         elif status.damaged_segments and not has_begun:
@@ -289,18 +265,38 @@ class Recovery:
             return Wait("the first session needs an answer from every assigned storage")
         if name not in self.meta.members or self.decide() is not None:
             return Wait("the closing mark is not saved yet")
-        if not status.is_sound:
-            return Wait(f"it is damaged and has no vote: {status.findings[0].sentence()}")
-        if name in self.meta.joined and not self.is_faithful(name):
+        if status.is_sound and name in self.meta.joined and not self.is_faithful(name):
             return Wait("it has forgotten what it acknowledged, and has no vote")
         if any(other not in self._tried for other in self.meta.members):
             return Wait("not every member was asked yet")
-        sources = tuple(other for other in self.sources(name, self.trusted(name)) if self.is_faithful(other))
+        keep, held = self._lineage(name, status), self.held(name)
+        if not status.is_sound and name in self.meta.joined:
+            return self._mend_to_vote(name, status)
+        sources = self._faithful_sources(name, keep)
         if not sources:
             return Wait("the closing mark is undecided")
-        if self.held(name) > self.trusted(name):
-            return Truncate(self.trusted(name))
-        return Copy(self.held(sources[0]), sources)
+        if not status.is_sound:
+            return self._mend(name, status, keep)
+        return Truncate(keep) if held > keep else Copy(*self.give(name, keep, self.held(sources[0])))
+
+    def _mend_to_vote(self, name: str, status: ReplicaStatus) -> Task:
+        """Whoever was faithful in the same session, and holds all that this one ever had, has the very bytes that are
+        missing here. With them it votes for what it held."""
+        held = self.held(name)
+        sources = self._faithful_sources(name, held - 1)
+        if self.knows_its_end(name) and sources and status.damaged_segments:
+            return Heal(min(status.damaged_segments), held, sources)
+        return Wait(f"it is damaged and has no vote: {status.findings[0].sentence()}")
+
+    def _faithful_sources(self, name: str, above: int) -> tuple[str, ...]:
+        return tuple(other for other in self.sources(name, above) if self.is_faithful(other))
+
+    def give(self, name: str, above: int, mark: int) -> tuple[int, tuple[str, ...]]:
+        """Up to where the others can give it the log, and who can: what a replica holds above its trust may be another
+        session's, as long as it is not cut there."""
+        sources = self.sources(name, above)
+        last_id = min([mark, *(self.trusted(other) for other in sources[:1])])
+        return last_id, tuple(other for other in sources if self.trusted(other) >= last_id)
 
     def sources(self, name: str, above: int) -> tuple[str, ...]:
         """Who holds more of the log than `above`, the most first."""

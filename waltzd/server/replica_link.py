@@ -20,8 +20,9 @@ from waltzd.port import AppendPort, ReplicaPort
 from waltzd.replica import ReplicaStatus
 from waltzd.server.bell import Bell
 from waltzd.server.copying import Copier, SourceFailed
-from waltzd.server.recovery import Copy, Heal, Level, Recovery, SetLowMark, Truncate, Wait
+from waltzd.server.recovery import Recovery
 from waltzd.server.tail import Tail
+from waltzd.server.task import Copy, Heal, Level, SetLowMark, Truncate, Wait
 
 T = TypeVar("T")
 FRAME_BYTES = 1 << 20
@@ -270,13 +271,13 @@ class ReplicaLink:
         while home.core.held(self.name) + 1 < home.tail.first_id:
             held = home.core.held(self.name)
             self.state = State.CATCHING_UP
-            sources = home.core.sources(self.name, held)
+            last_id, sources = home.core.give(self.name, held, home.committed)
             self.story = f"holds ids up to {held} of {home.committed}, copying from {sources[0] if sources else 'nobody'}"
             if not sources:
                 seen = home.decided.rings
                 await home.decided.wait(seen)
                 continue
-            await self._copy(min(home.committed, home.core.held(sources[0])), sources)
+            await self._copy(last_id, sources)
 
     async def _stream_tail(self) -> None:
         """Send what is in the tail and take the marks, until this replica has fallen out of it."""

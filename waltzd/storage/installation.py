@@ -86,8 +86,9 @@ class Installation:
         """The whole file is here: check every record, make the index, and have both on the disk."""
         if self._file_bytes and self._size != self._file_bytes:
             raise self._unfit(f"ended after {self._size} of {self._file_bytes} bytes")
-        header = self._header()
-        self._index.write(0, header.encode())
+        header = self._header().encode()
+        self._data.write(0, header)  # without whatever damage stood in the part of it that means nothing
+        self._index.write(0, header)
         stop = scan(
             self._data,
             segment_first_id=self.first_id,
