@@ -116,14 +116,18 @@ def test_payloads_have_their_size(size: int, counts: list[int]) -> None:
 
 def test_a_load_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(BadArgument, match="8 partitions; the cluster has 4"):
-        Load(partitions=8).check(4)
+        Load(partitions=8).on(4)
     with pytest.raises(BadArgument, match="5 different locks out of 3"):
-        Load(locks=5, keys=3).check(4)
+        Load(locks=5, keys=3).on(4)
     with pytest.raises(BadArgument, match="either"):
-        Load(seconds=None).check(4)
+        Load(seconds=None).on(4)
     with pytest.raises(BadArgument, match="either"):
-        Load(count=5).check(4)
-    Load(partitions=4).check(4)
+        Load(count=5).on(4)
+
+
+def test_a_load_uses_all_partitions_unless_it_says_how_many() -> None:
+    assert Load(partitions=3).on(4).partitions == 3
+    assert Load().on(4).partitions == 4
 
 
 def test_what_is_due_follows_the_rate() -> None:
@@ -141,7 +145,7 @@ def test_a_stamp_can_be_read_and_keeps_the_size() -> None:
 def test_the_owner_remembers_the_newer_half() -> None:
     load = Load(size=472, partitions=2, seconds=None, count=40_000)
     assert tail_bytes(load, 4) == 4 * 10_000 * 512
-    assert tail_bytes(Load(size=1, seconds=None, count=10), 1) == 1 << 20
+    assert tail_bytes(Load(size=1, partitions=1, seconds=None, count=10), 1) == 1 << 20
 
 
 # -- tallies -----------------------------------------------------------------------------------------------------------

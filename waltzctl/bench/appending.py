@@ -85,7 +85,7 @@ def _notes(bench: Bench, client_share: float) -> list[str]:
 async def append(bench: Bench, load: Load) -> Result:
     tally, meter = Tally(), Meter(bench.site)
     async with open_client(bench.site.servers, load) as client:
-        load.check(client.partition_count)
+        load = load.on(client.partition_count)
         await Drive(client, load, tally, watch=bench.watch).run(meter.begin)
         await meter.end()
         series = [Series.of("committed", tally.latencies, tally.seconds, load.size)]
@@ -126,7 +126,7 @@ async def mixed(bench: Bench, load: Load, readers: int) -> Result:
     tally, meter = Tally(), Meter(bench.site)
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(open_client(bench.site.servers, load))
-        load.check(client.partition_count)
+        load = load.on(client.partition_count)
         marks = {partition: await client.high_water_mark(partition) for partition in range(load.partitions)}
         handlers = [Reader(marks) for _ in range(readers)]
         for handler in handlers:
@@ -202,7 +202,7 @@ async def locks(bench: Bench, load: Load, clients: int) -> Result:
     tally, meter = Tally(), Meter(bench.site)
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(open_client(bench.site.servers, load))
-        load.check(first.partition_count)
+        load = load.on(first.partition_count)
         marks = {partition: await first.high_water_mark(partition) for partition in range(load.partitions)}
         contenders = [
             await stack.enter_async_context(

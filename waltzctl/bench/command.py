@@ -67,7 +67,7 @@ _shape = _options(
     click.option("--spread", type=click.IntRange(1, 1024), default=None,
                  help="Use so many of the partitions; all of them by default."),
     click.option("--locks", type=click.IntRange(0, 1000), default=1, show_default=True, help="Of each transaction."),
-    click.option("--keys", type=click.IntRange(1, 10_000_000), default=100_000, show_default=True,
+    click.option("--keys", type=click.IntRange(1, 1_000_000), default=100_000, show_default=True,
                  help="How many different locks there are."),
     click.option("--mode", type=click.Choice(["read", "write", "append"]), default="write", show_default=True,
                  help="Of the locks."),
@@ -142,16 +142,16 @@ def _site(options: Options, live: Live, server_settings: Mapping[str, object]) -
 
 
 def _load(options: Options, **more: Any) -> Load:
-    spread = options["spread"] or (1 if options.get("at") is not None else options["partitions"])
+    """Checked, as far as the cluster is known: one that is there says itself how many partitions it has."""
     fields = {name: options[name] for name in ("size", "locks", "keys") if name in options}
-    load = Load(partitions=spread, mode=Mode[options["mode"].upper()], **fields, **more)
-    if options.get("at") is None:
-        load.check(options["partitions"])
-    return load
+    load = Load(partitions=options["spread"] or 0, mode=Mode[options["mode"].upper()], **fields, **more)
+    return load if options.get("at") is not None else load.on(options["partitions"])
 
 
 def _bench(site: Site, live: Live, load: Load) -> Bench:
     told = {name: value for name, value in vars(load).items() if value is not None}
+    if not load.partitions:
+        told["partitions"] = "all"
     return Bench(site=site, machine=this_machine(), settings=told | {"mode": load.mode.name}, watch=live.watch)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from waltzctl.bench.load import Load, Locks, Payloads, due_at
 from waltzctl.bench.tally import Tally
-from waltzd.client import Client
+from waltzd.client import Client, Partitions
 from waltzd.client_settings import ClientSettings
 from waltzd.frame import FeedMode
 
@@ -46,7 +46,8 @@ def settings_for(load: Load) -> ClientSettings:
 
 
 def open_client(servers: str, load: Load) -> Client:
-    return Client(servers, feed=FeedMode.NONE, partitions=range(load.partitions), settings=settings_for(load))
+    partitions: Partitions = range(load.partitions) if load.partitions else "all"
+    return Client(servers, feed=FeedMode.NONE, partitions=partitions, settings=settings_for(load))
 
 
 async def _nothing() -> None:

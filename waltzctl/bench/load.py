@@ -7,7 +7,7 @@ them is not what is measured. Locks are drawn in bulk.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,8 @@ PAYLOADS_BYTES = 4 << 20
 class Load:
     size: int = 512
     """Bytes of a payload."""
-    partitions: int = 1
-    """Spread over so many of the cluster's, in turn."""
+    partitions: int = 0
+    """Spread over so many of the cluster's, in turn; 0 for all of them."""
     producers: int = 64
     batch: int = 1
     """How many transactions a producer hands over at once, and waits for."""
@@ -45,14 +45,15 @@ class Load:
     warm_up: float = 1.0
     """So long it runs before anything is counted; not with `count`."""
 
-    def check(self, partitions: int) -> None:
-        """Whether it makes sense on a cluster of so many partitions."""
+    def on(self, partitions: int) -> Load:
+        """The same for a cluster of so many partitions; raises when it makes no sense there."""
         if self.partitions > partitions:
             raise BadArgument(f"the load wants {self.partitions} partitions; the cluster has {partitions}")
         if self.locks > self.keys:
             raise BadArgument(f"a transaction cannot have {self.locks} different locks out of {self.keys}")
         if (self.seconds is None) == (self.count is None):
             raise BadArgument("say either for how many seconds or how many transactions")
+        return replace(self, partitions=self.partitions or partitions)
 
 
 class Payloads:

@@ -76,7 +76,7 @@ async def recovery(bench: Bench, load: Load, rounds: int) -> Result:
     assert cluster is not None
     tally, meter = Tally(), Meter(bench.site)
     async with open_client(bench.site.servers, load) as client:
-        load.check(client.partition_count)
+        load = load.on(client.partition_count)
         await meter.begin()
         stalls = [
             await _stalls(cluster, client, load, rounds, "owner stopped", signal.SIGTERM),

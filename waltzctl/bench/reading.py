@@ -56,7 +56,7 @@ async def feed(bench: Bench, load: Load) -> Result:
     """Fill, then read the older half, which has left the owner's memory, and the newer one, which has not."""
     tally, meter = Tally(), Meter(bench.site)
     async with open_client(bench.site.servers, load) as client:
-        load.check(client.partition_count)
+        load = load.on(client.partition_count)
         first = {partition: await client.high_water_mark(partition) for partition in range(load.partitions)}
         await Drive(client, load, tally, watch=bench.watch).run()
         assert load.count is not None
