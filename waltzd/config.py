@@ -44,6 +44,12 @@ class StorageConfig:
         "Address for servers: sessions, appends, reads. Port 0 lets the system choose one.",
         default=Address("127.0.0.1", 55280),
     )
+    stream_port: int = setting(
+        "Port for what servers append, on the host of `listen`. 0 lets the system choose one: servers are told.",
+        default=0,
+        minimum=0,
+        maximum=65535,
+    )
     admin_listen: Address = setting(
         "Address for operators: health, partitions, verification. It must differ from `listen`.",
         default=Address("127.0.0.1", 55281),
@@ -142,6 +148,8 @@ class StorageConfig:
         """Settings that are right by themselves and do not go together: (key, what is wrong)."""
         if self.admin_listen == self.listen and self.listen.port != 0:
             yield "admin_listen", f"{self.admin_listen} is also the address of `listen`; the two must differ"
+        if self.stream_port != 0 and self.stream_port in (self.listen.port, self.admin_listen.port):
+            yield "stream_port", f"{self.stream_port} is also the port of `listen` or `admin_listen`; all three must differ"
         yield from _unprotected(self)
         needed = max(self.record_bytes_max, self.frame_bytes_max)
         if self.queue_bytes_max < needed:

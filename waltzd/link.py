@@ -19,14 +19,14 @@ import grpc.aio
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from waltzd.checksum import Buffer
 from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, WaltzError, tree
 from waltzd.layout import ID_MAX
-from waltzd.messages import detail_of, error_of_detail, uuid_of
+from waltzd.messages import packed_error, unpacked_error, uuid_of
 from waltzd.record import OVERHEAD_BYTES, Run, bounds_of
 from waltzd.role import RIGHTS, Identity, Role, dns_name
 from waltzd.setting import Address
 from waltzd.tls import Credentials, Tls
-from waltzd.wire_pb2 import ErrorDetail
 
 ERROR_KEY = "waltz-error-bin"
 GO_ON_KEY = "waltz-go-on"
@@ -91,7 +91,7 @@ def lengths_of(run: Run) -> bytes:
     return (np.diff(run.bounds) - OVERHEAD_BYTES).astype(">u4").tobytes()
 
 
-def run_of(first_id: int, lengths: bytes, records: bytes) -> Run:
+def run_of(first_id: int, lengths: Buffer, records: Buffer) -> Run:
     """The run that a frame says it carries; its checksums are checked by whoever uses it."""
     if len(lengths) % 4:
         raise BadFrame(f"the lengths of a frame have {len(lengths)} bytes, which is no multiple of 4")
@@ -117,7 +117,7 @@ def key_of(raw: bytes) -> UUID:
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: WaltzError) -> NoReturn:
     status = _STATUS.get(error.code, grpc.StatusCode.INTERNAL)
-    metadata = ((ERROR_KEY, detail_of(error).SerializeToString()),)
+    metadata = ((ERROR_KEY, packed_error(error)),)
     await context.abort(status, f"{error.code} {error.message}"[:1000], metadata)
     raise AssertionError("abort returned")
 
@@ -127,10 +127,7 @@ def error_of(error: grpc.aio.AioRpcError) -> WaltzError:
     for name, value in error.trailing_metadata() or ():
         if name == ERROR_KEY:
             assert isinstance(value, bytes)
-            try:
-                return error_of_detail(ErrorDetail.FromString(value))
-            except DecodeError:
-                return CannotConnect("the call failed, and the reason that came with it cannot be read")
+            return unpacked_error(value)
     status = error.code()
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return _ERRORS["W2013"](error.details() or "a message is too large")

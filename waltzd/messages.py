@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from google.protobuf.message import DecodeError
+
 from waltzd import wire_pb2 as wire
-from waltzd.errors import BadFrame, WaltzError, tree
+from waltzd.errors import BadFrame, CannotConnect, WaltzError, tree
 from waltzd.finding import Code, Finding
 from waltzd.replica import PartitionDescription, ReplicaStatus, Statistics, StorageDescription
 from waltzd.wire_pb2 import ErrorDetail
@@ -98,6 +100,17 @@ def detail_of(error: WaltzError) -> ErrorDetail:
         next_step=error.detail_next_step,
         facts=error.facts,
     )
+
+
+def packed_error(error: WaltzError) -> bytes:
+    return detail_of(error).SerializeToString()
+
+
+def unpacked_error(raw: bytes) -> WaltzError:
+    try:
+        return error_of_detail(ErrorDetail.FromString(raw))
+    except DecodeError:
+        return CannotConnect("the other side gave a reason that cannot be read")
 
 
 def error_of_detail(detail: ErrorDetail) -> WaltzError:

@@ -62,7 +62,6 @@ _APPLICATIONS = frozenset({Role.CLIENT, Role.OPERATOR})
 
 RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.Replica/Open": _SERVERS,
-    "/waltz.v1.Replica/Append": _SERVERS,
     "/waltz.v1.Replica/SetLowMark": _SERVERS,
     "/waltz.v1.Replica/Truncate": _SERVERS,
     "/waltz.v1.Replica/InstallSegment": _SERVERS,

@@ -7,6 +7,7 @@ fast as the storage takes them, marks come back.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
@@ -18,15 +19,20 @@ from waltzd.caller import Caller
 from waltzd.checksum import crc32
 from waltzd.errors import BadFrame, CannotConnect, WaltzError
 from waltzd.finding import Finding
-from waltzd.link import GO_ON_KEY, error_of, lengths_of, run_of
+from waltzd.framing import Connection, Kind
+from waltzd.link import GO_ON_KEY, error_of, run_of
 from waltzd.messages import description_of, error_of_detail, finding_of, status_of
 from waltzd.record import Run, first_bad
 from waltzd.replica import ReplicaStatus, StorageDescription, VerifySummary
-from waltzd.role import Role
+from waltzd.role import Role, dns_name
+from waltzd.setting import parse_address
+from waltzd.stream_frame import Hello, mark_of, records_parts, refusal_of
 from waltzd.tls import Tls
 from waltzd.wire_pb2_grpc import ReplicaStub, StorageAdminStub
 
 T = TypeVar("T")
+MARKS_BYTES_MAX = 1 << 20
+"""Of what a storage says on a stream: marks, and why it ends."""
 CALL_SECONDS = 30.0
 """Every call has a deadline. Proving a long tail at `open` may need more; give it there."""
 
@@ -69,12 +75,29 @@ class _Client(Caller):
     ) -> None:
         super().__init__(address, seconds=seconds, tls=tls, name=name)
         self._key = key
+        self._tls = tls
+        self._name = name
 
 
 class ReplicaClient(_Client):
     """The replicas on one storage, through its port for servers."""
 
     service = ReplicaStub
+
+    def __init__(
+        self,
+        address: str,
+        key: UUID,
+        *,
+        seconds: float = CALL_SECONDS,
+        tls: Tls | None = None,
+        name: str | None = None,
+        stream_port: int = 0,
+    ) -> None:
+        """`stream_port`: where append streams connect to; the answer to `open` says it, too."""
+        super().__init__(address, key, seconds=seconds, tls=tls, name=name)
+        self._host = parse_address(address).host
+        self._stream_port = stream_port
 
     def _target(self, partition: int, session: int | None) -> wire.Target:
         return wire.Target(cluster_key=self._key.bytes, partition=partition, session=session)
@@ -84,7 +107,9 @@ class ReplicaClient(_Client):
     ) -> ReplicaStatus:
         """`create`: an empty replica where the storage holds nothing of the partition."""
         request = wire.OpenRequest(target=self._target(partition, session), partitions=partitions, create=create)
-        return status_of(await self._call(self._stub.Open, request, seconds))
+        reply: wire.ReplicaStatus = await self._call(self._stub.Open, request, seconds)
+        self._stream_port = reply.stream_port
+        return status_of(reply)
 
     async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
         request = wire.MarkRequest(target=self._target(partition, session), mark=mark)
@@ -95,7 +120,10 @@ class ReplicaClient(_Client):
         return status_of(await self._call(self._stub.Truncate, request))
 
     def append(self, partition: int, session: int) -> AppendStream:
-        return AppendStream(self._stub.Append(), self._target(partition, session))
+        """The replica was opened by this client before: the storage said then where its streams go."""
+        assert self._stream_port, "open the replica first"
+        hello = Hello(self._key, partition, session)
+        return AppendStream(self._host, self._stream_port, hello, tls=self._tls, name=self._name)
 
     async def read(
         self, partition: int, first_id: int, last_id: int | None = None, *, session: int | None = None, frame_bytes: int = 0
@@ -186,75 +214,83 @@ class ReplicaClient(_Client):
 
 
 class AppendStream:
-    """Records to one replica. `send` waits only while the connection is full; `receive` gives the next mark.
+    """Records to one replica, over a connection of its own. `send` waits only while the connection is full; `receive`
+    gives the next mark."""
 
-    Whoever gives up a `send` that waits must `cancel` the stream before."""
-
-    def __init__(self, call: Any, target: wire.Target) -> None:
-        self._call = call
-        self._target: wire.Target | None = target
+    def __init__(self, host: str, port: int, hello: Hello, *, tls: Tls | None, name: str | None) -> None:
+        self._host = host
+        self._port = port
+        self._hello = hello
+        self._tls = tls
+        self._name = name
+        self._connecting: asyncio.Task[Connection] | None = None
         self._refusal: WaltzError | None = None
 
-    async def send(self, run: Run, committed: int) -> None:
-        records = (
-            run.data.obj if isinstance(run.data.obj, bytes) and len(run.data.obj) == len(run.data) else bytes(run.data)
-        )
-        frame = wire.AppendFrame(
-            first_id=run.first_id, lengths=lengths_of(run), records=records, committed=committed, target=self._target
-        )
-        self._target = None
-        await self._write(frame)
+    async def _connection(self) -> Connection:
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+            self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever waits raises it
+        return await asyncio.shield(self._connecting)
+
+    async def _connect(self) -> Connection:
+        secured, expected = None, None
+        if self._tls is not None:
+            secured = self._tls.calling()
+            expected = dns_name(self._tls.identity.key, Role.STORAGE, self._name)
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(MARKS_BYTES_MAX), self._host, self._port, ssl=secured, server_hostname=expected
+            )
+        except (OSError, ssl.SSLError) as error:
+            raise CannotConnect(f"cannot open a stream to {self._host}:{self._port}: {error}") from error
+        await connection.send(Kind.HELLO, (self._hello.encode(),))
+        return connection
 
     async def start(self) -> None:
         """Say who calls without sending records yet: what is wrong with the session shows before the first record."""
-        frame, self._target = wire.AppendFrame(target=self._target), None
-        step = asyncio.ensure_future(self._write(frame))
-        try:
-            await asyncio.shield(step)
-        except asyncio.CancelledError:
-            # A write that is cancelled ends the call here only, and the storage would never hear of it: so the call first.
-            self._call.cancel()
-            await asyncio.gather(step, return_exceptions=True)
-            raise
+        await self._connection()
 
-    async def _write(self, frame: wire.AppendFrame) -> None:
+    async def send(self, run: Run, committed: int) -> None:
         if self._refusal is not None:
             raise self._refusal
+        connection = await self._connection()
         try:
-            await self._call.write(frame)
-        except asyncio.CancelledError:
-            if self._refusal is not None:  # `receive` has met the refusal and ended the call under us
+            await connection.send(Kind.RECORDS, records_parts(run, committed))
+        except CannotConnect:
+            if self._refusal is not None:  # `receive` has met it
                 raise self._refusal from None
             raise
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
-        except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:  # the storage has ended the stream
-            call = self._call
-            metadata = (await call.initial_metadata(), await call.trailing_metadata())
-            raise error_of(grpc.aio.AioRpcError(await call.code(), *metadata, await call.details())) from error
 
     async def receive(self) -> int | None:
         """What was sent here up to this id is on the storage's disk; None when the storage has no more to say."""
         if self._refusal is not None:
             raise self._refusal
-        try:
-            ack = await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
-        if ack is grpc.aio.EOF:
+        connection = await self._connection()
+        found = await connection.receive()
+        if found is None:
             return None
-        if ack.HasField("refused"):
-            self._refusal = error_of_detail(ack.refused)
-            self._call.cancel()
-            raise self._refusal
-        return int(ack.durable_id)
+        match found:
+            case Kind.MARK, content:
+                return mark_of(content)
+            case Kind.REFUSED, content:
+                self._refusal = refusal_of(content)
+                connection.close()
+                raise self._refusal
+            case kind, _:
+                raise BadFrame(f"a storage sent a frame of the kind {kind.name} on an append stream")
 
     async def finish(self) -> None:
         """No more records will come."""
-        await self._call.done_writing()
+        await (await self._connection()).send(Kind.END)
 
     def cancel(self) -> None:
-        self._call.cancel()
+        connecting = self._connecting
+        if connecting is None:
+            return
+        if not connecting.done():
+            connecting.cancel()
+        elif not connecting.cancelled() and connecting.exception() is None:
+            connecting.result().lose(CannotConnect("the stream was given up here"))
 
 
 class AdminClient(_Client):

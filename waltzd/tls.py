@@ -60,6 +60,7 @@ class Tls:
         self._role = role
         self._cluster = cluster
         self._complaint = ""
+        self._contexts: dict[int, tuple[Credentials, ssl.SSLContext]] = {}
         self._seen = self._signature()
         self._credentials = self._load(self._seen)
         self._role, self._cluster = self._credentials.identity.role, self._credentials.identity.key
@@ -82,6 +83,45 @@ class Tls:
                 _log.error("%s %s; the certificate that was loaded before stays in use", error.code, error.message)
             self._complaint = error.message
         return self._credentials
+
+    def answering(self) -> ssl.SSLContext:
+        """For connections that are accepted: nobody gets in without a certificate. Each handshake uses what the files say
+        by then; callers name whom they want to reach, which is when that is looked up."""
+        context = self._answering()
+
+        def newest(handshake: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+            handshake.context = self._answering()
+
+        context.sni_callback = newest
+        return context
+
+    def calling(self) -> ssl.SSLContext:
+        """For connections that we make: whoever answers must be valid for the name that is asked for."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def _answering(self) -> ssl.SSLContext:
+        context = self._context(ssl.PROTOCOL_TLS_SERVER)
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def _context(self, side: int) -> ssl.SSLContext:
+        """With what the files say now."""
+        current = self.current()
+        known = self._contexts.get(side)
+        if known is not None and known[0] is current:
+            return known[1]
+        certificate, key, ca = self._paths
+        context = ssl.SSLContext(side)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(certificate, key, password=lambda: "")
+            context.load_verify_locations(ca)
+        except (OSError, ssl.SSLError) as error:  # they are being replaced at this moment
+            if known is None:
+                raise BadConfig(f"{certificate}, {key} and {ca} cannot be used: {_reason(error)}") from error
+            return known[1]
+        self._contexts[side] = current, context
+        return context
 
     def _signature(self) -> _Signature:
         found: list[tuple[int, int, int]] = []

@@ -251,6 +251,7 @@ class ReplicaStatus(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     FINDINGS_FIELD_NUMBER: _builtins.int
     DAMAGED_SEGMENTS_FIELD_NUMBER: _builtins.int
+    STREAM_PORT_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.bytes
     promised_session: _builtins.int
@@ -263,6 +264,8 @@ class ReplicaStatus(_message.Message):
     available: _builtins.bool
     full: _builtins.bool
     segments: _builtins.int
+    stream_port: _builtins.int
+    """In the answer to `Open`: where append streams connect to, on the same host (docs/protocol.md)."""
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
         """Not empty: the replica does not vouch for what it holds."""
@@ -287,74 +290,15 @@ class ReplicaStatus(_message.Message):
         segments: _builtins.int = ...,
         findings: _abc.Iterable[Global___Finding] | None = ...,
         damaged_segments: _abc.Iterable[_builtins.int] | None = ...,
+        stream_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "committed", b"committed", "damaged_segments", b"damaged_segments", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "committed", b"committed", "damaged_segments", b"damaged_segments", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
-
-@_typing.final
-class AppendFrame(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TARGET_FIELD_NUMBER: _builtins.int
-    FIRST_ID_FIELD_NUMBER: _builtins.int
-    LENGTHS_FIELD_NUMBER: _builtins.int
-    RECORDS_FIELD_NUMBER: _builtins.int
-    COMMITTED_FIELD_NUMBER: _builtins.int
-    first_id: _builtins.int
-    lengths: _builtins.bytes
-    records: _builtins.bytes
-    committed: _builtins.int
-    """The highest id that the owner knows to be committed."""
-    @_builtins.property
-    def target(self) -> Global___Target:
-        """In the first frame of a stream only."""
-
-    def __init__(
-        self,
-        *,
-        target: Global___Target | None = ...,
-        first_id: _builtins.int = ...,
-        lengths: _builtins.bytes = ...,
-        records: _builtins.bytes = ...,
-        committed: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "first_id", b"first_id", "lengths", b"lengths", "records", b"records", "target", b"target"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AppendFrame: _TypeAlias = AppendFrame  # noqa: Y015
-
-@_typing.final
-class AppendAck(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DURABLE_ID_FIELD_NUMBER: _builtins.int
-    REFUSED_FIELD_NUMBER: _builtins.int
-    durable_id: _builtins.int
-    @_builtins.property
-    def refused(self) -> Global___ErrorDetail:
-        """The last message of a stream that is refused: why. There is no mark in it."""
-
-    def __init__(
-        self,
-        *,
-        durable_id: _builtins.int = ...,
-        refused: Global___ErrorDetail | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_id", b"durable_id", "refused", b"refused"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AppendAck: _TypeAlias = AppendAck  # noqa: Y015
 
 @_typing.final
 class ReadRequest(_message.Message):

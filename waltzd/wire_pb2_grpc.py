@@ -40,11 +40,6 @@ class ReplicaStub:
                 request_serializer=waltzd_dot_wire__pb2.OpenRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire__pb2.ReplicaStatus.FromString,
                 _registered_method=True)
-        self.Append = channel.stream_stream(
-                '/waltz.v1.Replica/Append',
-                request_serializer=waltzd_dot_wire__pb2.AppendFrame.SerializeToString,
-                response_deserializer=waltzd_dot_wire__pb2.AppendAck.FromString,
-                _registered_method=True)
         self.SetLowMark = channel.unary_unary(
                 '/waltz.v1.Replica/SetLowMark',
                 request_serializer=waltzd_dot_wire__pb2.MarkRequest.SerializeToString,
@@ -83,14 +78,6 @@ class ReplicaServicer:
 
     def Open(self, request, context):
         """Fences every lower session, durably, before it answers.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Append(self, request_iterator, context):
-        """One stream for one partition and session. Acknowledgements are marks: "what came in this stream up to this id is on
-        the disk".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,11 +129,6 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Open,
                     request_deserializer=waltzd_dot_wire__pb2.OpenRequest.FromString,
                     response_serializer=waltzd_dot_wire__pb2.ReplicaStatus.SerializeToString,
-            ),
-            'Append': grpc.stream_stream_rpc_method_handler(
-                    servicer.Append,
-                    request_deserializer=waltzd_dot_wire__pb2.AppendFrame.FromString,
-                    response_serializer=waltzd_dot_wire__pb2.AppendAck.SerializeToString,
             ),
             'SetLowMark': grpc.unary_unary_rpc_method_handler(
                     servicer.SetLowMark,
@@ -207,33 +189,6 @@ class Replica:
             '/waltz.v1.Replica/Open',
             waltzd_dot_wire__pb2.OpenRequest.SerializeToString,
             waltzd_dot_wire__pb2.ReplicaStatus.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Append(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/waltz.v1.Replica/Append',
-            waltzd_dot_wire__pb2.AppendFrame.SerializeToString,
-            waltzd_dot_wire__pb2.AppendAck.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,10 +39,6 @@ class ReplicaStub:
     def __new__(cls, channel: _aio.Channel) -> ReplicaAsyncStub: ...
     Open: _grpc.UnaryUnaryMultiCallable[_wire_pb2.OpenRequest, _wire_pb2.ReplicaStatus]
     """Fences every lower session, durably, before it answers."""
-    Append: _grpc.StreamStreamMultiCallable[_wire_pb2.AppendFrame, _wire_pb2.AppendAck]
-    """One stream for one partition and session. Acknowledgements are marks: "what came in this stream up to this id is on
-    the disk".
-    """
     SetLowMark: _grpc.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]
     Truncate: _grpc.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]
     Read: _grpc.UnaryStreamMultiCallable[_wire_pb2.ReadRequest, _wire_pb2.RunFrame]
@@ -60,10 +56,6 @@ class ReplicaAsyncStub(ReplicaStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Open: _aio.UnaryUnaryMultiCallable[_wire_pb2.OpenRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
     """Fences every lower session, durably, before it answers."""
-    Append: _aio.StreamStreamMultiCallable[_wire_pb2.AppendFrame, _wire_pb2.AppendAck]  # type: ignore[assignment]
-    """One stream for one partition and session. Acknowledgements are marks: "what came in this stream up to this id is on
-    the disk".
-    """
     SetLowMark: _aio.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
     Truncate: _aio.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
     Read: _aio.UnaryStreamMultiCallable[_wire_pb2.ReadRequest, _wire_pb2.RunFrame]  # type: ignore[assignment]
@@ -84,16 +76,6 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.ReplicaStatus, _abc.Awaitable[_wire_pb2.ReplicaStatus]]:
         """Fences every lower session, durably, before it answers."""
-
-    @_abc_1.abstractmethod
-    def Append(
-        self,
-        request_iterator: _MaybeAsyncIterator[_wire_pb2.AppendFrame],
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_wire_pb2.AppendAck], _abc.AsyncIterator[_wire_pb2.AppendAck]]:
-        """One stream for one partition and session. Acknowledgements are marks: "what came in this stream up to this id is on
-        the disk".
-        """
 
     @_abc_1.abstractmethod
     def SetLowMark(

@@ -172,6 +172,33 @@ class Siege:
                 assert code not in NEVER, code
             self.codes[code] += 1
 
+    async def streams(self, address: str, times: int, make: Callable[[random.Random], Sequence[bytes]]) -> None:
+        """Connections of frames: whatever is sent, the other side ends them."""
+        numbers = iter(range(count(times)))
+        await asyncio.gather(*(self._streamer(address, numbers, make) for _ in range(AT_ONCE)))
+
+    async def _streamer(
+        self, address: str, numbers: Iterator[int], make: Callable[[random.Random], Sequence[bytes]]
+    ) -> None:
+        host, port = address.rsplit(":", 1)
+        for number in numbers:
+            chance = random.Random(f"{SEED} {self.name} stream {number}")
+            with told(f"stream {number} of {self.name!r}"):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                try:
+                    with contextlib.suppress(ConnectionError):
+                        for piece in make(chance):
+                            writer.write(piece)
+                            await writer.drain()
+                        if chance.random() < 0.7:
+                            writer.write_eof()
+                        async with asyncio.timeout(SECONDS):
+                            while await reader.read(1 << 16):
+                                pass
+                finally:
+                    writer.close()
+            self.thrown += 1
+
     async def throw(self, address: str, times: int) -> None:
         """Connections that are no conversation."""
         await asyncio.to_thread(self._throw, address, count(times))

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import grpc
 import grpc.aio
@@ -41,14 +43,16 @@ from waltzd.checksum import crc32
 from waltzd.disk import RealDisk
 from waltzd.errors import CannotConnect, NoSuchPartition
 from waltzd.finding import Finding
-from waltzd.link import lengths_of
+from waltzd.framing import HEAD, Kind
 from waltzd.record import Run, encode_payloads
 from waltzd.storages import AdminClient, ReplicaClient
+from waltzd.stream_frame import Hello, records_parts
 from waltzd.verify import Options, Target, verify
 
-CALLS, ADMIN_CALLS, STREAMS = 500, 150, 400
+CALLS, ADMIN_CALLS, STREAMS, FILES = 500, 150, 400, 130
 GARBAGE, FLOODS = 250, 1
 SESSION = 7
+OTHER_KEY = UUID(int=99)
 REPLICA, ADMIN = methods("Replica"), methods("StorageAdmin")
 
 
@@ -73,35 +77,41 @@ def target(chance: random.Random) -> wire.Target:
     return wire.Target(cluster_key=KEY.bytes, partition=partition, session=session)
 
 
-def any_stream(chance: random.Random) -> tuple[str, Sequence[bytes]]:
-    """Records or a file that begin well: then twice the same, or changed, or not in order, or with lengths that lie."""
-    if chance.random() < 0.3:
-        return "/waltz.v1.Replica/InstallSegment", _file(chance)
-    frames = []
+def any_stream(chance: random.Random) -> list[bytes]:
+    """Records that begin well: then twice the same, or changed, or not in order, or with lengths that lie."""
+    spoken = target(chance)
+    hello = Hello(KEY if chance.random() < 0.9 else OTHER_KEY, spoken.partition, spoken.session).encode()
+    pieces = [_frame(chance, Kind.HELLO, hello if chance.random() < 0.9 else mutated(chance, hello))]
     for number in range(chance.randrange(1, 5)):
         run = runs(chance.choice([0, 0, 1, 3 * number]), chance.choice([1, 2, 3, 70]))
-        frame = wire.AppendFrame(first_id=run.first_id, lengths=lengths_of(run), records=bytes(run.data), committed=-1)
-        if number == 0 or chance.random() < 0.1:
-            frame.target.CopyFrom(target(chance))
+        content = b"".join(records_parts(run, -1))
         match chance.randrange(9):
             case 0:
-                frame.first_id = chance.choice(INTEGERS)
+                content = struct.pack(">q", chance.choice(INTEGERS)) + content[8:]
             case 1:
-                frame.committed = chance.choice(INTEGERS)
+                content = content[:8] + struct.pack(">q", chance.choice(INTEGERS)) + content[16:]
             case 2:
-                frame.lengths = mutated(chance, frame.lengths)
-            case 3:
-                frame.records = mutated(chance, frame.records)
-            case 4:
-                frame.lengths = bytes(4 * 100_000)
+                content = content[:16] + struct.pack(">I", chance.choice([0, 1, 100_000, (1 << 32) - 1])) + content[20:]
+            case 3 | 4:
+                content = mutated(chance, content)
             case 5:
-                frame.lengths, frame.records = b"", b""
-        frames.append(frame.SerializeToString())
+                content = b""
+        pieces.append(_frame(chance, chance.choice([Kind.RECORDS] * 9 + list(Kind)), content))
     if chance.random() < 0.2:
-        frames.append(frames[-1])
+        pieces.append(pieces[-1])
     if chance.random() < 0.1:
-        frames.append(chance.randbytes(50))
-    return "/waltz.v1.Replica/Append", frames
+        pieces.append(chance.randbytes(50))
+    return pieces
+
+
+def _frame(chance: random.Random, kind: int, content: bytes) -> bytes:
+    """Now and then it says another length or kind than it has."""
+    length = len(content) if chance.random() < 0.95 else chance.choice([0, 1, 1 << 20, (1 << 32) - 1])
+    return HEAD.pack(length, kind if chance.random() < 0.97 else chance.randrange(256)) + content
+
+
+def any_file(chance: random.Random) -> tuple[str, Sequence[bytes]]:
+    return "/waltz.v1.Replica/InstallSegment", _file(chance)
 
 
 def _file(chance: random.Random) -> list[bytes]:
@@ -164,7 +174,10 @@ async def besiege(daemon: Daemon, siege: Siege) -> None:
     slow = asyncio.create_task(siege.starve(daemon.listen, is_over))
     await asyncio.gather(
         siege.calls(daemon.listen, CALLS, any_call),
-        siege.calls(daemon.listen, STREAMS, any_stream),
+        siege.calls(daemon.listen, FILES, any_file),
+        siege.streams(daemon.stream_listen, STREAMS, any_stream),
+        siege.throw(daemon.stream_listen, GARBAGE),
+        siege.flood(daemon.stream_listen, FLOODS),
         siege.calls(daemon.admin_listen, ADMIN_CALLS, any_admin_call),
         siege.throw(daemon.listen, GARBAGE),
         siege.throw(daemon.admin_listen, GARBAGE // 4),

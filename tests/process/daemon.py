@@ -14,7 +14,7 @@ from waltzd.storages import AdminClient, ReplicaClient
 
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
 PARTITIONS = 4
-_READY = re.compile(r"waltzd storage is ready: listen=(\S+) admin=(\S+) ")
+_READY = re.compile(r"waltzd storage is ready: listen=(\S+) streams=(\S+) admin=(\S+) ")
 
 
 class Daemon:
@@ -34,7 +34,7 @@ class Daemon:
             **settings,
         }
         self.process: subprocess.Popen[str] | None = None
-        self.listen = self.admin_listen = ""
+        self.listen = self.stream_listen = self.admin_listen = ""
 
     @property
     def config_path(self) -> Path:
@@ -65,11 +65,11 @@ class Daemon:
         found = _READY.match(line)
         if not found:
             raise AssertionError(f"the storage did not start: exit code {process.wait(30)}\n{self.log}")
-        self.listen, self.admin_listen = found.groups()
+        self.listen, self.stream_listen, self.admin_listen = found.groups()
         return self
 
     def replicas(self, key: UUID = KEY) -> ReplicaClient:
-        return ReplicaClient(self.listen, key)
+        return ReplicaClient(self.listen, key, stream_port=int(self.stream_listen.rpartition(":")[2]))
 
     def admin(self, key: UUID = KEY) -> AdminClient:
         return AdminClient(self.admin_listen, key)

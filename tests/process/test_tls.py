@@ -22,12 +22,14 @@ from tests.process.test_storage import append, runs_of
 from waltzd import storages
 from waltzd import wire_pb2 as wire
 from waltzd import wire_pb2_grpc as services
-from waltzd.errors import CannotConnect, NotPermitted, WaltzError
+from waltzd.errors import CannotConnect, NoSuchPartition, NotPermitted, WaltzError
 from waltzd.link import create_server, error_of, listen, open_channel
 from waltzd.role import RIGHTS, Role
 from waltzd.servers import ServerClient
 from waltzd.setting import Address
-from waltzd.storages import AdminClient, ReplicaClient
+from waltzd.storages import AdminClient, AppendStream, ReplicaClient
+from waltzd.stream_frame import Hello
+from waltzd.tls import Tls
 
 MakeDaemon = Callable[..., Daemon]
 OTHER = UUID(int=7)
@@ -105,6 +107,40 @@ def test_strangers_do_not_get_through_the_handshake(make_daemon: MakeDaemon, aut
         assert await knock(grpc.aio.secure_channel(address, credentials(good), options=options)) == grpc.StatusCode.OK
 
     storages.run(knock_all())
+
+
+def test_only_servers_of_the_cluster_append(make_daemon: MakeDaemon, authority: Authority, tmp_path: Path) -> None:
+    daemon, _ = secured(make_daemon, authority)
+    host, _, port = daemon.stream_listen.rpartition(":")
+    stranger = Authority(tmp_path / "stranger").issue(KEY, Role.SERVER, "one")
+    foreign = authority.issue(OTHER, Role.SERVER, "one", file="foreign")
+    expected: list[tuple[Tls | None, type[WaltzError]]] = [
+        (None, CannotConnect),
+        (stranger.tls(Role.SERVER), CannotConnect),
+        (foreign.tls(Role.SERVER), CannotConnect),
+        (authority.issue(KEY, Role.OPERATOR, "ann").tls(Role.OPERATOR), NotPermitted),
+        (authority.issue(KEY, Role.CLIENT, "app").tls(Role.CLIENT), NotPermitted),
+        (authority.issue(KEY, Role.SERVER, "one").tls(Role.SERVER), NoSuchPartition),
+    ]
+
+    async def knock(tls: Tls | None) -> WaltzError:
+        stream = AppendStream(host, int(port), Hello(KEY, 0, 1), tls=tls, name=None)
+        try:
+            async with asyncio.timeout(10):
+                await stream.start()
+                if await stream.receive() is None:
+                    return CannotConnect("it was closed")
+        except WaltzError as error:
+            return error
+        finally:
+            stream.cancel()
+        raise AssertionError("it was let in")
+
+    async def check() -> None:
+        for tls, error in expected:
+            assert type(await knock(tls)) is error
+
+    storages.run(check())
 
 
 def test_a_caller_talks_only_to_whom_it_means(make_daemon: MakeDaemon, authority: Authority, tmp_path: Path) -> None:
@@ -256,11 +292,11 @@ def replace(files: Files, new: Files) -> None:
         os.replace(beside, old)
 
 
-def peer_of(daemon: Daemon, authority: Authority, files: Files) -> int:
-    """The serial number of the certificate that the daemon shows."""
+def peer_of(address: str, authority: Authority, files: Files) -> int:
+    """The serial number of the certificate that is shown there."""
     context = ssl.create_default_context(cafile=str(authority.ca))
     context.load_cert_chain(files.certificate, files.key)
-    host, port = daemon.listen.rsplit(":", 1)
+    host, port = address.rsplit(":", 1)
     with (
         socket.create_connection((host, int(port)), timeout=5) as raw,
         context.wrap_socket(raw, server_hostname=f"storage.{KEY}.waltz") as secure,
@@ -270,16 +306,19 @@ def peer_of(daemon: Daemon, authority: Authority, files: Files) -> int:
         return int(str(found["serialNumber"]), 16)
 
 
-def test_a_daemon_shows_a_new_certificate_without_a_restart(make_daemon: MakeDaemon, authority: Authority) -> None:
+@pytest.mark.parametrize("port", ["listen", "stream_listen"])
+def test_a_daemon_shows_a_new_certificate_without_a_restart(
+    make_daemon: MakeDaemon, authority: Authority, port: str
+) -> None:
     daemon, files = secured(make_daemon, authority)
-    server = authority.issue(KEY, Role.SERVER, "one")
-    before = peer_of(daemon, authority, server)
+    server, address = authority.issue(KEY, Role.SERVER, "one"), getattr(daemon, port)
+    before = peer_of(address, authority, server)
     replace(files, authority.issue(KEY, Role.STORAGE, "s1", file="new"))
-    after = peer_of(daemon, authority, server)
+    after = peer_of(address, authority, server)
     assert after > before
     assert "was replaced" in daemon.log
     files.certificate.write_text("garbage")
-    assert peer_of(daemon, authority, server) == after
+    assert peer_of(address, authority, server) == after
     assert "stays in use" in daemon.log
 
 
@@ -302,8 +341,8 @@ def test_a_server_uses_its_new_certificate_and_streams_go_on(make_daemon: MakeDa
                 await owner.open(0, 1, partitions=PARTITIONS)
                 assert await append(stream, runs_of(1, first_id=10 + 10 * number)) == 19 + 10 * number
             assert owner._channel._channel is not first
-            assert len(owner._channel._retired) == 1, "only the one with a stream is kept"
             await stream.finish()
+            assert await stream.receive() is None
 
     storages.run(work())
 

@@ -58,6 +58,7 @@ def test_every_setting_can_be_given() -> None:
         tls_key: /etc/waltz/storage.key
         tls_ca: /etc/waltz/ca.pem
         plaintext: anywhere
+        stream_port: 55302
         cluster_key: {KEY}
         partitions: 16
         segment_bytes_max: 1GB
@@ -76,6 +77,7 @@ def test_every_setting_can_be_given() -> None:
     assert found == StorageConfig(
         directory="/data/with space",
         listen=Address("::1", 55300),
+        stream_port=55302,
         admin_listen=Address("storage-1.example", 55301),
         cluster_key=KEY,
         partitions=16,
@@ -95,7 +97,7 @@ def test_every_setting_can_be_given() -> None:
         log_format="json",
         log_level="debug",
     )
-    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 20
+    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 21
     assert parse(show(found)) == found
 
 

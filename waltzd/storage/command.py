@@ -22,14 +22,13 @@ from waltzd import logs
 from waltzd.config import StorageConfig
 from waltzd.disk import RealDisk
 from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, FlushFailed, WaltzError
-from waltzd.listener import Listener
 from waltzd.open_files import allow_open_files
 from waltzd.role import Role
 from waltzd.storage.directory import Directory
 from waltzd.storage.keeper import Keeper
 from waltzd.storage.lane import RunBlocking
 from waltzd.storage.partition import PartitionSettings
-from waltzd.storage.service import start_services
+from waltzd.storage.service import Ports, start_services
 from waltzd.tls import Tls, tls_for
 
 READING_THREADS = 2
@@ -106,13 +105,14 @@ async def _serve(
     for number_of_signal in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number_of_signal, stop.set)
     keeper.start()
-    replicas, admin = await start_services(keeper, tls, on_fatal=end_at_once)
+    ports = await start_services(keeper, tls, on_fatal=end_at_once)
     for found in (await keeper.describe()).assigned:
         is_sound = found.status is not None and found.status.is_sound
         code = found.refused.code if found.refused else None
         log.log(logging.INFO if is_sound else logging.ERROR, "%s", found.story, extra={"code": code})
     print(
-        f"waltzd storage is ready: listen={replicas.address} admin={admin.address} directory={config.directory}",
+        f"waltzd storage is ready: listen={ports.replicas.address} streams={ports.streams.address} "
+        f"admin={ports.admin.address} directory={config.directory}",
         flush=True,
     )
     while not stop.is_set():
@@ -122,7 +122,7 @@ async def _serve(
         except TimeoutError:
             continue
     log.info("stopping: finishing what is under way, for at most %d seconds", config.drain_seconds)
-    await _drain(config, keeper, replicas, admin)
+    await _drain(config, keeper, ports)
     log.info("stopped: everything that was acknowledged is on the disk, and marked so")
 
 
@@ -136,9 +136,9 @@ async def _keep_reserve(keeper: Keeper) -> None:
         log.warning("%s the reserve for a start on a full disk cannot be kept: %s", error.code, error.message)
 
 
-async def _drain(config: StorageConfig, keeper: Keeper, *listeners: Listener) -> None:
+async def _drain(config: StorageConfig, keeper: Keeper, ports: Ports) -> None:
     keeper.refuse_new()
-    await asyncio.gather(*(listener.stop(config.drain_seconds) for listener in listeners))
+    await ports.stop(config.drain_seconds)
     try:
         await keeper.close()
     except FlushFailed as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -13,13 +14,14 @@ from waltzd import wire_pb2 as wire
 from waltzd.checksum import crc32
 from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
 from waltzd.finding import Finding
-from waltzd.link import GO_ON_KEY, Frame, abort, caller_of, key_of, lengths_of, run_of
+from waltzd.link import GO_ON_KEY, abort, caller_of, key_of, lengths_of
 from waltzd.listener import Listener
 from waltzd.messages import description_message, detail_of, finding_message, status_message
 from waltzd.replica import ReplicaStatus
 from waltzd.role import Role
 from waltzd.storage.keeper import Keeper
-from waltzd.storage.stream import REFUSED_SECONDS, refuse
+from waltzd.storage.stream import REFUSED_SECONDS
+from waltzd.storage.stream_port import StreamPort
 from waltzd.tls import Tls
 from waltzd.wire_pb2_grpc import (
     ReplicaServicer,
@@ -47,36 +49,6 @@ def _optional_session(target: wire.Target, context: Context) -> int | None:
     return target.session
 
 
-class _GrpcLink:
-    """The append stream of one caller."""
-
-    def __init__(self, context: Context, first: wire.AppendFrame) -> None:
-        self._context = context
-        self._first: wire.AppendFrame | None = first
-
-    @property
-    def peer(self) -> str:
-        return str(self._context.peer())
-
-    async def receive(self) -> Frame | None:
-        message, self._first = self._first, None
-        if message is not None and not message.lengths and not message.records:
-            message = None  # the first frame may only say who calls
-        if message is None:
-            found = await self._context.read()
-            if found is grpc.aio.EOF:
-                return None
-            message = found
-            assert isinstance(message, wire.AppendFrame)
-        return Frame(run_of(message.first_id, message.lengths, message.records), message.committed)
-
-    async def send(self, durable_id: int) -> None:
-        await self._context.write(wire.AppendAck(durable_id=durable_id))
-
-    async def refuse(self, error: WaltzError) -> None:
-        await self._context.write(wire.AppendAck(refused=detail_of(error)))
-
-
 async def _pieces(
     first: wire.InstallChunk, rest: AsyncIterator[wire.InstallChunk], context: Context
 ) -> AsyncIterator[bytes]:
@@ -100,8 +72,9 @@ async def _pieces(
 
 
 class ReplicaService(ReplicaServicer):
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, stream_port: int) -> None:
         self._keeper = keeper
+        self._stream_port = stream_port
 
     def _check(self, target: wire.Target) -> int:
         self._keeper.check_key(key_of(target.cluster_key))
@@ -115,7 +88,9 @@ class ReplicaService(ReplicaServicer):
         try:
             number, session = self._check(request.target), _session(request.target)
             status = await self._keeper.open_session(number, session, request.partitions, create=request.create)
-            return status_message(status)
+            message = status_message(status)
+            message.stream_port = self._stream_port
+            return message
         except WaltzError as error:
             await self._refuse(context, error)
             raise
@@ -135,25 +110,6 @@ class ReplicaService(ReplicaServicer):
         except WaltzError as error:
             await self._refuse(context, error)
             raise
-
-    # gRPC takes a coroutine that writes to the context as well as an iterator; the generated types know only the latter.
-    async def Append(self, request_iterator: object, context: Context) -> None:  # type: ignore[override]
-        try:
-            first = await context.read()
-            if first is grpc.aio.EOF:
-                return
-            assert isinstance(first, wire.AppendFrame)
-            link = _GrpcLink(context, first)
-            try:
-                if not first.HasField("target"):
-                    raise BadFrame("the first frame of an append stream must say cluster, partition and session")
-                number, session = self._check(first.target), _session(first.target)
-            except WaltzError as error:
-                await refuse(link, error)
-                raise
-            await self._keeper.append(number, session, link)
-        except WaltzError as error:
-            await self._refuse(context, error)
 
     async def InstallSegment(
         self, request_iterator: AsyncIterator[wire.InstallChunk], context: Context
@@ -280,15 +236,28 @@ class StorageAdminService(StorageAdminServicer):
             await abort(context, error)
 
 
-async def start_services(
-    keeper: Keeper, tls: Tls | None, *, on_fatal: Callable[[BaseException], None]
-) -> tuple[Listener, Listener]:
-    """Listen on both addresses, the one for servers and the one for operators."""
+@dataclass(frozen=True)
+class Ports:
+    """Where a storage listens: for servers, for what they append, and for operators."""
+
+    replicas: Listener
+    streams: StreamPort
+    admin: Listener
+
+    async def stop(self, seconds: float) -> None:
+        """No new calls; those that run may go on for so long."""
+        await asyncio.gather(self.replicas.stop(seconds), self.streams.stop(seconds), self.admin.stop(seconds))
+
+
+async def start_services(keeper: Keeper, tls: Tls | None, *, on_fatal: Callable[[BaseException], None]) -> Ports:
     config = keeper.config
     replicas = Listener(config.listen, config.message_bytes_max, tls)
+    streams = StreamPort(keeper, replace(config.listen, port=config.stream_port), tls)
     admin = Listener(config.admin_listen, config.message_bytes_max, tls)
-    await replicas.start(lambda server: add_ReplicaServicer_to_server(ReplicaService(keeper), server), on_fatal=on_fatal)
+    await streams.start(on_fatal)
+    service = ReplicaService(keeper, streams.address.port)
+    await replicas.start(lambda server: add_ReplicaServicer_to_server(service, server), on_fatal=on_fatal)
     await admin.start(
         lambda server: add_StorageAdminServicer_to_server(StorageAdminService(keeper), server), on_fatal=on_fatal
     )
-    return replicas, admin
+    return Ports(replicas, streams, admin)

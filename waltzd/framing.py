@@ -1,0 +1,250 @@
+"""Frames over a plain connection: a length, a kind, and bytes. For the one stream that carries everything that is written.
+
+gRPC costs some hundred microseconds a message, which is more than a storage needs to write it; this costs a tenth. A frame
+that is large is received straight into memory of its own, and sent without being copied. There is no flow control besides
+that of the connection: whoever does not take frames stops reading, and the sender waits.
+
+A connection on which nothing is heard is asked for a sign of life, and lost when none comes: a process that was stopped
+keeps its connections, and a cable that was cut tells nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from waltzd.checksum import Buffer
+from waltzd.errors import BadFrame, CannotConnect, WaltzError
+
+HEAD = struct.Struct(">IB")
+SMALL_BYTES = 64 << 10
+"""Frames up to this size share a buffer; what is larger has one of its own."""
+WAITING_MAX = 1 << 20
+"""So many bytes may wait to be taken before nothing more is read; one frame always may."""
+QUIET_SECONDS = 5.0
+"""After so long without a word a sign of life is asked for, and after twice that the connection is lost."""
+
+
+class Kind(enum.IntEnum):
+    HELLO = 1
+    """Who calls, and for what; the first frame, and only the first."""
+    RECORDS = 2
+    END = 3
+    """No more records will come."""
+    MARK = 4
+    REFUSED = 5
+    """The last frame: why."""
+    ASKED = 6
+    ALIVE = 7
+
+
+_KINDS = frozenset(Kind)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One end. Frames come out of `receive` in their order; `send` waits while the connection is full."""
+
+    def __init__(
+        self, bytes_max: int, on_made: Callable[[Connection], None] | None = None, *, first_max: int | None = None
+    ) -> None:
+        """`bytes_max`: of one frame; `first_max`: of the first one, which a stranger may have sent. `on_made` is called
+        when the connection stands."""
+        self._bytes_max = bytes_max
+        self._limit = bytes_max if first_max is None else first_max
+        self._on_made = on_made
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray(SMALL_BYTES + HEAD.size)
+        self._view = memoryview(self._buffer)
+        self._filled = 0
+        self._large: bytearray | None = None
+        """The frame that is being received into memory of its own, its head left out."""
+        self._large_view = memoryview(b"")
+        self._large_kind = Kind.HELLO
+        self._large_filled = 0
+        self._frames: deque[tuple[Kind, Buffer]] = deque()
+        self._waiting_bytes = 0
+        self._is_paused = False
+        self._came = asyncio.Event()
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._error: WaltzError | None = None
+        """Why nothing more comes or goes."""
+        self._nonsense: BadFrame | None = None
+        self._is_ended = False
+        """The other side has closed its end, or said what nobody understands."""
+        self._heard = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+
+    # -- told by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        loop = asyncio.get_running_loop()
+        self._heard = loop.time()
+        self._alarm = loop.call_later(QUIET_SECONDS, self._look)
+        if self._on_made is not None:
+            self._on_made(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._large is not None:
+            return self._large_view[self._large_filled :]
+        return self._view[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._heard = asyncio.get_running_loop().time()
+        try:
+            if self._large is None:
+                self._filled += nbytes
+                self._parse()
+            else:
+                self._large_filled += nbytes
+                if self._large_filled == len(self._large):
+                    done, self._large = self._large, None
+                    self._take(self._large_kind, done)
+        except BadFrame as error:  # nothing behind it can be understood; what was sent before still counts
+            assert self._transport is not None
+            self._nonsense = error
+            self._transport.pause_reading()
+            self._came.set()
+
+    def _parse(self) -> None:
+        """Whatever is whole in the shared buffer."""
+        at = 0
+        while self._filled - at >= HEAD.size:
+            length, number = HEAD.unpack_from(self._buffer, at)
+            if number not in _KINDS:
+                raise BadFrame(f"a frame of the unknown kind {number}")
+            if length > self._limit:
+                raise BadFrame(f"a frame has {length} bytes; {self._limit} are allowed")
+            kind, start = Kind(number), at + HEAD.size
+            if length > SMALL_BYTES:
+                self._large, self._large_kind = bytearray(length), kind
+                self._large_view = memoryview(self._large)
+                here = self._filled - start  # never all of it: the frame is larger than the buffer
+                self._large_view[:here] = self._view[start : self._filled]
+                self._large_filled, self._filled = here, 0
+                return
+            if self._filled - start < length:
+                break
+            self._take(kind, bytes(self._view[start : start + length]))
+            at = start + length
+        if at:
+            rest = self._filled - at
+            self._buffer[:rest] = self._buffer[at : self._filled]
+            self._filled = rest
+
+    def _take(self, kind: Kind, content: Buffer) -> None:
+        assert self._transport is not None
+        if kind is Kind.ASKED:
+            self._put(Kind.ALIVE, ())
+        if kind in (Kind.ASKED, Kind.ALIVE):
+            return
+        self._limit = self._bytes_max
+        self._frames.append((kind, content))
+        self._waiting_bytes += len(content)
+        if self._waiting_bytes > WAITING_MAX and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._came.set()
+
+    def eof_received(self) -> bool:
+        self._is_ended = True
+        self._came.set()
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._finish(CannotConnect(f"the connection was lost: {error or 'the other side closed it'}"))
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    # -- signs of life
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        quiet = loop.time() - self._heard
+        if self._is_paused or self._nonsense is not None or self._is_ended:
+            self._heard = loop.time()  # we do not listen, so nothing can be heard
+        elif quiet >= 2 * QUIET_SECONDS:
+            self.lose(CannotConnect(f"nothing was heard for {quiet:.0f} seconds"))
+            return
+        elif quiet >= QUIET_SECONDS:
+            self._put(Kind.ASKED, ())
+        self._alarm = loop.call_later(QUIET_SECONDS, self._look)
+
+    # -- what the two ends use
+
+    @property
+    def peer(self) -> str:
+        found = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return f"{found[0]}:{found[1]}" if found else "somebody"
+
+    @property
+    def names(self) -> list[str]:
+        """The URIs in the other side's certificate; none without one."""
+        assert self._transport is not None
+        certificate = self._transport.get_extra_info("peercert") or {}
+        return [value for name, value in certificate.get("subjectAltName", ()) if name == "URI"]
+
+    async def receive(self) -> tuple[Kind, Buffer] | None:
+        """None when the other side has no more to say; raises when the connection was lost before. Nonsense is raised once,
+        and nothing comes behind it."""
+        while not self._frames:
+            if self._nonsense is not None:
+                error, self._nonsense, self._is_ended = self._nonsense, None, True
+                raise error
+            if self._is_ended:
+                return None
+            if self._error is not None:
+                raise self._error
+            self._came.clear()
+            await self._came.wait()
+        kind, content = self._frames.popleft()
+        self._waiting_bytes -= len(content)
+        if self._is_paused and self._waiting_bytes <= WAITING_MAX // 2:
+            self._is_paused = False
+            if self._error is None and self._nonsense is None and not self._is_ended:
+                assert self._transport is not None
+                self._transport.resume_reading()
+        return kind, content
+
+    async def send(self, kind: Kind, parts: Sequence[Buffer] = ()) -> None:
+        """Raises when the connection is lost."""
+        await self._may_write.wait()
+        if self._error is not None:
+            raise self._error
+        self._put(kind, parts)
+
+    def _put(self, kind: Kind, parts: Sequence[Buffer]) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines([HEAD.pack(sum(map(len, parts)), kind), *parts])
+
+    def lose(self, error: WaltzError) -> None:
+        """Nothing more comes or goes, and this is why."""
+        self._finish(error)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """What was sent still leaves, if the other side takes it soon."""
+        self._finish(CannotConnect("the connection was closed here"))
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.close()
+            self._alarm = asyncio.get_running_loop().call_later(QUIET_SECONDS, self._transport.abort)
+
+    def _finish(self, error: WaltzError) -> None:
+        if self._error is None:
+            self._error = error
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._came.set()
+        self._may_write.set()

@@ -1,0 +1,134 @@
+"""The port of append streams: connections to calls of the keeper, errors to the last frame. It decides nothing.
+
+A connection is one stream. It has some seconds to say who calls; what it says is checked like every other call, and with
+certificates only servers are let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, WaltzError
+from waltzd.framing import Connection, Kind
+from waltzd.link import Frame
+from waltzd.role import Identity, Role
+from waltzd.setting import Address
+from waltzd.storage.keeper import Keeper
+from waltzd.storage.stream import refuse
+from waltzd.stream_frame import HELLO_BYTES, Hello, mark_bytes, records_of, refusal_bytes
+from waltzd.tls import Tls
+
+HELLO_SECONDS = 5.0
+CONNECTIONS_MAX = 8192
+"""More are closed at once: one server has one stream for each of its partitions."""
+
+
+class _FramedLink:
+    """The append stream of one caller."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @property
+    def peer(self) -> str:
+        return self._connection.peer
+
+    async def receive(self) -> Frame | None:
+        try:
+            found = await self._connection.receive()
+        except CannotConnect:  # whoever has gone has no more
+            return None
+        match found:
+            case None | (Kind.END, _):
+                return None
+            case Kind.RECORDS, content:
+                return records_of(content)
+            case kind, _:
+                raise BadFrame(f"a frame of the kind {kind.name} on an append stream")
+
+    async def send(self, durable_id: int) -> None:
+        await self._connection.send(Kind.MARK, (mark_bytes(durable_id),))
+
+    async def refuse(self, error: WaltzError) -> None:
+        await self._connection.send(Kind.REFUSED, (refusal_bytes(error),))
+
+
+class StreamPort:
+    def __init__(self, keeper: Keeper, address: Address, tls: Tls | None) -> None:
+        self.address = address
+        self._keeper = keeper
+        self._tls = tls
+        self._server: asyncio.Server | None = None
+        self._serving: dict[asyncio.Task[None], None] = {}
+
+    async def start(self, on_fatal: Callable[[BaseException], None]) -> None:
+        self._on_fatal = on_fatal
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: Connection(self._keeper.config.message_bytes_max, self._accept, first_max=HELLO_BYTES),
+                self.address.host,
+                self.address.port,
+                ssl=self._tls.answering() if self._tls is not None else None,
+                ssl_handshake_timeout=HELLO_SECONDS if self._tls is not None else None,
+            )
+        except OSError as error:
+            raise PortInUse(f"cannot listen for streams on {self.address}: {error}") from error
+        self.address = replace(self.address, port=self._server.sockets[0].getsockname()[1])
+
+    def _accept(self, connection: Connection) -> None:
+        if len(self._serving) >= CONNECTIONS_MAX:
+            connection.lose(CannotConnect("this storage has too many streams"))
+        else:
+            self._spawn(self._serve(connection))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._serving[task] = None
+        task.add_done_callback(self._look_at_the_end)
+
+    def _look_at_the_end(self, task: asyncio.Task[None]) -> None:
+        del self._serving[task]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._on_fatal(error)
+
+    async def _serve(self, connection: Connection) -> None:
+        link = _FramedLink(connection)
+        try:
+            try:
+                async with asyncio.timeout(HELLO_SECONDS):
+                    hello = await self._hello(connection)
+                self._keeper.check_key(hello.key)
+            except TimeoutError:
+                return
+            except WaltzError as error:
+                await refuse(link, error)
+                raise
+            await self._keeper.append(hello.partition, hello.session, link)
+        except WaltzError:
+            self._keeper.statistics.refused_calls += 1
+        finally:
+            connection.close()
+
+    async def _hello(self, connection: Connection) -> Hello:
+        found = await connection.receive()
+        if found is None or found[0] is not Kind.HELLO:
+            raise BadFrame("a stream begins with who calls")
+        if self._tls is not None:
+            caller = Identity.among(connection.names)
+            if caller is None or caller.role is not Role.SERVER or caller.key != self._tls.identity.key:
+                raise NotPermitted("only servers of this cluster append")
+        return Hello.decode(found[1])
+
+    async def stop(self, seconds: float) -> None:
+        """No new streams; those that are there may finish for so long."""
+        if self._server is not None:
+            self._server.close()
+        if self._serving:
+            await asyncio.wait(list(self._serving), timeout=seconds)
+        for task in list(self._serving):
+            task.cancel()
