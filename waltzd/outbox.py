@@ -23,6 +23,9 @@ from waltzd.submission import Bundle, Request, Submission, batch_of, too_large
 
 ROWS_MAX = 8192
 """Of one frame, so that it does not hold up those behind it for more than some ten milliseconds."""
+WORTH_BYTES = 32 << 10
+"""Less than this waits while another frame is in flight, and what comes meanwhile travels with it: a frame costs everybody
+who handles it much more than what is in a small one."""
 _REASONS = {int(reason): reason for reason in Reason}
 
 
@@ -60,8 +63,9 @@ Column: TypeAlias = NDArray[np.bool_]
 
 
 class Outbox:
-    def __init__(self, *, frames_max: int, bytes_max: int) -> None:
-        """`frames_max` and `bytes_max`: how much may be in flight before more is taken. One frame always may."""
+    def __init__(self, *, frames_max: int, bytes_max: int, worth_bytes: int = WORTH_BYTES) -> None:
+        """`frames_max` and `bytes_max`: how much may be in flight before more is taken. One frame always may; another one
+        beside it when it is at least `worth_bytes` large."""
         self.waiting: deque[Submission] = deque()
         self.sent: list[Sent] = []
         self.undecided: list[Sent] = []
@@ -70,8 +74,10 @@ class Outbox:
         self.bytes = 0
         self.next_sequence = 0
         self.next_ticket = 0
+        self._waiting_bytes = 0
         self._frames_max = frames_max
         self._bytes_max = bytes_max
+        self._worth_bytes = worth_bytes
 
     # -- in
 
@@ -80,6 +86,7 @@ class Outbox:
         self.next_ticket += 1
         self.rows += submission.rows
         self.bytes += submission.bytes
+        self._waiting_bytes += submission.bytes
         self.waiting.append(submission)
 
     @property
@@ -99,7 +106,7 @@ class Outbox:
     def take(self, limits: Limits, floor: int) -> AppendBatch | None:
         """The next frame; None when there is nothing to send, or enough under way."""
         assert not self.undecided, "what was sent before is decided before more is sent"
-        if self.sent and (len(self.sent) >= self._frames_max or sum([sent.bytes for sent in self.sent]) >= self._bytes_max):
+        if self.sent and not self._may_go_beside():
             return None
         while self.waiting and not self.is_exhausted:
             head = self.waiting[0]
@@ -114,14 +121,23 @@ class Outbox:
                 return self._take_requests(limits, floor)
         return None
 
+    def _may_go_beside(self) -> bool:
+        """Whether another frame may be in flight besides those that are."""
+        return (
+            self._waiting_bytes >= self._worth_bytes
+            and len(self.sent) < self._frames_max
+            and sum([sent.bytes for sent in self.sent]) < self._bytes_max
+        )
+
     def _drop_head(self) -> None:
         head = self.waiting.popleft()
         if isinstance(head, Bundle):
-            self.rows -= head.rows - head.taken
-            self.bytes -= head.bytes - int(head.ends[head.taken])
+            rows, size = head.rows - head.taken, head.bytes - int(head.ends[head.taken])
         else:
-            self.rows -= 1
-            self.bytes -= head.bytes
+            rows, size = 1, head.bytes
+        self.rows -= rows
+        self.bytes -= size
+        self._waiting_bytes -= size
 
     def _take_requests(self, limits: Limits, floor: int) -> AppendBatch:
         requests: list[Request] = []
@@ -156,6 +172,7 @@ class Outbox:
 
     def _keep(self, sent: Sent) -> None:
         self.next_sequence += sent.rows
+        self._waiting_bytes -= sent.bytes
         self.sent.append(sent)
 
     # -- what became of it

@@ -28,6 +28,7 @@ from waltzd.errors import (
 )
 from waltzd.frame import SEQUENCE_MAX, FeedMode
 from waltzd.lock import append_lock, read_lock, write_lock
+from waltzd.outbox import Outbox
 from waltzd.outcome import Committed, Reason, Rejected, Unknown
 from waltzd.transaction import Builder, Decision, Declined, Transaction, TransactionContext
 
@@ -652,7 +653,11 @@ def test_bytes_that_wait_are_bounded() -> None:
     with_client(test, settings=ClientSettings(pending_bytes_max=2000))
 
 
-def test_frames_in_flight_are_bounded() -> None:
+def test_frames_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = Outbox.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "worth_bytes", 0)  # whatever there is goes beside others
+
     async def test(client: Client, fake: FakeCluster) -> None:
         fake.partitions[0].is_holding = True
         tasks = []

@@ -82,8 +82,8 @@ def heads(first_id: int, *requests: tuple[int, int]) -> HeadArray:
     return out
 
 
-def outbox(frames_max: int = 4, bytes_max: int = 10_000) -> Outbox:
-    return Outbox(frames_max=frames_max, bytes_max=bytes_max)
+def outbox(frames_max: int = 4, bytes_max: int = 10_000, worth_bytes: int = 0) -> Outbox:
+    return Outbox(frames_max=frames_max, bytes_max=bytes_max, worth_bytes=worth_bytes)
 
 
 def mount(feed: FeedMode = FeedMode.RECORDS, mark: int = 9) -> Mount:
@@ -366,6 +366,28 @@ def test_no_more_than_allowed_is_in_flight() -> None:
     for _ in range(3):
         small.add(request(b"x" * 400))
     assert [small.take(LIMITS, -1) is not None for _ in range(3)] == [True, True, False]
+
+
+def test_little_waits_for_the_frame_before_and_much_does_not() -> None:
+    box = outbox(worth_bytes=300)
+    box.add(request(b"x"))
+    assert box.take(LIMITS, -1) is not None, "nothing is in flight: it leaves at once"
+    for _ in range(5):
+        box.add(request(b"x"))
+    assert box.take(LIMITS, -1) is None
+    box.committed(committals((0, 7)))
+    batch = box.take(LIMITS, -1)
+    assert batch is not None
+    assert len(batch) == 5, "what came meanwhile travels together"
+    box.add(request(b"x" * 260))
+    assert box.take(LIMITS, -1) is not None, "as much as that does not wait"
+    for _ in range(6):
+        box.add(request(b"x" * 10))
+    box.withdraw(NotSent("it is over"))
+    box.add(request(b"x" * 200))
+    assert box.take(LIMITS, -1) is None, "what was withdrawn does not count"
+    box.add(request(b"x" * 100))
+    assert box.take(LIMITS, -1) is not None
 
 
 def test_callers_that_have_gone_are_left_out() -> None:
