@@ -25,6 +25,8 @@ SMALL_BYTES = 64 << 10
 """Frames up to this size share a buffer; what is larger has one of its own."""
 WAITING_MAX = 1 << 20
 """So many bytes may wait to be taken before nothing more is read; one frame always may."""
+TURN_BYTES = 64 << 10
+"""After so much was sent others on the loop have their turn: a connection that takes everything makes nobody wait."""
 QUIET_SECONDS = 5.0
 """After so long without a word a sign of life is asked for, and after twice that the connection is lost."""
 
@@ -76,6 +78,7 @@ class Connection(asyncio.BufferedProtocol):
         self._nonsense: BadFrame | None = None
         self._is_ended = False
         """The other side has closed its end, or said what nobody understands."""
+        self._sent_in_turn = 0
         self._heard = 0.0
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -223,6 +226,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._error is not None:
             raise self._error
         self._put(kind, parts)
+        self._sent_in_turn += HEAD.size + sum(map(len, parts))
+        if self._sent_in_turn > TURN_BYTES:
+            self._sent_in_turn = 0
+            await asyncio.sleep(0)
 
     def _put(self, kind: Kind, parts: Sequence[Buffer]) -> None:
         if self._transport is not None and not self._transport.is_closing():

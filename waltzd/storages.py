@@ -224,6 +224,7 @@ class AppendStream:
         self._tls = tls
         self._name = name
         self._connecting: asyncio.Task[Connection] | None = None
+        self._is_finished = False
         self._refusal: WaltzError | None = None
 
     async def _connection(self) -> Connection:
@@ -262,14 +263,16 @@ class AppendStream:
             raise
 
     async def receive(self) -> int | None:
-        """What was sent here up to this id is on the storage's disk; None when the storage has no more to say."""
+        """What was sent here up to this id is on the storage's disk; None when all that was sent is, after `finish`."""
         if self._refusal is not None:
             raise self._refusal
         connection = await self._connection()
         found = await connection.receive()
-        if found is None:
-            return None
+        if found is None and not self._is_finished:
+            raise CannotConnect(f"{self._host}:{self._port} closed the stream")
         match found:
+            case None:
+                return None
             case Kind.MARK, content:
                 return mark_of(content)
             case Kind.REFUSED, content:
@@ -281,6 +284,7 @@ class AppendStream:
 
     async def finish(self) -> None:
         """No more records will come."""
+        self._is_finished = True
         await (await self._connection()).send(Kind.END)
 
     def cancel(self) -> None:

@@ -191,7 +191,8 @@ class Siege:
                             writer.write(piece)
                             await writer.drain()
                         if chance.random() < 0.7:
-                            writer.write_eof()
+                            with contextlib.suppress(OSError):  # it may be closed already
+                                writer.write_eof()
                         async with asyncio.timeout(SECONDS):
                             while await reader.read(1 << 16):
                                 pass

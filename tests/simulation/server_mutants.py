@@ -159,7 +159,7 @@ def takes_the_longest_log(patches: Patches) -> None:
     patches.set(Recovery, "trusted", lambda self, name: self.held(name))
 
 
-@mutant(0, 1, aim=LONELY)
+@mutant(5, 7, aim=LONELY)
 def copies_from_sources_that_are_not_trusted(patches: Patches) -> None:
     """Whatever a replica holds is taken for the log."""
     patches.set(Recovery, "trusted", lambda self, name: self.held(name))

@@ -186,6 +186,27 @@ def test_who_sends_waits_while_the_connection_is_full() -> None:
     run(check())
 
 
+def test_who_sends_without_end_leaves_others_their_turn() -> None:
+    async def check() -> None:
+        connection, _ = standing()
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        for _ in range(5000):
+            await connection.send(Kind.MARK, (bytes(100),))
+        assert 3 < turns < 50
+        task.cancel()
+        connection.close()
+
+    run(check())
+
+
 def test_an_end_is_told_behind_what_came() -> None:
     async def check() -> None:
         connection, _ = standing()
