@@ -322,6 +322,25 @@ def test_what_a_replica_knows_to_be_committed_is_never_cut_though_it_forgot_that
     assert core.next_for("C") == Truncate(7)
 
 
+def test_one_that_forgot_that_it_had_begun_is_not_touched_before_its_vote_is_taken_away() -> None:
+    """C joined the open session 2, acknowledged up to 9 in it, and lost the struct that says so. Cut back to where the
+    session began, and begun again, it would look as if it had never acknowledged anything."""
+    found = meta(session=2, opened=2, low_mark=4)
+    joined = {name: ReplicaState(session=2, closing=None, incarnation=HOME[name]) for name in "ABC"}
+    core = recovery(replace(found, replicas=joined))
+    core.opened("C", holds("C", 9, session=1))
+    assert isinstance(core.next_for("C"), Wait)
+    wanted = core.losing("C")
+    assert wanted is not None
+    core.saved(wanted)
+    assert core.next_for("C") == Truncate(4)
+    after = Recovery(replace(wanted, session=3), dict.fromkeys("ABC", Role.MEMBER))
+    after.opened("C", holds("C", 4, session=2, low_mark=4))
+    after.opened("B", holds("B", 9, session=2, low_mark=4))
+    after.silent("A", "no answer")
+    assert after.decide() is None, "A and C may have committed more than B ever got"
+
+
 def test_a_first_session_asks_everybody() -> None:
     fresh = PartitionMeta(generation=1, session=1)
     core = recovery(fresh)

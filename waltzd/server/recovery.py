@@ -232,6 +232,8 @@ class Recovery:
             return self._while_voting(name, status)
         if name not in self.roles:
             return Wait("it is no longer assigned")
+        if status.session != self.session and self.has_joined(name):
+            return Wait("it has forgotten this session, and that is not saved yet")
         if not status.is_sound:
             return self._mend(name, status, mark)
         held = self.held(name)

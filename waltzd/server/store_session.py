@@ -159,12 +159,13 @@ class StoreSession:
         self._progressed.ring()
 
     def has_forgotten(self, name: str, status: ReplicaStatus) -> bool:
-        """It holds less than it had acknowledged, or its directory is another one now, in this very session."""
+        """It holds less than it had acknowledged, does not know that it has begun, or its directory is another one now, in
+        this very session."""
         state = self.core.meta.replicas.get(name)
         if state is None or state.session != self.session:
             return False
         holds_less = status.last_id < self.acknowledged_marks.get(name, -1)
-        if not holds_less and status.incarnation == state.incarnation:
+        if not holds_less and status.incarnation == state.incarnation and status.session == self.session:
             return False
         if self.live is not None:
             self.live.lose(name)
