@@ -44,6 +44,8 @@ class Disk:
     log: list[Entry] = field(default_factory=list)
     holes: set[int] = field(default_factory=set)
     """Ids whose records cannot be read any more. What stood there is still in `log`, for us only."""
+    before: tuple[int, int, int] = (-1, -1, -1)
+    """Session and marks of the session before: the other half of the control file."""
     is_up: bool = True
 
     @property
@@ -121,6 +123,8 @@ class World:
             self.forget(self.pick(self.disks))
         elif choice < 0.048 and self.may_tear:
             self.tear(self.pick(self.disks))
+        elif choice < 0.049 and self.may_forget:
+            self.lose_struct(self.pick(self.disks))
         elif choice < 0.05:
             name = self.pick(self.disks)
             self.backups[name] = self.disks[name].copy()
@@ -150,6 +154,13 @@ class World:
         first = self.random.randrange(max(0, disk.last_id - 6), disk.last_id)
         disk.holes |= set(range(first, self.random.randint(first + 1, disk.last_id)))
         self.say(f"{name} is down, and torn at {sorted(disk.holes)} of {disk.last_id}")
+
+    def lose_struct(self, name: str) -> None:
+        """It goes down, and comes back with the older half of its control file only."""
+        disk = self.disks[name]
+        disk.is_up = False
+        disk.session, disk.low_mark, disk.local_low_mark = disk.before
+        self.say(f"{name} is down, and has forgotten what it has begun after session {disk.session}")
 
     def change_roles(self) -> None:
         wanted = self.random.sample(self.names, self.random.randint(1, min(4, len(self.names))))
@@ -276,21 +287,26 @@ class Owner:
             status = core.status(name)
             if status is None or status.incarnation != disk.incarnation or disk.promised < core.session:
                 disk.promised = core.session
-                lost = self.live is not None and (self.live.durable(name) or -1) > disk.last_id
-                core.opened(name, disk.status())
-                if lost:
-                    assert self.live is not None
-                    self.live.lose(name)
-                    wanted = core.losing(name)
-                    if wanted is not None:
-                        self._save(wanted)
+                self._opened(name, disk)
                 return
-            if disk.holes and status.is_sound:  # it was started anew meanwhile
-                core.opened(name, disk.status())
+            if (disk.holes and status.is_sound) or disk.session != status.session:  # it was started anew meanwhile
+                self._opened(name, disk)
                 return
             self._work(name, disk)
         except ConnectionError:
             core.silent(name, "down")
+
+    def _opened(self, name: str, disk: Disk) -> None:
+        core = self.core
+        is_lost = core.has_joined(name) and (
+            disk.session != core.session or (self.live is not None and (self.live.durable(name) or -1) > disk.last_id)
+        )
+        core.opened(name, disk.status())
+        if is_lost and self.live is not None:
+            self.live.lose(name)
+            wanted = core.losing(name)
+            if wanted is not None:
+                self._save(wanted)
 
     def _work(self, name: str, disk: Disk) -> None:
         world, core = self.world, self.core
@@ -309,6 +325,8 @@ class Owner:
             case SetLowMark(mark):
                 if disk.last_id > max(mark, disk.committed) or mark < disk.low_mark:
                     raise Violation(f"{name}: low mark {mark} with {disk.last_id}, {disk.low_mark}")
+                if disk.session != core.session:
+                    disk.before = (disk.session, disk.low_mark, disk.local_low_mark)
                 disk.session, disk.low_mark, disk.local_low_mark = core.session, mark, disk.last_id
                 core.changed(name, disk.status())
             case Copy(last_id, sources):

@@ -111,12 +111,17 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "whatever a replica holds is the log": (Recovery, "trusted", everything_is_lineage),
     "a source gives whatever it holds": (Recovery, "give", whatever_it_holds),
     "whoever is torn knows its end": (Recovery, "knows_its_end", the_torn_hold_what_is_sound),
+    "who forgot its session is cut before its vote is taken away": (Recovery, "has_joined", lambda self, name: False),
     "members count before they have joined": (Session, "__init__", join_without_saving),
     "a majority of those who answer": (session_module, "reached", majority_of_the_joined),
 }
 
 
-SHY = {"a source gives whatever it holds": (135, 5), "whoever is torn knows its end": (583, 4)}
+SHY = {
+    "a source gives whatever it holds": (135, 5),
+    "whoever is torn knows its end": (601, 5),
+    "who forgot its session is cut before its vote is taken away": (29, 3),
+}
 """Mistakes that show seldom, and a seed that shows them, with so many storages."""
 
 
