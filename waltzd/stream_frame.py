@@ -1,4 +1,4 @@
-"""What is said on an append stream, as bytes: who calls, records, marks, and why it ends. Pure."""
+"""What is said on an append stream, as bytes: who calls, records, marks, and why it ends."""
 
 from __future__ import annotations
 

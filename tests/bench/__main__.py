@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import ownership, storage
+from tests.bench import idle, storage
 from tests.bench.peers import command as peers
 
-BENCHES = {"ownership": ownership.main, "peers": peers.main, "storage": storage.main}
+BENCHES = {"idle": idle.main, "peers": peers.main, "storage": storage.main}
 
 
 def main() -> int:

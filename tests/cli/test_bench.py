@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +59,20 @@ def length(cluster: LocalCluster) -> int:
             return sum([await client.high_water_mark(partition) + 1 for partition in range(client.partition_count)])
 
     return run(ask())
+
+
+def daemons_under(home: Path) -> list[str]:
+    """Processes whose command names a file there, besides the command that made them."""
+    commands = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            commands.append(path.read_bytes().replace(b"\0", b" ").decode())
+    return [command for command in commands if str(home) in command and " bench " not in command]
+
+
+def written_under(home: Path) -> bool:
+    """Whether any of its storages has got records."""
+    return any(path.stat().st_size > 1 << 16 for path in home.rglob("*.seg"))
 
 
 def test_what_it_counts_is_in_the_log(cluster: LocalCluster) -> None:
@@ -114,6 +131,29 @@ def test_a_cluster_of_its_own_is_gone_afterwards(tmp_path: Path) -> None:
         assert words in out
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("begun", ["while the cluster starts", "under load"])
+def test_it_can_be_ended_at_any_time_and_leaves_nothing(tmp_path: Path, number: signal.Signals, begun: str) -> None:
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "waltzctl", "bench", "append", "--directory", str(tmp_path), "--seconds", "3600"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + SECONDS_MAX
+        while not (daemons_under(tmp_path) if begun == "while the cluster starts" else written_under(tmp_path)):
+            assert waiting.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        waiting.send_signal(number)
+        out, err = waiting.communicate(timeout=SECONDS_MAX)
+    finally:
+        waiting.kill()
+    assert waiting.returncode == 128 + signal.SIGINT, err
+    assert (out, "Traceback" in err) == ("", False)
+    assert list(tmp_path.iterdir()) == []
+    assert daemons_under(tmp_path) == []
 
 
 def test_old_transactions_are_read_cold_and_new_ones_hot(tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ def whatever_it_holds(self: Recovery, name: str, above: int, mark: int) -> tuple
 
 
 def the_torn_hold_what_is_sound(self: Recovery, name: str) -> bool:
-    return KNOWS(self, name) or (self.status(name) is not None and not self.status(name).is_sound)  # type: ignore[union-attr]
+    status = self.status(name)
+    return KNOWS(self, name) or (status is not None and not status.is_sound)
 
 
 def join_without_saving(self: Session, members: Sequence[str], joined: Sequence[str], low_mark: int) -> None:

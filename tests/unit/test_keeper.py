@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -20,7 +19,7 @@ from tests.simulation.sample import (
     sample,
     served,
 )
-from waltzd.config import StorageConfig
+from tests.unit.keeping import with_keeper
 from waltzd.disk_sim import Fault, SimDisk
 from waltzd.errors import (
     ControlDamaged,
@@ -37,31 +36,6 @@ from waltzd.layout import CONTROL_NAME, FileHeader, control_struct_offset, segme
 from waltzd.link import Frame
 from waltzd.storage.keeper import Keeper
 from waltzd.verify import Options, Target, verify
-
-CONFIG = StorageConfig(directory=ROOT, flush_threads=2)
-
-
-def with_keeper(
-    disk: SimDisk, test: Callable[[Keeper, list[str]], Coroutine[Any, Any, None]]
-) -> tuple[list[str], list[BaseException]]:
-    """Runs the test; what ran on the threads that write comes back, and what was called fatal."""
-    turns: list[str] = []
-    fatal: list[BaseException] = []
-
-    async def in_turn(function: Callable[..., Any], *arguments: Any) -> Any:
-        await asyncio.sleep(0)
-        turns.append(getattr(function, "__qualname__", "?"))
-        return function(*arguments)
-
-    async def run() -> None:
-        keeper = Keeper(disk, open_directory(disk), CONFIG, run_writing=in_turn, run_reading=in_turn, on_fatal=fatal.append)
-        keeper.start()
-        await test(keeper, turns)
-        if not fatal:
-            await keeper.close()
-
-    asyncio.run(run())
-    return turns, fatal
 
 
 class OneFrame:

@@ -253,8 +253,9 @@ def test_damage_that_may_hide_what_nobody_else_has_is_not_mended_before_it_is_de
     core = recovery(A=10, B=None)
     core.opened("C", status)
     assert core.decide() is None
-    assert isinstance(core.next_for("C"), Wait)
-    assert "has no vote" in core.next_for("C").why  # type: ignore[union-attr]
+    task = core.next_for("C")
+    assert isinstance(task, Wait)
+    assert "has no vote" in task.why
 
 
 def test_a_damaged_one_that_missed_the_session_is_cut_or_mended_and_can_help_by_copying() -> None:

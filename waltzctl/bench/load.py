@@ -76,13 +76,11 @@ class Payloads:
 
 
 class Locks:
-    """The locks of transaction after transaction. Hashing their names is the application's work, so it is done before."""
+    """The locks of transaction after transaction."""
 
     def __init__(self, load: Load, *, seed: int = 1) -> None:
         self._each = load.locks
         self._pool = [Lock(LOCK_NAME, key, load.mode) for key in range(load.keys if load.locks else 0)]
-        for lock in self._pool:
-            lock.hash  # noqa: B018  # remembered
         self._random = np.random.default_rng(seed)
         self._weights = None if load.skew is None else _zipf(load.keys, load.skew)
         self._next = 0

@@ -57,11 +57,15 @@ class _FramedLink:
 
 
 class StreamPort:
-    def __init__(self, keeper: Keeper, address: Address, tls: Tls | None) -> None:
+    def __init__(
+        self, keeper: Keeper, address: Address, tls: Tls | None, *, connections_max: int = CONNECTIONS_MAX
+    ) -> None:
         self.address = address
         self._keeper = keeper
         self._tls = tls
+        self._connections_max = connections_max
         self._server: asyncio.Server | None = None
+        self._on_fatal: Callable[[BaseException], None] | None = None
         self._serving: dict[asyncio.Task[None], None] = {}
 
     async def start(self, on_fatal: Callable[[BaseException], None]) -> None:
@@ -80,7 +84,7 @@ class StreamPort:
         self.address = replace(self.address, port=self._server.sockets[0].getsockname()[1])
 
     def _accept(self, connection: Connection) -> None:
-        if len(self._serving) >= CONNECTIONS_MAX:
+        if len(self._serving) >= self._connections_max:
             connection.lose(CannotConnect("this storage has too many streams"))
         else:
             self._spawn(self._serve(connection))
@@ -94,6 +98,7 @@ class StreamPort:
         del self._serving[task]
         error = None if task.cancelled() else task.exception()
         if error is not None:
+            assert self._on_fatal is not None
             self._on_fatal(error)
 
     async def _serve(self, connection: Connection) -> None:
@@ -128,7 +133,9 @@ class StreamPort:
         """No new streams; those that are there may finish for so long."""
         if self._server is not None:
             self._server.close()
-        if self._serving:
-            await asyncio.wait(list(self._serving), timeout=seconds)
-        for task in list(self._serving):
+        serving = list(self._serving)
+        if serving:
+            await asyncio.wait(serving, timeout=seconds)
+        for task in serving:
             task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)

@@ -1,0 +1,37 @@
+"""A keeper on a simulated disk, whose threads are turns on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tests.simulation.sample import ROOT, open_directory
+from waltzd.config import StorageConfig
+from waltzd.disk_sim import SimDisk
+from waltzd.storage.keeper import Keeper
+
+CONFIG = StorageConfig(directory=ROOT, flush_threads=2)
+
+
+def with_keeper(
+    disk: SimDisk, test: Callable[[Keeper, list[str]], Coroutine[Any, Any, None]]
+) -> tuple[list[str], list[BaseException]]:
+    """Runs the test; what ran on the threads that write comes back, and what was called fatal."""
+    turns: list[str] = []
+    fatal: list[BaseException] = []
+
+    async def in_turn(function: Callable[..., Any], *arguments: Any) -> Any:
+        await asyncio.sleep(0)
+        turns.append(getattr(function, "__qualname__", "?"))
+        return function(*arguments)
+
+    async def run() -> None:
+        keeper = Keeper(disk, open_directory(disk), CONFIG, run_writing=in_turn, run_reading=in_turn, on_fatal=fatal.append)
+        keeper.start()
+        await test(keeper, turns)
+        if not fatal:
+            await keeper.close()
+
+    asyncio.run(run())
+    return turns, fatal
