@@ -99,9 +99,12 @@ def _heading(out: Console, found: Result) -> None:
     disk = ""
     if place.disk is not None:
         disk = f"; {place.disk.filesystem}, one flush takes {milliseconds(place.disk.flush_seconds)}"
+    trip = ""
+    if place.round_trip_seconds is not None:
+        trip = f"; a call to a server takes {milliseconds(place.round_trip_seconds)}"
     out.print(
         f"{count(machine.cores, 'core')} ({machine.processor}), {size(machine.memory_bytes)}, {machine.system}, "
-        f"{machine.python}, load {machine.load}{disk}",
+        f"{machine.python}, load {machine.load}{disk}{trip}",
         soft_wrap=True,
     )
 

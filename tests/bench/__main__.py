@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import idle, storage
+from tests.bench import curves, idle, storage
 from tests.bench.peers import command as peers
 
-BENCHES = {"idle": idle.main, "peers": peers.main, "storage": storage.main}
+BENCHES = {"curves": curves.main, "idle": idle.main, "peers": peers.main, "storage": storage.main}
 
 
 def main() -> int:

@@ -224,7 +224,7 @@ def result_of(windows: tuple[Window, ...], series: tuple[Series, ...]) -> Result
         machine=Machine(processor="p", cores=2, memory_bytes=1, system="s", python="3", load=0.0),
         place=Place(
             cluster="c", version="1", partitions=4, storages=3, servers=1, replicas=3,
-            disk=Disk(filesystem="ext4", flush_seconds=0.001),
+            disk=Disk(filesystem="ext4", flush_seconds=0.001), round_trip_seconds=0.0003,
         ),
         series=series,
         windows=windows,

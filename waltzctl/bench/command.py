@@ -109,11 +109,16 @@ def _run(options: Options, work: Work, *, name: str, server_settings: Mapping[st
         return EXIT_USAGE
     with ending_in_order(), Live(name) as live, _site(options, live, server_settings or {}) as site:
         live.say("waiting for the partitions")
-        found = edge.run(work(site, live), fast=True)
+        found = edge.run(_timed(site, live, work), fast=True)
     show(found, options["output"])
     if picture is not None:
         chart.draw(found, picture)
     return EXIT_OK
+
+
+async def _timed(site: Site, live: Live, work: Work) -> Result:
+    await site.time_round_trip()
+    return await work(site, live)
 
 
 def _agreed(addresses: str) -> bool:

@@ -23,6 +23,8 @@ class Place:
     replicas: int | None
     """None where that cannot be seen: another machine's cluster, seen by its applications' side only."""
     disk: Disk | None
+    round_trip_seconds: float | None
+    """Of a call to a server that does next to nothing: the median of some, before the run."""
 
     @property
     def durability(self) -> str:

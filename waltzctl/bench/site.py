@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -21,10 +22,13 @@ from waltzctl.bench.result import Place, ProcessUse, StorageUse
 from waltzctl.local import LocalCluster, Say
 from waltzd.client import Client
 from waltzd.disk import translate
+from waltzd.frame import FeedMode
 from waltzd.replica import Statistics
+from waltzd.servers import ServerClient
 from waltzd.storages import AdminClient
 
 PREFIX = "waltz-bench-"
+ROUND_TRIPS = 50
 CLIENT = "client"
 """The name of this process in the figures."""
 
@@ -44,6 +48,21 @@ class Site:
         self.local = local
         """None for a cluster that is somebody else's."""
         self.disk = disk
+        self.round_trip_seconds: float | None = None
+
+    async def time_round_trip(self) -> None:
+        """What the network and gRPC take by themselves, while nothing else is asked."""
+        taken = []
+        async with Client(self.servers, feed=FeedMode.NONE, partitions=()) as client:
+            addresses = [address for _, address in client.topology.servers]
+        if not addresses:  # it answers, and is not in its own list yet
+            return
+        async with ServerClient(addresses[0]) as server:
+            for _ in range(1 + ROUND_TRIPS):
+                begun = time.perf_counter()
+                await server.locate()
+                taken.append(time.perf_counter() - begun)
+        self.round_trip_seconds = statistics.median(taken[1:])  # the first one connects
 
     def place(self, client: Client) -> Place:
         """What a client that is open sees of it, with what we know besides."""
@@ -56,6 +75,7 @@ class Site:
             servers=drawn.servers if drawn is not None else len(client.topology.servers),
             replicas=drawn.replication if drawn is not None else None,
             disk=self.disk,
+            round_trip_seconds=self.round_trip_seconds,
         )
 
     async def read(self) -> Reading:
