@@ -310,6 +310,15 @@ class NotReady(WaltzError):
     next_step = "wait; if it lasts, look at the storages that the message names"
 
 
+class NotReadable(WaltzError):
+    """The owner of the partition could not read committed transactions that have left its memory: no replica gave them at
+    this moment, each for the reason that the message names. They are not lost by that. Readers try again by themselves."""
+
+    code, retry = "W2028", Retry.LATER
+    not_done = "nothing was read"
+    next_step = "wait; if it lasts, look at the storages that the message names"
+
+
 class Displaced(WaltzError):
     """The same client has mounted this partition again, on a newer stream. This one is over."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from waltzd.errors import BadFrame
+from waltzd.errors import NotReadable
 from waltzd.frame import Feed, FeedMode, HeadFeed
 from waltzd.record import Run, heads
 from waltzd.server.store import OpenSession
@@ -42,7 +42,7 @@ class ColdReader:
                     await runs.aclose()
         if run is None or len(run) == 0 or run.first_id != first_id or run.last_id > last_id:
             got = "nothing" if run is None else f"{run.first_id} to {run.last_id}"
-            raise BadFrame(f"ids from {first_id} to {last_id} were asked of a replica, and {got} came")
+            raise NotReadable(f"ids from {first_id} to {last_id} were asked of a replica, and {got} came")
         self._count = max(1, len(run) * self._chunk_bytes // len(run.data))
         return run
 

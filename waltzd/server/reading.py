@@ -1,14 +1,15 @@
 """Committed records from whichever replica can give them: for readers that are behind the tail.
 
 A replica that fails, or lets us wait too long, is asked last from then on, until it has answered again: a storage that
-hangs costs one deadline, not one for each read.
+hangs costs one deadline, not one for each read. What a storage says when it cannot give is about that storage: it never
+goes to a reader as if it were about the partition.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors import NotReadable, WaltzError
 from waltzd.record import Run
 from waltzd.server.copying import timely
 from waltzd.server.replica_link import ReplicaLink
@@ -37,7 +38,7 @@ class ReplicaReader:
         while first_id <= last_id:
             name = self._choose(first_id, failed)
             if name is None:
-                raise next(reversed(failed.values()), CannotConnect("no replica answers that holds these ids"))
+                raise NotReadable(f"no replica gives ids from {first_id} on: {_reasons(failed)}")
             until = min(last_id, self._held(name))
             runs = self._links[name].port.read(
                 self._partition, first_id, until, session=self._session, frame_bytes=chunk_bytes
@@ -62,3 +63,8 @@ class ReplicaReader:
         if well:
             return well[self._partition % len(well)]  # partitions spread over the storages
         return next((name for name in self._unwell if name in able), None)
+
+
+def _reasons(failed: Mapping[str, WaltzError]) -> str:
+    said = [f"{name}: {error.code} {error.message}" for name, error in failed.items()]
+    return "; ".join(said) or "none that holds them can be read"
