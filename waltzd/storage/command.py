@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import functools
 import logging
 import os
 import signal
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import uvloop
 
@@ -26,9 +23,9 @@ from waltzd.open_files import allow_open_files
 from waltzd.role import Role
 from waltzd.storage.directory import Directory
 from waltzd.storage.keeper import Keeper
-from waltzd.storage.lane import RunBlocking
 from waltzd.storage.partition import PartitionSettings
 from waltzd.storage.service import Ports, start_services
+from waltzd.storage.threads import Threads
 from waltzd.tls import Tls, tls_for
 
 READING_THREADS = 2
@@ -63,8 +60,8 @@ def run(config: StorageConfig) -> None:
         end_at_once(error)
     tls = tls_for(config, Role.STORAGE, directory.control.header.key)
     with (
-        ThreadPoolExecutor(config.flush_threads, "flush") as writers,
-        ThreadPoolExecutor(READING_THREADS, "read") as readers,
+        Threads(config.flush_threads, "flush") as writers,
+        Threads(READING_THREADS, "read") as readers,
     ):
         # The loop stays open until the process ends: a thread of gRPC may still have something to tell it.
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -84,22 +81,15 @@ def end_at_once(error: BaseException) -> NoReturn:
     os._exit(EXIT_DISK_FAULT)
 
 
-def _on(pool: ThreadPoolExecutor) -> RunBlocking:
-    def run_blocking(function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        return asyncio.get_running_loop().run_in_executor(pool, functools.partial(function, *arguments))
-
-    return run_blocking
-
-
 async def _serve(
     config: StorageConfig,
     disk: RealDisk,
     directory: Directory,
     tls: Tls | None,
-    writers: ThreadPoolExecutor,
-    readers: ThreadPoolExecutor,
+    writers: Threads,
+    readers: Threads,
 ) -> None:
-    keeper = Keeper(disk, directory, config, run_writing=_on(writers), run_reading=_on(readers), on_fatal=end_at_once)
+    keeper = Keeper(disk, directory, config, run_writing=writers.run, run_reading=readers.run, on_fatal=end_at_once)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number_of_signal in (signal.SIGTERM, signal.SIGINT):

@@ -1,0 +1,65 @@
+"""Threads that wait for the disk, so that the loop need not.
+
+A call goes to whichever thread is free, and its result comes back to the loop that asked. An executor of the standard
+library does the same for twice the processor time, and there is such a call for every flush.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+_Call: TypeAlias = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]
+
+
+class Threads:
+    def __init__(self, count: int, name: str) -> None:
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._serve, name=f"{name}_{number}") for number in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        """Call it on a thread. Whoever gives up waiting does not stop it."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls.put((answer, function, arguments))
+        return answer
+
+    def close(self) -> None:
+        """Everything that was asked for is done first."""
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            answer, function, arguments = call
+            loop = answer.get_loop()
+            try:
+                result = function(*arguments)
+            except BaseException as error:  # noqa: BLE001  # it belongs to whoever asked
+                loop.call_soon_threadsafe(_settle, answer, None, error)
+            else:
+                loop.call_soon_threadsafe(_settle, answer, result, None)
+                del result
+            del call, answer, function, arguments  # nothing is kept alive until the next call
+
+
+def _settle(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if answer.done():  # given up meanwhile
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)
