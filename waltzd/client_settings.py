@@ -23,7 +23,7 @@ class ClientSettings:
     """Transactions that are not decided; `submit` waits above it."""
     pending_bytes_max: int = 32 << 20
     """The same in bytes; one transaction more than fits may pass."""
-    frames_in_flight_max: int = 4
+    messages_in_flight_max: int = 4
     bytes_in_flight_max: int = 8 << 20
     """Sent and not decided; what comes meanwhile travels together in the next frame. Little waits for one frame only."""
     feed_bytes_max: int = 4 << 20

@@ -248,7 +248,7 @@ class ServerConfig:
     tail_bytes_max: int = setting(
         "Memory for the newest transactions, shared evenly by all partitions of the cluster, because one server may have "
         "to take them all: readers that are nearly level are served from it, slower ones from a storage.",
-        default=128 << 20,
+        default=64 << 20,
         minimum=1 << 20,
         maximum=1 << 40,
         unit="bytes",

@@ -14,7 +14,7 @@ from typing import Protocol
 from uuid import UUID
 
 from waltzd.errors import BadFrame, CannotConnect
-from waltzd.frame import Committals, Feed, HeadFeed, Mounted, Refusals, Refused, ServerFrame
+from waltzd.frame import ClientFrame, Committals, Feed, HeadFeed, Mounted, Refusals, Refused, ServerFrame
 from waltzd.mount import Mount, State
 from waltzd.port import MountPort
 from waltzd.record import HeadArray, Run, first_bad
@@ -91,7 +91,10 @@ class Conversation:
         """Whatever may go, as soon as what went before has left."""
         while self._mount.state in GOING_ON:
             self._work.clear()
-            frames = [frame for frame in (self._mount.take(), self._mount.credit()) if frame is not None]
+            frames: list[ClientFrame] = [*self._mount.take()]
+            credit = self._mount.credit()
+            if credit is not None:
+                frames.append(credit)
             if frames:
                 await self._link.send(frames)
             elif self._mount.state in GOING_ON:

@@ -66,7 +66,7 @@ class Line:
         fetch: Fetch,
     ) -> None:
         self.partition = partition
-        self.outbox = Outbox(frames_max=settings.frames_in_flight_max, bytes_max=settings.bytes_in_flight_max)
+        self.outbox = Outbox(messages_max=settings.messages_in_flight_max, bytes_max=settings.bytes_in_flight_max)
         self.mount = Mount(partition, feed, feed_bytes_max=settings.feed_bytes_max, outbox=self.outbox)
         self.stopped: WaltzError | None = ClientClosed(f"partition {partition} is not activated yet")
         """Why nothing is taken any more."""

@@ -23,7 +23,7 @@ from waltzd.checksum import Buffer
 from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, WaltzError, tree
 from waltzd.layout import ID_MAX
 from waltzd.messages import packed_error, unpacked_error, uuid_of
-from waltzd.record import OVERHEAD_BYTES, Run, bounds_of
+from waltzd.record import Run, bounds_of
 from waltzd.role import RIGHTS, Identity, Role, dns_name
 from waltzd.setting import Address
 from waltzd.tls import Credentials, Tls
@@ -85,10 +85,6 @@ class Link(Protocol):
 
 
 # -- runs and findings as columns --------------------------------------------------------------------------------------
-
-
-def lengths_of(run: Run) -> bytes:
-    return (np.diff(run.bounds) - OVERHEAD_BYTES).astype(">u4").tobytes()
 
 
 def run_of(first_id: int, lengths: Buffer, records: Buffer) -> Run:

@@ -33,7 +33,7 @@ from waltzd.frame import (
     ServerFrame,
     Topology,
 )
-from waltzd.link import key_of, lengths_of, run_of
+from waltzd.link import key_of, run_of
 from waltzd.messages import detail_of, error_of_detail
 from waltzd.outcome import Reason
 from waltzd.record import HEAD, HeadArray, Run, heads
@@ -69,7 +69,7 @@ def bytes_of(run: Run) -> bytes:
 
 
 def client_message(frames: Sequence[ClientFrame]) -> wire.ClientFrame:
-    """At most one frame of each kind."""
+    """At most one frame of each kind, but batches."""
     message = wire.ClientFrame()
     for frame in frames:
         match frame:
@@ -78,7 +78,7 @@ def client_message(frames: Sequence[ClientFrame]) -> wire.ClientFrame:
             case Credit():
                 message.credit = frame.bytes
             case AppendBatch():
-                _fill_batch(message.append, frame)
+                _fill_batch(message.append.add(), frame)
             case Flush():
                 message.flush = frame.number
     return message
@@ -91,8 +91,7 @@ def client_frames(message: wire.ClientFrame) -> list[ClientFrame]:
         frames.append(_mount_of(message.mount))
     if message.HasField("credit"):
         frames.append(Credit(message.credit))
-    if message.HasField("append"):
-        frames.append(_batch_of(message.append))
+    frames += map(_batch_of, message.append)
     if message.HasField("flush"):
         frames.append(Flush(message.flush))
     if not frames:
@@ -185,7 +184,7 @@ def server_message(frames: Sequence[ServerFrame]) -> wire.ServerFrame:
                 message.refusals.locks = _raw(frame.locks, ">u8")
             case Feed():
                 message.feed.first_id = frame.run.first_id
-                message.feed.lengths = lengths_of(frame.run)
+                message.feed.lengths = frame.run.sent_lengths
                 message.feed.records = bytes_of(frame.run)
             case HeadFeed():
                 message.heads = frame.heads.tobytes()
@@ -254,7 +253,7 @@ def heads_of(raw: bytes) -> HeadArray:
 
 
 def run_message(run: Run) -> wire.RunFrame:
-    return wire.RunFrame(first_id=run.first_id, lengths=lengths_of(run), records=bytes_of(run))
+    return wire.RunFrame(first_id=run.first_id, lengths=run.sent_lengths, records=bytes_of(run))
 
 
 def heads_message(run: Run) -> wire.RunFrame:

@@ -239,16 +239,16 @@ class Mount:
 
     # -- what to do next
 
-    def take(self) -> AppendBatch | None:
-        """The next frame of transactions, if it may go now."""
+    def take(self) -> list[AppendBatch]:
+        """The next transactions, as far as they may go now as one message."""
         if self.state is not State.READY:
-            return None
+            return []
         assert self.mounted is not None
-        batch = self.outbox.take(self.mounted.limits, self.known)
-        if batch is None and self.outbox.is_exhausted and self.outbox.waiting and not self.outbox.sent:
+        batches = self.outbox.take(self.mounted.limits, self.known)
+        if not batches and self.outbox.is_exhausted and self.outbox.waiting and not self.outbox.sent:
             self.client = None
             self._move(Event.EXHAUSTED)
-        return batch
+        return batches
 
     def credit(self) -> Credit | None:
         """More credit, when it is worth a frame."""

@@ -1,6 +1,6 @@
 """What a client has to send to one partition, what it has sent, and what became of each transaction. Pure.
 
-Submissions wait in the order in which they came. `take` makes one frame of as many as may travel together, and gives them
+Submissions wait in the order in which they came. `take` makes frames of as many as may travel together, and gives them
 their sequence numbers. What was sent is either still answerable on the present mount (`sent`), or went out on a mount that
 is over (`undecided`): then only the log can tell, and `found` and `lost` say what it told. Nothing is ever sent twice.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -26,6 +26,10 @@ ROWS_MAX = 8192
 WORTH_BYTES = 32 << 10
 """Less than this waits while another frame is in flight, and what comes meanwhile travels with it: a frame costs everybody
 who handles it much more than what is in a small one."""
+TOGETHER_BYTES = 256 << 10
+"""Frames travel together up to this size; a larger message makes nothing faster and holds up those behind it."""
+FRAME_BYTES = 128
+"""What a frame costs besides its transactions."""
 _REASONS = {int(reason): reason for reason in Reason}
 
 
@@ -39,6 +43,8 @@ class Sent:
     rows: int
     bytes: int
     ticket: int
+    message: int
+    """With which it travelled."""
     requests: Sequence[Request]
     bundle: Bundle | None = None
     start: int = 0
@@ -63,9 +69,9 @@ Column: TypeAlias = NDArray[np.bool_]
 
 
 class Outbox:
-    def __init__(self, *, frames_max: int, bytes_max: int, worth_bytes: int = WORTH_BYTES) -> None:
-        """`frames_max` and `bytes_max`: how much may be in flight before more is taken. One frame always may; another one
-        beside it when it is at least `worth_bytes` large."""
+    def __init__(self, *, messages_max: int, bytes_max: int, worth_bytes: int = WORTH_BYTES) -> None:
+        """`messages_max` and `bytes_max`: how much may be in flight before more is taken. One message always may; another
+        one beside it when it is at least `worth_bytes` large."""
         self.waiting: deque[Submission] = deque()
         self.sent: list[Sent] = []
         self.undecided: list[Sent] = []
@@ -75,7 +81,8 @@ class Outbox:
         self.next_sequence = 0
         self.next_ticket = 0
         self._waiting_bytes = 0
-        self._frames_max = frames_max
+        self._messages = 0
+        self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._worth_bytes = worth_bytes
 
@@ -103,11 +110,21 @@ class Outbox:
 
     # -- out
 
-    def take(self, limits: Limits, floor: int) -> AppendBatch | None:
-        """The next frame; None when there is nothing to send, or enough under way."""
+    def take(self, limits: Limits, floor: int) -> list[AppendBatch]:
+        """The frames of the next message; none when there is nothing to send, or enough under way."""
         assert not self.undecided, "what was sent before is decided before more is sent"
         if self.sent and not self._may_go_beside():
-            return None
+            return []
+        self._messages += 1
+        frames: list[AppendBatch] = []
+        room = limits.frame_bytes_max
+        while (frame := self._next(replace(limits, frame_bytes_max=room), floor, is_first=not frames)) is not None:
+            frames.append(frame)
+            room = min(room, TOGETHER_BYTES) - self.sent[-1].bytes - FRAME_BYTES
+        return frames
+
+    def _next(self, limits: Limits, floor: int, *, is_first: bool) -> AppendBatch | None:
+        """The first frame of a message may be a piece of something large; another one joins it when it is whole."""
         while self.waiting and not self.is_exhausted:
             head = self.waiting[0]
             if head.waiter.done():  # its caller has gone
@@ -115,6 +132,8 @@ class Outbox:
             elif (error := too_large(head, limits)) is not None:
                 self._drop_head()
                 head.refuse(error)
+            elif not is_first and head.rest_bytes > limits.frame_bytes_max:
+                return None
             elif isinstance(head, Bundle):
                 return self._take_piece(head, limits, floor)
             else:
@@ -122,17 +141,17 @@ class Outbox:
         return None
 
     def _may_go_beside(self) -> bool:
-        """Whether another frame may be in flight besides those that are."""
+        """Whether another message may be in flight besides those that are."""
         return (
             self._waiting_bytes >= self._worth_bytes
-            and len(self.sent) < self._frames_max
+            and len({sent.message for sent in self.sent}) < self._messages_max
             and sum([sent.bytes for sent in self.sent]) < self._bytes_max
         )
 
     def _drop_head(self) -> None:
         head = self.waiting.popleft()
         if isinstance(head, Bundle):
-            rows, size = head.rows - head.taken, head.bytes - int(head.ends[head.taken])
+            rows, size = head.rows - head.taken, head.rest_bytes
         else:
             rows, size = 1, head.bytes
         self.rows -= rows
@@ -155,7 +174,7 @@ class Outbox:
             size += head.bytes
             self.waiting.popleft()
         batch = batch_of(requests, self.next_sequence)
-        self._keep(Sent(self.next_sequence, floor, len(requests), size, requests[0].ticket, requests))
+        self._keep(Sent(self.next_sequence, floor, len(requests), size, requests[0].ticket, self._messages, requests))
         return batch
 
     def _take_piece(self, bundle: Bundle, limits: Limits, floor: int) -> AppendBatch:
@@ -164,7 +183,8 @@ class Outbox:
         sizes = bundle.ends[start + 1 : start + room + 1] - bundle.ends[start]
         count = max(1, int(np.searchsorted(sizes, limits.frame_bytes_max, "right")))
         batch = bundle.piece(start, start + count, self.next_sequence)
-        self._keep(Sent(self.next_sequence, floor, count, int(sizes[count - 1]), bundle.ticket, (), bundle, start))
+        size = int(sizes[count - 1])
+        self._keep(Sent(self.next_sequence, floor, count, size, bundle.ticket, self._messages, (), bundle, start))
         bundle.taken += count
         if bundle.taken == bundle.rows:
             self.waiting.popleft()

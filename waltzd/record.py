@@ -17,18 +17,22 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from waltzd.checksum import I64, U32, Buffer, crc32, crc_of_rows, shift, suspect_blocks
+from waltzd.checksum import I64, U32, Buffer, crc32, crc_of_rows, shift, shift_one, suspect_blocks
 
 HEAD_BYTES = 36
 TRAILER_BYTES = 4
 OVERHEAD_BYTES = HEAD_BYTES + TRAILER_BYTES
 FEW_RECORDS = 64
 """Below this, a loop over the records (0.6 µs each) is cheaper than thirty calls of numpy (45 µs)."""
+FEW_TO_ENCODE = 32
+FEW_BYTES_TO_ENCODE = 64 << 10
+"""The same for making records: 2 µs each, and what zeros for the payloads cost, instead of 80 µs."""
 
 HEAD = np.dtype(
     [
@@ -97,6 +101,11 @@ class Run:
     def last_id(self) -> int:
         return self.first_id + len(self) - 1
 
+    @cached_property
+    def sent_lengths(self) -> bytes:
+        """The lengths of the payloads as they travel: the same for each replica."""
+        return (np.diff(self.bounds) - OVERHEAD_BYTES).astype(">u4").tobytes()
+
     def part(self, start: int, stop: int) -> Run:
         """The records number `start` to `stop - 1`, without copying."""
         bounds = self.bounds[start : stop + 1]
@@ -152,6 +161,8 @@ def encode_run(
     assert len(headers) == len(data_crcs) == count
     if count == 0:
         return empty_run(first_id)
+    if count < FEW_TO_ENCODE and len(payloads) <= FEW_BYTES_TO_ENCODE:
+        return _encode_one_by_one(first_id, requests, headers, lengths, data_crcs, payloads)
     heads = np.zeros(count, HEAD)
     heads["id"] = np.arange(first_id, first_id + count)
     for column, name in enumerate(("client", "generation", "partition", "sequence")):
@@ -173,6 +184,21 @@ def encode_run(
         at += length
     assert at == len(view)
     pieces[-1] = pieces[-1][:TRAILER_BYTES]
+    return Run(first_id, memoryview(b"".join(pieces)), bounds_of(lengths))
+
+
+def _encode_one_by_one(
+    first_id: int, requests: NDArray[np.int32], headers: NDArray[np.int32], lengths: I64, data_crcs: U32, payloads: Buffer
+) -> Run:
+    """The twin of the rest of `encode_run`."""
+    view, at = memoryview(payloads), 0
+    pieces: list[Buffer] = []
+    rows = zip(requests.tolist(), headers.tolist(), lengths.tolist(), data_crcs.tolist(), strict=True)
+    for id_, (request, header, length, data_crc) in enumerate(rows, first_id):
+        head = _HEAD.pack(id_, *request, header, length, data_crc)
+        pieces += (head, view[at : at + length], _CRC.pack(shift_one(crc32(head), length) ^ data_crc))
+        at += length
+    assert at == len(view)
     return Run(first_id, memoryview(b"".join(pieces)), bounds_of(lengths))
 
 

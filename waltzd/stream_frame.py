@@ -8,7 +8,7 @@ from uuid import UUID
 
 from waltzd.checksum import Buffer
 from waltzd.errors import BadFrame, WaltzError
-from waltzd.link import Frame, lengths_of, run_of
+from waltzd.link import Frame, run_of
 from waltzd.messages import packed_error, unpacked_error
 from waltzd.record import Run
 
@@ -39,7 +39,7 @@ class Hello:
 
 
 def records_parts(run: Run, committed: int) -> list[Buffer]:
-    return [_RECORDS.pack(run.first_id, committed, len(run)), lengths_of(run), run.data]
+    return [_RECORDS.pack(run.first_id, committed, len(run)), run.sent_lengths, run.data]
 
 
 def records_of(content: Buffer) -> Frame:

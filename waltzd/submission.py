@@ -93,6 +93,10 @@ class Request:
     def rows(self) -> int:
         return 1
 
+    @property
+    def rest_bytes(self) -> int:
+        return self.bytes
+
     def settle(self, outcome: Outcome) -> None:
         if not self.waiter.done():
             self.waiter.set_result(outcome)
@@ -140,6 +144,11 @@ class Bundle:
         """So many rows were sent."""
         self._undecided = count
         self._outcomes = Outcomes.unknown(count)
+
+    @property
+    def rest_bytes(self) -> int:
+        """Of the rows that were not sent."""
+        return self.bytes - int(self.ends[self.taken])
 
     def piece(self, start: int, stop: int, first_sequence: int) -> AppendBatch:
         data = slice(int(self._data_ends[start]), int(self._data_ends[stop]))

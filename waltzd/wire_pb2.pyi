@@ -1127,16 +1127,18 @@ class ClientFrame(_message.Message):
         """First, and only first."""
 
     @_builtins.property
-    def append(self) -> Global___AppendBatch: ...
+    def append(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppendBatch]:
+        """In this order."""
+
     def __init__(
         self,
         *,
         mount: Global___MountRequest | None = ...,
         credit: _builtins.int | None = ...,
-        append: Global___AppendBatch | None = ...,
+        append: _abc.Iterable[Global___AppendBatch] | None = ...,
         flush: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "_flush", b"_flush", "append", b"append", "credit", b"credit", "flush", b"flush", "mount", b"mount"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "_flush", b"_flush", "credit", b"credit", "flush", b"flush", "mount", b"mount"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "_flush", b"_flush", "append", b"append", "credit", b"credit", "flush", b"flush", "mount", b"mount"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

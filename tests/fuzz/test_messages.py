@@ -147,19 +147,16 @@ def test_frames_of_records() -> None:
 def test_columns_of_a_batch() -> None:
     def check(chance: random.Random) -> None:
         message = wire.ClientFrame.FromString(BATCH.SerializeToString())
-        fields = [
-            field.name
-            for field in message.append.DESCRIPTOR.fields
-            if isinstance(getattr(message.append, field.name), bytes)
-        ]
+        (batch,) = message.append
+        fields = [field.name for field in batch.DESCRIPTOR.fields if isinstance(getattr(batch, field.name), bytes)]
         for name in chance.sample(fields, chance.randrange(1, 4)):
-            setattr(message.append, name, mutated(chance, getattr(message.append, name), bytes(message.append.payloads)))
+            setattr(batch, name, mutated(chance, getattr(batch, name), bytes(batch.payloads)))
         frames = parsed((BadFrame, TooLarge), frames_checked, message)
-        for batch in frames or ():
-            assert isinstance(batch, AppendBatch)
-            assert int(batch.lengths.sum()) == len(batch.payloads)
-            assert int(batch.lock_counts.sum()) == len(batch.lock_ids) == len(batch.lock_modes)
-            assert plain(frames_checked(client_message([batch]))) == plain([batch])
+        for found in frames or ():
+            assert isinstance(found, AppendBatch)
+            assert int(found.lengths.sum()) == len(found.payloads)
+            assert int(found.lock_counts.sum()) == len(found.lock_ids) == len(found.lock_modes)
+            assert plain(frames_checked(client_message([found]))) == plain([found])
 
     each("columns of a batch", 4 * TRIES, check)
 
@@ -179,11 +176,10 @@ def test_a_length_that_is_only_claimed_is_not_allocated(claim: int) -> None:
         with pytest.raises(BadFrame):
             run_of(0, lengths, b"")
         for name in ("lengths", "lock_counts"):
-            message = wire.ClientFrame(append=wire.AppendBatch(marks=bytes(800), headers=bytes(400), data_crcs=bytes(400)))
-            message.append.lengths = bytes(400)
-            setattr(message.append, name, lengths)
+            batch = wire.AppendBatch(marks=bytes(800), headers=bytes(400), data_crcs=bytes(400), lengths=bytes(400))
+            setattr(batch, name, lengths)
             with pytest.raises(BadFrame):
-                frames_checked(message)
+                frames_checked(wire.ClientFrame(append=[batch]))
 
 
 def test_heads_and_keys() -> None:
@@ -220,11 +216,12 @@ def test_a_batch_with_very_many_locks() -> None:
         rows = chance.choice([1, 100, 10_000])
         locks = 100_000
         message = wire.ClientFrame()
-        message.append.marks = bytes(8 * rows)
-        message.append.headers = message.append.lengths = message.append.data_crcs = bytes(4 * rows)
-        message.append.lock_counts = np.full(rows, locks // rows, ">u4").tobytes()
-        message.append.lock_ids = chance.randbytes(8 * locks)
-        message.append.lock_modes = bytes([chance.choice([0, 1, 2, 3, 4])]) * locks
+        batch = message.append.add()
+        batch.marks = bytes(8 * rows)
+        batch.headers = batch.lengths = batch.data_crcs = bytes(4 * rows)
+        batch.lock_counts = np.full(rows, locks // rows, ">u4").tobytes()
+        batch.lock_ids = chance.randbytes(8 * locks)
+        batch.lock_modes = bytes([chance.choice([0, 1, 2, 3, 4])]) * locks
         frames = parsed((BadFrame, TooLarge), frames_checked, message)
         assert frames is None, "10 locks at most, and not so many bytes in one batch"
 

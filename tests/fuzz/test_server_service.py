@@ -107,10 +107,10 @@ class Caller:
         many = batch_of(b"", first=sequence, locks=[[(1, Mode.WRITE)]])
         message = client_message([good])
         strange = client_message([good])
-        strange.append.marks = np.array([chance.choice(INTEGERS), -1], ">i8").tobytes()
+        strange.append[0].marks = np.array([chance.choice(INTEGERS), -1], ">i8").tobytes()
         column = chance.choice(["headers", "lengths", "data_crcs", "lock_counts", "lock_ids", "lock_modes", "payloads"])
         lying = client_message([good])
-        setattr(lying.append, column, mutated(chance, getattr(lying.append, column)))
+        setattr(lying.append[0], column, mutated(chance, getattr(lying.append[0], column)))
         second = self._request(chance)
         nonsense = filled(chance, wire.ClientFrame)
         nonsense.ClearField("mount")
@@ -118,8 +118,8 @@ class Caller:
         frames += [client_message([Credit(chance.choice(INTEGERS))]), client_message([Flush(chance.choice(INTEGERS))])]
         if chance.random() < 0.2:
             heavy = client_message([many])
-            heavy.append.lock_counts = LOCKS.to_bytes(4, "big")
-            heavy.append.lock_ids, heavy.append.lock_modes = bytes(8 * LOCKS), bytes([Mode.WRITE]) * LOCKS
+            heavy.append[0].lock_counts = LOCKS.to_bytes(4, "big")
+            heavy.append[0].lock_ids, heavy.append[0].lock_modes = bytes(8 * LOCKS), bytes([Mode.WRITE]) * LOCKS
             frames.append(heavy)
         return [*(frame.SerializeToString() for frame in frames), chance.randbytes(50)]
 

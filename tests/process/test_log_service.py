@@ -318,7 +318,7 @@ def test_what_is_never_committed_stops_the_sender_and_not_the_memory(caplog: pyt
     over_grpc(test, caplog, commits_at_once=False, inflight_bytes_max=1_000_000)
 
 
-NONSENSE = [b"", b"\xff" * 50, wire.ClientFrame(append=wire.AppendBatch(marks=b"12345")).SerializeToString()]
+NONSENSE = [b"", b"\xff" * 50, wire.ClientFrame(append=[wire.AppendBatch(marks=b"12345")]).SerializeToString()]
 
 
 @pytest.mark.parametrize("raw", NONSENSE, ids=["nothing", "no message", "half a number"])

@@ -670,7 +670,7 @@ def test_frames_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.gather(*tasks)
         assert fake.partitions[0].taken == 4  # all that had gathered, as one
 
-    with_client(test, settings=ClientSettings(frames_in_flight_max=3))
+    with_client(test, settings=ClientSettings(messages_in_flight_max=3))
 
 
 def test_a_reader_that_does_not_read_gets_no_more_than_its_credit() -> None:
@@ -778,7 +778,7 @@ def test_a_bundle_that_was_sent_in_part_is_told_what_is_known() -> None:
         fake.partitions[0].commit()
         await client.flush()
 
-    settings = ClientSettings(submit_seconds=5, frames_in_flight_max=1)
+    settings = ClientSettings(submit_seconds=5, messages_in_flight_max=1)
     fake = with_client(test, settings=settings)
     assert len(fake.partitions[0].log) == 2
 
@@ -811,7 +811,7 @@ def test_a_caller_that_goes_away_takes_its_transaction_along_if_it_was_not_sent(
         assert await third == Committed(1)
         assert not client.has_pending
 
-    fake = with_client(test, settings=ClientSettings(frames_in_flight_max=1))
+    fake = with_client(test, settings=ClientSettings(messages_in_flight_max=1))
     assert fake.partitions[0].payloads == [b"first", b"third"]
 
 

@@ -29,7 +29,7 @@ SETTINGS = ClientSettings(
     close_seconds=500,
     pending_max=12,
     pending_bytes_max=4000,
-    frames_in_flight_max=2,
+    messages_in_flight_max=2,
     bytes_in_flight_max=600,
     feed_bytes_max=300,
     apply_batch_max=3,
@@ -113,12 +113,12 @@ def test_faults_by_chance(seed: int) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_fault_at_every_moment(fault: str, feed: FeedMode) -> None:
     quiet = FakeCluster()
-    run(scenario(quiet, feed=feed, rounds=5, chance=random.Random(1)))
+    run(scenario(quiet, feed=feed, rounds=7, chance=random.Random(1)))
     assert len(quiet.moments) > 15
     for at in range(len(quiet.moments)):
         fake = FakeCluster(choose=lambda count: count // 2)
         fake.fault = lambda moment, fake=fake, at=at: fault if len(fake.moments) == at + 1 else None  # type: ignore[misc]
-        run(scenario(fake, feed=feed, rounds=5, chance=random.Random(1)))
+        run(scenario(fake, feed=feed, rounds=7, chance=random.Random(1)))
 
 
 @pytest.mark.parametrize("seed", range(40))

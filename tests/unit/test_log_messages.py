@@ -154,7 +154,7 @@ def test_the_bytes_of_a_whole_run_are_not_copied() -> None:
 def batch_message(**columns: object) -> wire.ClientFrame:
     message = client_message([batch_of(b"ab", b"c", locks=[[(1, Mode.READ)], [(2, Mode.WRITE), (3, Mode.WRITE)]])])
     for name, value in columns.items():
-        setattr(message.append, name, value)
+        setattr(message.append[0], name, value)
     return message
 
 

@@ -21,7 +21,7 @@ from waltzd.frame import (
     Refusals,
 )
 from waltzd.mount import MOVES, Event, Mount, State
-from waltzd.outbox import ROWS_MAX, Outbox
+from waltzd.outbox import FRAME_BYTES, ROWS_MAX, TOGETHER_BYTES, Outbox
 from waltzd.outcome import Committed, Reason, Rejected, Unknown
 from waltzd.record import HEAD, HeadArray
 from waltzd.submission import Bundle, Request
@@ -82,8 +82,8 @@ def heads(first_id: int, *requests: tuple[int, int]) -> HeadArray:
     return out
 
 
-def outbox(frames_max: int = 4, bytes_max: int = 10_000, worth_bytes: int = 0) -> Outbox:
-    return Outbox(frames_max=frames_max, bytes_max=bytes_max, worth_bytes=worth_bytes)
+def outbox(messages_max: int = 4, bytes_max: int = 10_000, worth_bytes: int = 0) -> Outbox:
+    return Outbox(messages_max=messages_max, bytes_max=bytes_max, worth_bytes=worth_bytes)
 
 
 def mount(feed: FeedMode = FeedMode.RECORDS, mark: int = 9) -> Mount:
@@ -110,8 +110,7 @@ def begin(made: Mount, barrier: int) -> None:
 def send(made: Mount, *submissions: Request | Bundle) -> AppendBatch:
     for submission in submissions:
         made.outbox.add(submission)
-    batch = made.take()
-    assert batch is not None
+    (batch,) = made.take()
     batch.check(LIMITS)
     return batch
 
@@ -215,7 +214,7 @@ def test_nothing_is_sent_while_something_is_undecided() -> None:
     made.outbox.add(request())
     made.link_lost()
     begin(made, barrier=20)
-    assert made.take() is None
+    assert made.take() == []
 
 
 def test_credit_while_asking_does_not_depend_on_the_application() -> None:
@@ -297,15 +296,14 @@ def test_sequence_numbers_go_on_over_mounts_and_end_with_the_client_id() -> None
     made.outbox.next_sequence = SEQUENCE_MAX - 2
     batch = send(made, request(), request(), request())
     assert (batch.first_sequence, len(batch)) == (SEQUENCE_MAX - 2, 2)
-    assert made.take() is None
+    assert made.take() == []
     assert made.state is State.READY  # not while something is undecided
     made.committed(committals((SEQUENCE_MAX - 2, 13), (SEQUENCE_MAX - 1, 14)))
-    assert made.take() is None
+    assert made.take() == []
     assert (made.state, made.client) == (State.LOCATING, None)
     made.registered(6)
     begin(made, barrier=14)
-    batch_of_the_rest = made.take()
-    assert batch_of_the_rest is not None
+    (batch_of_the_rest,) = made.take()
     assert (batch_of_the_rest.first_sequence, len(batch_of_the_rest)) == (0, 1)
 
 
@@ -317,11 +315,12 @@ def test_frames_keep_the_limits() -> None:
     sizes = [100, 300, 500, 900, 1, 1]
     for size in sizes:
         box.add(request(b"x" * size))
-    frames = []
-    while (batch := box.take(LIMITS, -1)) is not None:
-        batch.check(LIMITS)
-        frames.append(batch.lengths.tolist())
-    assert frames == [[100, 300], [500], [900], [1, 1]]
+    messages = []
+    while batches := box.take(LIMITS, -1):
+        for batch in batches:
+            batch.check(LIMITS)
+        messages.append([batch.lengths.tolist() for batch in batches])
+    assert messages == [[[100, 300]], [[500]], [[900]], [[1, 1]]]
     assert box.rows == 6
     assert box.bytes == sum(sizes) + 6 * 40
 
@@ -331,16 +330,15 @@ def test_a_frame_has_a_bounded_number_of_rows() -> None:
     for _ in range(ROWS_MAX + 1):
         box.add(request(b""))
     big = Limits(payload_bytes_max=10, locks_max=1, frame_bytes_max=1 << 30)
-    rows = [len(batch) for batch in iter(lambda: box.take(big, -1), None) if batch is not None]
-    assert rows == [ROWS_MAX, 1]
+    assert [[len(batch) for batch in box.take(big, -1)] for _ in range(2)] == [[ROWS_MAX], [1]]
 
 
 def test_bundles_travel_in_pieces_and_alone() -> None:
-    box = outbox(frames_max=10)
+    box = outbox(messages_max=10)
     before, many, after = request(), bundle(25), request()
     for submission in (before, many, after):
         box.add(submission)
-    batches = [batch for batch in iter(lambda: box.take(LIMITS, -1), None) if batch is not None]
+    batches = [batch for message in iter(lambda: box.take(LIMITS, -1), []) for batch in message]
     assert [len(batch) for batch in batches] == [1, 12, 12, 1, 1]
     assert [batch.first_sequence for batch in batches] == [0, 1, 13, 25, 26]
     assert b"".join(bytes(batch.payloads) for batch in batches[1:4]) == b"0123456789" * 2 + b"01234"
@@ -353,41 +351,70 @@ def test_bundles_travel_in_pieces_and_alone() -> None:
     assert (box.rows, len(box.sent)) == (2, 2)
 
 
+def test_whole_bundles_travel_together_up_to_a_size() -> None:
+    big = Limits(payload_bytes_max=1000, locks_max=3, frame_bytes_max=4 << 20)
+    box = outbox(bytes_max=1 << 30)
+    each = bundle(1000).bytes + FRAME_BYTES
+    entries: list[Request | Bundle] = [bundle(1000), request(), request(), *[bundle(1000) for _ in range(6)]]
+    for submission in (*entries, bundle(9000), bundle(3)):
+        box.add(submission)
+    first = box.take(big, -1)
+    assert [len(batch) for batch in first] == [1000, 2, *[1000] * (TOGETHER_BYTES // each - 1)]
+    assert [len(batch) for batch in box.take(big, -1)] == [1000] * (8 - len(first))
+    assert [len(batch) for batch in box.take(big, -1)] == [ROWS_MAX], "what is larger than that goes in pieces, alone"
+    assert [len(batch) for batch in box.take(big, -1)] == [9000 - ROWS_MAX, 3]
+    sequence = 0
+    for sent in box.sent:
+        assert sent.first_sequence == sequence
+        sequence += sent.rows
+
+
+def test_a_message_counts_once_however_many_frames_it_has() -> None:
+    box = outbox(messages_max=2, bytes_max=1 << 30)
+    for _ in range(3):
+        box.add(bundle(2))
+        box.add(request())
+    assert len(box.take(LIMITS, -1)) == 3
+    box.add(request())
+    assert len(box.take(LIMITS, -1)) > 0
+    box.add(request())
+    assert box.take(LIMITS, -1) == []
+
+
 def test_no_more_than_allowed_is_in_flight() -> None:
-    box = outbox(frames_max=2)
+    box = outbox(messages_max=2)
     for _ in range(3):
         box.add(request(b"x" * 400))
-    assert box.take(LIMITS, -1) is not None
-    assert box.take(LIMITS, -1) is not None
-    assert box.take(LIMITS, -1) is None
+    assert box.take(LIMITS, -1)
+    assert box.take(LIMITS, -1)
+    assert not box.take(LIMITS, -1)
     box.committed(committals((1, 7)))  # any of them makes room
-    assert box.take(LIMITS, -1) is not None
+    assert box.take(LIMITS, -1)
     small = outbox(bytes_max=500)
     for _ in range(3):
         small.add(request(b"x" * 400))
-    assert [small.take(LIMITS, -1) is not None for _ in range(3)] == [True, True, False]
+    assert [len(small.take(LIMITS, -1)) for _ in range(3)] == [1, 1, 0]
 
 
 def test_little_waits_for_the_frame_before_and_much_does_not() -> None:
     box = outbox(worth_bytes=300)
     box.add(request(b"x"))
-    assert box.take(LIMITS, -1) is not None, "nothing is in flight: it leaves at once"
+    assert box.take(LIMITS, -1), "nothing is in flight: it leaves at once"
     for _ in range(5):
         box.add(request(b"x"))
-    assert box.take(LIMITS, -1) is None
+    assert not box.take(LIMITS, -1)
     box.committed(committals((0, 7)))
-    batch = box.take(LIMITS, -1)
-    assert batch is not None
+    (batch,) = box.take(LIMITS, -1)
     assert len(batch) == 5, "what came meanwhile travels together"
     box.add(request(b"x" * 260))
-    assert box.take(LIMITS, -1) is not None, "as much as that does not wait"
+    assert box.take(LIMITS, -1), "as much as that does not wait"
     for _ in range(6):
         box.add(request(b"x" * 10))
     box.withdraw(NotSent("it is over"))
     box.add(request(b"x" * 200))
-    assert box.take(LIMITS, -1) is None, "what was withdrawn does not count"
+    assert not box.take(LIMITS, -1), "what was withdrawn does not count"
     box.add(request(b"x" * 100))
-    assert box.take(LIMITS, -1) is not None
+    assert box.take(LIMITS, -1)
 
 
 def test_callers_that_have_gone_are_left_out() -> None:
@@ -397,10 +424,9 @@ def test_callers_that_have_gone_are_left_out() -> None:
         box.add(entry)
     for gone in (entries[0], entries[2], entries[3]):
         gone.waiter.set_result("gone")
-    batch = box.take(LIMITS, -1)
-    assert batch is not None
+    (batch,) = box.take(LIMITS, -1)
     assert len(batch) == 1
-    assert box.take(LIMITS, -1) is None
+    assert not box.take(LIMITS, -1)
     assert box.rows == 1
     box.committed(committals((0, 0)))
     assert (box.rows, box.bytes) == (0, 0)
@@ -411,7 +437,7 @@ def test_only_gone_callers_make_no_frame() -> None:
     only = request()
     box.add(only)
     only.waiter.set_result("gone")
-    assert box.take(LIMITS, -1) is None
+    assert not box.take(LIMITS, -1)
     assert (box.rows, box.oldest_ticket) == (0, 1)
 
 
@@ -455,7 +481,7 @@ def test_columns_that_do_not_fit_are_refused() -> None:
 
 def test_who_waits_too_long_is_told_what_is_known() -> None:
     error = NotSent("too long")
-    box = outbox(frames_max=2)
+    box = outbox(messages_max=2)
     sent, half, unsent, young = request(deadline=1), bundle(25, deadline=2), request(deadline=3), request(deadline=9)
     for entry in (sent, half, unsent, young):
         box.add(entry)
@@ -479,7 +505,7 @@ def test_who_waits_too_long_is_told_what_is_known() -> None:
 
 
 def test_what_is_withdrawn_and_abandoned_leaves_nothing_behind() -> None:
-    box = outbox(frames_max=2)
+    box = outbox(messages_max=2)
     sent, half, unsent = request(), bundle(25), request()
     for entry in (sent, half, unsent):
         box.add(entry)

@@ -32,6 +32,8 @@ class Tail:
         self._first_ids: list[int] = []
         self._evicted = 0
         """How many runs at the start of the lists are gone; cut off now and then."""
+        self._joined: Run | None = None
+        """The last that were put together: what one replica is sent the others are sent, too."""
         self._settled = 0
         """How many runs at the start are committed as a whole."""
 
@@ -56,6 +58,8 @@ class Tail:
         while self._settled < len(self._runs) and self._runs[self._settled].last_id <= mark:
             self.pending_bytes -= _weight(self._runs[self._settled])
             self._settled += 1
+        if self._joined is not None and self._joined.last_id <= mark:
+            self._joined = None
         while self.bytes > self._bytes_max and self._evicted < self._settled:
             self.bytes -= _weight(self._runs[self._evicted])
             self._runs[self._evicted] = _GONE
@@ -94,7 +98,12 @@ class Tail:
     def joined_from(self, first_id: int, last_id: int, bytes_max: int) -> Run | None:
         """The same as one run; None when there is nothing."""
         runs = self.runs_from(first_id, last_id, bytes_max)
-        return join_runs(runs) if runs else None
+        if len(runs) <= 1:
+            return runs[0] if runs else None
+        joined = self._joined
+        if joined is None or joined.first_id != runs[0].first_id or joined.last_id != runs[-1].last_id:
+            joined = self._joined = join_runs(runs)
+        return joined
 
     def _position(self, id_: int) -> int:
         """Of the run that holds this id, or behind the last."""

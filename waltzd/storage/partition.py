@@ -233,6 +233,9 @@ class Partition:
 
     def _write(self, active: Segment, run: Run) -> Segment:
         """A record goes to the next segment when the one before it ended above the threshold."""
+        if active.end + int(run.bounds[-2]) <= self._settings.segment_bytes_max:
+            active.write([run])
+            return active
         while len(run):
             starts = active.end + run.bounds[:-1]
             fits = int(np.searchsorted(starts, self._settings.segment_bytes_max, "right"))

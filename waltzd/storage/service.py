@@ -14,7 +14,7 @@ from waltzd import wire_pb2 as wire
 from waltzd.checksum import crc32
 from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
 from waltzd.finding import Finding
-from waltzd.link import GO_ON_KEY, abort, caller_of, key_of, lengths_of
+from waltzd.link import GO_ON_KEY, abort, caller_of, key_of
 from waltzd.listener import Listener
 from waltzd.messages import description_message, detail_of, finding_message, status_message
 from waltzd.replica import ReplicaStatus
@@ -138,7 +138,7 @@ class ReplicaService(ReplicaServicer):
             number, session = self._check(request.target), _optional_session(request.target, context)
             last_id = request.last_id if request.HasField("last_id") else None
             async for run in self._keeper.read(number, session, request.first_id, last_id, request.frame_bytes):
-                yield wire.RunFrame(first_id=run.first_id, lengths=lengths_of(run), records=bytes(run.data))
+                yield wire.RunFrame(first_id=run.first_id, lengths=run.sent_lengths, records=bytes(run.data))
         except WaltzError as error:
             await self._refuse(context, error)
 
