@@ -233,19 +233,17 @@ class Partition:
 
     def _write(self, active: Segment, run: Run) -> Segment:
         """A record goes to the next segment when the one before it ended above the threshold."""
-        if active.end + int(run.bounds[-2]) <= self._settings.segment_bytes_max:
-            active.write([run])
-            return active
-        while len(run):
-            starts = active.end + run.bounds[:-1]
-            fits = int(np.searchsorted(starts, self._settings.segment_bytes_max, "right"))
+        while active.end + int(run.bounds[-2]) > self._settings.segment_bytes_max:
+            fits = int(np.searchsorted(active.end + run.bounds[:-1], self._settings.segment_bytes_max, "right"))
             if active.next_id == active.first_id:
                 fits = max(1, fits)  # however small the threshold is, a segment holds a record
             if fits:
                 active.write([run.part(0, fits)])
-            if fits < len(run):
-                active = self._roll()
+            if fits == len(run):
+                return active
+            active = self._roll()
             run = run.part(fits, len(run))
+        active.write([run])
         return active
 
     def _roll(self) -> Segment:
