@@ -65,7 +65,9 @@ class Live:
 
 def milliseconds(seconds: float) -> str:
     value = 1000 * seconds
-    return f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms" if value < 100 else f"{value:,.0f} ms"
+    if value >= 1000:
+        return f"{seconds:,.2f} s"
+    return f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
 
 
 def result(found: Result, output: str) -> None:
@@ -119,8 +121,9 @@ def _series(out: Console, found: Result) -> None:
 
 
 def _cells(series: Series, timed: bool) -> list[str]:
-    megabytes = f"{series.bytes / series.seconds / 1e6:,.1f}" if series.bytes and series.seconds else ""
-    cells = [f"{series.count:,}" if series.count else "", f"{series.rate:,.0f}" if series.count else "", megabytes]
+    speed = series.bytes / series.seconds / 1e6 if series.seconds else 0.0
+    megabytes = f"{speed:,.0f}" if speed >= 100 else f"{speed:.1f}" if series.bytes else ""
+    cells = [f"{series.count:,}" if series.count else "", f"{series.rate:,.0f}" if series.rate >= 1 else "", megabytes]
     if not timed:
         return [*cells, f"{series.seconds:.2f}"]
     if not series.latencies:
@@ -153,5 +156,5 @@ def _table(names: list[str]) -> Any:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for number, name in enumerate(names):
-        table.add_column(name, justify="left" if number == 0 else "right", no_wrap=number == 0, overflow="fold")
+        table.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
     return table

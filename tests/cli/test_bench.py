@@ -166,9 +166,9 @@ def test_old_transactions_are_read_cold_and_new_ones_hot(tmp_path: Path) -> None
 def test_owners_and_storages_go_and_come_back(tmp_path: Path) -> None:
     found = figures("recovery", "--directory", str(tmp_path), "--servers", "2", "--rounds", "1", "--count", "2000")
     series = {one["name"]: one for one in found["series"]}
-    assert series["storage catches up"]["count"] == 2000
-    assert series["owner stopped, stall"]["latency_ms"]["max"] > 0
-    assert series["owner killed, stall"]["latency_ms"]["max"] > 0
+    assert series["catch-up"]["count"] == 2000
+    assert series["owner stopped"]["latency_ms"]["max"] > 0
+    assert series["owner killed"]["latency_ms"]["max"] > 0
     assert list(tmp_path.iterdir()) == []
 
 

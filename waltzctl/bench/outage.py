@@ -105,7 +105,7 @@ async def _stalls(
             await _settled(cluster)
     finally:
         await writers.close()
-    return Series.of(f"{name}, stall", stalls, time.perf_counter() - begun, 0)
+    return Series.of(name, stalls, time.perf_counter() - begun, 0)
 
 
 async def _catch_up(bench: Bench, cluster: LocalCluster, client: Client, load: Load, tally: Tally) -> list[Series]:
@@ -121,8 +121,8 @@ async def _catch_up(bench: Bench, cluster: LocalCluster, client: Client, load: L
     took = time.perf_counter() - begun
     plain = await asyncio.to_thread(_copy_seconds, cluster.directory, size)
     return [
-        Series(name="storage catches up", count=tally.committed, seconds=took, bytes=size),
-        Series(name="plain copy of that", count=0, seconds=plain, bytes=size),
+        Series(name="catch-up", count=tally.committed, seconds=took, bytes=size),
+        Series(name="plain copy", count=0, seconds=plain, bytes=size),
     ]
 
 
