@@ -88,8 +88,9 @@ class StorageConfig:
         unit="bytes",
     )
     queue_bytes_max: int = setting(
-        "Bytes of appends that may wait per partition before senders wait. At least one record and one frame must fit.",
-        default=16 << 20,
+        "Bytes of appends that may wait before senders wait, over all partitions; one may fill a quarter of it. One frame "
+        "of each partition always may wait.",
+        default=32 << 20,
         minimum=1 << 10,
         maximum=16 << 30,
         unit="bytes",
@@ -151,13 +152,6 @@ class StorageConfig:
         if self.stream_port != 0 and self.stream_port in (self.listen.port, self.admin_listen.port):
             yield "stream_port", f"{self.stream_port} is also the port of `listen` or `admin_listen`; all three must differ"
         yield from _unprotected(self)
-        needed = max(self.record_bytes_max, self.frame_bytes_max)
-        if self.queue_bytes_max < needed:
-            yield (
-                "queue_bytes_max",
-                f"{spell_size(self.queue_bytes_max)} cannot hold one record and one frame; raise it to "
-                f"{spell_size(needed)}, or lower record_bytes_max and frame_bytes_max",
-            )
 
 
 _ROOT = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+")

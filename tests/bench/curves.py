@@ -48,6 +48,8 @@ class Point:
 class Curve:
     name: str
     axis: str
+    load: str
+    """What is the same at all points."""
     points: tuple[Point, ...]
     verb: str = "append"
     series: str = "committed"
@@ -86,29 +88,34 @@ WIDE = ("--producers", "64", "--batch", "64")
 CURVES = {
     "producers": Curve(
         "producers",
-        "producers, one transaction of 512 bytes in flight each, one partition",
+        "producers",
+        "one transaction of 512 bytes in flight each, one partition",
         tuple(Point(n, str(n), ("--producers", str(n), "--partitions", "1")) for n in (1, 4, 16, 64, 256, 1024)),
     ),
     "partitions": Curve(
         "partitions",
-        "partitions, 64 producers with 64 transactions of 512 bytes in flight each",
+        "partitions",
+        "64 producers with 64 transactions of 512 bytes in flight each",
         tuple(Point(n, str(n), (*WIDE, "--partitions", str(n))) for n in (1, 4, 16, 64, 256)),
     ),
     "payload": Curve(
         "payload",
-        "bytes of a payload, 2 MiB in flight, four partitions",
+        "bytes of a payload",
+        "2 MiB in flight, four partitions",
         tuple(Point(n, str(n), many(n)) for n in (128, 512, 4096, 32768, 262144)),
     ),
     "replicas": Curve(
         "replicas",
-        "replicas, 8 producers with 500 transactions of 512 bytes in flight each",
+        "replicas",
+        "8 producers with 500 transactions of 512 bytes in flight each",
         tuple(
             Point(n, str(n), (*many(512), "--storages", str(max(3, n)), "--replicas", str(n))) for n in (1, 3, 5)
         ),
     ),
     "readers": Curve(
         "readers",
-        "clients that apply everything, 8 producers with 100 transactions in flight each",
+        "clients that apply everything",
+        "8 producers with 100 transactions of 512 bytes in flight each",
         tuple(Point(n, str(n), ("--producers", "8", "--batch", "100", "--readers", str(n))) for n in (1, 2, 4, 8)),
         verb="mixed",
     ),
@@ -174,7 +181,8 @@ def against_length(options: argparse.Namespace) -> tuple[Curve, list[Measured]]:
     lengths = [length for length in LENGTHS if length <= options.longest]
     curve = Curve(
         "length",
-        "transactions of 128 bytes in the log of one partition, 64 producers with one more in flight each",
+        "transactions of 128 bytes in the log",
+        "one partition, 64 producers with one more in flight each",
         tuple(Point(length, f"{length:,}", ()) for length in lengths),
     )
     all_found = [Measured() for _ in lengths]
@@ -214,7 +222,7 @@ def memories_now(cluster: LocalCluster) -> dict[str, float]:
 
 
 def show(curve: Curve, all_found: Sequence[Measured]) -> None:
-    print(f"\nagainst {curve.axis}")
+    print(f"\nagainst {curve.axis}; {curve.load}")
     names = list(all_found[0].memories)
     heads = ["", "a second", "p50 ms", "p99 ms", *[f"{name} MB" for name in names]]
     heads += ["start s", ""] if all_found[0].openings else [""]
@@ -250,12 +258,13 @@ def draw(curve: Curve, all_found: Sequence[Measured], path: Path) -> None:
         line(memories, lambda found, name=name: middle(found.memories[name]), name)  # type: ignore[misc]
     memories.set_ylabel("memory, MB")
     memories.set_xlabel(curve.axis)
+    figure.suptitle(curve.load, fontsize=10)
     if at[-1] > 10 * at[0]:
         memories.set_xscale("log")
     memories.set_xticks(at, [point.name for point in curve.points])
     memories.minorticks_off()
     for axes in (rates, delays, memories):
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
         axes.grid(alpha=0.3)
     for axes in (delays, memories):
         axes.legend()

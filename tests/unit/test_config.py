@@ -171,8 +171,6 @@ def test_sizes_are_spelled_short() -> None:
         ("log_level: no", "log_level: 'no' is not one of debug, info, warning, error"),
         ("log_format: TEXT", "log_format: 'TEXT' is not one of text, json"),
         ("admin_listen: 127.0.0.1:55280", "admin_listen: 127.0.0.1:55280 is also the address of `listen`"),
-        ("record_bytes_max: 17MiB", None),
-        ("queue_bytes_max: 1MiB", "queue_bytes_max: 1MiB cannot hold one record and one frame; raise it to 16MiB"),
         ("flush_threads: !!int 3", "flush_threads: tags (tag:yaml.org,2002:int) are not used"),
         ("flush_threads: *four", "flush_threads: aliases (*four) are not followed"),
         ("[a]: b", "a key must be a plain word"),
@@ -183,14 +181,11 @@ def test_sizes_are_spelled_short() -> None:
         ("---\ndirectory: /other", "a second document starts here"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(line: str, said: str | None) -> None:
+def test_what_is_wrong_is_said_with_its_line(line: str, said: str) -> None:
     message = problem(f"directory: /data\n{line}\n")
     assert message.startswith("storage.yml")
-    if said is None:  # the default of another setting no longer fits: no line to name
-        assert "queue_bytes_max: 16MiB cannot hold one record and one frame; raise it to 17MiB" in message
-    else:
-        where = "line 3" if "'text" in line or line == "just words" else "line 2"
-        assert f"{where}: {said}" in message
+    where = "line 3" if "'text" in line or line == "just words" else "line 2"
+    assert f"{where}: {said}" in message
 
 
 def test_a_missing_setting_is_explained() -> None:

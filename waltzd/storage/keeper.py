@@ -36,7 +36,7 @@ from waltzd.record import Run
 from waltzd.replica import PartitionDescription, ReplicaStatus, Statistics, StorageDescription
 from waltzd.storage.arrival import Arrivals
 from waltzd.storage.directory import Directory, PartitionLine
-from waltzd.storage.lane import Lane, RunBlocking
+from waltzd.storage.lane import Lane, RunBlocking, Waiting
 from waltzd.storage.partition import Partition
 from waltzd.storage.segment import Suspect
 from waltzd.storage.stream import Stream, refuse
@@ -79,6 +79,7 @@ class Keeper:
         self._on_fatal = on_fatal
         self._lanes: dict[int, Lane] = {}
         self._streams: dict[Stream, None] = {}
+        self._waiting = Waiting(config.queue_bytes_max)
         self._readers = 0
         self._admin = asyncio.Lock()
         self._arrivals = Arrivals(run_writing=run_writing, on_fatal=on_fatal, check_open=self._check_open)
@@ -97,7 +98,7 @@ class Keeper:
             run_blocking=self._run_writing,
             on_fatal=self._on_fatal,
             statistics=self.statistics,
-            queue_bytes_max=self._config.queue_bytes_max,
+            waiting=self._waiting,
         )
         self._lanes[partition.number] = lane
         lane.start()

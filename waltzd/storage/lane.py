@@ -24,8 +24,36 @@ T = TypeVar("T")
 GROUP_BYTES_MAX = 2 << 20
 """Written and flushed at once: more makes no append faster, and the first of them waits longer."""
 
+PARTS = 4
+"""One lane may fill this part of the room for all."""
+
 RunBlocking: TypeAlias = Callable[..., Awaitable[Any]]
 """Runs a plain call without blocking the loop: on a thread, or at once in a simulation."""
+
+
+class Waiting:
+    """The bytes of appends that wait, over all lanes of a storage. No lane takes more than a part of the room, so one that
+    is flooded leaves some to the others, and one frame of each lane always may wait."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = 0
+        self._bytes_max = bytes_max
+        self._room = asyncio.Event()
+
+    def fits(self, size: int, already: int) -> bool:
+        """Whether a lane whose frames have so many bytes already may queue another one."""
+        return already == 0 or (already + size <= self._bytes_max // PARTS and self.bytes + size <= self._bytes_max)
+
+    async def change(self) -> None:
+        self._room.clear()
+        await self._room.wait()
+
+    def take(self, size: int) -> None:
+        self.bytes += size
+
+    def give(self, size: int) -> None:
+        self.bytes -= size
+        self._room.set()
 
 
 class Appender(Protocol):
@@ -58,17 +86,16 @@ class Lane:
         run_blocking: RunBlocking,
         on_fatal: Callable[[BaseException], None],
         statistics: Statistics,
-        queue_bytes_max: int,
+        waiting: Waiting,
     ) -> None:
         self.partition = partition
         self.queued_bytes = 0
         self._run_blocking = run_blocking
         self._on_fatal = on_fatal
         self._statistics = statistics
-        self._queue_bytes_max = queue_bytes_max
+        self._waiting = waiting
         self._queue: deque[_Group | _Call] = deque()
         self._work = asyncio.Event()
-        self._room = asyncio.Event()
         self._appenders: list[Appender] = []
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -104,9 +131,9 @@ class Lane:
     async def append(self, appender: Appender, frame: Frame) -> None:
         """Queue a frame; waits while too much is queued already. The outcome comes through the appender."""
         size = len(frame.run.data)
-        while self.queued_bytes and self.queued_bytes + size > self._queue_bytes_max:
-            self._room.clear()
-            await self._room.wait()
+        while not self._waiting.fits(size, self.queued_bytes):
+            await self._waiting.change()
+        self._waiting.take(size)
         self.queued_bytes += size
         last = self._queue[-1] if self._queue else None
         if not isinstance(last, _Group) or last.appender is not appender or last.bytes + size > GROUP_BYTES_MAX:
@@ -218,4 +245,4 @@ class Lane:
 
     def _release(self, size: int) -> None:
         self.queued_bytes -= size
-        self._room.set()
+        self._waiting.give(size)
