@@ -306,3 +306,25 @@ def test_damage_that_a_verification_finds_is_known_from_then_on() -> None:
         assert partition.status().damaged_segments == (sealed,)
 
     with_keeper(disk, test)
+
+
+def test_a_partition_that_is_made_while_the_storage_closes_is_finished_first() -> None:
+    disk = blank_disk()
+    directory = open_directory(disk)
+    for number in (0, 1):
+        begin(directory, number, records=3)
+    disk.kill()
+
+    async def test(keeper: Keeper, _: list[str]) -> None:
+        made = [asyncio.create_task(keeper.create_partition(2))]
+        await asyncio.sleep(0)
+        keeper.refuse_new()
+        made.append(asyncio.create_task(keeper.remove_partition(0, delete_files=True)))
+        await asyncio.sleep(0)
+        await keeper.close()
+        first, second = await asyncio.gather(*made, return_exceptions=True)
+        assert first is None
+        assert isinstance(second, Draining), "what had not begun does not begin any more"
+
+    with_keeper(disk, test)
+    assert [partition.number for partition in open_directory(disk).partitions()] == [0, 1, 2]

@@ -110,10 +110,11 @@ class Keeper:
             stream.leave(Draining("the storage is shutting down"))
 
     async def close(self) -> None:
-        """Finish what is queued and leave clean marks."""
-        for lane in self._lanes.values():
-            await lane.close()
-        await self._run_writing(self._directory.close)
+        """Finish what is queued and leave clean marks. A partition that is just being made or removed is finished first."""
+        async with self._admin:
+            for lane in self._lanes.values():
+                await lane.close()
+            await self._run_writing(self._directory.close)
 
     # -- who asks, for what
 
@@ -317,6 +318,7 @@ class Keeper:
 
     async def _make(self, make: Callable[[int], Partition | None], number: int) -> None:
         async with self._admin:
+            self._check_open()
             try:
                 partition: Partition | None = await self._run_writing(make, number)
             except FlushFailed as error:
@@ -327,6 +329,7 @@ class Keeper:
 
     async def remove_partition(self, number: int, *, delete_files: bool) -> str | None:
         async with self._admin:
+            self._check_open()
             lane = self._lanes.pop(number, None)
             if lane is not None:
                 await lane.close()
