@@ -316,7 +316,7 @@ def test_a_partition_that_is_made_while_the_storage_closes_is_finished_first() -
     disk.kill()
 
     async def test(keeper: Keeper, _: list[str]) -> None:
-        made: list[asyncio.Task[Any]] = [asyncio.create_task(keeper.create_partition(2))]
+        made: list[asyncio.Task[str | None] | asyncio.Task[None]] = [asyncio.create_task(keeper.create_partition(2))]
         await asyncio.sleep(0)
         keeper.refuse_new()
         made.append(asyncio.create_task(keeper.remove_partition(0, delete_files=True)))
