@@ -25,7 +25,7 @@ class ClientSettings:
     """The same in bytes; one transaction more than fits may pass."""
     messages_in_flight_max: int = 4
     bytes_in_flight_max: int = 8 << 20
-    """Sent and not decided; what comes meanwhile travels together in the next frame. Little waits for one frame only."""
+    """Sent and not decided; what comes meanwhile travels in the next message. Little waits for one message only."""
     feed_bytes_max: int = 4 << 20
     """Fed, and not yet applied by the handler."""
     apply_batch_max: int = 1000

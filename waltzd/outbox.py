@@ -24,8 +24,8 @@ from waltzd.submission import Bundle, Request, Submission, batch_of, too_large
 ROWS_MAX = 8192
 """Of one frame, so that it does not hold up those behind it for more than some ten milliseconds."""
 WORTH_BYTES = 32 << 10
-"""Less than this waits while another frame is in flight, and what comes meanwhile travels with it: a frame costs everybody
-who handles it much more than what is in a small one."""
+"""Less than this waits while another message is in flight, and what comes meanwhile travels with it: a message costs
+everybody who handles it much more than what is in a small one."""
 TOGETHER_BYTES = 256 << 10
 """Frames travel together up to this size; a larger message makes nothing faster and holds up those behind it."""
 FRAME_BYTES = 128

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,16 @@ CURVES = {
         "clients that apply everything",
         "8 producers with 100 transactions of 512 bytes in flight each",
         tuple(Point(n, str(n), ("--producers", "8", "--batch", "100", "--readers", str(n))) for n in (1, 2, 4, 8)),
+        verb="mixed",
+    ),
+    "lag": Curve(
+        "lag",
+        "transactions that a reader is behind when it begins",
+        "8 producers with 100 transactions of 512 bytes in flight each, one reader",
+        tuple(
+            Point(max(n, 1000), f"{n:,}", ("--producers", "8", "--batch", "100", "--readers", "1", "--behind", str(n)))
+            for n in (0, 10_000, 100_000, 1_000_000)
+        ),
         verb="mixed",
     ),
 }  # fmt: skip
@@ -246,16 +256,16 @@ def draw(curve: Curve, all_found: Sequence[Measured], path: Path) -> None:
     rates, delays, memories = figure.subplots(3, 1, sharex=True)
     at = [point.at for point in curve.points]
 
-    def line(axes: Any, take: Callable[[Measured], float], label: str | None = None, style: str = "o-") -> None:
-        axes.plot(at, [take(found) for found in all_found], style, label=label)
+    def line(axes: Any, measured: Iterable[Sequence[float]], label: str | None = None, style: str = "o-") -> None:
+        axes.plot(at, [middle(values) for values in measured], style, label=label)
 
-    line(rates, lambda found: middle(found.rates))
+    line(rates, (found.rates for found in all_found))
     rates.set_ylabel("transactions a second")
-    line(delays, lambda found: middle(found.p50s), "p50")
-    line(delays, lambda found: middle(found.p99s), "p99", "o--")
+    line(delays, (found.p50s for found in all_found), "p50")
+    line(delays, (found.p99s for found in all_found), "p99", "o--")
     delays.set_ylabel("latency, ms")
     for name in all_found[0].memories:
-        line(memories, lambda found, name=name: middle(found.memories[name]), name)  # type: ignore[misc]
+        line(memories, [found.memories[name] for found in all_found], name)
     memories.set_ylabel("memory, MB")
     memories.set_xlabel(curve.axis)
     figure.suptitle(curve.load, fontsize=10)

@@ -112,6 +112,17 @@ def test_readers_apply_what_is_written(cluster: LocalCluster) -> None:
     assert applied["latency_ms"]["p50"] > 0
 
 
+def test_readers_may_begin_behind(cluster: LocalCluster) -> None:
+    before = length(cluster)
+    at = ("--at", ",".join(cluster.server_addresses), "--yes")
+    found = figures(
+        "mixed", *at, "--size", "64", "--readers", "1", "--behind", "100000", "--producers", "1", "--seconds", "1"
+    )
+    committed, applied = found["series"]
+    assert length(cluster) - before >= 100_000 + committed["count"]
+    assert applied["count"] > committed["count"] + 1000  # of what was there before it began
+
+
 def test_nobody_writes_to_somebody_elses_log_without_being_asked(cluster: LocalCluster) -> None:
     before = length(cluster)
     code, out, err = bench("append", "--at", ",".join(cluster.server_addresses), "--seconds", "1")

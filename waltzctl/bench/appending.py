@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from waltzctl.bench.drive import STAMPED, Drive, Watch, open_client, stamp_of
 from waltzctl.bench.figures import Latencies
-from waltzctl.bench.load import Load, Locks, Payloads
+from waltzctl.bench.load import FILLING, Load, Locks, Payloads
 from waltzctl.bench.machine import Machine
 from waltzctl.bench.result import Result, Series
 from waltzctl.bench.site import CLIENT, Reading, Site, flushes, processes
@@ -121,13 +121,16 @@ class Reader:
                 self.latencies.add(time.perf_counter() - stamp_of(transaction.payload))
 
 
-async def mixed(bench: Bench, load: Load, readers: int) -> Result:
-    """Every reader follows every partition of the load, from where it is now."""
+async def mixed(bench: Bench, load: Load, readers: int, behind: int = 0) -> Result:
+    """Every reader follows every partition of the load, from so many transactions (in all) before where it is now."""
     tally, meter = Tally(), Meter(bench.site)
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(open_client(bench.site.servers, load))
         load = load.on(client.partition_count)
         marks = {partition: await client.high_water_mark(partition) for partition in range(load.partitions)}
+        if behind:
+            past = replace(load, producers=8, batch=FILLING, seconds=None, count=behind)
+            await Drive(client, past, Tally()).run()
         handlers = [Reader(marks) for _ in range(readers)]
         for handler in handlers:
             await stack.enter_async_context(Client(bench.site.servers, handler=handler, partitions=range(load.partitions)))

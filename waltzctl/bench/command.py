@@ -12,7 +12,7 @@ import click
 from waltzctl.bench import appending, chart, outage, reading
 from waltzctl.bench.appending import Bench
 from waltzctl.bench.drive import STAMP_BYTES
-from waltzctl.bench.load import Load
+from waltzctl.bench.load import FILLING, Load
 from waltzctl.bench.machine import this_machine
 from waltzctl.bench.result import Result
 from waltzctl.bench.site import Site, scratch
@@ -202,6 +202,13 @@ def append(**options: Any) -> int:  # fmt: skip
     show_default=True,
     help="Clients that apply everything that is written.",
 )
+@click.option(
+    "--behind",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="So many transactions are written first, and readers begin before them.",
+)
 @_output
 def mixed(**options: Any) -> int:  # fmt: skip
     """Append while readers follow, and measure both: how long a transaction takes to be committed, and how long until every
@@ -211,13 +218,14 @@ def mixed(**options: Any) -> int:  # fmt: skip
     Examples:
       waltzctl bench mixed --seconds 2
       waltzctl bench mixed --producers 8 --batch 100 --readers 4 --seconds 2
+      waltzctl bench mixed --readers 1 --behind 100000 --seconds 2
     """
     timed = {name: options[name] for name in ("producers", "batch", "warm_up", "seconds")}
     load = _load(options, **timed)
     if load.size < STAMP_BYTES:
         raise BadArgument(f"--size {load.size}: a payload has to carry a time of {STAMP_BYTES} bytes")
-    readers = options["readers"]
-    return _run(options, lambda site, live: appending.mixed(_bench(site, live, load), load, readers), name="mixed")
+    readers, behind = options["readers"], options["behind"]
+    return _run(options, lambda site, live: appending.mixed(_bench(site, live, load), load, readers, behind), name="mixed")
 
 
 @click.command("locks", epilog=exit_codes())
@@ -270,7 +278,7 @@ def feed(**options: Any) -> int:
       waltzctl bench feed --count 20000
       waltzctl bench feed --count 20000 --size 128 --partitions 1
     """
-    load = _load(options, producers=8, batch=reading.FILLING, seconds=None, count=options["count"])
+    load = _load(options, producers=8, batch=FILLING, seconds=None, count=options["count"])
     tail = {"tail_bytes_max": reading.tail_bytes(load, options["partitions"])}
     return _run(options, lambda site, live: reading.feed(_bench(site, live, load), load), name="feed", server_settings=tail)
 
@@ -294,7 +302,7 @@ def recovery(**options: Any) -> int:  # fmt: skip
     """
     if options["servers"] < 2:
         raise BadArgument("somebody has to take over: say --servers 2", not_done="nothing was run")
-    load = _load(options, producers=8, batch=reading.FILLING, seconds=None, count=options["count"])
+    load = _load(options, producers=8, batch=FILLING, seconds=None, count=options["count"])
     rounds = options["rounds"]
     return _run(
         options,

@@ -18,6 +18,8 @@ from waltzd.lock import Lock, Mode
 LOCK_NAME = "bench"
 PAYLOADS_BYTES = 4 << 20
 """About so much is made beforehand."""
+FILLING = 500
+"""Transactions that each producer hands over at once while a log is only filled."""
 
 
 @dataclass(frozen=True, kw_only=True)

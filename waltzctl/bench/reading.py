@@ -17,9 +17,6 @@ from waltzd.frame import FeedMode
 from waltzd.record import OVERHEAD_BYTES
 from waltzd.transaction import Transaction
 
-FILLING = 500
-"""Transactions handed over at once while the log is filled."""
-
 
 def tail_bytes(load: Load, partitions: int) -> int:
     """For the owner's memory to hold the newer half of what each partition of the load gets."""

@@ -20,6 +20,7 @@ from uuid import uuid4
 import uvloop
 
 from waltzd import logs
+from waltzd.allocator import share_arena
 from waltzd.cluster import Cluster
 from waltzd.config import ServerConfig
 from waltzd.errors import EXIT_BUG, BadConfig, WaltzError
@@ -58,6 +59,7 @@ def run(config: ServerConfig) -> None:
     logs.configure(config.log_format, config.log_level)
     faulthandler.enable()
     allow_open_files()
+    share_arena()
     # The loop stays open until the process ends: a thread of gRPC may still have something to tell it.
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     runner.run(_serve(config))

@@ -27,6 +27,8 @@ from waltzd.server.task import Copy, Heal, Level, SetLowMark, Truncate, Wait
 T = TypeVar("T")
 FRAME_BYTES = 1 << 20
 """Of records in one message to a storage: more makes nothing faster, and the first of them waits longer."""
+PAUSES = 5
+"""The longest pause before a replica is tried again, in first pauses. Short: one that came back is level the sooner."""
 OPEN_PATIENCE = 6
 """So many times longer than for other calls: a storage proves what it holds before it answers."""
 
@@ -168,7 +170,7 @@ class ReplicaLink:
             if asyncio.get_running_loop().time() - started > 10 * self._retry_seconds:
                 pause = self._retry_seconds
             await asyncio.sleep(pause)
-            pause = min(pause * 2, 20 * self._retry_seconds)
+            pause = min(pause * 2, PAUSES * self._retry_seconds)
 
     def _fail(self, error: WaltzError) -> None:
         if type(error) is not self._said:  # once, not with every attempt

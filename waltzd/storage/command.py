@@ -16,6 +16,7 @@ from typing import NoReturn
 import uvloop
 
 from waltzd import logs
+from waltzd.allocator import share_arena
 from waltzd.config import StorageConfig
 from waltzd.disk import RealDisk
 from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, FlushFailed, WaltzError
@@ -38,6 +39,7 @@ def run(config: StorageConfig) -> None:
     logs.configure(config.log_format, config.log_level)
     faulthandler.enable()
     allow_open_files()
+    share_arena()
     disk = RealDisk()
     if not disk.exists(config.directory):
         disk.make_directory(config.directory)
