@@ -30,15 +30,16 @@ ROWS_MAX = 100
 _PROGRESS_SECONDS = 0.1
 
 
-def console() -> Console:
+def console(*, to_stderr: bool = False) -> Console:
     from rich.console import Console
 
     class Quiet(Console):
         def on_broken_pipe(self) -> None:  # rich would end the process here, with an exit code of its own
             raise BrokenPipeError
 
-    width = None if sys.stdout.isatty() else 80
-    return Quiet(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
+    stream = sys.stderr if to_stderr else sys.stdout
+    width = None if stream.isatty() else 80
+    return Quiet(file=stream, highlight=False, markup=False, emoji=False, width=width)
 
 
 def put_json(value: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from waltzd.errors import WaltzError
 
 
-def _table(out: Console, names: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, right: tuple[str, ...] = ()) -> None:
+def table(out: Console, names: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, right: tuple[str, ...] = ()) -> None:
     from rich import box
     from rich.table import Table
 
@@ -96,7 +96,7 @@ def creation(made: Creation, output: str, *, hosts: str, root: str, is_dry: bool
          f"{len(made.created.get(name, ())):,}")
         for name, storage in sorted(made.storages.items())
     ]  # fmt: skip
-    _table(out, ("storage", "group", "address", "replicas", "made now"), rows, right=("replicas", "made now"))
+    table(out, ("storage", "group", "address", "replicas", "made now"), rows, right=("replicas", "made now"))
     if is_dry:
         out.print("Nothing was written.")
         return
@@ -121,13 +121,13 @@ def overview(found: Overview, output: str, *, where: str) -> None:
          _state(view.error, [("leader", view.meta.name == found.leader), ("draining", view.meta.is_draining)]))
         for view in found.servers
     ]  # fmt: skip
-    _table(out, ("server", "address", "admin", "partitions", "state"), servers, right=("partitions",))
+    table(out, ("server", "address", "admin", "partitions", "state"), servers, right=("partitions",))
     stores = [
         (view.meta.name, view.meta.listen, view.meta.admin_listen,
          str(len(view.said.assigned)) if view.said is not None else "", view.meta.group, _state(view.error, []))
         for view in found.storages
     ]  # fmt: skip
-    _table(out, ("storage", "address", "admin", "replicas", "group", "state"), stores, right=("replicas",))
+    table(out, ("storage", "address", "admin", "replicas", "group", "state"), stores, right=("replicas",))
     partitions(out, found)
 
 
@@ -139,7 +139,7 @@ def partitions(out: Console, found: Overview) -> None:
     ]
     rows = [_partition_row(partition) for partition in shown]
     names = ("partition", "owner", "generation", "session", "state", "committed", "replicas")
-    _table(out, names, rows, right=("partition", "generation", "session", "committed", "replicas"))
+    table(out, names, rows, right=("partition", "generation", "session", "committed", "replicas"))
     if len(shown) < len(found.partitions):
         out.print(f"{count(len(found.partitions) - len(shown), 'more partition')}, all open with all replicas")
     for name, error in found.silent.items():
@@ -269,7 +269,7 @@ def _processes(out: Console, cluster: LocalCluster) -> None:
         state = "runs" if daemon.is_running else "down"
         pid = str(daemon.life.pid) if daemon.life is not None and state == "runs" else ""
         rows.append((name, listen, "".join(admin), pid, state))
-    _table(out, ("process", "address", "admin", "pid", "state"), rows, right=("pid",))
+    table(out, ("process", "address", "admin", "pid", "state"), rows, right=("pid",))
     out.print(f"key {cluster.blueprint.key}; logs: {cluster.directory}/log", soft_wrap=True)
 
 

@@ -27,9 +27,12 @@ from waltzd.meta import (
     Assignment,
     ClusterMeta,
     Counter,
+    HistoryEntry,
     Leader,
+    Moves,
     Ownership,
     PartitionMeta,
+    Preferences,
     ReplicaSets,
     ServerMeta,
     StorageMeta,
@@ -43,7 +46,12 @@ REPLICAS = "/replicas"
 PARTITIONS = "/partitions"
 CLIENT_IDS = "/ids/client"
 LEADER = "/election/leader"
-_FOLDERS = (SERVERS, STORAGES, PARTITIONS, "/ids", "/election", "/operator", "/history")
+PREFERRED = "/preferred"
+MOVES = "/moves"
+HISTORY = "/history"
+HISTORY_MAX = 1000
+"""Entries that are kept: the oldest go first."""
+_FOLDERS = (SERVERS, STORAGES, PARTITIONS, "/ids", "/election", HISTORY)
 _WITH_NODES = (SERVERS, STORAGES)
 """To wait for a change of these is to wait for a change of each node below them, too."""
 NO_VERSION = -1
@@ -53,6 +61,8 @@ ATTEMPTS_MAX = 100
 """Every lost race for a client id means that somebody else got one: so many in a row are no accident."""
 
 D = TypeVar("D", ClusterMeta, ServerMeta, Assignment, StorageMeta, ReplicaSets, PartitionMeta, Leader, Counter)
+W = TypeVar("W", Preferences, Moves)
+"""Documents that are only there once somebody wanted something."""
 
 
 def partition_path(partition: int) -> str:
@@ -258,6 +268,58 @@ class Cluster:
             return counter.next
         raise ChangedMeanwhile(f"{CLIENT_IDS} was changed by others {ATTEMPTS_MAX} times in a row")
 
+    # -- what operators want and did -----------------------------------------------------------------------------------
+
+    async def preferences(self) -> tuple[Preferences, int]:
+        return await self._wish(PREFERRED, Preferences, Preferences(partitions={}))
+
+    async def save_preferences(self, preferences: Preferences, version: int) -> None:
+        await self.coordinator.commit([_put(PREFERRED, encode(preferences), version)])
+
+    async def moves(self) -> tuple[Moves, int]:
+        return await self._wish(MOVES, Moves, Moves(partitions={}))
+
+    async def save_moves(self, moves: Moves, version: int, *, replicas_version: int | None = None) -> None:
+        """With `replicas_version`, only if the replicas are what they were when this was planned."""
+        checks: list[Change] = [] if replicas_version is None else [Check(REPLICAS, replicas_version)]
+        await self.coordinator.commit([*checks, _put(MOVES, encode(moves), version)])
+
+    async def history(self, newest: int = HISTORY_MAX) -> list[tuple[int, HistoryEntry]]:
+        """The newest entries, oldest first."""
+        found = []
+        for name in (await self.coordinator.children(HISTORY))[-newest:]:
+            node = await self.coordinator.get(f"{HISTORY}/{name}")
+            if node is not None:  # else it has made room since
+                found.append((int(name), decode(HistoryEntry, node.data, f"{HISTORY}/{name}")))
+        return found
+
+    async def begin_history(self, entry: HistoryEntry) -> int:
+        """The number of the entry."""
+        while True:
+            names = await self.coordinator.children(HISTORY)
+            number = int(names[-1]) + 1 if names else 1
+            changes: list[Change] = [Create(f"{HISTORY}/{number:010}", encode(entry))]
+            try:
+                for name in names[: -(HISTORY_MAX - 1)]:
+                    path = f"{HISTORY}/{name}"
+                    changes.append(Delete(path, await self._version(path)))
+                await self.coordinator.commit(changes)
+            except (NodeExists, NodeMissing):
+                continue  # somebody else wrote an entry, or made room, at the same moment
+            return number
+
+    async def end_history(self, number: int, entry: HistoryEntry) -> None:
+        path = f"{HISTORY}/{number:010}"
+        await self.coordinator.commit([Set(path, encode(entry), await self._version(path))])
+
+    async def delete(self) -> int:
+        """Take every document of the cluster away, whole or not at all; how many there were."""
+        paths = [ROOT]
+        for path in paths:  # grows while it is walked
+            paths += [f"{path.rstrip('/')}/{name}" for name in await self.coordinator.children(path)]
+        await self.coordinator.commit([Delete(path, await self._version(path)) for path in reversed(paths)])
+        return len(paths)
+
     # -- changes -------------------------------------------------------------------------------------------------------
 
     async def wait_for_change(self, paths: Sequence[str], seen: object | None) -> object:
@@ -306,6 +368,10 @@ class Cluster:
             raise NodeMissing(f"the coordinator has no document {path}", path=path)
         return decode(kind, node.data, path), node.version
 
+    async def _wish(self, path: str, kind: type[W], nothing: W) -> tuple[W, int]:
+        node = await self.coordinator.get(path)
+        return (nothing, NO_VERSION) if node is None else (decode(kind, node.data, path), node.version)
+
     async def _version(self, path: str) -> int:
         node = await self.coordinator.get(path)
         if node is None:
@@ -341,6 +407,11 @@ class Cluster:
 
 
 N = TypeVar("N", ServerMeta, StorageMeta)
+
+
+def _put(path: str, data: bytes, version: int) -> Change:
+    """A document that may not be there yet."""
+    return Create(path, data) if version == NO_VERSION else Set(path, data, version)
 
 
 def _named(kind: type[N], data: bytes, path: str) -> N:

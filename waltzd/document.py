@@ -20,9 +20,12 @@ from waltzd.meta import (
     ClusterMeta,
     Counter,
     Decision,
+    HistoryEntry,
     Leader,
+    Moves,
     Ownership,
     PartitionMeta,
+    Preferences,
     ReplicaSets,
     ReplicaState,
     Role,
@@ -38,8 +41,33 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-Document: TypeAlias = ClusterMeta | ServerMeta | Assignment | StorageMeta | ReplicaSets | PartitionMeta | Leader | Counter
-D = TypeVar("D", ClusterMeta, ServerMeta, Assignment, StorageMeta, ReplicaSets, PartitionMeta, Leader, Counter)
+Document: TypeAlias = (
+    ClusterMeta
+    | ServerMeta
+    | Assignment
+    | StorageMeta
+    | ReplicaSets
+    | PartitionMeta
+    | Leader
+    | Counter
+    | Preferences
+    | Moves
+    | HistoryEntry
+)
+D = TypeVar(
+    "D",
+    ClusterMeta,
+    ServerMeta,
+    Assignment,
+    StorageMeta,
+    ReplicaSets,
+    PartitionMeta,
+    Leader,
+    Counter,
+    Preferences,
+    Moves,
+    HistoryEntry,
+)
 
 
 def is_name(text: str) -> bool:
@@ -156,6 +184,17 @@ class _Object:
 
     def name_or_none(self, name: str) -> str | None:
         return None if self.take(name) is None else self.name(name)
+
+    def text_or_none(self, name: str) -> str | None:
+        return None if self.take(name) is None else self.text(name)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        found = []
+        for value in self._list(name):
+            if not isinstance(value, str):
+                raise self.wrong(name, f"must be texts, not {_shown(value)}")
+            found.append(value)
+        return tuple(found)
 
     def names(self, name: str) -> tuple[str, ...]:
         names = [self._named(name, value) for value in self._list(name)]
@@ -369,6 +408,41 @@ def _counter(fields: _Object) -> Counter:
     return Counter(next=fields.integer("next"))
 
 
+def _preferences_fields(value: Preferences) -> dict[str, object]:
+    return {"partitions": {str(number): server for number, server in value.partitions.items()}}
+
+
+def _preferences(fields: _Object) -> Preferences:
+    partitions = fields.object("partitions")
+    return Preferences(partitions={number: partitions.name(str(number)) for number in partitions.keys_of_partitions()})
+
+
+def _moves_fields(value: Moves) -> dict[str, object]:
+    return {"partitions": {str(number): list(names) for number, names in value.partitions.items()}}
+
+
+def _moves(fields: _Object) -> Moves:
+    partitions = fields.object("partitions")
+    return Moves(partitions={number: partitions.names(str(number)) for number in partitions.keys_of_partitions()})
+
+
+def _history_fields(value: HistoryEntry) -> dict[str, object]:
+    return {**vars(value), "steps": list(value.steps)}
+
+
+def _history(fields: _Object) -> HistoryEntry:
+    return HistoryEntry(
+        began=fields.text("began"),
+        ended=fields.text_or_none("ended"),
+        who=fields.text("who"),
+        verb=fields.text("verb"),
+        subject=fields.text("subject"),
+        reason=fields.text_or_none("reason"),
+        steps=fields.texts("steps"),
+        outcome=fields.text("outcome"),
+    )
+
+
 _CODECS: dict[type[Any], tuple[Callable[[Any], dict[str, object]], Callable[[_Object], Any]]] = {
     ClusterMeta: (_cluster_fields, _cluster),
     ServerMeta: (_server_fields, _server),
@@ -378,4 +452,7 @@ _CODECS: dict[type[Any], tuple[Callable[[Any], dict[str, object]], Callable[[_Ob
     PartitionMeta: (_partition_fields, _partition),
     Leader: (_leader_fields, _leader),
     Counter: (_counter_fields, _counter),
+    Preferences: (_preferences_fields, _preferences),
+    Moves: (_moves_fields, _moves),
+    HistoryEntry: (_history_fields, _history),
 }

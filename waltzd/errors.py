@@ -609,6 +609,65 @@ class PartitionsClosed(WaltzError):
     next_step = "wait; if it lasts, look at the storages and servers that the message names"
 
 
+# -- what an operator asked for ----------------------------------------------------------------------------------------
+
+
+class Unsafe(WaltzError):
+    """A change was refused because afterwards, or while it lasts, a partition could not take transactions, or would
+    be one failure away from losing some. The message names the partitions and why. Nothing was changed. Make the
+    cluster well first: bring replicas back, or wait until they are level. Who knows better says so with `--override
+    NAME` and `--reason TEXT`."""
+
+    code, exit_code = "W2100", EXIT_UNSAFE
+    not_done = "nothing was changed"
+    next_step = "make the cluster well first, or override it with --override NAME and --reason TEXT"
+
+
+class NotConfirmed(WaltzError):
+    """A change has to be agreed to, and nobody did: the answer was no, or nobody could be asked because standard
+    input is no terminal. Nothing was changed."""
+
+    code, exit_code = "W2101", EXIT_USAGE
+    not_done = "nothing was changed"
+    next_step = "answer the question, or say --yes; look at it with --dry-run first"
+
+
+class NoSuchName(WaltzError):
+    """There is no server, storage, context or other thing of that name. The nearest name is given where one is
+    near."""
+
+    code, exit_code = "W2102", EXIT_NOT_FOUND
+    not_done = "nothing was changed"
+    next_step = "check the name"
+
+
+class NoClusterNamed(WaltzError):
+    """A command was not told which cluster it is meant for: no option, no variable, no context, and no cluster of
+    `waltzctl up` in this directory."""
+
+    code, exit_code = "W2103", EXIT_USAGE
+    not_done = "nothing was asked of any cluster"
+    next_step = "say --coordinator HOST:PORT, --directory DIR of a cluster of `waltzctl up`, or `waltzctl context use NAME`"
+
+
+class ContextsDamaged(WaltzError):
+    """The file with the contexts of this user cannot be understood. Nothing was changed in it."""
+
+    code, exit_code = "W2104", EXIT_USAGE
+    not_done = "nothing was asked of any cluster"
+    next_step = "correct the file, or move it away and add the contexts again"
+
+
+class MoveUnfinished(WaltzError):
+    """A change of replicas has been written down and did not come to its end within the time given. What is done
+    stays done, and every partition has at least the replicas that it had. To run the same command again goes on
+    from there."""
+
+    code, exit_code, retry = "W2105", EXIT_PARTIAL, Retry.LATER
+    not_done = "the replicas that the message names have not moved yet"
+    next_step = "see why they wait with `waltzctl status`; run the same command again to go on"
+
+
 # -- the disk ----------------------------------------------------------------------------------------------------------
 
 

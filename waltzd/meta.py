@@ -75,6 +75,39 @@ class Counter:
     next: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Preferences:
+    """<root>/preferred: which server an operator wants to own a partition, as far as an even distribution permits. It goes
+    before what servers prefer by themselves."""
+
+    partitions: Mapping[int, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moves:
+    """<root>/moves: where the replicas of a partition shall be in the end, while they are on their way. Whoever moves them
+    writes this first, so that anybody can go on from it."""
+
+    partitions: Mapping[int, tuple[str, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryEntry:
+    """<root>/history/<number>: who changed what, and why. For people: nothing is decided by it."""
+
+    began: str
+    ended: str | None
+    """None while it goes on, and for good when whoever did it was killed."""
+    who: str
+    verb: str
+    subject: str
+    reason: str | None
+    steps: tuple[str, ...]
+    """What was planned."""
+    outcome: str
+    """"begun", "done", or what went wrong."""
+
+
 class Role(enum.StrEnum):
     MEMBER = "member"
     LEARNER = "learner"

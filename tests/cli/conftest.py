@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from waltzctl.local import LocalCluster
 from waltzctl.main import run
 
 
@@ -20,6 +21,18 @@ class Outcome:
 
 
 Tool = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="session")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A real cluster that tests share: three storages, two servers, four partitions. Whoever changes it changes it back, or
+    brings up one of its own. Commands reach it by `--directory`."""
+    cluster = LocalCluster.make(tmp_path_factory.mktemp("live") / "cluster")
+    cluster.start()
+    try:
+        yield cluster
+    finally:
+        cluster.kill()
 
 
 @pytest.fixture

@@ -1,0 +1,91 @@
+"""Lists of things: one declaration of columns, and every form in which a person or a script may want them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import yaml
+
+from waltzctl.render import JSON_VERSION, console
+from waltzctl.render_cluster import table
+
+FORMS = ("table", "wide", "json", "yaml", "csv", "name")
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    """Its head, and with underscores its key in JSON."""
+    is_right: bool = False
+    is_wide: bool = False
+    """Only shown in the form `wide`."""
+
+    @property
+    def key(self) -> str:
+        return self.name.replace(" ", "_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    kind: str
+    """What they are, in the plural: the key in JSON."""
+    columns: tuple[Column, ...]
+    """The first one is the name."""
+    rows: Sequence[Mapping[str, Any]]
+    """By the keys of the columns; may have more, for JSON and YAML."""
+    nothing: str
+    """What to say to a person when there are none."""
+
+
+def listed(command: Callable[..., int]) -> Callable[..., int]:
+    """The command gets `output`."""
+    return click.option("-o", "--output", type=click.Choice(FORMS), default="table", help="For people, or for scripts.")(
+        command
+    )
+
+
+def put(found: Listing, output: str, **more: Any) -> None:
+    """`more`: what JSON and YAML say beside the list."""
+    if output in ("json", "yaml"):
+        value = {"version": JSON_VERSION, **more, found.kind: [dict(row) for row in found.rows]}
+        text = json.dumps(value, indent=2) if output == "json" else yaml.safe_dump(value, sort_keys=False)
+        click.echo(text.rstrip("\n"))
+        return
+    if output == "name":
+        for row in found.rows:
+            click.echo(str(row[found.columns[0].key]))
+        return
+    if output == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow([column.key for column in found.columns])
+        writer.writerows([[_plain(row[column.key]) for column in found.columns] for row in found.rows])
+        return
+    columns = [column for column in found.columns if output == "wide" or not column.is_wide]
+    out = console()
+    rows = [tuple(_shown(row[column.key]) for column in columns) for row in found.rows]
+    right = tuple(column.name for column in columns if column.is_right)
+    table(out, tuple(column.name for column in columns), rows, right=right)
+    if not rows:
+        out.print(found.nothing, soft_wrap=True)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)
