@@ -48,7 +48,7 @@ class StoreSettings:
     storage_seconds: float = 10.0
     """How long a storage may take to answer anything."""
     retry_seconds: float = 0.2
-    """The first pause after a replica failed; it doubles up to twenty times this."""
+    """The first pause after a replica failed, or the coordinator did not answer; it doubles a few times."""
     hand_over_seconds: float = 1.0
     """How long a new owner waits for the old one to close, and an old one for what is in flight."""
     catch_up_bytes_per_second: int = 0
