@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Protocol
 from uuid import uuid4
 
 import pytest
 
-from waltzd.cluster import REPLICAS, SERVERS, Cluster
+from waltzd.cluster import HISTORY_MAX, MOVES, NO_VERSION, PREFERRED, REPLICAS, SERVERS, Cluster
 from waltzd.coordinator import COMMIT_BYTES_MAX, Check, Coordinator, Create, Delete, Set
 from waltzd.errors import (
     BadArgument,
@@ -28,8 +29,11 @@ from waltzd.errors import (
 from waltzd.meta import (
     Assignment,
     ClusterMeta,
+    HistoryEntry,
+    Moves,
     Ownership,
     PartitionMeta,
+    Preferences,
     ReplicaSets,
     Role,
     ServerMeta,
@@ -576,3 +580,102 @@ async def contact_can_be_waited_for(world: World) -> None:
     assert not waiting.done()
     await world.resume(one)
     await waiting
+
+
+# -- what operators want and did ---------------------------------------------------------------------------------------
+
+
+@story
+async def what_is_preferred_is_there_once_somebody_prefers(world: World) -> None:
+    cluster, other = await created(world), Cluster(await world.connect_elsewhere("/waltz/test"))
+    nothing, version = await cluster.preferences()
+    assert (nothing, version) == (Preferences(partitions={}), NO_VERSION)
+    seen = await cluster.wait_for_change([PREFERRED], None)
+    first = Preferences(partitions={1: "s"})
+    await other.save_preferences(first, version)
+    seen = await cluster.wait_for_change([PREFERRED], seen)
+    with pytest.raises(ChangedMeanwhile):
+        await cluster.save_preferences(nothing, version)
+    assert await cluster.preferences() == (first, 0)
+    await cluster.save_preferences(nothing, 0)
+    await cluster.wait_for_change([PREFERRED], seen)
+    with pytest.raises(ChangedMeanwhile):
+        await other.save_preferences(first, 0)
+    assert await other.preferences() == (nothing, 1)
+
+
+@story
+async def moves_are_for_the_replicas_that_they_were_planned_for(world: World) -> None:
+    cluster, other = await created(world), Cluster(await world.connect_elsewhere("/waltz/test"))
+    nothing, version = await cluster.moves()
+    assert (nothing, version) == (Moves(partitions={}), NO_VERSION)
+    seen = await cluster.wait_for_change([MOVES], None)
+    wanted = Moves(partitions={0: ("one", "two")})
+    sets, replicas_version = await cluster.replicas()
+    now = await other.save_replicas(sets, replicas_version)
+    with pytest.raises(ChangedMeanwhile):
+        await cluster.save_moves(wanted, version, replicas_version=replicas_version)
+    assert await cluster.moves() == (nothing, NO_VERSION)
+    await cluster.save_moves(wanted, version, replicas_version=now)
+    await cluster.wait_for_change([MOVES], seen)
+    assert await other.moves() == (wanted, 0)
+    with pytest.raises(ChangedMeanwhile):
+        await other.save_moves(nothing, NO_VERSION)
+    await other.save_moves(nothing, 0)
+    assert await cluster.moves() == (nothing, 1)
+
+
+def an_entry(subject: str) -> HistoryEntry:
+    return HistoryEntry(
+        began="2026-01-01", ended=None, who="a@b", verb="test", subject=subject, reason=None, steps=("x",), outcome="begun"
+    )
+
+
+@story
+async def history_is_in_the_order_in_which_it_began(world: World) -> None:
+    clusters = [await created(world), *[Cluster(await world.connect_elsewhere("/waltz/test")) for _ in range(2)]]
+    assert await clusters[0].history() == []
+    numbers = await asyncio.gather(*(cluster.begin_history(an_entry("s")) for cluster in clusters for _ in range(4)))
+    assert sorted(numbers) == list(range(1, 13)), "two at once get two entries"
+    ended = replace(an_entry("s"), ended="2026-01-02", outcome="done")
+    await clusters[1].end_history(5, ended)
+    found = await clusters[2].history()
+    assert [number for number, _ in found] == list(range(1, 13))
+    assert dict(found)[5] == ended
+    assert dict(found)[6] == an_entry("s")
+    assert [number for number, _ in await clusters[0].history(newest=3)] == [10, 11, 12]
+
+
+@story
+async def history_makes_room(world: World) -> None:
+    cluster = await created(world)
+    path = "/history/{:010}"
+    entry = await cluster.begin_history(an_entry("first"))
+    node = await cluster.coordinator.get(path.format(entry))
+    assert node is not None
+    for first in range(2, HISTORY_MAX + 3, 100):
+        numbers = range(first, min(first + 100, HISTORY_MAX + 3))
+        await cluster.coordinator.commit([Create(path.format(number), node.data) for number in numbers])
+    newest = await cluster.begin_history(an_entry("newest"))
+    assert newest == HISTORY_MAX + 3
+    names = await cluster.coordinator.children("/history")
+    assert [int(name) for name in names] == list(range(4, HISTORY_MAX + 4)), "the oldest ones went"
+
+
+@story
+async def a_cluster_that_is_deleted_leaves_nothing(world: World) -> None:
+    cluster, other = await created(world), Cluster(await world.connect_elsewhere("/waltz/test"))
+    await cluster.save_preferences(Preferences(partitions={0: "s"}), NO_VERSION)
+    await cluster.begin_history(an_entry("s"))
+    await other.register_server(a_server("s"))
+    await cluster.save_partition(1, PartitionMeta(generation=1, session=1), None)
+    paths = ["/"]
+    for path in paths:
+        paths += [f"{path.rstrip('/')}/{name}" for name in await cluster.coordinator.children(path)]
+    assert await cluster.delete() == len(paths)
+    for path in paths:
+        assert await other.coordinator.get(path) is None, path
+    for call in (cluster.delete(), cluster.meta()):
+        with pytest.raises(NodeMissing):
+            await call
+    await Cluster.create(other.coordinator, a_cluster())

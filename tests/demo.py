@@ -18,7 +18,7 @@ from pathlib import Path
 from waltzctl.blueprint import BLUEPRINT
 from waltzctl.local import LocalCluster
 from waltzctl.overview import PartitionView
-from waltzd import storages
+from waltzd import loop
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNHEALTHY, WaltzError
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +63,7 @@ def check(code: int, expected: int = EXIT_OK) -> None:
 def clear(directory: Path) -> None:
     """What an earlier demonstration left, running or not."""
     if (ROOT / directory / BLUEPRINT).exists():
-        LocalCluster.find(ROOT / directory).stop()
+        LocalCluster.find(ROOT / directory).kill()
     shutil.rmtree(ROOT / directory, ignore_errors=True)
 
 
@@ -97,7 +97,7 @@ def race(cluster: LocalCluster, directory: Path) -> None:
 def kill_owner(cluster: LocalCluster) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        found = storages.run(cluster.overview()).partitions
+        found = loop.run(cluster.overview()).partitions
         committed = min(marks(found, COUNTER_PARTITION), marks(found, BANK_PARTITION))
         if committed >= KILL_AFTER:
             break
@@ -143,13 +143,15 @@ def change_byte(path: Path, offset: int) -> None:
 
 def show(directory: Path) -> None:
     up: list[str | Path] = ["waltzctl", "up", directory, "--detach"]
+    at: list[str | Path] = ["--directory", directory]
     run("A cluster on this machine: ZooKeeper, three storages, two servers.", up)
     cluster = LocalCluster.find(ROOT / directory)
     try:
         race(cluster, directory)
-        status: list[str | Path] = ["waltzctl", "status", directory]
+        status: list[str | Path] = ["waltzctl", "status", *at]
         run("The other server has taken the partitions over. The cluster says what is missing.", status, EXIT_UNHEALTHY)
         run("What is missing is brought back.", up)
+        run("A probe is committed in every partition.", ["waltzctl", "health", *at])
         run("All is stopped in order.", ["waltzctl", "down", directory])
     finally:
         cluster.stop()

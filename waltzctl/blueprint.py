@@ -10,8 +10,8 @@ import json
 import os
 import socket
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -38,6 +38,8 @@ class Blueprint:
     servers: int
     ports: Mapping[str, tuple[int, ...]]
     """For each daemon, the one for its callers, then the one for operators."""
+    is_founded: bool = False
+    """Its documents and replicas were made. From then on only the operator says which storages belong to it."""
 
     @property
     def storage_names(self) -> list[str]:
@@ -58,19 +60,29 @@ class Blueprint:
 
 def draw(directory: Path, *, partitions: int, replication: int, storages: int, servers: int) -> Blueprint:
     """A new one, with ports that are free at this moment."""
-    blueprint = Blueprint(
-        key=uuid4(), partitions=partitions, replication=replication, storages=storages, servers=servers, ports={}
-    )
-    free = free_ports(zlib.crc32(os.fsencode(directory.resolve())))
-    ports = {name: (next(free),) if name == ZOOKEEPER else (next(free), next(free)) for name in blueprint.names}
-    return Blueprint(**{**vars(blueprint), "ports": ports})
+    blueprint = Blueprint(key=uuid4(), partitions=partitions, replication=replication, storages=0, servers=0, ports={})
+    return grown(blueprint, directory, storages=storages, servers=servers)
 
 
-def free_ports(seed: int) -> Iterator[int]:
-    """From a place that depends on the seed, so that two clusters made at the same time do not choose the same ones."""
+def grown(blueprint: Blueprint, directory: Path, *, storages: int, servers: int) -> Blueprint:
+    """With more daemons, and ports for those that have none yet."""
+    larger = replace(blueprint, storages=storages, servers=servers)
+    taken = {port for ports in blueprint.ports.values() for port in ports}
+    free = free_ports(zlib.crc32(os.fsencode(directory.resolve())), taken)
+    more = {
+        name: (next(free),) if name == ZOOKEEPER else (next(free), next(free))
+        for name in larger.names
+        if name not in blueprint.ports
+    }
+    return replace(larger, ports={**blueprint.ports, **more})
+
+
+def free_ports(seed: int, taken: Container[int] = ()) -> Iterator[int]:
+    """From a place that depends on the seed, so that two clusters made at the same time do not choose the same ones.
+    `taken`: those of daemons that may be down at this moment."""
     for step in range(len(PORTS)):
         port = PORTS[(seed + step) % len(PORTS)]
-        if is_free(port):
+        if port not in taken and is_free(port):
             yield port
     raise PortInUse(f"no port from {PORTS[0]} to {PORTS[-1]} is free at {HOST}")
 
@@ -129,7 +141,8 @@ def load_blueprint(directory: Path) -> Blueprint:
     try:
         ports = {str(name): tuple(int(port) for port in given) for name, given in fields["ports"].items()}
         numbers = {name: int(fields[name]) for name in ("partitions", "replication", "storages", "servers")}
-        blueprint = Blueprint(key=UUID(fields["key"]), ports=ports, **numbers)
+        founded = bool(fields.get("is_founded", False))
+        blueprint = Blueprint(key=UUID(fields["key"]), ports=ports, is_founded=founded, **numbers)
         if not (0 <= blueprint.storages <= STORAGES_MAX and 0 <= blueprint.servers <= SERVERS_MAX):
             raise ValueError(f"{blueprint.storages} storages, {blueprint.servers} servers")
         for name in blueprint.names:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import getpass
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -67,6 +68,8 @@ def changing(command: Callable[..., int]) -> Callable[..., int]:
     ) -> int:
         if reason is not None and not 0 < len(reason) <= REASON_CHARACTERS_MAX:
             raise BadArgument(f"--reason: between 1 and {REASON_CHARACTERS_MAX} characters")
+        if reason is not None and not _is_text(reason):
+            raise BadArgument("--reason: this is not UTF-8")
         asked = Asked(is_dry=dry_run, yes=yes, confirm=confirm, reason=reason, override=override)
         return command(asked=asked, **rest)
 
@@ -84,14 +87,13 @@ def changing(command: Callable[..., int]) -> Callable[..., int]:
 
 def agree(plan: Plan, asked: Asked, reach: Reach, output: str) -> bool:
     """Whether to do it. False: nothing is to be done, and that has been said. Raises when it is refused."""
-    if plan.refusals and asked.is_dry:
-        render_change.plan(plan, output, result="refused")
+    if plan.refusals and asked.override != plan.subject:
+        if asked.is_dry:
+            render_change.plan(plan, output, result="refused")
         raise _unsafe(plan)
     if asked.is_dry or not plan.steps:
         render_change.plan(plan, output, result="dry-run" if plan.steps else "nothing-to-do")
         return False
-    if plan.refusals and asked.override != plan.subject:
-        raise _unsafe(plan)
     if plan.refusals and asked.reason is None:
         raise NotConfirmed(f"--override {plan.subject} needs --reason", next_step="say why with --reason TEXT")
     _confirm(plan, asked, reach, output)
@@ -109,7 +111,7 @@ def _confirm(plan: Plan, asked: Asked, reach: Reach, output: str) -> None:
     wanted = plan.subject if plan.danger is Danger.TYPED else reach.name if reach.is_protected else None
     if plan.danger is Danger.NONE and not reach.is_protected:
         return
-    if wanted is not None and wanted in (asked.confirm, asked.override):
+    if (plan.subject if wanted is None else wanted) in (asked.confirm, asked.override):
         return
     if wanted is None and asked.yes:
         return
@@ -136,7 +138,7 @@ async def recorded(cluster: Cluster, plan: Plan, asked: Asked) -> AsyncIterator[
     entry = HistoryEntry(
         began=_now(),
         ended=None,
-        who=f"{getpass.getuser()}@{socket.gethostname()}",
+        who=_who(),
         verb=plan.verb,
         subject=plan.subject,
         reason=asked.reason,
@@ -149,10 +151,30 @@ async def recorded(cluster: Cluster, plan: Plan, asked: Asked) -> AsyncIterator[
         yield
         outcome = "done"
     except WaltzError as error:
-        outcome = f"{error.code} {error.message}"
+        outcome = f"{error.code} {error.message}".encode(errors="backslashreplace").decode()
         raise
     finally:
-        await cluster.end_history(number, replace(entry, ended=_now(), outcome=outcome))
+        try:
+            await cluster.end_history(number, replace(entry, ended=_now(), outcome=outcome))
+        except WaltzError as error:  # what became of the change itself is not hidden by this
+            click.echo(f"How it ended is not in the history, entry {number}: {error.code} {error.message}", err=True)
+
+
+def _who() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in many containers
+        name = f"user {os.getuid()}"
+    return f"{name}@{socket.gethostname()}"
+
+
+def _is_text(text: str) -> bool:
+    """What was typed in another encoding arrives with halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _now() -> str:

@@ -1,56 +1,34 @@
-"""`waltzctl create-cluster` and `waltzctl cluster`: a cluster as a whole, through its coordinator."""
+"""`waltzctl create-cluster`, `waltzctl cluster` and `waltzctl history`: a cluster as a whole, through its coordinator."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any
 from uuid import UUID
 
 import click
 
-from waltzctl import render_cluster
-from waltzctl.certificate import secured
+from waltzctl import render_change, render_cluster
+from waltzctl.change import Asked, Plan, changing
 from waltzctl.creation import Wish, create_cluster
+from waltzctl.job import Job, perform
 from waltzctl.main import exit_codes
 from waltzctl.overview import look
-from waltzd import storages
-from waltzd.coordinator import Coordinator
+from waltzctl.partition import moving, spread_all
+from waltzctl.reach import Reach, reaching, using
+from waltzctl.safety import Danger
+from waltzctl.waiting import Say
+from waltzd.cluster import HISTORY_MAX, Cluster
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
 from waltzd.layout import PARTITIONS_MAX
 from waltzd.meta import StorageMeta
 from waltzd.setting import parse_address
-from waltzd.tls import Tls
-from waltzd.zookeeper import ZooKeeperCoordinator
 
-T = TypeVar("T")
 FORM = "write it as name=host:port,host:port or name=host:port,host:port,group"
-
-
-def with_coordinator(hosts: str, root: str, action: Callable[[Coordinator], Awaitable[T]]) -> T:
-    async def run() -> T:
-        coordinator = ZooKeeperCoordinator(hosts, root)
-        await coordinator.start()
-        try:
-            return await action(coordinator)
-        finally:
-            await coordinator.close()
-
-    return storages.run(run())
-
-
-def place(command: Callable[..., int]) -> Callable[..., int]:
-    """Which cluster, who asks, and how the answer looks."""
-    command = secured(command)
-    for option in (
-        click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table",
-                     help="For people, or for scripts."),
-        click.option("--root", default="/waltz", show_default=True, help="Where the cluster's documents are in ZooKeeper."),
-        click.option("--coordinator", "hosts", required=True, metavar="HOST:PORT,…",
-                     help="Addresses of the ZooKeeper ensemble."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+_OUTPUT = click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
+)
 
 
 def storage_of(text: str) -> StorageMeta:
@@ -77,7 +55,8 @@ def storage_of(text: str) -> StorageMeta:
 @click.option("--replicas", type=click.IntRange(1, 15), default=3, show_default=True, help="Of each partition.")
 @click.option("--key", type=click.UUID, help="The cluster key; the one that the storages have by default.")
 @click.option("--dry-run", is_flag=True, help="Look at everything, show what would be done, write nothing.")
-@place
+@_OUTPUT
+@reaching
 def create(
     name: str,
     partitions: int,
@@ -85,10 +64,8 @@ def create(
     replicas: int,
     key: UUID | None,
     dry_run: bool,
-    hosts: str,
-    root: str,
+    reach: Reach,
     output: str,
-    tls: Tls | None,
 ) -> int:
     """Make a cluster of storages that run: its documents in ZooKeeper, and an empty replica wherever one belongs. The
     replicas of a partition are spread over groups, and evenly over the storages.
@@ -111,16 +88,17 @@ def create(
         key=key,
     )
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    found = with_coordinator(
-        hosts, root, lambda coordinator: create_cluster(coordinator, wish, created=now, is_dry=dry_run, tls=tls)
+    found = using(
+        reach, lambda cluster: create_cluster(cluster.coordinator, wish, created=now, is_dry=dry_run, tls=reach.tls)
     )
-    render_cluster.creation(found, output, hosts=hosts, root=root, is_dry=dry_run)
+    render_cluster.creation(found, output, hosts=reach.hosts, root=reach.root, is_dry=dry_run)
     return EXIT_OK
 
 
 @click.command("describe", epilog=exit_codes())
-@place
-def describe(hosts: str, root: str, output: str, tls: Tls | None) -> int:
+@_OUTPUT
+@reaching
+def describe(reach: Reach, output: str) -> int:
     """Show a cluster: its servers and storages, and who owns each partition and how it is. The end is 0 when all is well,
     and 10 when a process does not answer, a partition takes no transactions, or one has fewer replicas than it should.
 
@@ -129,6 +107,74 @@ def describe(hosts: str, root: str, output: str, tls: Tls | None) -> int:
       waltzctl cluster describe --coordinator 127.0.0.1:2181
       waltzctl cluster describe --coordinator 127.0.0.1:2181 --root /waltz -o json
     """
-    found = with_coordinator(hosts, root, lambda coordinator: look(coordinator, tls=tls))
-    render_cluster.overview(found, output, where=f"{hosts}{root}")
+    found = using(reach, lambda cluster: look(cluster.coordinator, tls=reach.tls))
+    render_cluster.overview(found, output, where=reach.where)
     return EXIT_OK if found.is_healthy else EXIT_UNHEALTHY
+
+
+@click.command("set", epilog=exit_codes())
+@click.option("--replicas", required=True, type=click.IntRange(1, 15), help="Of each partition.")
+@moving
+@changing
+@reaching
+def set_(replicas: int, reach: Reach, asked: Asked, output: str, seconds: float | None) -> int:
+    """Change how many replicas each partition has. More are copied while writing goes on; fewer leave when a majority
+    stays. The number of partitions, the name and the key of a cluster cannot be changed.
+
+    \b
+    Examples:
+      waltzctl cluster set --replicas 3 --dry-run
+      waltzctl cluster set --replicas 3 --yes
+    """
+    return spread_all("cluster set", replicas, reach, asked, output, seconds)
+
+
+@click.command("delete", epilog=exit_codes())
+@_OUTPUT
+@changing
+@reaching
+def delete(reach: Reach, asked: Asked, output: str) -> int:
+    """Take all documents of a cluster out of ZooKeeper. What is on the storages stays, but nobody serves it any more, and a
+    new cluster refuses storages that hold something. It is refused while servers or storages run.
+
+    \b
+    Examples:
+      waltzctl cluster delete --dry-run --override local --reason 'a trial is over'
+      waltzctl cluster delete --dry-run --override local --reason 'moved elsewhere' -o json
+    """
+
+    async def prepare(cluster: Cluster) -> Job:
+        found = await look(cluster.coordinator, tls=reach.tls)
+        up = [view.meta.name for view in found.servers if view.error is None]
+        up += [view.meta.name for view in found.storages if view.error is None]
+        name = found.meta.name
+        plan = Plan(
+            verb="cluster delete",
+            subject=name,
+            steps=(f"delete all documents of the cluster {name}, key {found.meta.key}, at {reach.where}",),
+            danger=Danger.TYPED,
+            unsafe=(f"{', '.join(up)} still run",) if up else (),
+        )
+
+        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+            return {"documents": await cluster.delete()}
+
+        return Job(plan=plan, do=do, is_recorded=False)
+
+    return perform(reach, asked, output, prepare)
+
+
+@click.command("history", epilog=exit_codes())
+@click.option("-n", "--newest", type=click.IntRange(1, HISTORY_MAX), default=20, show_default=True, help="So many entries.")
+@_OUTPUT
+@reaching
+def history(newest: int, reach: Reach, output: str) -> int:
+    """Who changed what with waltzctl, when and why, and what came of it. The oldest entries are forgotten after a thousand.
+
+    \b
+    Examples:
+      waltzctl history
+      waltzctl history -n 100 -o json
+    """
+    render_change.history(using(reach, lambda cluster: cluster.history(newest)), output)
+    return EXIT_OK

@@ -34,7 +34,8 @@ from waltzd.errors import (
 )
 from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
 from waltzd.replica import PartitionDescription, StorageDescription
-from waltzd.storages import AdminClient, ReplicaClient
+from waltzd.storage_admin import AdminClient
+from waltzd.storages import ReplicaClient
 from waltzd.tls import Tls
 
 CALL_SECONDS = 10.0
@@ -79,7 +80,7 @@ async def create_cluster(
     descriptions = await _describe_all(wish, tls)
     key = _key_of(wish, descriptions)
     _check_descriptions(wish, descriptions)
-    await _each(wish.storages, lambda storage: _reach(storage, key, tls))
+    await _each(wish.storages, lambda storage: reach_replicas(storage, key, tls))
     meta = ClusterMeta(name=wish.name, key=key, partitions=wish.partitions, created=created)
     there = await _look(coordinator, wish, key)
     if there is None:
@@ -167,7 +168,7 @@ async def _describe_all(wish: Wish, tls: Tls | None) -> dict[str, StorageDescrip
     return found
 
 
-async def _reach(storage: StorageMeta, key: UUID, tls: Tls | None) -> None:
+async def reach_replicas(storage: StorageMeta, key: UUID, tls: Tls | None) -> None:
     """The address for servers leads to a storage, too; with certificates, to the one of that name."""
     async with ReplicaClient(storage.listen, key, seconds=CALL_SECONDS, tls=tls, name=storage.name) as client:
         try:

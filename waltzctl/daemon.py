@@ -7,12 +7,14 @@ here blocks, with a deadline.
 
 from __future__ import annotations
 
+import enum
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from waltzd.disk import translate
@@ -37,6 +39,24 @@ def birth(pid: int) -> str | None:
     # The first thread of a process that was killed may have ended while others still close its files and ports.
     has_ended = state == "X" or (state == "Z" and int(rest[16]) <= 1)
     return None if has_ended else f"{boot}/{rest[18]}"
+
+
+class State(enum.Enum):
+    """What becomes of a daemon while somebody waits for it."""
+
+    WAITS = "waits"
+    """For its turn to be started."""
+    STARTS = "starts"
+    READY = "ready"
+    ENDS = "ends"
+    STOPPED = "stopped"
+    """As it was told to."""
+    ENDED = "ended"
+    """By itself."""
+
+    @property
+    def is_passing(self) -> bool:
+        return self in (State.STARTS, State.ENDS)
 
 
 @dataclass(frozen=True)
@@ -66,6 +86,19 @@ class Daemon:
         self._child: int | None = None
         """A process of ours whose exit code nobody has asked for yet."""
         self._exit: int | None = None
+
+    def take_over(self, life: Life) -> None:
+        """What is written down of it, perhaps by somebody else."""
+        if self.life is not None and self.life.birth != life.birth:
+            self._exit = None
+        self.life = life
+
+    @property
+    def stranger(self) -> int | None:
+        """The number of our last process, when another one has it now."""
+        if self.life is None or self.is_running or birth(self.life.pid) is None:
+            return None
+        return self.life.pid
 
     @property
     def is_running(self) -> bool:
@@ -110,30 +143,40 @@ class Daemon:
         return self.life
 
     def _make_room(self) -> int:
-        size = self.log.stat().st_size if self.log.exists() else 0
-        if size <= LOG_BYTES_MAX:
-            return size
-        self.log.replace(self.log.with_name(self.log.name + ".old"))
-        return 0
+        """Where its words are going to begin, behind a line of ours: what a daemon says first has no time of its own."""
+        if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
+            self.log.replace(self.log.with_name(self.log.name + ".old"))
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(f"{now} INFO     waltzctl starts {self.name}\n")
+            return log.tell()
 
     def wait_ready(self, seconds: float) -> None:
-        assert self.life is not None
-        if self.life.was_ready:
-            return
         deadline = time.monotonic() + seconds
-        while not self._is_ready(self.words()):
-            self.check_running()
+        while not self.is_ready():
             if time.monotonic() > deadline:
-                raise DaemonSilent(
-                    f"{self.name} did not become ready within {seconds:g} seconds. {self._last_words()}",
-                    not_done="the cluster was not brought up; what was started for it is stopped again",
-                )
+                raise self.silent(seconds)
             time.sleep(POLL_SECONDS)
-        self.life = replace(self.life, was_ready=True)
+
+    def is_ready(self) -> bool:
+        """Whether it has become ready; an error when it has ended instead."""
+        assert self.life is not None
+        if not self.life.was_ready:
+            if not self._is_ready(self.words()):
+                self.check_running()
+                return False
+            self.life = replace(self.life, was_ready=True)
+        return True
+
+    def silent(self, seconds: float) -> DaemonSilent:
+        return DaemonSilent(
+            f"{self.name} did not become ready within {seconds:g} seconds. {self._last_words()}",
+            not_done="the cluster was not brought up; what was started for it is stopped again",
+        )
 
     def check_running(self) -> None:
         if not self.is_running:
-            raise DaemonEnded(f"{self.name} ended{self._how()}. {self._last_words()}")
+            raise DaemonEnded(f"{self.name} ended{self.how_it_ended}. {self._last_words()}")
 
     # -- an end
 
@@ -184,7 +227,9 @@ class Daemon:
         except FileNotFoundError:
             return ""
 
-    def _how(self) -> str:
+    @property
+    def how_it_ended(self) -> str:
+        """Empty when it was started by somebody else: then nobody told us."""
         if self._exit is None:
             return ""
         return f" with exit code {self._exit}" if self._exit >= 0 else f", killed by {signal.Signals(-self._exit).name}"

@@ -12,9 +12,11 @@ from typing import Any
 import click
 import yaml
 
-from waltzctl.render import JSON_VERSION, console
+from waltzctl.render import JSON_VERSION, console, size
 from waltzctl.render_cluster import table
 
+WIDE_COLUMNS = 200
+"""Where no terminal says how wide it is."""
 FORMS = ("table", "wide", "json", "yaml", "csv", "name")
 
 
@@ -25,6 +27,8 @@ class Column:
     is_right: bool = False
     is_wide: bool = False
     """Only shown in the form `wide`."""
+    is_size: bool = False
+    """A number of bytes, which people read as MB."""
 
     @property
     def key(self) -> str:
@@ -54,7 +58,9 @@ def put(found: Listing, output: str, **more: Any) -> None:
     """`more`: what JSON and YAML say beside the list."""
     if output in ("json", "yaml"):
         value = {"version": JSON_VERSION, **more, found.kind: [dict(row) for row in found.rows]}
-        text = json.dumps(value, indent=2) if output == "json" else yaml.safe_dump(value, sort_keys=False)
+        text = json.dumps(value, indent=2)
+        if output == "yaml":  # by way of JSON, so that both say the same and an enumeration is its text
+            text = yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True)
         click.echo(text.rstrip("\n"))
         return
     if output == "name":
@@ -68,7 +74,9 @@ def put(found: Listing, output: str, **more: Any) -> None:
         return
     columns = [column for column in found.columns if output == "wide" or not column.is_wide]
     out = console()
-    rows = [tuple(_shown(row[column.key]) for column in columns) for row in found.rows]
+    if output == "wide" and not out.is_terminal:
+        out.width = WIDE_COLUMNS
+    rows = [tuple(_cell(column, row[column.key]) for column in columns) for row in found.rows]
     right = tuple(column.name for column in columns if column.is_right)
     table(out, tuple(column.name for column in columns), rows, right=right)
     if not rows:
@@ -76,9 +84,15 @@ def put(found: Listing, output: str, **more: Any) -> None:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, list | tuple):
         return " ".join(map(str, value))
     return "" if value is None else str(value)
+
+
+def _cell(column: Column, value: Any) -> str:
+    return size(value) if column.is_size and value is not None else _shown(value)
 
 
 def _shown(value: Any) -> str:

@@ -7,58 +7,70 @@ them, and whoever comes next finds them by what is written down in the directory
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
-import shutil
-import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from waltzctl.blueprint import (
     BLUEPRINT,
-    HOST,
     ZOOKEEPER,
     Blueprint,
     draw,
-    is_free,
+    grown,
     load_blueprint,
     load_lives,
     save_blueprint,
     save_lives,
 )
-from waltzctl.creation import Wish, create_cluster
-from waltzctl.daemon import Daemon, birth
+from waltzctl.daemon import Daemon, State
+from waltzctl.obstacle import check_machine, check_ports
 from waltzctl.overview import Overview, look
-from waltzd import storages
+from waltzctl.removal import check_whole, remove
+from waltzctl.turn import LOCK, taking_turn, undisturbed
+from waltzd import loop
+from waltzd.cluster import Cluster
+from waltzd.coordinator import Coordinator
 from waltzd.disk import translate
-from waltzd.errors import BadArgument, DirectoryHeld, DiskFull, NoLocalCluster, PartitionsClosed, PortInUse
+from waltzd.errors import BadArgument, DaemonEnded, DirectoryHeld, NodeMissing, PartitionsClosed
 from waltzd.meta import StorageMeta
 from waltzd.zookeeper import ZooKeeperCoordinator
 from waltzd.zookeeper_process import java_command
 
+if TYPE_CHECKING:
+    from waltzctl.creation import Wish
+
 NAME, ROOT = "local", "/waltz"
 SESSION_SECONDS, DRAIN_SECONDS = 4, 10
 """Of servers: shorter than what is good in earnest, so that something happens while somebody watches."""
-FREE_BYTES_MIN = 256 << 20
 START_SECONDS, OPEN_SECONDS, END_SECONDS = 60.0, 60.0, 45.0
 SETTLE_SECONDS = 15.0
 """How long to wait for the last replicas, when all partitions take transactions already."""
+STILL_SECONDS = 2.0
+"""Partitions that did not move for so long are where they are wanted, although servers do not have equally many."""
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 2.0
+MAKING = {"log", LOCK, BLUEPRINT, f"{BLUEPRINT}.new"}
+"""What is there when another one makes a cluster at this moment, or was killed while it did."""
 Say = Callable[[str], None]
+Show = Callable[[str, State], None]
 
 
 def silence(_sentence: str) -> None:
     """For those who do not want to hear of progress."""
 
 
+def overlook(_name: str, _state: State) -> None:
+    """For those who do not want to see each daemon come and go."""
+
+
 class LocalCluster:
-    """`settings` are for the configuration files of its daemons, by kind: "storage", "server"."""
+    """`settings` are for the configuration files of its daemons, by kind: "storage", "server". `say` is told what is waited
+    for, `show` what becomes of each daemon."""
 
     def __init__(
         self,
@@ -66,11 +78,13 @@ class LocalCluster:
         blueprint: Blueprint,
         *,
         say: Say = silence,
+        show: Show = overlook,
         settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         self.directory = directory
         self.blueprint = blueprint
         self._say = say
+        self._show = show
         self._settings = settings or {}
         self.daemons = {name: self._daemon(name) for name in blueprint.names}
         self.recall()
@@ -85,10 +99,12 @@ class LocalCluster:
         servers: int = 2,
         replication: int = 3,
         say: Say = silence,
+        show: Show = overlook,
         settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> LocalCluster:
         """A new one; nothing is started yet."""
-        if directory.exists() and (directory.is_file() or set(os.listdir(directory)) - {"log", "lock"}):
+        check_whole(directory)
+        if directory.exists() and (not directory.is_dir() or set(os.listdir(directory)) - MAKING):
             raise BadArgument(
                 f"{directory} is not empty, and holds no cluster that `waltzctl up` made",
                 not_done="nothing was made or started",
@@ -98,17 +114,36 @@ class LocalCluster:
             (directory / "log").mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise translate(error, f"making the directory {directory}") from error
-        with _hold(directory):
+        with taking_turn(directory):
             if (directory / BLUEPRINT).exists():
-                raise DirectoryHeld(f"another program has just made a cluster in {directory}")
+                raise DirectoryHeld(
+                    f"another program has just made a cluster in {directory}",
+                    not_done="nothing was made or started",
+                    next_step="the same command again continues with that cluster",
+                )
             blueprint = draw(directory, partitions=partitions, replication=replication, storages=storages, servers=servers)
             save_blueprint(directory, blueprint)
-        return cls(directory, blueprint, say=say, settings=settings)
+        return cls(directory, blueprint, say=say, show=show, settings=settings)
 
     @classmethod
-    def find(cls, directory: Path, *, say: Say = silence) -> LocalCluster:
+    def find(cls, directory: Path, *, say: Say = silence, show: Show = overlook) -> LocalCluster:
         """The one that was made in this directory."""
-        return cls(directory, load_blueprint(directory), say=say)
+        return cls(directory, load_blueprint(directory), say=say, show=show)
+
+    def grow(self, *, storages: int, servers: int) -> None:
+        """More daemons, for the next start. Servers take part at once; a storage waits until an operator adds it."""
+        with taking_turn(self.directory):
+            self.recall()
+            check_whole(self.directory)
+            more = {"storages": max(storages, self.blueprint.storages), "servers": max(servers, self.blueprint.servers)}
+            self._draw_anew(grown(self.blueprint, self.directory, **more))
+            save_blueprint(self.directory, self.blueprint)
+
+    def _draw_anew(self, blueprint: Blueprint) -> None:
+        """It has grown."""
+        self.blueprint = blueprint
+        known = self.daemons
+        self.daemons = {name: known[name] if name in known else self._daemon(name) for name in blueprint.names}
 
     # -- where things are
 
@@ -134,10 +169,14 @@ class LocalCluster:
         return [name for name, daemon in self.daemons.items() if daemon.is_running]
 
     def recall(self) -> None:
-        """Which processes were started, also by others."""
+        """Which daemons there are and which processes were started, also by others."""
+        if (self.directory / BLUEPRINT).exists():
+            there = load_blueprint(self.directory)
+            if there.names != self.blueprint.names:
+                self._draw_anew(there)
         for name, life in load_lives(self.directory).items():
             if name in self.daemons:
-                self.daemons[name].life = life
+                self.daemons[name].take_over(life)
 
     def remember(self) -> None:
         lives = {name: daemon.life for name, daemon in self.daemons.items() if daemon.life is not None}
@@ -193,67 +232,103 @@ class LocalCluster:
     def start(self) -> Overview:
         """Everything that does not run yet; return when every partition is open. When that fails, what was started here is
         stopped again."""
-        with _hold(self.directory):
+        with taking_turn(self.directory):
             self.recall()
             before = self.running
             try:
-                self._check_machine()
+                self._check()
+                for name in self.daemons:
+                    self._show(name, State.READY if name in before else State.WAITS)
                 self._start([ZOOKEEPER, *self.blueprint.storage_names])
-                storages.run(self._create())
+                loop.run(self._found())
                 self._start(self.blueprint.server_names)
-                return storages.run(self._wait_open())
+                return loop.run(self._wait_open())
             except BaseException:
                 self._end([name for name in self.running if name not in before])
                 raise
 
     def start_one(self, name: str) -> None:
-        with _hold(self.directory):
+        with taking_turn(self.directory):
             self._start([name])
 
-    def _check_machine(self) -> None:
+    def _check(self) -> None:
         """What can be known before anything is started."""
-        if birth(os.getpid()) is None:
-            raise BadArgument(
-                "a cluster on one machine needs Linux: without /proc nobody can tell one process from another",
-                not_done="nothing was started",
-                next_step="run it in a Linux container or a virtual machine",
-            )
-        free = shutil.disk_usage(self.directory).free
-        if free < FREE_BYTES_MIN:
-            raise DiskFull(
-                f"{self.directory}: {free >> 20} MiB are free there, and a cluster needs at least {FREE_BYTES_MIN >> 20}",
-                not_done="nothing was started",
-                next_step="free some space, or name a directory on another disk",
-            )
-        if not self.daemons[ZOOKEEPER].is_running:
+        check_whole(self.directory)
+        wanted = [name for name, daemon in self.daemons.items() if not daemon.is_running]
+        if wanted:
+            check_machine(self.directory)
+        if ZOOKEEPER in wanted:
             java_command()
-        for name, daemon in self.daemons.items():
-            if daemon.is_running:
-                continue
-            taken = [port for port in self.blueprint.ports[name] if not is_free(port)]
-            if taken:
-                raise PortInUse(
-                    f"another program listens on {HOST}:{taken[0]}, the address of {name} in {self.directory}",
-                    not_done="nothing was started",
-                    next_step="stop that program, or begin anew in another directory",
-                )
+        for name in wanted:
+            check_ports(self.directory, self.blueprint, name)
 
     def _start(self, names: list[str]) -> None:
         for name in names:
             if not self.daemons[name].is_running:
                 if name != ZOOKEEPER:
                     self._write_settings(name)
-                with _undisturbed():  # what runs and is not written down would never be found again
+                with undisturbed():  # what runs and is not written down would never be found again
                     self.daemons[name].spawn()
                     self.remember()
-        for name in names:
-            self._say(f"waiting for {name}")
-            self.daemons[name].wait_ready(START_SECONDS)
+                self._show(name, State.STARTS)
+        self._wait_ready(names)
         self.remember()
 
-    async def _create(self) -> None:
-        self._say("writing down the cluster, making its replicas")
-        wish = Wish(
+    def _wait_ready(self, names: list[str]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        waiting = list(names)
+        while waiting:
+            self._say(f"waiting for {', '.join(waiting)}")
+            for name in list(waiting):
+                try:
+                    if self.daemons[name].is_ready():
+                        self._show(name, State.READY)
+                        waiting.remove(name)
+                except DaemonEnded:
+                    self._show(name, State.ENDED)
+                    raise
+            if waiting and time.monotonic() > deadline:
+                raise self.daemons[waiting[0]].silent(START_SECONDS)
+            if waiting:
+                time.sleep(POLL_SECONDS / 2)
+
+    async def _found(self) -> None:
+        """Its documents and empty replicas, once. What the operator did with it since then is not undone by a start."""
+        from waltzctl.creation import create_cluster  # a look at a cluster that is there needs none of it
+
+        coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT)
+        await coordinator.start()
+        try:
+            there = await self._written_down(coordinator)
+            if there is not None and self.blueprint.is_founded:
+                return
+            self._say("writing down the cluster, making its replicas")
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            await create_cluster(coordinator, there or self._wish(), created=now)
+        finally:
+            await coordinator.close()
+        self.blueprint = replace(self.blueprint, is_founded=True)
+        save_blueprint(self.directory, self.blueprint)
+
+    async def _written_down(self, coordinator: Coordinator) -> Wish | None:
+        """What the coordinator has, as what would be wished for to complete it: the replicas come after the documents."""
+        cluster = Cluster(coordinator)
+        try:
+            meta = await cluster.meta()
+        except NodeMissing:
+            return None
+        return replace(
+            self._wish(),
+            name=meta.name,
+            key=meta.key,
+            partitions=meta.partitions,
+            storages=tuple((await cluster.storages()).values()),
+        )
+
+    def _wish(self) -> Wish:
+        from waltzctl.creation import Wish
+
+        return Wish(
             name=NAME,
             key=self.blueprint.key,
             partitions=self.blueprint.partitions,
@@ -264,23 +339,22 @@ class LocalCluster:
                 for listen, admin in [self.blueprint.addresses(name)]
             ),
         )
-        coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT)
-        await coordinator.start()
-        try:
-            await create_cluster(coordinator, wish, created=datetime.now(UTC).isoformat(timespec="seconds"))
-        finally:
-            await coordinator.close()
 
     async def _wait_open(self) -> Overview:
         """Until every partition takes transactions with all of its replicas; without some of them when that takes long."""
         coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT)
         await coordinator.start()
-        started = time.monotonic()
+        started = moved = time.monotonic()
+        owners: list[str | None] = []
         try:
             while True:
                 found = await look(coordinator)
-                seconds = time.monotonic() - started
-                if not found.closed and (seconds > SETTLE_SECONDS or self._is_settled(found)):
+                now = time.monotonic()
+                if owners != (owners := [partition.owner for partition in found.partitions]):
+                    moved = now
+                seconds = now - started
+                is_settled = self._is_whole(found) and (_is_even(found) or now - moved > STILL_SECONDS)
+                if not found.closed and (seconds > SETTLE_SECONDS or is_settled):
                     return found
                 if seconds > OPEN_SECONDS:
                     break
@@ -293,10 +367,10 @@ class LocalCluster:
         waiting = "; ".join(f"partition {partition.partition}: {partition.waiting}" for partition in found.closed[:5])
         raise PartitionsClosed(f"{len(found.closed)} partitions are not open after {OPEN_SECONDS:g} seconds. {waiting}")
 
-    def _is_settled(self, found: Overview) -> bool:
-        """Every replica takes part, and the partitions are where they are going to stay."""
-        owned = [len(view.said.partitions) if view.said is not None else -1 for view in found.servers]
-        return not found.short and len(owned) == self.blueprint.servers and max(owned) - min(owned) <= 1
+    def _is_whole(self, found: Overview) -> bool:
+        """Every replica takes part, and every server is there."""
+        there = {view.meta.name for view in found.servers if view.said is not None}
+        return not found.short and there.issuperset(self.blueprint.server_names)
 
     async def overview(self) -> Overview:
         coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT)
@@ -310,9 +384,18 @@ class LocalCluster:
 
     def stop(self) -> list[str]:
         """In order: servers, storages, ZooKeeper. The names of those that had to be killed."""
-        with _hold(self.directory):
+        with taking_turn(self.directory):
             self.recall()
             return self._end(self.running)
+
+    def clear(self) -> list[str]:
+        """Stop everything, and remove all that is ours. The names of those that had to be killed."""
+        with taking_turn(self.directory):
+            self.recall()
+            killed = self._end(self.running)
+            self._say("removing its files")
+            remove(self.directory)
+            return killed
 
     def kill(self) -> None:
         """At once. What was acknowledged is on the disk."""
@@ -326,31 +409,22 @@ class LocalCluster:
             ending = [name for name in wave if name in names]
             for name in ending:
                 self.daemons[name].ask_to_end()
+                self._show(name, State.ENDS)
             for name in ending:
                 self._say(f"waiting for {name} to end")
                 if not self.daemons[name].wait_end(END_SECONDS):
                     killed.append(name)
+                self._show(name, State.STOPPED)
         return killed
+
+
+def _is_even(found: Overview) -> bool:
+    owned = [len(view.said.partitions) for view in found.servers if view.said is not None and not view.meta.is_draining]
+    return not owned or max(owned) - min(owned) <= 1
 
 
 def _quoted(value: object) -> str:
     return value if isinstance(value, str) and value.isalnum() else "'" + str(value).replace("'", "''") + "'"
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits until this is over. It reaches the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        signal.raise_signal(signal.SIGINT)
 
 
 def _serves(address: str) -> bool:
@@ -362,24 +436,3 @@ def _serves(address: str) -> bool:
             return connection.recv(64).startswith(b"Zookeeper version")
     except OSError:
         return False
-
-
-@contextmanager
-def _hold(directory: Path) -> Iterator[None]:
-    """While this lasts nobody else starts or stops anything there. The lock goes with the process that has it."""
-    try:
-        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except FileNotFoundError as error:
-        raise NoLocalCluster(f"{directory} does not exist") from error
-    except OSError as error:
-        raise translate(error, f"locking {directory}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise DirectoryHeld(
-            f"another waltzctl starts or stops the cluster in {directory} at this moment",
-            next_step="wait until it has finished, then try again",
-        ) from error
-    finally:
-        os.close(lock)

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from waltzd.errors import EXIT_ERROR, EXIT_MEANING, EXIT_OK, EXIT_USAGE, WaltzError
+from waltzd.errors import EXIT_ERROR, EXIT_MEANING, EXIT_OK, EXIT_USAGE, NoSpark, WaltzError
 
 EXIT_INTERRUPTED = 130
 
@@ -114,7 +114,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "recover": ("waltzctl.recover:recover", "Bring replicas back whose disk was lost or damaged."),
         "remove": ("waltzctl.membership:remove", "Move everything off a storage, and take it out."),
         "remove-partition": ("waltzctl.storage:remove_partition", "Take replicas off a storage."),
-        "replace": ("waltzctl.membership:replace", "Move everything from one storage to another."),
+        "replace": ("waltzctl.membership:replace_", "Move everything from one storage to another."),
+        "set": ("waltzctl.membership:set_", "Write down other addresses or another group."),
         "verify": ("waltzctl.storage:verify", "Check a storage's files while it runs."),
     },
     "support": {
@@ -128,6 +129,9 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 """Command or group, where it is defined ("" for a group), and its line in the help."""
+
+SPARK_PACKAGES = ("waltz_spark", "pyarrow", "pyspark", "py4j")
+"""Of the extra `spark`."""
 
 GENERAL_FAILURES = frozenset({"verify-segments"})
 """Commands whose exit codes tell three things apart: clean, findings, could not run; a mistake of the user stays 2."""
@@ -158,7 +162,10 @@ class LazyGroup(click.Group):
         if not where:
             return LazyGroup(name=cmd_name, help=help_line, epilog=exit_codes())
         module, _, name = where.partition(":")
-        command = getattr(importlib.import_module(module), name)
+        try:
+            command = getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as error:
+            raise _missing(error) from error
         assert isinstance(command, click.Command)
         return command
 
@@ -183,6 +190,12 @@ class LazyGroup(click.Group):
             silence_stdout()
             return EXIT_OK
         return result
+
+
+def _missing(error: ModuleNotFoundError) -> Exception:
+    """Exports and analyses need packages that a storage node does not have."""
+    package = (error.name or "").partition(".")[0]
+    return NoSpark(f"the package {package} is not installed") if package in SPARK_PACKAGES else error
 
 
 def silence_stdout() -> None:

@@ -1,14 +1,16 @@
 """A cluster as a whole, as one value: what the coordinator has written down, and what its processes say of themselves.
 
 It is put together from many answers that are a moment apart, so it may not agree with itself while things move. A process
-that does not answer is part of the picture, with the reason; only a coordinator that does not answer is an error.
+that does not answer is part of the picture, with the reason; only a coordinator that does not answer is an error. Then
+`look_without` shows what the processes say by themselves, where somebody still knows their addresses.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import UUID
 
@@ -20,10 +22,11 @@ from waltzd.meta import ClusterMeta, Role, ServerMeta, StorageMeta
 from waltzd.owner import OwnedPartition, ServerDescription
 from waltzd.replica import StorageDescription
 from waltzd.server_admin import ServerAdminClient
-from waltzd.storages import AdminClient
+from waltzd.storage_admin import AdminClient
 from waltzd.tls import Tls
 
 CALL_SECONDS = 5.0
+"""Of each call: whoever does not answer by then is silent, and nobody waits longer for the picture."""
 CALLS_MAX = 32
 """So many processes are asked at once."""
 OPEN = "OPEN"
@@ -31,10 +34,20 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Call:
+    """When a process was asked, and how long its answer took, with the time to connect."""
+
+    middle_ms: float = 0.0
+    """Half way between question and answer, by the clock of this machine, since 1970."""
+    milliseconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerView:
     meta: ServerMeta
     said: ServerDescription | None
     error: WaltzError | None
+    call: Call = Call()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +55,7 @@ class StorageView:
     meta: StorageMeta
     said: StorageDescription | None
     error: WaltzError | None
+    call: Call = Call()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +93,12 @@ class Overview:
     servers: tuple[ServerView, ...]
     storages: tuple[StorageView, ...]
     partitions: tuple[PartitionView, ...]
+    moves: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Replicas that are on their way: where those of a partition shall be in the end."""
+
+    @property
+    def nodes(self) -> tuple[ServerView | StorageView, ...]:
+        return (*self.servers, *self.storages)
 
     @property
     def closed(self) -> list[PartitionView]:
@@ -104,7 +124,7 @@ class Overview:
         return not self.silent and not self.closed and not self.short
 
 
-async def look(coordinator: Coordinator, *, tls: Tls | None = None) -> Overview:
+async def look(coordinator: Coordinator, *, tls: Tls | None = None, seconds: float = CALL_SECONDS) -> Overview:
     cluster = Cluster(coordinator)
     meta = await cluster.meta()
     if tls is not None and tls.identity.key != meta.key:
@@ -113,12 +133,17 @@ async def look(coordinator: Coordinator, *, tls: Tls | None = None) -> Overview:
             not_done="nothing was asked of any daemon",
             next_step="use a certificate of that cluster, or another --root",
         )
-    assignment, _ = await cluster.assignment()
-    sets, _ = await cluster.replicas()
-    leader = await cluster.leader()
+    (assignment, _), (sets, _), leader, (moves, _), server_metas, storage_metas = await asyncio.gather(
+        cluster.assignment(),
+        cluster.replicas(),
+        cluster.leader(),
+        cluster.moves(),
+        cluster.servers(),
+        cluster.storages(),
+    )
     servers, storages = await asyncio.gather(
-        _each(await cluster.servers(), lambda server: _server(server, meta.key, tls)),
-        _each(await cluster.storages(), lambda storage: _storage(storage, meta.key, tls)),
+        _each(server_metas.values(), lambda server: _server(server, meta.key, tls, seconds, is_registered=True)),
+        _each(storage_metas.values(), lambda storage: _storage(storage, meta.key, tls, seconds)),
     )
     owned = {
         (view.meta.name, found.partition): found
@@ -141,13 +166,54 @@ async def look(coordinator: Coordinator, *, tls: Tls | None = None) -> Overview:
             )
             for partition, owner in enumerate(assignment.owners)
         ),
+        moves=moves.partitions,
+    )
+
+
+async def look_without(
+    meta: ClusterMeta,
+    servers: Iterable[ServerMeta],
+    storages: Iterable[StorageMeta],
+    replicas: Mapping[int, Mapping[str, Role]],
+    *,
+    tls: Tls | None = None,
+    seconds: float = CALL_SECONDS,
+) -> Overview:
+    """Without the coordinator: who owns a partition is whoever says so, and of several the one of the newest generation."""
+    server_views, storage_views = await asyncio.gather(
+        _each(servers, lambda server: _server(server, meta.key, tls, seconds, is_registered=False)),
+        _each(storages, lambda storage: _storage(storage, meta.key, tls, seconds)),
+    )
+    owned: dict[int, tuple[str, OwnedPartition]] = {}
+    for view in server_views:
+        for found in view.said.partitions if view.said is not None else ():
+            if found.partition not in owned or owned[found.partition][1].generation < found.generation:
+                owned[found.partition] = view.meta.name, found
+    leaders = [view.meta.name for view in server_views if view.said is not None and view.said.is_leader]
+    return Overview(
+        meta=meta,
+        leader=leaders[0] if len(leaders) == 1 else None,
+        servers=tuple(server_views),
+        storages=tuple(storage_views),
+        partitions=tuple(_unassigned(number, owned.get(number), replicas.get(number)) for number in range(meta.partitions)),
+    )
+
+
+def _unassigned(
+    number: int, owned: tuple[str, OwnedPartition] | None, replicas: Mapping[str, Role] | None
+) -> PartitionView:
+    name, said = owned if owned is not None else (None, None)
+    if not replicas:  # nobody remembers them
+        replicas = {replica.storage: Role(replica.role) for replica in said.replicas} if said is not None else {}
+    return PartitionView(
+        partition=number, owner=name, generation=said.generation if said is not None else 0, replicas=replicas, said=said
     )
 
 
 N = TypeVar("N", ServerMeta, StorageMeta)
 
 
-async def _each(metas: Mapping[str, N], ask: Callable[[N], Awaitable[T]]) -> list[T]:
+async def _each(metas: Iterable[N], ask: Callable[[N], Awaitable[T]]) -> list[T]:
     """All of them, a few at a time, in the order of their names."""
     turn = asyncio.Semaphore(CALLS_MAX)
 
@@ -155,30 +221,46 @@ async def _each(metas: Mapping[str, N], ask: Callable[[N], Awaitable[T]]) -> lis
         async with turn:
             return await ask(meta)
 
-    return await asyncio.gather(*(one(meta) for _, meta in sorted(metas.items())))
+    return await asyncio.gather(*(one(meta) for meta in sorted(metas, key=lambda meta: meta.name)))
 
 
-async def _server(meta: ServerMeta, key: UUID, tls: Tls | None) -> ServerView:
-    async with ServerAdminClient(meta.admin_listen, key, seconds=CALL_SECONDS, tls=tls) as admin:
+class _Clock:
+    """Of one call."""
+
+    def __init__(self) -> None:
+        self._wall_ms, self._started = time.time() * 1000, time.perf_counter()
+
+    def stop(self) -> Call:
+        milliseconds = (time.perf_counter() - self._started) * 1000
+        return Call(middle_ms=self._wall_ms + milliseconds / 2, milliseconds=milliseconds)
+
+
+async def _server(meta: ServerMeta, key: UUID, tls: Tls | None, seconds: float, *, is_registered: bool) -> ServerView:
+    """One that is registered is the very process that did it."""
+    clock = _Clock()
+    async with ServerAdminClient(meta.admin_listen, key, seconds=seconds, tls=tls) as admin:
         try:
             async with first_contact(meta.admin_listen, tls):
                 said = await admin.describe()
         except WaltzError as error:
-            return ServerView(meta=meta, said=None, error=error)
-    if said.instance != meta.instance:
+            return ServerView(meta=meta, said=None, error=error, call=clock.stop())
+    call = clock.stop()
+    if said.cluster_key != key or said.name != meta.name or (is_registered and said.instance != meta.instance):
         stranger = ForeignCluster(f"another process than server {meta.name} answers at {meta.admin_listen}")
-        return ServerView(meta=meta, said=None, error=stranger)
-    return ServerView(meta=meta, said=said, error=None)
+        return ServerView(meta=meta, said=None, error=stranger, call=call)
+    return ServerView(meta=meta, said=said, error=None, call=call)
 
 
-async def _storage(meta: StorageMeta, key: UUID, tls: Tls | None) -> StorageView:
-    async with AdminClient(meta.admin_listen, key, seconds=CALL_SECONDS, tls=tls, name=meta.name) as admin:
+async def _storage(meta: StorageMeta, key: UUID, tls: Tls | None, seconds: float) -> StorageView:
+    clock = _Clock()
+    async with AdminClient(meta.admin_listen, key, seconds=seconds, tls=tls, name=meta.name) as admin:
         try:
             async with first_contact(meta.admin_listen, tls):
                 said = await admin.describe()
         except WaltzError as error:
-            return StorageView(meta=meta, said=None, error=error)
+            return StorageView(meta=meta, said=None, error=error, call=clock.stop())
+    call = clock.stop()
     if said.cluster_key != key:
         stranger = ForeignCluster(f"the storage at {meta.admin_listen} has the cluster key {said.cluster_key}")
-        return StorageView(meta=meta, said=None, error=stranger)
-    return StorageView(meta=meta, said=said, error=None)
+        return StorageView(meta=meta, said=None, error=stranger, call=call)
+    return StorageView(meta=meta, said=said, error=None, call=call)

@@ -4,33 +4,58 @@ Two wishes: as few replicas of a partition as possible stand in one group, so th
 with it; and every storage has as many replicas as the others, as far as the first wish permits. Both are met exactly, by
 counting first and placing afterwards: once each storage's count is known, all counts are laid in one line, group by group,
 and the line is wound around the partitions. A group whose stretch is no longer than one turn meets no partition twice.
+
+Where replicas are already, there is a third wish: as few as possible are copied. Now the wishes pull in different
+directions, which is left to `waltzd.flow`: replicas are what flows, from partitions that are alike, by way of groups, to
+storages; copies are prices, and a storage's next replica costs more than all copies together, the more the more it has.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from waltzd.errors import TooFewStorages
+from waltzd.flow import Network
 
 
 def assign_replicas(partitions: int, storages: Mapping[str, str], replication: int) -> dict[int, tuple[str, ...]]:
     """Partition → names of storages. `storages` says the group of each name."""
     assert partitions >= 1, partitions
     assert replication >= 1, replication
-    if len(storages) < replication:
-        raise TooFewStorages(
-            f"{replication} replicas of each partition need as many storages; there are {len(storages)}",
-            storages=len(storages),
-            replicas=replication,
-        )
-    line = [name for name, count in _counts(partitions, storages, replication).items() for _ in range(count)]
-    return {partition: tuple(sorted(line[partition::partitions])) for partition in range(partitions)}
+    _check_enough(storages, replication)
+    counts = _counts(dict.fromkeys(range(partitions), replication), storages)
+    return dict(enumerate(_wind(counts, storages, partitions)))
+
+
+def reassign_replicas(
+    current: Mapping[int, tuple[str, ...]], storages: Mapping[str, str], replication: Mapping[int, int]
+) -> dict[int, tuple[str, ...]]:
+    """The same for partitions that have replicas already, on storages that are there still or not. Partitions are those of
+    `replication`. Nothing moves without a reason, so a plan of a plan is the same plan."""
+    assert all(count >= 0 for count in replication.values()), replication
+    _check_enough(storages, max(replication.values(), default=0))
+    kinds = _kinds(current, storages, replication)
+    guess = _counts(replication, storages)
+    near = _NEAR
+    while True:
+        windows = {name: _Window.around(count, near, len(replication)) for name, count in guess.items()}
+        sent = _send(kinds, storages, windows)
+        counts = {name: sum(counts[name] for counts in sent.values()) for name in storages}
+        if all(windows[name].has_inside(counts[name]) for name in storages):
+            break
+        near *= 2
+    planned: dict[int, tuple[str, ...]] = {}
+    for kind, numbers in kinds.items():
+        planned.update(zip(numbers, _wind(sent[kind], storages, len(numbers)), strict=True))
+    return dict(sorted(planned.items()))
 
 
 def together(groups: Mapping[str, int], replication: int) -> int:
     """How many replicas of one partition have to stand in one group, given how many storages each group has."""
-    found = range(1, replication + 1)
+    found = range(replication + 1)
     return next(most for most in found if sum(min(size, most) for size in groups.values()) >= replication)
 
 
@@ -42,15 +67,37 @@ def sizes(storages: Mapping[str, str]) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _counts(partitions: int, storages: Mapping[str, str], replication: int) -> dict[str, int]:
-    """How many replicas each storage gets, group by group: always one more for the storage that has least, until its group
-    has as many as the partitions may have there."""
+def _check_enough(storages: Mapping[str, str], replication: int) -> None:
+    if len(storages) < replication:
+        raise TooFewStorages(
+            f"{replication} replicas of each partition need as many storages; there are {len(storages)}",
+            storages=len(storages),
+            replicas=replication,
+        )
+
+
+def _by_group(storages: Mapping[str, str]) -> list[str]:
+    return sorted(storages, key=lambda name: (storages[name], name))
+
+
+def _wind(counts: Mapping[str, int], storages: Mapping[str, str], partitions: int) -> list[tuple[str, ...]]:
+    """The line around the partitions."""
+    line = [name for name in _by_group(storages) for _ in range(counts[name])]
+    return [tuple(sorted(line[partition::partitions])) for partition in range(partitions)]
+
+
+def _counts(replication: Mapping[int, int], storages: Mapping[str, str]) -> dict[str, int]:
+    """How many replicas each storage gets: always one more for the storage that has least, until its group has as many as
+    the partitions may have there. Exact where all partitions have the same number of replicas."""
     groups = sizes(storages)
-    most = together(groups, replication)
-    room = {group: partitions * min(size, most) for group, size in groups.items()}
-    counts = dict.fromkeys(sorted(storages, key=lambda name: (storages[name], name)), 0)
+    room = dict.fromkeys(groups, 0)
+    for replicas, partitions in Counter(replication.values()).items():
+        most = together(groups, replicas)
+        for group, size in groups.items():
+            room[group] += partitions * min(size, most)
+    counts = dict.fromkeys(sorted(storages), 0)
     queue = [(0, name) for name in sorted(storages)]
-    for _ in range(partitions * replication):
+    for _ in range(sum(replication.values())):
         while room[storages[queue[0][1]]] == 0:
             heapq.heappop(queue)
         count, name = queue[0]
@@ -58,3 +105,77 @@ def _counts(partitions: int, storages: Mapping[str, str], replication: int) -> d
         room[storages[name]] -= 1
         heapq.heapreplace(queue, (count + 1, name))
     return counts
+
+
+# -- the flow ----------------------------------------------------------------------------------------------------------
+
+_SOURCE, _TARGET, _FIRST_STORAGE = range(3)
+_NEAR = 2
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What partitions may have in common that matters: the storages that they have of those that are there, and how many
+    replicas they are to have."""
+
+    held: tuple[str, ...]
+    replicas: int
+
+
+def _kinds(
+    current: Mapping[int, tuple[str, ...]], storages: Mapping[str, str], replication: Mapping[int, int]
+) -> dict[_Kind, list[int]]:
+    kinds: defaultdict[_Kind, list[int]] = defaultdict(list)
+    for number, replicas in sorted(replication.items()):
+        held = {name for name in current.get(number, ()) if name in storages}
+        kinds[_Kind(tuple(sorted(held)), replicas)].append(number)
+    return kinds
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The counts of a storage whose prices the flow knows exactly. Below, one more is free, and above, there is no room.
+    Prices only rise, so what is best among its neighbours is best of all: a flow that ends inside is right."""
+
+    low: int
+    high: int
+    limit: int
+
+    @classmethod
+    def around(cls, guess: int, near: int, limit: int) -> _Window:
+        return cls(max(0, guess - near), min(limit, guess + near), limit)
+
+    def has_inside(self, count: int) -> bool:
+        return (count > self.low or self.low == 0) and (count < self.high or self.high == self.limit)
+
+
+def _send(
+    kinds: Mapping[_Kind, Sequence[int]], storages: Mapping[str, str], windows: Mapping[str, _Window]
+) -> dict[_Kind, dict[str, int]]:
+    """How many replicas of each kind each storage gets."""
+    groups = sizes(storages)
+    most = {replicas: together(groups, replicas) for replicas in dict.fromkeys(kind.replicas for kind in kinds)}
+    crowded = {kind: [group for group in groups if groups[group] > most[kind.replicas]] for kind in kinds}
+    place = {name: _FIRST_STORAGE + at for at, name in enumerate(_by_group(storages))}
+    here = _FIRST_STORAGE + len(place)
+    network = Network(here + len(kinds) + sum(map(len, crowded.values())))
+    copies = sum(kind.replicas * len(numbers) for kind, numbers in kinds.items())
+    pipes: dict[_Kind, dict[str, int]] = {}
+    for kind, numbers in kinds.items():
+        starts = dict.fromkeys(groups, here)
+        network.add(_SOURCE, here, capacity=kind.replicas * len(numbers), price=0)
+        for at, group in enumerate(crowded[kind], here + 1):
+            starts[group] = at
+            network.add(here, at, capacity=most[kind.replicas] * len(numbers), price=0)
+        here += 1 + len(crowded[kind])
+        pipes[kind] = {
+            name: network.add(starts[storages[name]], end, capacity=len(numbers), price=int(name not in kind.held))
+            for name, end in place.items()
+        }
+    for name, start in place.items():
+        window = windows[name]
+        network.add(start, _TARGET, capacity=window.low, price=0)
+        for count in range(window.low + 1, window.high + 1):
+            network.add(start, _TARGET, capacity=1, price=count * (copies + 1))
+    network.send(_SOURCE, _TARGET)
+    return {kind: {name: network.sent(pipe) for name, pipe in found.items()} for kind, found in pipes.items()}

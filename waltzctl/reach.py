@@ -10,14 +10,14 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import yaml
 
-from waltzctl.blueprint import ZOOKEEPER, load_blueprint
+from waltzctl.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
 from waltzctl.certificate import OPTIONS as TLS_OPTIONS
 from waltzctl.certificate import tls_of
 from waltzd.disk import translate
@@ -28,6 +28,8 @@ from waltzd.tls import Tls
 LOCAL_DIRECTORY = "waltz-local"
 LOCAL_ROOT = "/waltz"
 CONTEXTS_VARIABLE = "WALTZ_CONTEXTS"
+_NOBODY_ASKED = "nothing was asked of any cluster"
+_TLS_FIELDS = ("tls_certificate", "tls_key", "tls_ca")
 T = TypeVar("T")
 
 
@@ -52,7 +54,7 @@ class Contexts:
 
     def get(self, name: str) -> Context:
         if name not in self.named:
-            raise unknown("context", name, self.named, not_done="nothing was asked of any cluster")
+            raise unknown("context", name, self.named, not_done=_NOBODY_ASKED)
         return self.named[name]
 
 
@@ -114,7 +116,7 @@ def load_contexts() -> Contexts:
         found = yaml.safe_load(text) or {}
         named = {str(name): _context(path, str(name), given) for name, given in (found.get("contexts") or {}).items()}
         current = found.get("current")
-    except (yaml.YAMLError, AttributeError, RecursionError) as error:
+    except (yaml.YAMLError, AttributeError, ValueError, RecursionError) as error:  # ValueError: a date that is none
         raise ContextsDamaged(f"{path} cannot be understood: {error}") from error
     return Contexts(current=None if current is None else str(current), named=named)
 
@@ -168,64 +170,101 @@ def save_contexts(contexts: Contexts) -> None:
 
 def resolve(given: Mapping[str, str | None]) -> Reach:
     """`given`: what options said, by their names, None where they said nothing."""
+    _check_options(given)
+    said = _said(given)
     origins: dict[str, tuple[str, str]] = {}
-
-    def look(name: str) -> str | None:
-        option = "--" + name.replace("_", "-")
-        variable = "WALTZ_" + name.upper()
-        for value, origin in ((given.get(name), option), (os.environ.get(variable), variable)):
-            if value:
-                origins[name] = (value, origin)
-                return value
-        return None
-
-    directory, coordinator = look("directory"), look("coordinator")
-    if directory is not None and coordinator is not None:  # the one that was said more directly
-        if origins["directory"][1].startswith("--") == origins["coordinator"][1].startswith("--"):
-            raise BadArgument("--directory and --coordinator name two clusters", not_done="nobody was asked anything")
-        if origins["directory"][1].startswith("--"):
-            coordinator = None
-        else:
-            directory = None
+    if "directory" in said and "coordinator" in said:
+        raise BadArgument(
+            f"{said['directory'][1]} and {said['coordinator'][1]} name two clusters",
+            not_done=_NOBODY_ASKED,
+            next_step="unset one of them, or say which cluster you mean by an option",
+        )
     context, name = Context(), ""
+    if "directory" not in said and "coordinator" not in said:
+        context, name = _chosen_context(said.get("context"), origins)
+    if given.get("context") and context.tls_certificate is not None:
+        said = {field: found for field, found in said.items() if field not in _TLS_FIELDS or found[1].startswith("--")}
+    if not said.keys().isdisjoint(_TLS_FIELDS):  # all three from one place
+        context = replace(context, tls_certificate=None, tls_key=None, tls_ca=None)
+
+    def take(field: str) -> str | None:
+        value, origin = said[field] if field in said else (getattr(context, field), f"context {name}")
+        if value is not None:
+            origins[field] = (value, origin)
+        return value
+
+    if context.protected:
+        origins["protected"] = ("true", f"context {name}")
+    directory, coordinator = take("directory"), take("coordinator")
     if directory is None and coordinator is None:
-        context, name = _chosen_context(look("context"), origins)
-        for field, value in asdict(context).items():
-            if value not in (None, False):
-                origins.setdefault(field, (str(value), f"context {name}"))
-        directory, coordinator = context.directory, context.coordinator
-    if directory is None and coordinator is None:
-        if not (Path(LOCAL_DIRECTORY) / "cluster.json").exists():
+        if not (Path(LOCAL_DIRECTORY) / BLUEPRINT).exists():
             raise NoClusterNamed("nothing says which cluster is meant")
         directory = LOCAL_DIRECTORY
         origins["directory"] = (directory, "the cluster that `waltzctl up` made here")
     if directory is not None:
-        blueprint = load_blueprint(Path(directory))
-        hosts = blueprint.addresses(ZOOKEEPER)[0]
-        reach = Reach(hosts=hosts, root=LOCAL_ROOT, tls=None, name=name or directory, is_protected=context.protected,
-                      origins=origins, directory=Path(directory))  # fmt: skip
-        return reach
+        hosts = load_blueprint(Path(directory)).addresses(ZOOKEEPER)[0]
+        origins |= {"coordinator": (hosts, f"{directory}/{BLUEPRINT}"), "root": (LOCAL_ROOT, "every local cluster")}
+        return Reach(hosts=hosts, root=LOCAL_ROOT, tls=None, name=name or directory, is_protected=context.protected,
+                     origins=origins, directory=Path(directory))  # fmt: skip
     assert coordinator is not None
-    root = look("root") or context.root
+    root = take("root")
     if root is None:
         root = LOCAL_ROOT
         origins["root"] = (root, "the default")
-    certificate, key, ca = (look(field) for field in ("tls_certificate", "tls_key", "tls_ca"))
-    if certificate is None and key is None and ca is None:
-        certificate, key, ca = context.tls_certificate, context.tls_key, context.tls_ca
+    certificate, key, ca = map(take, _TLS_FIELDS)
     return Reach(hosts=coordinator, root=root, tls=tls_of(certificate, key, ca), name=name or f"{coordinator}{root}",
                  is_protected=context.protected, origins=origins)  # fmt: skip
 
 
-def _chosen_context(said: str | None, origins: dict[str, tuple[str, str]]) -> tuple[Context, str]:
+def _said(given: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
+    """By options and variables: setting → (value, who said so). An option that names a cluster means that cluster, whatever
+    variables would say of another one; a person's certificate may be good for many."""
+    found: dict[str, tuple[str, str]] = {}
+    options = {name for name, value in given.items() if value}
+    overruled = set[str]()
+    if options & {"context", "directory", "coordinator"}:
+        overruled |= {"context", "directory", "coordinator"}
+    if options & {"context", "directory"}:
+        overruled.add("root")
+    for name in ("context", "directory", "coordinator", "root", *_TLS_FIELDS):
+        value, variable = given.get(name), "WALTZ_" + name.upper()
+        if value:
+            found[name] = (value, "--" + name.replace("_", "-"))
+        elif (there := os.environ.get(variable)) and name not in overruled:
+            found[name] = (there, variable)
+    return found
+
+
+def _check_options(given: Mapping[str, str | None]) -> None:
+    """Two options that cannot both be meant."""
+    said = [name for name, value in given.items() if value]
+    places = [name for name in ("context", "directory", "coordinator") if name in said]
+    if len(places) > 1:
+        raise BadArgument(
+            f"{' and '.join(f'--{name}' for name in places)} name {len(places)} clusters",
+            not_done=_NOBODY_ASKED,
+            next_step="say one of them only",
+        )
+    if "directory" in said and len(said) > 1:
+        rest = " and ".join("--" + name.replace("_", "-") for name in said if name != "directory")
+        raise BadArgument(
+            f"{rest} with --directory: a cluster on this machine has its own root and no certificates",
+            not_done=_NOBODY_ASKED,
+            next_step=f"leave {rest} out",
+        )
+
+
+def _chosen_context(said: tuple[str, str] | None, origins: dict[str, tuple[str, str]]) -> tuple[Context, str]:
     """The one that was asked for, or the current one, or an empty one."""
     contexts = load_contexts()
     if said is not None:
-        return contexts.get(said), said
-    if contexts.current is None:
+        origins["context"] = said
+    elif contexts.current is not None:
+        origins["context"] = (contexts.current, str(contexts_path()))
+    else:
         return Context(), ""
-    origins["context"] = (contexts.current, str(contexts_path()))
-    return contexts.get(contexts.current), contexts.current
+    name, _ = origins["context"]
+    return contexts.get(name), name
 
 
 _OPTIONS = {
@@ -246,15 +285,44 @@ def reaching(command: Callable[..., int]) -> Callable[..., int]:
         given = {name: rest.pop(name) for name in names}
         return command(reach=resolve(given), **rest)
 
-    with_option: Callable[..., int] = with_reach
+    return _with_options(with_reach)
+
+
+def addressing(command: Callable[..., int]) -> Callable[..., int]:
+    """For commands that may be given the address of a daemon, and need no cluster then: the command gets `reach`, which
+    says which cluster is meant when it is called, and `tls`, the certificate for whatever is meant."""
+    names = [option.removeprefix("--").replace("-", "_") for option in _OPTIONS]
+
+    @functools.wraps(command)
+    def with_given(**rest: Any) -> int:
+        given = {name: rest.pop(name) for name in names}
+        return command(reach=lambda: resolve(given), tls=lambda: _tls_alone(given), **rest)
+
+    return _with_options(with_given)
+
+
+def _with_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Variables are looked at by `resolve`, which also remembers who said what."""
     for option, (metavar, meaning) in reversed(_OPTIONS.items()):
-        with_option = click.option(option, metavar=metavar, help=meaning)(with_option)
-    return with_option
+        variable = "WALTZ_" + option.removeprefix("--").replace("-", "_").upper()
+        command = click.option(option, metavar=metavar, help=f"{meaning} [env var: {variable}]")(command)
+    return command
+
+
+def _tls_alone(given: Mapping[str, str | None]) -> Tls | None:
+    fields = ("tls_certificate", "tls_key", "tls_ca")
+    said = [given.get(field) or os.environ.get("WALTZ_" + field.upper()) for field in fields]
+    if any(said):
+        return tls_of(*said)
+    try:
+        return resolve(given).tls
+    except NoClusterNamed:
+        return None
 
 
 def using(reach: Reach, action: Callable[[Any], Awaitable[T]]) -> T:
     """Do something with the documents of the cluster (`waltzd.cluster.Cluster`)."""
-    from waltzd import storages
+    from waltzd import loop
     from waltzd.cluster import Cluster
     from waltzd.zookeeper import ZooKeeperCoordinator
 
@@ -266,4 +334,4 @@ def using(reach: Reach, action: Callable[[Any], Awaitable[T]]) -> T:
         finally:
             await coordinator.close()
 
-    return storages.run(run())
+    return loop.run(run())

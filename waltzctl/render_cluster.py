@@ -1,17 +1,10 @@
-"""How a cluster looks, for people and for scripts: one that was made, one that is described, one on this machine."""
+"""How a cluster looks, for people and for scripts: one that was made, one that is described."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from waltzctl.render import ROWS_MAX, console, count, put_json
 
@@ -19,9 +12,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from waltzctl.creation import Creation
-    from waltzctl.local import LocalCluster
     from waltzctl.overview import Overview, PartitionView
     from waltzd.errors import WaltzError
+    from waltzd.meta import PartitionMeta
 
 
 def table(out: Console, names: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, right: tuple[str, ...] = ()) -> None:
@@ -36,33 +29,6 @@ def table(out: Console, names: tuple[str, ...], rows: Sequence[tuple[str, ...]],
     for row in rows:
         table.add_row(*row)
     out.print(table)
-
-
-class Waiting:
-    """What is being waited for: one line on standard error that is written over; nothing when that is no terminal."""
-
-    def __init__(self) -> None:
-        self._shows = sys.stderr.isatty()
-        self._started = time.monotonic()
-        self._width = 0
-
-    def say(self, sentence: str) -> None:
-        if self._shows:
-            self._put(f"{time.monotonic() - self._started:4.1f} s  {sentence}")
-
-    def _put(self, line: str) -> None:
-        with suppress(OSError):  # a terminal that went away
-            sys.stderr.write("\r" + line.ljust(self._width))
-            sys.stderr.flush()
-        self._width = len(line)
-
-    def __enter__(self) -> Waiting:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._width:
-            self._put("")
-            self._put("\r")
 
 
 # -- create-cluster ----------------------------------------------------------------------------------------------------
@@ -151,6 +117,49 @@ def partitions(out: Console, found: Overview) -> None:
             out.print(f"partition {partition.partition}: {story}", style="yellow", soft_wrap=True)
 
 
+def partition(found: PartitionView, meta: PartitionMeta | None, goal: tuple[str, ...] | None, output: str) -> None:
+    if output == "json":
+        put_json(
+            {
+                **_partition_json(found),
+                "goal": None if goal is None else list(goal),
+                "recorded": None
+                if meta is None
+                else {
+                    "session": meta.session,
+                    "opened": meta.opened,
+                    "low_mark": meta.low_mark,
+                    "members": list(meta.members),
+                    "decided": None if meta.decision is None else meta.decision.mark,
+                },
+            }
+        )
+        return
+    out = console()
+    out.print("open" if found.is_open else "not open", style="bold green" if found.is_open else "bold red")
+    if found.waiting:
+        out.print(found.waiting, style="red", soft_wrap=True)
+    said = found.said
+    owner = f"{found.owner or 'nobody'}, generation {found.generation:,}"
+    if said is not None:
+        owner += f", session {said.session:,}, {said.committed + 1:,} transactions, {count(said.mounts, 'client')}"
+    out.print(f"partition {found.partition}, owned by {owner}", soft_wrap=True)
+    replicas = {replica.storage: replica for replica in said.replicas} if said is not None else {}
+    rows = []
+    for name in sorted({*found.replicas, *replicas}):
+        seen = replicas.get(name)
+        role = str(found.replicas.get(name, "leaving"))
+        if seen is None:
+            rows.append((name, role, "unknown", "", "", ""))
+        else:
+            rows.append(
+                (name, role, seen.state.lower(), f"{seen.durable_id:,}", "yes" if seen.counts else "no", seen.story)
+            )
+    table(out, ("replica", "role", "state", "last id", "counts", "story"), rows, right=("last id",))
+    if goal is not None:
+        out.print(f"on its way to {', '.join(goal)}", style="yellow", soft_wrap=True)
+
+
 def sentence(found: Overview) -> str:
     opened = len(found.partitions) - len(found.closed)
     total = len(found.partitions)
@@ -214,103 +223,22 @@ def overview_json(found: Overview) -> dict[str, Any]:
             }
             for view in found.storages
         ],
-        "partitions": [
-            {
-                "partition": partition.partition, "owner": partition.owner, "generation": partition.generation,
-                "is_open": partition.is_open, "waiting": partition.waiting,
-                "replicas": {name: str(role) for name, role in sorted(partition.replicas.items())},
-                "counting": partition.counting,
-                "owned": None if partition.said is None else asdict(partition.said),
-            }
-            for partition in found.partitions
-        ],
+        "partitions": [_partition_json(partition) for partition in found.partitions],
     }  # fmt: skip
+
+
+def _partition_json(found: PartitionView) -> dict[str, Any]:
+    return {
+        "partition": found.partition,
+        "owner": found.owner,
+        "generation": found.generation,
+        "is_open": found.is_open,
+        "waiting": found.waiting,
+        "replicas": {name: str(role) for name, role in sorted(found.replicas.items())},
+        "counting": found.counting,
+        "owned": None if found.said is None else asdict(found.said),
+    }
 
 
 def _error_json(error: WaltzError | None) -> dict[str, str] | None:
     return None if error is None else {"code": error.code, "message": error.message}
-
-
-# -- a cluster on this machine -----------------------------------------------------------------------------------------
-
-
-def ready(cluster: LocalCluster, found: Overview, *, seconds: float, stays: bool) -> None:
-    """The screen at the end of `waltzctl up`."""
-    out = console()
-    style = "bold green" if found.is_healthy else "bold yellow"
-    out.print(f"ready after {seconds:.1f} s: {sentence(found)}", style=style, soft_wrap=True)
-    _processes(out, cluster)
-    out.print("What to try next:")
-    owner = next((view.owner for view in found.partitions if view.owner is not None), None)
-    life = cluster.daemons[owner].life if owner is not None else None
-    where = shlex.quote(str(cluster.directory))
-    servers = ",".join(cluster.server_addresses)
-    append = f"with __import__('waltzd').BlockingClient('{servers}') as client: print(client.append(b'hello', partition=0))"
-    tries = [
-        (f'python -c "{append}"', "append a transaction"),
-        (f"waltzctl status {where}", "who owns what, and how it is"),
-    ]
-    if life is not None:
-        tries.append((f"kill -9 {life.pid}", f"{owner} is gone; look how its partitions move"))
-        tries.append((f"waltzctl up {where} --detach", "bring back what is missing"))
-    tries.append((f"tail -f {where}/log/*.log", "what they say"))
-    if stays:
-        tries.append((f"waltzctl down {where}", "stop everything"))
-    for command, meaning in tries:
-        out.print(f"  {command}  # {meaning}", soft_wrap=True)
-    if not stays:
-        out.print("Ctrl-C stops everything.")
-
-
-def _processes(out: Console, cluster: LocalCluster) -> None:
-    rows = []
-    for name, daemon in cluster.daemons.items():
-        listen, *admin = cluster.blueprint.addresses(name)
-        state = "runs" if daemon.is_running else "down"
-        pid = str(daemon.life.pid) if daemon.life is not None and state == "runs" else ""
-        rows.append((name, listen, "".join(admin), pid, state))
-    table(out, ("process", "address", "admin", "pid", "state"), rows, right=("pid",))
-    out.print(f"key {cluster.blueprint.key}; logs: {cluster.directory}/log", soft_wrap=True)
-
-
-def local(cluster: LocalCluster, found: Overview | None, trouble: WaltzError | None, output: str) -> None:
-    """`waltzctl status`."""
-    if output == "json":
-        put_json(
-            {
-                "directory": str(cluster.directory),
-                "cluster_key": str(cluster.blueprint.key),
-                "coordinator": cluster.coordinator_hosts,
-                "daemons": [
-                    {
-                        "name": name, "is_running": daemon.is_running,
-                        "pid": daemon.life.pid if daemon.life is not None and daemon.is_running else None,
-                        "addresses": list(cluster.blueprint.addresses(name)), "log": str(daemon.log),
-                    }
-                    for name, daemon in cluster.daemons.items()
-                ],
-                "cluster": None if found is None else overview_json(found),
-                "error": _error_json(trouble),
-            }
-        )  # fmt: skip
-        return
-    out = console()
-    if found is not None:
-        healthy = found.is_healthy and len(cluster.running) == len(cluster.daemons)
-        out.print(sentence(found), style="bold green" if healthy else "bold red", soft_wrap=True)
-    else:
-        out.print(f"{len(cluster.running)} of {count(len(cluster.daemons), 'process', 'processes')} run", style="bold red")
-    _processes(out, cluster)
-    if found is not None:
-        partitions(out, found)
-    if trouble is not None:
-        out.print(f"{trouble.code} {trouble.message}", style="red", soft_wrap=True)
-    if len(cluster.running) < len(cluster.daemons):
-        out.print(f"Next: waltzctl up {cluster.directory} --detach", soft_wrap=True)
-
-
-def stopped(names: list[str], killed: list[str], directory: str) -> None:
-    click.echo(f"{count(len(names), 'process', 'processes')} stopped; {directory} keeps everything." if names
-               else f"Nothing ran in {directory}.")  # fmt: skip
-    for name in killed:
-        click.echo(f"{name} did not end in time and was killed. What it acknowledged is on the disk.", err=True)

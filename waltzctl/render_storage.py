@@ -47,17 +47,23 @@ def description(found: StorageDescription, output: str) -> None:
     )
 
 
+def state(one: PartitionDescription) -> str:
+    status = one.status
+    if status is None:
+        return "refused"
+    if not status.is_available:
+        return "offline"
+    if status.is_full:
+        return "disk full"
+    return "sound" if status.is_sound else "damaged"
+
+
 def _row(one: PartitionDescription) -> list[str]:
     status = one.status
     if status is None:
-        return ["refused", *[""] * 6]
-    state = "sound" if status.is_sound else "damaged"
-    if not status.is_available:
-        state = "offline"
-    elif status.is_full:
-        state = "disk full"
+        return [state(one), *[""] * 6]
     marks = (status.last_id, status.low_mark, status.committed, status.promised_session, status.segments)
-    return [state, *[f"{mark:,}" for mark in marks], size(one.disk_bytes)]
+    return [state(one), *[f"{mark:,}" for mark in marks], size(one.disk_bytes)]
 
 
 def _description_json(found: StorageDescription) -> dict[str, Any]:

@@ -61,6 +61,8 @@ class Step:
         head = f"partition {self.partition} would have {after.level} of {after.members} members level"
         if before.spare < 0:
             return None if not self.is_worse else f"{head}; it takes no transactions now, and would be further from it"
+        if not after.members:
+            return f"partition {self.partition} would have no member left, and take no transactions"
         return f"{head} and take no transactions: a majority of {majority(after.members)} is needed"
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
 import grpc.aio
 
-from waltzd.link import error_of, open_channel
 from waltzd.role import Role
+from waltzd.rpc import error_of, open_channel
 from waltzd.tls import Tls
 
 
@@ -43,9 +43,14 @@ class Caller:
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from error
 
-    async def _stream(self, method: Any, request: Any) -> AsyncIterator[Any]:
+    async def _stream(self, method: Any, request: Any) -> AsyncGenerator[Any, None]:
+        """To be closed by whoever may stop early (`aclosing`): a call that nobody reads to its end would stay open, and a
+        connection carries a thousand of them."""
+        call = method(request)
         try:
-            async for message in method(request):
+            async for message in call:
                 yield message
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from error
+        finally:
+            call.cancel()

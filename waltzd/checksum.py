@@ -18,9 +18,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from waltzd.buffer import Buffer
+
 U32: TypeAlias = NDArray[np.uint32]
 I64: TypeAlias = NDArray[np.int64]
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 try:  # the same function with the vector instructions of x86 and ARM: 20 instead of 4 GB/s
     from isal.isal_zlib import crc32 as _native

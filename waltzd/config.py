@@ -31,6 +31,11 @@ _PLAINTEXT = (
     "port may do everything."
 )
 
+_HTTP_LISTEN = (
+    "Address for machines that watch: `/metrics` for Prometheus, `/healthz` and `/readyz`. Nothing is secret there and "
+    "nothing can be changed, and there is no TLS: use an internal address. Without one there is no such port."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StorageConfig:
@@ -53,6 +58,11 @@ class StorageConfig:
     admin_listen: Address = setting(
         "Address for operators: health, partitions, verification. It must differ from `listen`.",
         default=Address("127.0.0.1", 55281),
+    )
+    http_listen: Address | None = setting(
+        _HTTP_LISTEN,
+        default=None,
+        example="127.0.0.1:55282",
     )
     cluster_key: uuid.UUID | None = setting(
         "The cluster's UUID. Needed only the first time, when the directory is empty; afterwards it must agree when given.",
@@ -151,6 +161,8 @@ class StorageConfig:
             yield "admin_listen", f"{self.admin_listen} is also the address of `listen`; the two must differ"
         if self.stream_port != 0 and self.stream_port in (self.listen.port, self.admin_listen.port):
             yield "stream_port", f"{self.stream_port} is also the port of `listen` or `admin_listen`; all three must differ"
+        streams = Address(self.listen.host, self.stream_port)
+        yield from _shared(self.http_listen, listen=self.listen, admin_listen=self.admin_listen, stream_port=streams)
         yield from _unprotected(self)
 
 
@@ -190,6 +202,11 @@ class ServerConfig:
     admin_listen: Address = setting(
         "Address for operators. It must differ from `listen`.",
         default=Address("127.0.0.1", 55181),
+    )
+    http_listen: Address | None = setting(
+        _HTTP_LISTEN,
+        default=None,
+        example="127.0.0.1:55182",
     )
     advertise: Address | None = setting(
         "The address that applications are told to connect to, where it is not `listen`.",
@@ -316,6 +333,7 @@ class ServerConfig:
         yield from _texts(self)
         if self.admin_listen == self.listen and self.listen.port != 0:
             yield "admin_listen", f"{self.admin_listen} is also the address of `listen`; the two must differ"
+        yield from _shared(self.http_listen, listen=self.listen, admin_listen=self.admin_listen)
         yield from _unprotected(self)
         if self.advertise is None and self.listen.host in _WILDCARDS:
             yield "advertise", f"nobody can connect to {self.listen.host}; say which address applications are to use"
@@ -328,6 +346,15 @@ class ServerConfig:
                 f"{spell_size(self.inflight_bytes_max)} cannot hold one transaction and one frame; raise it to "
                 f"{spell_size(needed)}, or lower payload_bytes_max and frame_bytes_max",
             )
+
+
+def _shared(http: Address | None, **others: Address) -> Iterator[tuple[str, str]]:
+    """Two ports cannot be one, also where one of them is at all addresses of the machine."""
+    for name, other in others.items():
+        if http is None or http.port == 0 or http.port != other.port:
+            continue
+        if http.host == other.host or http.host in _WILDCARDS or other.host in _WILDCARDS:
+            yield "http_listen", f"{http} is also the address of `{name}`; the two must differ"
 
 
 def _unprotected(config: StorageConfig | ServerConfig) -> Iterator[tuple[str, str]]:

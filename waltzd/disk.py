@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from waltzd.checksum import Buffer
+from waltzd.buffer import Buffer
 from waltzd.errors import (
     DirectoryHeld,
     DiskFull,

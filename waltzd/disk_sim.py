@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from waltzd.checksum import Buffer
+from waltzd.buffer import Buffer
 from waltzd.disk import Entry, Inode
 from waltzd.errors import DirectoryHeld, DiskFull, FlushFailed, NotRegularFile, PathMissing, ReadFailed
 

@@ -54,20 +54,8 @@ Document: TypeAlias = (
     | Moves
     | HistoryEntry
 )
-D = TypeVar(
-    "D",
-    ClusterMeta,
-    ServerMeta,
-    Assignment,
-    StorageMeta,
-    ReplicaSets,
-    PartitionMeta,
-    Leader,
-    Counter,
-    Preferences,
-    Moves,
-    HistoryEntry,
-)
+D = TypeVar("D", ClusterMeta, ServerMeta, Assignment, StorageMeta, ReplicaSets, PartitionMeta, Leader, Counter, Preferences,
+            Moves, HistoryEntry)  # fmt: skip
 
 
 def is_name(text: str) -> bool:

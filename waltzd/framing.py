@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from waltzd.checksum import Buffer
+from waltzd.buffer import Buffer
 from waltzd.errors import BadFrame, CannotConnect, WaltzError
 
 HEAD = struct.Struct(">IB")

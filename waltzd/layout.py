@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -26,10 +27,15 @@ CONTROL_NAME = "waltz-storage.ctl"
 IDENTITY_NAME = "waltz-storage.id"
 RESERVE_NAME = "waltz-storage.reserve"
 PROMISE_NAME = "promise"
+JOURNAL_NAME = "rebuild-index.journal"
+"""What a rebuild of indexes has done already."""
 SEGMENT_SUFFIX = ".seg"
 INDEX_SUFFIX = ".idx"
 NEW_SUFFIX = ".new"
 """A file under construction. It is renamed when it is whole; one that is found at a start is a leftover."""
+
+ASIDE = ".set-aside-"
+"""Between the number of a partition that was taken off its storage and a number that tells such directories apart."""
 
 INDEX_ENTRY_BYTES = 8
 CHECKPOINT_TRANSACTIONS = 1000
@@ -52,6 +58,12 @@ def first_id_of(name: str) -> int | None:
     if dot + suffix not in (SEGMENT_SUFFIX, INDEX_SUFFIX) or len(stem) != 19 or not (stem.isascii() and stem.isdigit()):
         return None
     return int(stem) if int(stem) <= ID_MAX else None
+
+
+def aside_name(partition: int, taken: Collection[str]) -> str:
+    """For the files of a partition that are to be kept and not used any more; `taken` are the names that are there."""
+    turn = next(turn for turn in range(1, len(taken) + 2) if f"{partition}{ASIDE}{turn}" not in taken)
+    return f"{partition}{ASIDE}{turn}"
 
 
 def index_offset(entry: int) -> int:

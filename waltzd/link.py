@@ -1,64 +1,20 @@
-"""What goes over a wire: frames in and out, errors that keep their class, and the settings of gRPC that matter.
+"""The conversation between the owner of a partition and one replica: frames of records out, marks in.
 
 `Link` is one two-way stream of frames. The daemons' logic is written against it, so that a simulated network, or another
-transport, can stand in for gRPC. Errors travel as an `ErrorDetail` in the trailing metadata; the gRPC status beside it is
-for tools that know nothing of Waltz.
+transport, can stand in for the real one.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, TypeAlias
-from uuid import UUID
+from typing import Protocol
 
-import grpc
-import grpc.aio
 import numpy as np
-from google.protobuf.message import DecodeError
 
-from waltzd.checksum import Buffer
-from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, WaltzError, tree
+from waltzd.buffer import Buffer
+from waltzd.errors import BadFrame, WaltzError
 from waltzd.layout import ID_MAX
-from waltzd.messages import packed_error, unpacked_error, uuid_of
 from waltzd.record import Run, bounds_of
-from waltzd.role import RIGHTS, Identity, Role, dns_name
-from waltzd.setting import Address
-from waltzd.tls import Credentials, Tls
-
-ERROR_KEY = "waltz-error-bin"
-GO_ON_KEY = "waltz-go-on"
-"""In the initial metadata of a call that takes a file: the storage wants it."""
-_ERRORS = tree()
-_STATUS = {
-    "W1001": grpc.StatusCode.INVALID_ARGUMENT,
-    "W2001": grpc.StatusCode.ABORTED,
-    "W2002": grpc.StatusCode.PERMISSION_DENIED,
-    "W2003": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2004": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2005": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2006": grpc.StatusCode.INVALID_ARGUMENT,
-    "W2007": grpc.StatusCode.NOT_FOUND,
-    "W2008": grpc.StatusCode.UNAVAILABLE,
-    "W2009": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2010": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2011": grpc.StatusCode.OUT_OF_RANGE,
-    "W2012": grpc.StatusCode.ALREADY_EXISTS,
-    "W2013": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "W2014": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2015": grpc.StatusCode.UNAVAILABLE,
-    "W2016": grpc.StatusCode.ABORTED,
-    "W2017": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2018": grpc.StatusCode.UNAVAILABLE,
-    "W2019": grpc.StatusCode.ABORTED,
-    "W2024": grpc.StatusCode.PERMISSION_DENIED,
-    "W2050": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "W2070": grpc.StatusCode.FAILED_PRECONDITION,
-    "W3003": grpc.StatusCode.DATA_LOSS,
-    "W3005": grpc.StatusCode.RESOURCE_EXHAUSTED,
-}
 
 
 @dataclass(frozen=True)
@@ -84,9 +40,6 @@ class Link(Protocol):
         ...
 
 
-# -- runs and findings as columns --------------------------------------------------------------------------------------
-
-
 def run_of(first_id: int, lengths: Buffer, records: Buffer) -> Run:
     """The run that a frame says it carries; its checksums are checked by whoever uses it."""
     if len(lengths) % 4:
@@ -102,233 +55,3 @@ def run_of(first_id: int, lengths: Buffer, records: Buffer) -> Run:
     if first_id + len(bounds) - 2 > ID_MAX:
         raise BadFrame(f"a frame of {len(bounds) - 1} records starts at the id {first_id}; {ID_MAX} is the highest id")
     return Run(first_id, memoryview(records), bounds)
-
-
-def key_of(raw: bytes) -> UUID:
-    return uuid_of(raw, "a cluster key")
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
-
-
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: WaltzError) -> NoReturn:
-    status = _STATUS.get(error.code, grpc.StatusCode.INTERNAL)
-    metadata = ((ERROR_KEY, packed_error(error)),)
-    await context.abort(status, f"{error.code} {error.message}"[:1000], metadata)
-    raise AssertionError("abort returned")
-
-
-def error_of(error: grpc.aio.AioRpcError) -> WaltzError:
-    """What the other side meant, or that it could not be reached."""
-    for name, value in error.trailing_metadata() or ():
-        if name == ERROR_KEY:
-            assert isinstance(value, bytes)
-            return unpacked_error(value)
-    status = error.code()
-    if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return _ERRORS["W2013"](error.details() or "a message is too large")
-    return CannotConnect(f"the call failed: {status.name.lower().replace('_', ' ')}: {error.details()}")
-
-
-# -- gRPC --------------------------------------------------------------------------------------------------------------
-
-
-def _options(message_bytes_max: int) -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", message_bytes_max),
-        ("grpc.max_send_message_length", -1),  # what is sent is bounded where it is made
-        ("grpc.max_metadata_size", 16 << 10),
-        # Without the ping time-out a stopped peer is not noticed: the kernel still acknowledges for it.
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
-        ("grpc.http2.ping_timeout_ms", 5_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        # A peer that comes back is found at once, not after up to two minutes.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1_000),
-        # A new channel is a new connection, and not the pause that another one makes after a failure.
-        ("grpc.use_local_subchannel_pool", 1),
-    ]
-
-
-Server: TypeAlias = grpc.aio.Server
-
-
-class _NonsenseIsEmpty(grpc.aio.ServerInterceptor):
-    """Bytes that are no message are read as an empty one, which every call with a cluster key refuses in one line. gRPC
-    would log a traceback for each, and whoever can reach the port could fill the disk with them."""
-
-    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        decode = handler.request_deserializer
-
-        def decode_or_empty(raw: bytes) -> Any:
-            try:
-                return decode(raw)
-            except DecodeError:
-                return decode(b"")
-
-        return handler._replace(request_deserializer=decode_or_empty)
-
-
-class _RolesOnly(grpc.aio.ServerInterceptor):
-    """Each call only by those whose certificate permits it. Wraps the handler, because only there the caller is known."""
-
-    def __init__(self, tls: Tls) -> None:
-        self._key = tls.identity.key
-
-    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        method = str(handler_call_details.method)
-        kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
-        return handler._replace(**{kind: self._guarded(getattr(handler, kind), method)})
-
-    def _guarded(self, serve: Any, method: str) -> Any:
-        async def answer(request: Any, context: Any) -> Any:
-            await self._check(context, method)
-            return await serve(request, context)
-
-        async def stream(request: Any, context: Any) -> Any:
-            await self._check(context, method)
-            async for message in serve(request, context):
-                yield message
-
-        return stream if inspect.isasyncgenfunction(serve) else answer
-
-    async def _check(self, context: Any, method: str) -> None:
-        identity = caller_of(context)
-        if identity is None or identity.key != self._key:
-            who = "no identity of this cluster" if identity is None else f"the identity {identity.uri}"
-            await abort(context, NotPermitted(f"the certificate of the caller has {who}"))
-        if identity.role not in RIGHTS.get(method, ()):
-            await abort(context, NotPermitted(f"{identity.name} has the role {identity.role}, which may not call {method}"))
-
-
-_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-
-
-def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> Identity | None:
-    """Who calls, by their certificate; None without one, on a connection in plain text."""
-    names = context.auth_context().get("x509_subject_alternative_name", ())
-    return Identity.among(bytes(name).decode("ascii", "replace") for name in names)
-
-
-def create_server(message_bytes_max: int, tls: Tls | None = None) -> Server:
-    options = [
-        *_options(message_bytes_max),
-        ("grpc.so_reuseport", 0),  # with it two daemons share one port and nobody notices
-        ("grpc.server_handshake_timeout_ms", 2_000),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.max_concurrent_streams", 1024),
-    ]
-    interceptors: list[grpc.aio.ServerInterceptor] = [_NonsenseIsEmpty()]
-    if tls is not None:
-        interceptors.append(_RolesOnly(tls))
-    return grpc.aio.server(options=options, interceptors=interceptors)
-
-
-def listen(server: Server, address: Address, tls: Tls | None = None) -> int:
-    """The port that the server will listen on."""
-    try:
-        if tls is None:
-            return server.add_insecure_port(str(address))
-        return server.add_secure_port(str(address), _server_credentials(tls))
-    except RuntimeError as error:
-        raise PortInUse(f"cannot listen on {address}: {error}") from error
-
-
-def _server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Looks at the files for every new connection. Callers without a certificate do not get through the handshake."""
-    given = tls.current()
-
-    def configuration(found: Credentials) -> Any:
-        return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], root_certificates=found.ca)
-
-    def changed() -> Any:
-        nonlocal given
-        found = tls.current()
-        if found is given:
-            return None
-        given = found
-        return configuration(found)
-
-    return grpc.dynamic_ssl_server_credentials(configuration(given), changed, require_client_authentication=True)
-
-
-def open_channel(
-    address: str,
-    message_bytes_max: int = 64 << 20,
-    *,
-    tls: Tls | None = None,
-    peer: Role | None = None,
-    name: str | None = None,
-) -> Any:
-    """A channel to one address. With TLS only to a `peer` of that role, in our own cluster, and of that name if it is
-    given; and when our certificate was replaced, new calls use the new one."""
-    if tls is None:
-        return grpc.aio.insecure_channel(address, options=_options(message_bytes_max))
-    assert peer is not None
-    return _FollowingChannel(address, _options(message_bytes_max), tls, dns_name(tls.identity.key, peer, name))
-
-
-RETIRED_SECONDS = 3600.0
-"""How long streams live on that were opened with a certificate that has been replaced."""
-
-
-class _FollowingChannel:
-    """As much of a channel as stubs use. gRPC reads a certificate when a channel is made; so there is one for each."""
-
-    def __init__(self, address: str, options: list[tuple[str, int]], tls: Tls, peer_name: str) -> None:
-        self._address = address
-        self._options = [*options, ("grpc.ssl_target_name_override", peer_name)]
-        self._tls = tls
-        self._credentials: Credentials | None = None
-        self._channel: grpc.aio.Channel | None = None
-        self._retired: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
-
-    def _current(self) -> grpc.aio.Channel:
-        found = self._tls.current()
-        if self._channel is None or found is not self._credentials:
-            if self._channel is not None:
-                self._retire(self._channel)
-            secured = grpc.ssl_channel_credentials(found.ca, found.key, found.certificate)
-            self._channel = grpc.aio.secure_channel(self._address, secured, options=self._options)
-            self._credentials = found
-        return self._channel
-
-    def _retire(self, channel: grpc.aio.Channel) -> None:
-        ending = asyncio.get_running_loop().create_task(channel.close(RETIRED_SECONDS))
-        self._retired[channel] = ending
-        ending.add_done_callback(lambda _: self._retired.pop(channel, None))
-
-    def unary_unary(self, *about: Any, **named: Any) -> Any:
-        return self._following("unary_unary", about, named)
-
-    def unary_stream(self, *about: Any, **named: Any) -> Any:
-        return self._following("unary_stream", about, named)
-
-    def stream_unary(self, *about: Any, **named: Any) -> Any:
-        return self._following("stream_unary", about, named)
-
-    def stream_stream(self, *about: Any, **named: Any) -> Any:
-        return self._following("stream_stream", about, named)
-
-    def _following(self, kind: str, about: tuple[Any, ...], named: dict[str, Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **settings: Any) -> Any:
-            return getattr(self._current(), kind)(*about, **named)(*arguments, **settings)
-
-        return call
-
-    async def close(self) -> None:
-        ending = list(self._retired.items())
-        for channel, task in ending:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await channel.close()
-        if self._channel is not None:
-            await self._channel.close()

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from waltzd.link import Server, create_server, listen
+from waltzd.rpc import Server, create_server, listen
 from waltzd.setting import Address
 from waltzd.tls import Tls
 

@@ -33,10 +33,11 @@ from waltzd.frame import (
     ServerFrame,
     Topology,
 )
-from waltzd.link import key_of, run_of
+from waltzd.link import run_of
 from waltzd.messages import detail_of, error_of_detail
 from waltzd.outcome import Reason
 from waltzd.record import HEAD, HeadArray, Run, heads
+from waltzd.rpc import key_of
 
 Column: TypeAlias = NDArray[Any]
 

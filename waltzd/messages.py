@@ -9,6 +9,8 @@ from google.protobuf.message import DecodeError
 from waltzd import wire_pb2 as wire
 from waltzd.errors import BadFrame, CannotConnect, WaltzError, tree
 from waltzd.finding import Code, Finding
+from waltzd.histogram import Histogram
+from waltzd.process import Event, Events, Vitals
 from waltzd.replica import PartitionDescription, ReplicaStatus, Statistics, StorageDescription
 from waltzd.wire_pb2 import ErrorDetail
 from waltzd.wire_pb2 import Finding as FindingMessage
@@ -143,7 +145,8 @@ def description_message(description: StorageDescription) -> wire.StorageDescript
             )
             for found in description.assigned
         ],
-        statistics=wire.Statistics(**vars(description.statistics)),
+        statistics=_statistics_message(description.statistics),
+        vitals=None if description.vitals is None else vitals_message(description.vitals),
     )
 
 
@@ -167,7 +170,58 @@ def description_of(message: wire.StorageDescription) -> StorageDescription:
             )
             for found in message.assigned
         ),
-        statistics=Statistics(
-            **{field.name: getattr(message.statistics, field.name) for field in wire.Statistics.DESCRIPTOR.fields}
+        statistics=_statistics_of(message.statistics),
+        vitals=vitals_of(message.vitals) if message.HasField("vitals") else None,
+    )
+
+
+def _statistics_message(found: Statistics) -> wire.Statistics:
+    return wire.Statistics(**{**vars(found), "flush": histogram_message(found.flush)})
+
+
+def _statistics_of(message: wire.Statistics) -> Statistics:
+    fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+    return Statistics(**{**fields, "flush": histogram_of(message.flush)})
+
+
+def histogram_message(found: Histogram) -> wire.Histogram:
+    return wire.Histogram(counts=found.encode(), seconds=found.seconds)
+
+
+def histogram_of(message: wire.Histogram) -> Histogram:
+    return Histogram.decode(message.counts, message.seconds)
+
+
+# -- a daemon of either kind -------------------------------------------------------------------------------------------
+
+
+def vitals_message(vitals: Vitals) -> wire.Vitals:
+    return wire.Vitals(**vars(vitals))
+
+
+def vitals_of(message: wire.Vitals) -> Vitals:
+    return Vitals(
+        time_ms=message.time_ms,
+        open_files=message.open_files if message.HasField("open_files") else None,
+        open_files_max=message.open_files_max,
+    )
+
+
+def events_message(found: Events) -> wire.EventsReply:
+    return wire.EventsReply(began_ms=found.began_ms, events=[wire.LogEvent(**vars(event)) for event in found.events])
+
+
+def events_of(message: wire.EventsReply) -> Events:
+    return Events(
+        began_ms=message.began_ms,
+        events=tuple(
+            Event(
+                number=event.number,
+                time_ms=event.time_ms,
+                level=event.level,
+                text=event.text,
+                code=event.code if event.HasField("code") else None,
+            )
+            for event in message.events
         ),
     )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from uuid import UUID
+
+from waltzd.histogram import Histogram
+from waltzd.process import Vitals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +25,26 @@ class OwnedReplica:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartitionStatistics:
+    """What became of the transactions of a partition since this process owns it. All of it only rises; it begins again with
+    every hand-over."""
+
+    attempts: int = 0
+    """Transactions that clients wanted to append: committed, refused, and those that have no outcome yet or never got one
+    from this process."""
+    committed: int = 0
+    committed_bytes: int = 0
+    """Of their records, with the 40 bytes around each payload."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """By the name of the `Reason`."""
+    fed: int = 0
+    """Transactions that were sent to mounts, once for each."""
+    fed_bytes: int = 0
+    commit: Histogram = field(default_factory=Histogram)
+    """One entry for each committed transaction: from the arrival of its batch to its outcome."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OwnedPartition:
     partition: int
     generation: int
@@ -35,6 +59,7 @@ class OwnedPartition:
     mounts: int
     tail_bytes: int
     replicas: tuple[OwnedReplica, ...]
+    statistics: PartitionStatistics = field(default_factory=PartitionStatistics)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,3 +76,5 @@ class ServerDescription:
     is_leader: bool
     """It is the one that decides who owns what."""
     partitions: tuple[OwnedPartition, ...]
+    vitals: Vitals | None = None
+    """None from a server that does not say, being older."""

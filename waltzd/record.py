@@ -23,7 +23,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from waltzd.checksum import I64, U32, Buffer, crc32, crc_of_rows, shift, shift_one, suspect_blocks
+from waltzd.buffer import Buffer
+from waltzd.checksum import I64, U32, crc32, crc_of_rows, shift, shift_one, suspect_blocks
 
 HEAD_BYTES = 36
 TRAILER_BYTES = 4

@@ -16,12 +16,10 @@ from waltzd.errors import PathMissing, WaltzError
 from waltzd.finding import Finding
 from waltzd.indexing import Built, IdRange, IndexTask, State, build_index, install, sum_of
 from waltzd.journal import Journal
-from waltzd.layout import CONTROL_NAME, NO_MARK, SEGMENT_SUFFIX, first_id_of, index_name, segment_name
+from waltzd.layout import CONTROL_NAME, JOURNAL_NAME, NO_MARK, SEGMENT_SUFFIX, first_id_of, index_name, segment_name
 from waltzd.ledger import Ledger, marks_of, read_ledger, read_promise
 from waltzd.verify import OnProgress, Target, partition_of, wanted_targets
 from waltzd.workers import run
-
-JOURNAL_NAME = "rebuild-index.journal"
 
 
 @dataclass(kw_only=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from waltzd.errors import WaltzError
 from waltzd.finding import Finding
+from waltzd.histogram import Histogram
+from waltzd.process import Vitals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,8 @@ class Statistics:
     read_records: int = 0
     read_bytes: int = 0
     refused_calls: int = 0
+    flush: Histogram = field(default_factory=Histogram)
+    """One entry for each group: writing and flushing it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +88,8 @@ class StorageDescription:
     is_draining: bool
     assigned: tuple[PartitionDescription, ...]
     statistics: Statistics
+    vitals: Vitals | None = None
+    """None from a storage that does not say, being older."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,6 +73,8 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.StorageAdmin/RemovePartitions": _OPERATORS,
     "/waltz.v1.StorageAdmin/SetAvailable": _OPERATORS,
     "/waltz.v1.StorageAdmin/Verify": _OPERATORS,
+    "/waltz.v1.StorageAdmin/Digest": _OPERATORS,
+    "/waltz.v1.StorageAdmin/Events": _OPERATORS,
     "/waltz.v1.Log/Locate": _APPLICATIONS | _SERVERS,
     "/waltz.v1.Log/Register": _APPLICATIONS,
     "/waltz.v1.Log/Mount": _APPLICATIONS,
@@ -80,6 +82,20 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.Log/Fetch": _APPLICATIONS,
     "/waltz.v1.ServerAdmin/Describe": _READERS,
     "/waltz.v1.ServerAdmin/Drain": _OPERATORS,
+    "/waltz.v1.ServerAdmin/ExplainLock": _OPERATORS,
+    "/waltz.v1.ServerAdmin/Events": _OPERATORS,
 }
 """Which roles may make a call. What is not listed, nobody may. Operators read what is committed: a call of theirs that
 carries a session is refused by the storage."""
+
+RIGHTS_OF_TOOLS: dict[str, frozenset[Role]] = {
+    "/grpc.health.v1.Health/Check": _APPLICATIONS | _SERVERS,
+    "/grpc.health.v1.Health/Watch": _APPLICATIONS | _SERVERS,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OPERATORS,
+}
+"""The same for the calls that gRPC itself defines."""
+
+
+def allowed(method: str) -> frozenset[Role]:
+    """Who may make this call."""
+    return RIGHTS.get(method) or RIGHTS_OF_TOOLS.get(method, frozenset())

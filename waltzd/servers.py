@@ -20,10 +20,11 @@ from waltzd import wire_pb2 as wire
 from waltzd.caller import Caller
 from waltzd.errors import BadFrame, CannotConnect, ForeignCluster, WaltzError
 from waltzd.frame import ClientFrame, Refused, ServerFrame, Topology
-from waltzd.link import error_of, run_of
+from waltzd.link import run_of
 from waltzd.log_messages import client_message, heads_of, server_frames, topology_of
 from waltzd.record import HeadArray, Run, first_bad
 from waltzd.role import Role
+from waltzd.rpc import error_of
 from waltzd.tls import Tls
 from waltzd.wire_pb2_grpc import LogStub
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from contextlib import aclosing
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -18,17 +19,17 @@ from waltzd import wire_pb2 as wire
 from waltzd.caller import Caller
 from waltzd.checksum import crc32
 from waltzd.errors import BadFrame, CannotConnect, WaltzError
-from waltzd.finding import Finding
 from waltzd.framing import Connection, Kind
-from waltzd.link import GO_ON_KEY, error_of, run_of
-from waltzd.messages import description_of, error_of_detail, finding_of, status_of
+from waltzd.link import run_of
+from waltzd.messages import status_of
 from waltzd.record import Run, first_bad
-from waltzd.replica import ReplicaStatus, StorageDescription, VerifySummary
+from waltzd.replica import ReplicaStatus
 from waltzd.role import Role, dns_name
+from waltzd.rpc import GO_ON_KEY, error_of
 from waltzd.setting import parse_address
 from waltzd.stream_frame import Hello, mark_of, records_parts, refusal_of
 from waltzd.tls import Tls
-from waltzd.wire_pb2_grpc import ReplicaStub, StorageAdminStub
+from waltzd.wire_pb2_grpc import ReplicaStub
 
 T = TypeVar("T")
 MARKS_BYTES_MAX = 1 << 20
@@ -37,52 +38,11 @@ CALL_SECONDS = 30.0
 """Every call has a deadline. Proving a long tail at `open` may need more; give it there."""
 
 
-_runners: dict[bool, asyncio.Runner] = {}
-
-
-def run(work: Coroutine[Any, Any, T], *, fast: bool = False) -> T:
-    """For a program without a loop of its own. Unlike `asyncio.run` it keeps the loop: a thread of gRPC may still have
-    something to tell it after the last call, and would print a traceback if it were closed. `fast`: on the loop that the
-    daemons use, which takes longer to start."""
-    if fast not in _runners:
-        _runners[fast] = asyncio.Runner(loop_factory=_fast_loop if fast else None)
-    return _runners[fast].run(_alone(work))
-
-
-def _fast_loop() -> asyncio.AbstractEventLoop:
-    import uvloop
-
-    return uvloop.new_event_loop()
-
-
-async def _alone(work: Coroutine[Any, Any, T]) -> T:
-    try:
-        return await work
-    finally:
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
-
-
-class _Client(Caller):
-    """Of one storage."""
-
-    peer = Role.STORAGE
-
-    def __init__(
-        self, address: str, key: UUID, *, seconds: float = CALL_SECONDS, tls: Tls | None = None, name: str | None = None
-    ) -> None:
-        super().__init__(address, seconds=seconds, tls=tls, name=name)
-        self._key = key
-        self._tls = tls
-        self._name = name
-
-
-class ReplicaClient(_Client):
+class ReplicaClient(Caller):
     """The replicas on one storage, through its port for servers."""
 
     service = ReplicaStub
+    peer = Role.STORAGE
 
     def __init__(
         self,
@@ -95,7 +55,10 @@ class ReplicaClient(_Client):
         stream_port: int = 0,
     ) -> None:
         """`stream_port`: where append streams connect to; the answer to `open` says it, too."""
-        super().__init__(address, key, seconds=seconds, tls=tls, name=name)
+        super().__init__(address, seconds=seconds, tls=tls, name=name)
+        self._key = key
+        self._tls = tls
+        self._name = name
         self._host = parse_address(address).host
         self._stream_port = stream_port
 
@@ -132,12 +95,13 @@ class ReplicaClient(_Client):
         request = wire.ReadRequest(
             target=self._target(partition, session), first_id=first_id, last_id=last_id, frame_bytes=frame_bytes
         )
-        async for message in self._stream(self._stub.Read, request):
-            run = run_of(message.first_id, message.lengths, message.records)
-            bad = first_bad(run)
-            if bad is not None:
-                raise BadFrame(f"record {run.first_id + bad} from {self.address} was damaged on the way")
-            yield run
+        async with aclosing(self._stream(self._stub.Read, request)) as messages:
+            async for message in messages:
+                run = run_of(message.first_id, message.lengths, message.records)
+                bad = first_bad(run)
+                if bad is not None:
+                    raise BadFrame(f"record {run.first_id + bad} from {self.address} was damaged on the way")
+                yield run
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         """First id, last id and size of each sealed segment."""
@@ -151,14 +115,15 @@ class ReplicaClient(_Client):
         """The bytes of a sealed segment from `offset` on, each piece and the whole checked."""
         request = wire.FetchRequest(target=self._target(partition, session), first_id=first_id, offset=offset)
         sent_crc, is_whole = 0, False
-        async for chunk in self._stream(self._stub.FetchSegment, request):
-            if chunk.offset != offset or crc32(chunk.data) != chunk.crc:
-                raise BadFrame(f"segment {first_id} from {self.address} was damaged on the way, at byte {offset}")
-            offset += len(chunk.data)
-            sent_crc = crc32(chunk.data, sent_crc)
-            if chunk.HasField("sent_crc"):
-                is_whole = chunk.sent_crc == sent_crc and offset == chunk.file_bytes
-            yield chunk.data
+        async with aclosing(self._stream(self._stub.FetchSegment, request)) as chunks:
+            async for chunk in chunks:
+                if chunk.offset != offset or crc32(chunk.data) != chunk.crc:
+                    raise BadFrame(f"segment {first_id} from {self.address} was damaged on the way, at byte {offset}")
+                offset += len(chunk.data)
+                sent_crc = crc32(chunk.data, sent_crc)
+                if chunk.HasField("sent_crc"):
+                    is_whole = chunk.sent_crc == sent_crc and offset == chunk.file_bytes
+                yield chunk.data
         if not is_whole:
             raise BadFrame(f"segment {first_id} from {self.address} ended early, at byte {offset}")
 
@@ -295,49 +260,3 @@ class AppendStream:
             connecting.cancel()
         elif not connecting.cancelled() and connecting.exception() is None:
             connecting.result().lose(CannotConnect("the stream was given up here"))
-
-
-class AdminClient(_Client):
-    """One storage, through its port for operators."""
-
-    service = StorageAdminStub
-
-    async def describe(self) -> StorageDescription:
-        return description_of(await self._call(self._stub.Describe, wire.DescribeRequest()))
-
-    async def create_partitions(self, partitions: Sequence[int]) -> dict[int, WaltzError | None]:
-        request = wire.PartitionsRequest(cluster_key=self._key.bytes, partitions=partitions)
-        return self._results(await self._call(self._stub.CreatePartitions, request))
-
-    async def remove_partitions(
-        self, partitions: Sequence[int], *, delete_files: bool = False
-    ) -> dict[int, WaltzError | None]:
-        request = wire.RemoveRequest(cluster_key=self._key.bytes, partitions=partitions, delete_files=delete_files)
-        return self._results(await self._call(self._stub.RemovePartitions, request))
-
-    async def set_available(self, partitions: Sequence[int], available: bool) -> dict[int, WaltzError | None]:
-        request = wire.AvailabilityRequest(cluster_key=self._key.bytes, partitions=partitions, available=available)
-        return self._results(await self._call(self._stub.SetAvailable, request))
-
-    @staticmethod
-    def _results(reply: wire.PartitionsReply) -> dict[int, WaltzError | None]:
-        return {
-            result.partition: error_of_detail(result.error) if result.HasField("error") else None
-            for result in reply.results
-        }
-
-    async def verify(self, partitions: Sequence[int] = ()) -> AsyncIterator[Finding | VerifySummary]:
-        """The findings of each partition, then its summary."""
-        request = wire.VerifyRequest(cluster_key=self._key.bytes, partitions=partitions)
-        async for message in self._stream(self._stub.Verify, request):
-            if message.HasField("finding"):
-                yield finding_of(message.finding)
-                continue
-            summary = message.summary
-            yield VerifySummary(
-                partition=summary.partition,
-                segments=summary.segments,
-                records=summary.records,
-                bytes=summary.bytes,
-                findings=summary.findings,
-            )

@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from uuid import UUID
 
-from waltzd.checksum import Buffer
+from waltzd.buffer import Buffer
 from waltzd.errors import BadFrame, WaltzError
 from waltzd.link import Frame, run_of
 from waltzd.messages import packed_error, unpacked_error

@@ -3,7 +3,8 @@
 Three files in PEM: the certificate of this process (with intermediate ones behind it), its key, and the certificates of
 those whose word counts. They are tried out before they are used: a handshake of the process with itself, in memory, shows
 that the key belongs to the certificate, that it is signed and in date, and what it says about role and cluster. Files that
-fail this later, half replaced perhaps, change nothing: what was loaded before stays in use, and the log says why.
+fail this later, half replaced perhaps, change nothing: what was loaded before stays in use, and the log says why. They are
+looked at for every new connection, and read in any case when somebody asks for it (`reload`, by SIGHUP).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import logging
 import os
 import ssl
 import stat
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 from uuid import UUID
 
@@ -32,6 +34,10 @@ class Credentials:
     key: bytes
     ca: bytes
     identity: Identity
+    answering: ssl.SSLContext = field(repr=False, compare=False)
+    """For connections that are accepted."""
+    calling: ssl.SSLContext = field(repr=False, compare=False)
+    """For connections that we make."""
 
 
 class Files(Protocol):
@@ -60,7 +66,8 @@ class Tls:
         self._role = role
         self._cluster = cluster
         self._complaint = ""
-        self._contexts: dict[int, tuple[Credentials, ssl.SSLContext]] = {}
+        self._lock = threading.Lock()
+        """gRPC asks on a thread of its own."""
         self._seen = self._signature()
         self._credentials = self._load(self._seen)
         self._role, self._cluster = self._credentials.identity.role, self._credentials.identity.key
@@ -71,45 +78,54 @@ class Tls:
 
     def current(self) -> Credentials:
         """What the files say now. Files that cannot be used are looked at again when they change again."""
+        with self._lock:
+            self._look(again=False)
+            return self._credentials
+
+    def reload(self) -> BadConfig | None:
+        """Read the files whether they seem to have changed or not. What is wrong with them, if anything: then what was
+        loaded before stays in use."""
+        with self._lock:
+            before = self._credentials
+            self._complaint = ""
+            problem = self._look(again=True)
+            if problem is None and self._credentials is before:
+                _log.info("the certificate %s was read again: it is the one that is in use", self._paths[0])
+            return problem
+
+    def _look(self, *, again: bool) -> BadConfig | None:
         try:
             seen = self._signature()
-            if seen != self._seen:
+            if again or seen != self._seen:
                 self._seen = seen
-                self._credentials = self._load(seen)
-                _log.info("the certificate %s was replaced; new connections use it", self._paths[0])
+                found = self._load(seen)
+                if found != self._credentials:  # otherwise channels that work would be given up for nothing
+                    self._credentials = found
+                    _log.info("the certificate %s was replaced; new connections use it", self._paths[0])
             self._complaint = ""
         except BadConfig as error:
             if error.message != self._complaint:
                 _log.error("%s %s; the certificate that was loaded before stays in use", error.code, error.message)
             self._complaint = error.message
-        return self._credentials
+            return error
+        return None
 
     def answering(self) -> ssl.SSLContext:
-        """For connections that are accepted: nobody gets in without a certificate. Each handshake uses what the files say
-        by then; callers name whom they want to reach, which is when that is looked up."""
-        context = self._answering()
+        """For connections that are accepted: nobody gets in without a certificate. It knows none by itself; each handshake
+        is given what the files say by then."""
+        context = _strict(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
         def newest(handshake: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-            handshake.context = self._answering()
+            handshake.context = self.current().answering
 
         context.sni_callback = newest
         return context
 
     def calling(self) -> ssl.SSLContext:
         """For connections that we make: whoever answers must be valid for the name that is asked for."""
-        return self._context(ssl.PROTOCOL_TLS_CLIENT)
-
-    def _answering(self) -> ssl.SSLContext:
-        context = self._context(ssl.PROTOCOL_TLS_SERVER)
-        context.verify_mode = ssl.CERT_REQUIRED
-        return context
+        return self.current().calling
 
     def _context(self, side: int) -> ssl.SSLContext:
-        """With what the files say now."""
-        current = self.current()
-        known = self._contexts.get(side)
-        if known is not None and known[0] is current:
-            return known[1]
         certificate, key, ca = self._paths
         context = ssl.SSLContext(side)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -117,10 +133,7 @@ class Tls:
             context.load_cert_chain(certificate, key, password=lambda: "")
             context.load_verify_locations(ca)
         except (OSError, ssl.SSLError) as error:  # they are being replaced at this moment
-            if known is None:
-                raise BadConfig(f"{certificate}, {key} and {ca} cannot be used: {_reason(error)}") from error
-            return known[1]
-        self._contexts[side] = current, context
+            raise BadConfig(f"{certificate}, {key} and {ca} cannot be used: {_reason(error)}") from error
         return context
 
     def _signature(self) -> _Signature:
@@ -137,13 +150,25 @@ class Tls:
         certificate, key, ca = (_content(path) for path in self._paths)
         _check_secret(self._paths[1])
         identity = _proven_identity(*self._paths)
+        answering = _strict(self._context(ssl.PROTOCOL_TLS_SERVER))
+        calling = self._context(ssl.PROTOCOL_TLS_CLIENT)
         if self._signature() != seen:
             raise BadConfig(f"{', '.join(self._paths)} changed while they were read")
         if self._role is not None and identity.role is not self._role:
             raise BadConfig(f"{self._paths[0]} has the role {identity.role}; this process needs the role {self._role}")
         if self._cluster is not None and identity.key != self._cluster:
             raise BadConfig(f"{self._paths[0]} belongs to the cluster {identity.key}, this process to {self._cluster}")
-        return Credentials(certificate, key, ca, identity)
+        return Credentials(certificate, key, ca, identity, answering, calling)
+
+
+def _strict(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Whoever connects is checked, every time. A session that is resumed would not be: who was let in before their
+    authority was taken away could come back for hours. Version 1.2 cannot be told to resume none; all who connect here are
+    processes of ours, and know version 1.3."""
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
+    return context
 
 
 def _content(path: str) -> bytes:

@@ -564,6 +564,7 @@ class StorageDescription(_message.Message):
     UPTIME_MS_FIELD_NUMBER: _builtins.int
     ASSIGNED_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
+    VITALS_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partitions: _builtins.int
     directory: _builtins.str
@@ -575,6 +576,8 @@ class StorageDescription(_message.Message):
     def assigned(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionDescription]: ...
     @_builtins.property
     def statistics(self) -> Global___Statistics: ...
+    @_builtins.property
+    def vitals(self) -> Global___Vitals: ...
     def __init__(
         self,
         *,
@@ -587,10 +590,11 @@ class StorageDescription(_message.Message):
         uptime_ms: _builtins.int = ...,
         assigned: _abc.Iterable[Global___PartitionDescription] | None = ...,
         statistics: Global___Statistics | None = ...,
+        vitals: Global___Vitals | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "free_bytes", b"free_bytes", "partitions", b"partitions", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "free_bytes", b"free_bytes", "partitions", b"partitions", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -651,6 +655,7 @@ class Statistics(_message.Message):
     READ_RECORDS_FIELD_NUMBER: _builtins.int
     READ_BYTES_FIELD_NUMBER: _builtins.int
     REFUSED_CALLS_FIELD_NUMBER: _builtins.int
+    FLUSH_FIELD_NUMBER: _builtins.int
     appended_records: _builtins.int
     appended_bytes: _builtins.int
     groups: _builtins.int
@@ -661,6 +666,10 @@ class Statistics(_message.Message):
     read_records: _builtins.int
     read_bytes: _builtins.int
     refused_calls: _builtins.int
+    @_builtins.property
+    def flush(self) -> Global___Histogram:
+        """One entry for each group: writing and flushing it."""
+
     def __init__(
         self,
         *,
@@ -673,10 +682,11 @@ class Statistics(_message.Message):
         read_records: _builtins.int = ...,
         read_bytes: _builtins.int = ...,
         refused_calls: _builtins.int = ...,
+        flush: Global___Histogram | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["flush", b"flush"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_bytes", b"appended_bytes", "appended_records", b"appended_records", "checkpoints", b"checkpoints", "group_microseconds", b"group_microseconds", "group_microseconds_max", b"group_microseconds_max", "groups", b"groups", "read_bytes", b"read_bytes", "read_records", b"read_records", "refused_calls", b"refused_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_bytes", b"appended_bytes", "appended_records", b"appended_records", "checkpoints", b"checkpoints", "flush", b"flush", "group_microseconds", b"group_microseconds", "group_microseconds_max", b"group_microseconds_max", "groups", b"groups", "read_bytes", b"read_bytes", "read_records", b"read_records", "refused_calls", b"refused_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -891,6 +901,67 @@ class VerifySummary(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifySummary: _TypeAlias = VerifySummary  # noqa: Y015
+
+@_typing.final
+class DigestRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    FIRST_ID_FIELD_NUMBER: _builtins.int
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    partition: _builtins.int
+    first_id: _builtins.int
+    last_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        first_id: _builtins.int = ...,
+        last_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "first_id", b"first_id", "last_id", b"last_id", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DigestRequest: _TypeAlias = DigestRequest  # noqa: Y015
+
+@_typing.final
+class DigestReply(_message.Message):
+    """It may end before `last_id`: behind a bounded number of bytes, in front of a damaged record, at the end of what is known
+    to be committed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HASH_FIELD_NUMBER: _builtins.int
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    hash: _builtins.bytes
+    """BLAKE2b with 16 bytes over the records as they are on the disk."""
+    last_id: _builtins.int
+    records: _builtins.int
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        hash: _builtins.bytes = ...,
+        last_id: _builtins.int = ...,
+        records: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "hash", b"hash", "last_id", b"last_id", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DigestReply: _TypeAlias = DigestReply  # noqa: Y015
 
 @_typing.final
 class LocateRequest(_message.Message):
@@ -1433,6 +1504,7 @@ class ServerDescription(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     IS_LEADER_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    VITALS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     cluster_key: _builtins.bytes
     instance: _builtins.bytes
@@ -1444,6 +1516,8 @@ class ServerDescription(_message.Message):
     is_leader: _builtins.bool
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedPartition]: ...
+    @_builtins.property
+    def vitals(self) -> Global___Vitals: ...
     def __init__(
         self,
         *,
@@ -1456,10 +1530,11 @@ class ServerDescription(_message.Message):
         draining: _builtins.bool = ...,
         is_leader: _builtins.bool = ...,
         partitions: _abc.Iterable[Global___OwnedPartition] | None = ...,
+        vitals: Global___Vitals | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "coordinator_connected", b"coordinator_connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "coordinator_connected", b"coordinator_connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1480,6 +1555,7 @@ class OwnedPartition(_message.Message):
     MOUNTS_FIELD_NUMBER: _builtins.int
     TAIL_BYTES_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     generation: _builtins.int
     session: _builtins.int
@@ -1494,6 +1570,8 @@ class OwnedPartition(_message.Message):
     tail_bytes: _builtins.int
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedReplica]: ...
+    @_builtins.property
+    def statistics(self) -> Global___PartitionStatistics: ...
     def __init__(
         self,
         *,
@@ -1508,14 +1586,106 @@ class OwnedPartition(_message.Message):
         mounts: _builtins.int = ...,
         tail_bytes: _builtins.int = ...,
         replicas: _abc.Iterable[Global___OwnedReplica] | None = ...,
+        statistics: Global___PartitionStatistics | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "step", b"step", "tail_bytes", b"tail_bytes", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OwnedPartition: _TypeAlias = OwnedPartition  # noqa: Y015
+
+@_typing.final
+class PartitionStatistics(_message.Message):
+    """Since this process owns the partition. Transactions, and bytes of their records."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RefusedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    COMMITTED_BYTES_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    FED_FIELD_NUMBER: _builtins.int
+    FED_BYTES_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    attempts: _builtins.int
+    committed: _builtins.int
+    committed_bytes: _builtins.int
+    fed: _builtins.int
+    fed_bytes: _builtins.int
+    @_builtins.property
+    def refused(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By the name of the reason."""
+
+    @_builtins.property
+    def commit(self) -> Global___Histogram:
+        """One entry for each committed transaction, from the arrival of its batch to its outcome."""
+
+    def __init__(
+        self,
+        *,
+        attempts: _builtins.int = ...,
+        committed: _builtins.int = ...,
+        committed_bytes: _builtins.int = ...,
+        refused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        fed: _builtins.int = ...,
+        fed_bytes: _builtins.int = ...,
+        commit: Global___Histogram | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "commit", b"commit", "committed", b"committed", "committed_bytes", b"committed_bytes", "fed", b"fed", "fed_bytes", b"fed_bytes", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionStatistics: _TypeAlias = PartitionStatistics  # noqa: Y015
+
+@_typing.final
+class Histogram(_message.Message):
+    """One count for each range of seconds; the bounds are those of waltzd/histogram.py. Empty: nothing was counted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNTS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.float
+    """All of them together."""
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Histogram: _TypeAlias = Histogram  # noqa: Y015
 
 @_typing.final
 class OwnedReplica(_message.Message):
@@ -1593,3 +1763,192 @@ class DrainReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainReply: _TypeAlias = DrainReply  # noqa: Y015
+
+@_typing.final
+class ExplainLockRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LOCK_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    partition: _builtins.int
+    lock: _builtins.int
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        lock: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "lock", b"lock", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainLockRequest: _TypeAlias = ExplainLockRequest  # noqa: Y015
+
+@_typing.final
+class LockExplanation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOCK_FIELD_NUMBER: _builtins.int
+    MARK_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    LOW_MARK_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
+    LOCKS_FIELD_NUMBER: _builtins.int
+    LOCKS_MAX_FIELD_NUMBER: _builtins.int
+    lock: _builtins.int
+    mark: _builtins.int
+    """The id with which the mark of a client is compared."""
+    reason: _builtins.int
+    """As in `Refusals`: why a client with a lower mark would be refused."""
+    committed: _builtins.int
+    last_id: _builtins.int
+    session: _builtins.int
+    low_mark: _builtins.int
+    """Where the session, and with it the table, began."""
+    floor: _builtins.int
+    locks: _builtins.int
+    """Locks in the table, and how many it can hold."""
+    locks_max: _builtins.int
+    def __init__(
+        self,
+        *,
+        lock: _builtins.int = ...,
+        mark: _builtins.int = ...,
+        reason: _builtins.int = ...,
+        committed: _builtins.int = ...,
+        last_id: _builtins.int = ...,
+        session: _builtins.int = ...,
+        low_mark: _builtins.int = ...,
+        floor: _builtins.int = ...,
+        locks: _builtins.int = ...,
+        locks_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "floor", b"floor", "last_id", b"last_id", "lock", b"lock", "locks", b"locks", "locks_max", b"locks_max", "low_mark", b"low_mark", "mark", b"mark", "reason", b"reason", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LockExplanation: _TypeAlias = LockExplanation  # noqa: Y015
+
+@_typing.final
+class Vitals(_message.Message):
+    """-- a daemon of either kind, seen by an operator ---------------------------------------------------------------------"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    OPEN_FILES_FIELD_NUMBER: _builtins.int
+    OPEN_FILES_MAX_FIELD_NUMBER: _builtins.int
+    time_ms: _builtins.int
+    """What its clock shows, since 1970. Nothing is decided by it."""
+    open_files: _builtins.int
+    """Absent: the system does not tell."""
+    open_files_max: _builtins.int
+    def __init__(
+        self,
+        *,
+        time_ms: _builtins.int = ...,
+        open_files: _builtins.int | None = ...,
+        open_files_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_open_files", b"_open_files", "open_files", b"open_files"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_files", b"_open_files", "open_files", b"open_files", "open_files_max", b"open_files_max", "time_ms", b"time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__open_files: _TypeAlias = _typing.Literal["open_files"]  # noqa: Y015
+    _WhichOneofArgType__open_files: _TypeAlias = _typing.Literal["_open_files", b"_open_files"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__open_files) -> _WhichOneofReturnType__open_files | None: ...
+
+Global___Vitals: _TypeAlias = Vitals  # noqa: Y015
+
+@_typing.final
+class EventsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_FIELD_NUMBER: _builtins.int
+    after: _builtins.int
+    """Only those with higher numbers."""
+    def __init__(
+        self,
+        *,
+        after: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EventsRequest: _TypeAlias = EventsRequest  # noqa: Y015
+
+@_typing.final
+class EventsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGAN_MS_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    began_ms: _builtins.int
+    """When the process began to keep them: another one means that their numbers are others."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogEvent]:
+        """Oldest first."""
+
+    def __init__(
+        self,
+        *,
+        began_ms: _builtins.int = ...,
+        events: _abc.Iterable[Global___LogEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_ms", b"began_ms", "events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EventsReply: _TypeAlias = EventsReply  # noqa: Y015
+
+@_typing.final
+class LogEvent(_message.Message):
+    """A line of a log, which never has payloads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    time_ms: _builtins.int
+    level: _builtins.str
+    """debug, info, warning, error, critical"""
+    text: _builtins.str
+    code: _builtins.str
+    """Of the error that it tells of."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        time_ms: _builtins.int = ...,
+        level: _builtins.str = ...,
+        text: _builtins.str = ...,
+        code: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_code", b"_code", "code", b"code"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_code", b"_code", "code", b"code", "level", b"level", "number", b"number", "text", b"text", "time_ms", b"time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__code: _TypeAlias = _typing.Literal["code"]  # noqa: Y015
+    _WhichOneofArgType__code: _TypeAlias = _typing.Literal["_code", b"_code"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__code) -> _WhichOneofReturnType__code | None: ...
+
+Global___LogEvent: _TypeAlias = LogEvent  # noqa: Y015

@@ -397,6 +397,16 @@ class StorageAdminStub:
                 request_serializer=waltzd_dot_wire__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire__pb2.VerifyReply.FromString,
                 _registered_method=True)
+        self.Digest = channel.unary_unary(
+                '/waltz.v1.StorageAdmin/Digest',
+                request_serializer=waltzd_dot_wire__pb2.DigestRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire__pb2.DigestReply.FromString,
+                _registered_method=True)
+        self.Events = channel.unary_unary(
+                '/waltz.v1.StorageAdmin/Events',
+                request_serializer=waltzd_dot_wire__pb2.EventsRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire__pb2.EventsReply.FromString,
+                _registered_method=True)
 
 
 class StorageAdminServicer:
@@ -433,6 +443,20 @@ class StorageAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Digest(self, request, context):
+        """A hash of what a replica holds, so that replicas can be compared without sending records.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Events(self, request, context):
+        """What it logged last.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StorageAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -460,6 +484,16 @@ def add_StorageAdminServicer_to_server(servicer, server):
                     servicer.Verify,
                     request_deserializer=waltzd_dot_wire__pb2.VerifyRequest.FromString,
                     response_serializer=waltzd_dot_wire__pb2.VerifyReply.SerializeToString,
+            ),
+            'Digest': grpc.unary_unary_rpc_method_handler(
+                    servicer.Digest,
+                    request_deserializer=waltzd_dot_wire__pb2.DigestRequest.FromString,
+                    response_serializer=waltzd_dot_wire__pb2.DigestReply.SerializeToString,
+            ),
+            'Events': grpc.unary_unary_rpc_method_handler(
+                    servicer.Events,
+                    request_deserializer=waltzd_dot_wire__pb2.EventsRequest.FromString,
+                    response_serializer=waltzd_dot_wire__pb2.EventsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -598,6 +632,60 @@ class StorageAdmin:
             '/waltz.v1.StorageAdmin/Verify',
             waltzd_dot_wire__pb2.VerifyRequest.SerializeToString,
             waltzd_dot_wire__pb2.VerifyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Digest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.StorageAdmin/Digest',
+            waltzd_dot_wire__pb2.DigestRequest.SerializeToString,
+            waltzd_dot_wire__pb2.DigestReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Events(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.StorageAdmin/Events',
+            waltzd_dot_wire__pb2.EventsRequest.SerializeToString,
+            waltzd_dot_wire__pb2.EventsReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -890,6 +978,16 @@ class ServerAdminStub:
                 request_serializer=waltzd_dot_wire__pb2.DrainRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.ExplainLock = channel.unary_unary(
+                '/waltz.v1.ServerAdmin/ExplainLock',
+                request_serializer=waltzd_dot_wire__pb2.ExplainLockRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire__pb2.LockExplanation.FromString,
+                _registered_method=True)
+        self.Events = channel.unary_unary(
+                '/waltz.v1.ServerAdmin/Events',
+                request_serializer=waltzd_dot_wire__pb2.EventsRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire__pb2.EventsReply.FromString,
+                _registered_method=True)
 
 
 class ServerAdminServicer:
@@ -910,6 +1008,20 @@ class ServerAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainLock(self, request, context):
+        """What the lock table of a partition says of one lock.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Events(self, request, context):
+        """What it logged last.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ServerAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -922,6 +1034,16 @@ def add_ServerAdminServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=waltzd_dot_wire__pb2.DrainRequest.FromString,
                     response_serializer=waltzd_dot_wire__pb2.DrainReply.SerializeToString,
+            ),
+            'ExplainLock': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainLock,
+                    request_deserializer=waltzd_dot_wire__pb2.ExplainLockRequest.FromString,
+                    response_serializer=waltzd_dot_wire__pb2.LockExplanation.SerializeToString,
+            ),
+            'Events': grpc.unary_unary_rpc_method_handler(
+                    servicer.Events,
+                    request_deserializer=waltzd_dot_wire__pb2.EventsRequest.FromString,
+                    response_serializer=waltzd_dot_wire__pb2.EventsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -980,6 +1102,60 @@ class ServerAdmin:
             '/waltz.v1.ServerAdmin/Drain',
             waltzd_dot_wire__pb2.DrainRequest.SerializeToString,
             waltzd_dot_wire__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainLock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.ServerAdmin/ExplainLock',
+            waltzd_dot_wire__pb2.ExplainLockRequest.SerializeToString,
+            waltzd_dot_wire__pb2.LockExplanation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Events(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.ServerAdmin/Events',
+            waltzd_dot_wire__pb2.EventsRequest.SerializeToString,
+            waltzd_dot_wire__pb2.EventsReply.FromString,
             options,
             channel_credentials,
             insecure,

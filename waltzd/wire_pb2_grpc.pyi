@@ -136,6 +136,10 @@ class StorageAdminStub:
     RemovePartitions: _grpc.UnaryUnaryMultiCallable[_wire_pb2.RemoveRequest, _wire_pb2.PartitionsReply]
     SetAvailable: _grpc.UnaryUnaryMultiCallable[_wire_pb2.AvailabilityRequest, _wire_pb2.PartitionsReply]
     Verify: _grpc.UnaryStreamMultiCallable[_wire_pb2.VerifyRequest, _wire_pb2.VerifyReply]
+    Digest: _grpc.UnaryUnaryMultiCallable[_wire_pb2.DigestRequest, _wire_pb2.DigestReply]
+    """A hash of what a replica holds, so that replicas can be compared without sending records."""
+    Events: _grpc.UnaryUnaryMultiCallable[_wire_pb2.EventsRequest, _wire_pb2.EventsReply]
+    """What it logged last."""
 
 @_typing.type_check_only
 class StorageAdminAsyncStub(StorageAdminStub):
@@ -147,6 +151,10 @@ class StorageAdminAsyncStub(StorageAdminStub):
     RemovePartitions: _aio.UnaryUnaryMultiCallable[_wire_pb2.RemoveRequest, _wire_pb2.PartitionsReply]  # type: ignore[assignment]
     SetAvailable: _aio.UnaryUnaryMultiCallable[_wire_pb2.AvailabilityRequest, _wire_pb2.PartitionsReply]  # type: ignore[assignment]
     Verify: _aio.UnaryStreamMultiCallable[_wire_pb2.VerifyRequest, _wire_pb2.VerifyReply]  # type: ignore[assignment]
+    Digest: _aio.UnaryUnaryMultiCallable[_wire_pb2.DigestRequest, _wire_pb2.DigestReply]  # type: ignore[assignment]
+    """A hash of what a replica holds, so that replicas can be compared without sending records."""
+    Events: _aio.UnaryUnaryMultiCallable[_wire_pb2.EventsRequest, _wire_pb2.EventsReply]  # type: ignore[assignment]
+    """What it logged last."""
 
 class StorageAdminServicer(metaclass=_abc_1.ABCMeta):
     """A storage seen by an operator."""
@@ -185,6 +193,22 @@ class StorageAdminServicer(metaclass=_abc_1.ABCMeta):
         request: _wire_pb2.VerifyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_wire_pb2.VerifyReply], _abc.AsyncIterator[_wire_pb2.VerifyReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Digest(
+        self,
+        request: _wire_pb2.DigestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.DigestReply, _abc.Awaitable[_wire_pb2.DigestReply]]:
+        """A hash of what a replica holds, so that replicas can be compared without sending records."""
+
+    @_abc_1.abstractmethod
+    def Events(
+        self,
+        request: _wire_pb2.EventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.EventsReply, _abc.Awaitable[_wire_pb2.EventsReply]]:
+        """What it logged last."""
 
 def add_StorageAdminServicer_to_server(servicer: StorageAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -283,6 +307,10 @@ class ServerAdminStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_wire_pb2.DescribeServerRequest, _wire_pb2.ServerDescription]
     Drain: _grpc.UnaryUnaryMultiCallable[_wire_pb2.DrainRequest, _wire_pb2.DrainReply]
     """Give all partitions away and take no new ones; take part again."""
+    ExplainLock: _grpc.UnaryUnaryMultiCallable[_wire_pb2.ExplainLockRequest, _wire_pb2.LockExplanation]
+    """What the lock table of a partition says of one lock."""
+    Events: _grpc.UnaryUnaryMultiCallable[_wire_pb2.EventsRequest, _wire_pb2.EventsReply]
+    """What it logged last."""
 
 @_typing.type_check_only
 class ServerAdminAsyncStub(ServerAdminStub):
@@ -292,6 +320,10 @@ class ServerAdminAsyncStub(ServerAdminStub):
     Describe: _aio.UnaryUnaryMultiCallable[_wire_pb2.DescribeServerRequest, _wire_pb2.ServerDescription]  # type: ignore[assignment]
     Drain: _aio.UnaryUnaryMultiCallable[_wire_pb2.DrainRequest, _wire_pb2.DrainReply]  # type: ignore[assignment]
     """Give all partitions away and take no new ones; take part again."""
+    ExplainLock: _aio.UnaryUnaryMultiCallable[_wire_pb2.ExplainLockRequest, _wire_pb2.LockExplanation]  # type: ignore[assignment]
+    """What the lock table of a partition says of one lock."""
+    Events: _aio.UnaryUnaryMultiCallable[_wire_pb2.EventsRequest, _wire_pb2.EventsReply]  # type: ignore[assignment]
+    """What it logged last."""
 
 class ServerAdminServicer(metaclass=_abc_1.ABCMeta):
     """-- a server, seen by an operator ------------------------------------------------------------------------------------"""
@@ -310,5 +342,21 @@ class ServerAdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.DrainReply, _abc.Awaitable[_wire_pb2.DrainReply]]:
         """Give all partitions away and take no new ones; take part again."""
+
+    @_abc_1.abstractmethod
+    def ExplainLock(
+        self,
+        request: _wire_pb2.ExplainLockRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.LockExplanation, _abc.Awaitable[_wire_pb2.LockExplanation]]:
+        """What the lock table of a partition says of one lock."""
+
+    @_abc_1.abstractmethod
+    def Events(
+        self,
+        request: _wire_pb2.EventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.EventsReply, _abc.Awaitable[_wire_pb2.EventsReply]]:
+        """What it logged last."""
 
 def add_ServerAdminServicer_to_server(servicer: ServerAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ from waltzctl.bench.machine import use_of
 from waltzctl.local import LocalCluster
 from waltzd.client import Client
 from waltzd.frame import FeedMode
-from waltzd.storages import run
+from waltzd.loop import run
 
 IN_FLIGHT_BYTES = 2 << 20
 IN_FLIGHT_MAX = 8000

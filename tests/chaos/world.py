@@ -24,7 +24,8 @@ from waltzctl.blueprint import Blueprint, draw
 from waltzctl.local import LocalCluster
 from waltzd.errors import DaemonEnded
 from waltzd.setting import Address
-from waltzd.storages import AdminClient, ReplicaClient
+from waltzd.storage_admin import AdminClient
+from waltzd.storages import ReplicaClient
 from waltzd.zookeeper_process import java_command, write_settings
 
 PARTITIONS = (0, 1, 2)

@@ -21,7 +21,7 @@ from waltzctl.local import LocalCluster
 from waltzctl.main import COMMANDS
 from waltzd.client import Client
 from waltzd.frame import FeedMode
-from waltzd.storages import run
+from waltzd.loop import run
 
 SECONDS_MAX = 180
 

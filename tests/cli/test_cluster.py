@@ -17,7 +17,7 @@ from tests.cli.example import examples
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.zookeeper import LocalZooKeeper
 from waltzctl.creation import Wish, create_cluster
-from waltzd import storages
+from waltzd import loop
 from waltzd.cluster import Cluster
 from waltzd.errors import ClusterDiffers, WaltzError
 from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
@@ -80,14 +80,14 @@ class World:
             async with self.cluster() as cluster:
                 return await cluster.coordinator.get("/") is not None
 
-        return storages.run(look())
+        return loop.run(look())
 
     def assigned(self) -> dict[str, list[int]]:
         async def look(daemon: Daemon) -> list[int]:
             async with daemon.admin() as admin:
                 return [found.partition for found in (await admin.describe()).assigned]
 
-        return {name: storages.run(look(daemon)) for name, daemon in self.daemons.items()}
+        return {name: loop.run(look(daemon)) for name, daemon in self.daemons.items()}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def world(zookeeper: LocalZooKeeper, daemons: dict[str, Daemon]) -> Iterator[Wor
     for daemon in daemons.values():
         if daemon.process is None:
             daemon.start()
-        storages.run(empty(daemon))
+        loop.run(empty(daemon))
 
 
 def as_json(text: str) -> Any:
@@ -173,7 +173,7 @@ def test_what_was_interrupted_is_completed(world: World, waltzctl: Tool) -> None
         async with world.cluster() as cluster:
             await Cluster.create(cluster.coordinator, meta, storages=wish.storages, replicas=sets)
 
-    storages.run(write_down())
+    loop.run(write_down())
     made = as_json(waltzctl(*world.usual, "-o", "json").out)
     assert made["result"] == "there-already"
     assert world.assigned() == {"one": [0, 1], "three": [], "two": [1]}, "as written down, not as one would plan it now"
@@ -194,7 +194,7 @@ def test_of_two_at_once_exactly_one_wins(world: World) -> None:
         async with world.cluster() as cluster:
             assert sorted(names) == sorted(["", (await cluster.meta()).name])
 
-    storages.run(race())
+    loop.run(race())
 
 
 def test_the_examples_of_the_help_run(world: World, waltzctl: Tool) -> None:
@@ -291,7 +291,7 @@ def test_another_cluster_at_this_root(world: World, waltzctl: Tool) -> None:
         async with world.cluster() as cluster:
             await Cluster.create(cluster.coordinator, meta)
 
-    storages.run(write_down())
+    loop.run(write_down())
     refused(waltzctl(*world.usual), 4, "W2023", "older")
     assert world.assigned() == {"one": [], "three": [], "two": []}
 
@@ -303,7 +303,7 @@ def test_storages_of_a_cluster_whose_documents_were_lost(world: World, waltzctl:
             assert await admin.create_partitions([3]) == {3: None}
             await replicas.open(3, 1, partitions=PARTITIONS)
 
-    storages.run(serve())
+    loop.run(serve())
     refused(waltzctl(*world.usual), 5, "W2020", "two has served partition 3 before")
     assert not world.is_written_down()
 
@@ -313,7 +313,7 @@ def test_replicas_that_nobody_has_used_are_no_obstacle(world: World, waltzctl: T
         async with world.daemons["two"].admin() as admin:
             assert await admin.create_partitions([3]) == {3: None}
 
-    storages.run(prepare())
+    loop.run(prepare())
     made = as_json(waltzctl(*world.usual, "-o", "json").out)
     assert {storage["name"]: storage["made"] for storage in made["storages"]}["two"] == [0, 1, 2]
 
@@ -326,7 +326,7 @@ def test_an_error_on_a_storage_tells_that_the_cluster_is_written_down(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from waltzd.errors import DiskFull
-    from waltzd.storages import AdminClient
+    from waltzd.storage_admin import AdminClient
 
     async def refuse(self: AdminClient, partitions: list[int]) -> dict[int, WaltzError | None]:
         return {partition: DiskFull("no space") if partition == 2 else None for partition in partitions}
@@ -341,4 +341,4 @@ def test_an_error_on_a_storage_tells_that_the_cluster_is_written_down(
             assert "run this again" in caught.value.detail_next_step
             assert (await cluster.meta()).name == "trial"
 
-    storages.run(make())
+    loop.run(make())

@@ -17,19 +17,50 @@ import pytest
 
 from tests.cli.example import examples
 from tests.process.daemon import Daemon
+from waltzctl.local import LocalCluster
 from waltzctl.main import COMMANDS
 from waltzd.errors import EXIT_MEANING, tree
 
 Tool = Callable[..., Any]
 
 OFFLINE = [["verify-segments"], ["rebuild-index"], ["segment", "dump"], ["errors", "list"], ["errors", "lookup"]]
-ONLINE = [["storage", name] for name in ("create-partition", "describe", "verify", "availability", "remove-partition")]
+ONLINE = [
+    ["storage", name]
+    for name in ("create-partition", "describe", "partitions", "verify", "availability", "remove-partition")
+]
 """In an order in which the examples of their help can run, one verb after the other."""
-CLUSTER = [["create-cluster"], ["cluster", "describe"], ["up"], ["status"], ["down"]]
-"""Their examples run in test_cluster and test_up."""
-BENCH = [["bench", name] for name in ("append", "feed", "locks", "mixed", "recovery")]
-"""Their examples are read in test_bench."""
-WORDS = OFFLINE + ONLINE + CLUSTER + BENCH
+ELSEWHERE = {
+    "test_bench": [["bench", name] for name in ("append", "feed", "locks", "mixed", "recovery")],
+    "test_cluster": [["create-cluster"], ["cluster", "describe"]],
+    "test_compare": [["partition", "compare"]],
+    "test_configuration": [["config", name] for name in ("explain", "show", "validate")],
+    "test_context": [["context", name] for name in ("add", "list", "remove", "show", "use", "validate")],
+    "test_generate": [["generate", name] for name in ("alerts", "dashboard")],
+    "test_looking": [["doctor"], ["events"], ["health"], ["support", "bundle"], ["top"]],
+    "test_membership": [["storage", name] for name in ("add", "list", "remove", "replace", "set")],
+    "test_ownership": [
+        *(["partition", name] for name in ("preferred", "transfer")),
+        *(["server", name] for name in ("drain", "list", "undrain")),
+    ],
+    "test_partition": [
+        *(["partition", name] for name in ("assign", "auto-assign", "describe", "list", "unassign")),
+        *(["cluster", name] for name in ("delete", "set")),
+        ["history"],
+    ],
+    "test_recover": [["storage", "recover"]],
+    "test_status": [["status"], ["cluster", "status"]],
+    "test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "tail"))],
+    "test_unit": [["generate", "unit"]],
+    "test_up": [[name] for name in ("down", "logs", "reset", "up")],
+}
+"""By the file of tests in which the examples of their help are run, or read."""
+WORDS = [*OFFLINE, *ONLINE, *(words for some in ELSEWHERE.values() for words in some)]
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_examples_are_run_where_it_is_said(name: str) -> None:
+    text = (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+    assert "examples(" in text
 
 
 def test_the_words_are_all_commands() -> None:
@@ -70,7 +101,11 @@ def test_every_example_of_the_help_runs(waltzctl: Tool, storage: Path, words: li
         assert (done.code, done.err) == (0, ""), arguments
 
 
-def test_every_example_for_a_running_storage_runs(waltzctl: Tool, tmp_path: Path) -> None:
+def test_every_example_for_a_running_storage_runs(
+    waltzctl: Tool, tmp_path: Path, live: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an address, of a storage that no cluster knows; by a name, of one of the cluster."""
+    monkeypatch.setenv("WALTZ_DIRECTORY", str(live.directory))
     with Daemon(tmp_path) as daemon:
         for words in ONLINE:
             for arguments in examples(waltzctl, words):

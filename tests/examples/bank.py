@@ -11,7 +11,6 @@ with it every branch adds up to zero at any moment. A branch is a partition.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,15 +19,15 @@ from typing import Any
 import click
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
+from waltz_spark.bank import MINT, Movement, movement_of, payload_of
 
-from waltzd import storages
+from waltzd import loop
 from waltzd.client import Client
 from waltzd.lock import append_lock, write_lock
 from waltzd.outcome import Committed, Outcome, Rejected
 from waltzd.sql import SqlView, sqlite
 from waltzd.transaction import Builder, Declined, Handler, Transaction, TransactionContext
 
-MINT = 0
 FROM_THE_MINT = 4
 """Every so many transfers bring new money."""
 PATIENCE_SECONDS = 60
@@ -51,9 +50,9 @@ class Bank:
         self.view: SqlView[Transaction] = SqlView(engine, self._apply, tables=TABLES)
 
     def _apply(self, connection: Connection, transaction: Transaction) -> None:
-        transfer = json.loads(transaction.payload)
-        self._add(connection, transaction.partition, transfer["from"], -transfer["amount"])
-        self._add(connection, transaction.partition, transfer["to"], transfer["amount"])
+        movement = movement_of(transaction.payload)
+        self._add(connection, transaction.partition, movement.payer, -movement.amount)
+        self._add(connection, transaction.partition, movement.receiver, movement.amount)
 
     @staticmethod
     def _add(connection: Connection, branch: int, number: int, amount: int) -> None:
@@ -97,8 +96,8 @@ class Transfer(TransactionContext):
                 return False
             builder.locks = [write_lock("account", self._payer), append_lock("account", self._receiver)]
         self.attempts += 1
-        transfer = {"from": self._payer, "to": self._receiver, "amount": self._amount}
-        builder.data = json.dumps({**transfer, "by": f"{self._name}, attempt {self.attempts}"}).encode()
+        movement = Movement(payer=self._payer, receiver=self._receiver, amount=self._amount)
+        builder.data = payload_of(movement, by=f"{self._name}, attempt {self.attempts}")
         return True
 
 
@@ -221,7 +220,7 @@ def main(
     """Move money about from several clients at once, and see that all of it is still there."""
     partitions = range(first_branch, first_branch + branches)
     engines = {name: sa.create_engine(name) if "://" in name else sqlite(name) for name in databases}
-    result = storages.run(
+    result = loop.run(
         run(
             lambda handler: Client(servers, handler=handler, partitions=partitions),
             [engines[name] for name in databases],

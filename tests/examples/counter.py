@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from waltzd import storages
+from waltzd import loop
 from waltzd.client import Client
 from waltzd.lock import write_lock
 from waltzd.outcome import Committed, Outcome, Rejected
@@ -163,7 +163,7 @@ def main(servers: str, clients: int, changes: int, seed: int, partition: int) ->
     def make_client(handler: Handler) -> Client:
         return Client(servers, handler=handler, partitions=[partition])
 
-    result = storages.run(run(make_client, clients=clients, changes=changes, seed=seed, partition=partition))
+    result = loop.run(run(make_client, clients=clients, changes=changes, seed=seed, partition=partition))
     click.echo(str(result))
     raise SystemExit(0 if result.is_right else 1)
 

@@ -6,6 +6,7 @@ Each run draws a new seed; a failure names it together with the number of the ca
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -184,7 +185,8 @@ def filled(chance: random.Random, kind: type[M], depth: int = 0) -> M:
 def _fill(chance: random.Random, message: Message, field: Any, depth: int) -> None:
     held = getattr(message, field.name)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        held.update({_text(chance): _text(chance) for _ in range(chance.randrange(3))})
+        value = field.message_type.fields_by_name["value"]
+        held.update({_text(chance): _scalar(chance, value) for _ in range(chance.randrange(3))})
     elif isinstance(held, Message):
         held.CopyFrom(filled(chance, type(held), depth + 1))
     elif hasattr(held, "extend"):
@@ -203,6 +205,7 @@ _RANGES = {
     FieldDescriptor.CPPTYPE_ENUM: (-(1 << 31), (1 << 31) - 1),
     FieldDescriptor.CPPTYPE_INT64: (-(1 << 63), (1 << 63) - 1),
     FieldDescriptor.CPPTYPE_UINT32: (0, (1 << 32) - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
 }
 
 
@@ -213,6 +216,8 @@ def _scalar(chance: random.Random, field: Any) -> Any:
         return _text(chance)
     if field.type == FieldDescriptor.TYPE_BOOL:
         return chance.random() < 0.5
+    if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
+        return chance.choice([0.0, -0.0, 0.5, -1.0, 1e308, 5e-324, math.inf, -math.inf, math.nan])
     least, most = _RANGES[field.cpp_type]
     return chance.choice([value for value in INTEGERS if least <= value <= most])
 

@@ -40,6 +40,7 @@ from waltzd.layout import (
     CONTROL_NAME,
     HEADER_BYTES,
     IDENTITY_NAME,
+    JOURNAL_NAME,
     PROMISE_NAME,
     ControlHeader,
     ControlStruct,
@@ -52,7 +53,7 @@ from waltzd.layout import (
     segment_name,
 )
 from waltzd.record import walk
-from waltzd.reindex import JOURNAL_NAME, rebuild
+from waltzd.reindex import rebuild
 from waltzd.storage.directory import Directory
 from waltzd.storage.partition import Partition, PartitionSettings
 from waltzd.verify import Options, Target, verify

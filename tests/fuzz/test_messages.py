@@ -21,7 +21,7 @@ from waltzd import wire_pb2 as wire
 from waltzd.errors import BadFrame, CannotConnect, TooLarge, WaltzError
 from waltzd.frame import AppendBatch, ClientFrame, Limits
 from waltzd.layout import ID_MAX
-from waltzd.link import ERROR_KEY, error_of, key_of, run_of
+from waltzd.link import run_of
 from waltzd.lock import Mode
 from waltzd.log_messages import (
     bytes_of,
@@ -39,12 +39,15 @@ from waltzd.messages import (
     description_of,
     detail_of,
     error_of_detail,
+    events_message,
+    events_of,
     finding_message,
     finding_of,
     status_message,
     status_of,
 )
 from waltzd.record import Run, encode_payloads, first_bad, first_bad_one_by_one, heads
+from waltzd.rpc import ERROR_KEY, error_of, key_of
 from waltzd.server.step import check_payloads
 
 TRIES = 250
@@ -85,6 +88,7 @@ KINDS: dict[str, tuple[type[Message], Callable[[Any], object], Callable[[Any], M
     "error": (wire.ErrorDetail, error_of_detail, detail_of),
     "storage": (wire.StorageDescription, description_of, description_message),
     "server": (wire.ServerDescription, server_admin.description_of, server_admin.description_message),
+    "events": (wire.EventsReply, events_of, events_message),
 }
 SAMPLES: dict[str, list[Message]] = {
     "client frame": [BATCH],

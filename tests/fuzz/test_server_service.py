@@ -37,7 +37,8 @@ from waltzd.finding import Finding
 from waltzd.frame import Credit, Flush
 from waltzd.lock import Mode
 from waltzd.log_messages import client_message
-from waltzd.storages import AdminClient, run
+from waltzd.loop import run
+from waltzd.storage_admin import AdminClient
 
 CALLS, ADMIN_CALLS, STREAMS = 500, 150, 400
 GARBAGE, FLOODS = 250, 1

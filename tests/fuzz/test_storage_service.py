@@ -37,7 +37,7 @@ from tests.fuzz.hostile import (
 )
 from tests.fuzz.mutate import INTEGERS, mutated
 from tests.process.daemon import KEY, Daemon
-from waltzd import storages
+from waltzd import loop
 from waltzd import wire_pb2 as wire
 from waltzd.checksum import crc32
 from waltzd.disk import RealDisk
@@ -45,7 +45,8 @@ from waltzd.errors import CannotConnect, NoSuchPartition
 from waltzd.finding import Finding
 from waltzd.framing import HEAD, Kind
 from waltzd.record import Run, encode_payloads
-from waltzd.storages import AdminClient, ReplicaClient
+from waltzd.storage_admin import AdminClient
+from waltzd.storages import ReplicaClient
 from waltzd.stream_frame import Hello, records_parts
 from waltzd.verify import Options, Target, verify
 
@@ -223,10 +224,10 @@ def test_hostile_callers_disturb_nobody(tmp_path: Path) -> None:
             await check(replicas, last_id)
 
     with Daemon(tmp_path / "storage") as daemon:
-        last_id = storages.run(run())
+        last_id = loop.run(run())
         assert daemon.kill() != 0
         daemon.start()
-        storages.run(again())
+        loop.run(again())
         assert daemon.stop() == 0
     assert strange_lines(daemon.log) == []
     assert verify(RealDisk(), [Target(storage=str(daemon.directory))], Options()).findings == []
@@ -255,7 +256,7 @@ def test_a_path_that_is_no_text_ends_nothing(tmp_path: Path) -> None:
         assert status.is_sound
 
     with Daemon(tmp_path / "storage") as daemon:
-        storages.run(run())
+        loop.run(run())
 
 
 def test_a_stream_ends_when_its_partition_is_removed(tmp_path: Path) -> None:
@@ -272,4 +273,4 @@ def test_a_stream_ends_when_its_partition_is_removed(tmp_path: Path) -> None:
                     await stream.receive()
 
     with Daemon(tmp_path / "storage") as daemon:
-        storages.run(run())
+        loop.run(run())

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.checker.history import BadHistory, Observed, Operation, Seen, Writer
 from tests.checker.history import load as load_history
 from tests.fuzz.mutate import SEED, count, each, little_memory, mutated, mutated_text, nonsense, parsed, told
-from waltzctl import blueprint, cluster, index, storage
+from waltzctl import blueprint, cluster, index, numbers
 from waltzctl.blueprint import Blueprint
 from waltzctl.daemon import Life
 from waltzd import config
@@ -32,9 +32,12 @@ from waltzd.meta import (
     ClusterMeta,
     Counter,
     Decision,
+    HistoryEntry,
     Leader,
+    Moves,
     Ownership,
     PartitionMeta,
+    Preferences,
     ReplicaSets,
     ReplicaState,
     ServerMeta,
@@ -135,7 +138,7 @@ SPELLINGS: dict[str, tuple[Callable[[str], Any], type[Exception], Callable[[Any]
     "address": (parse_address, ValueError, str, ["127.0.0.1:55280", "[::1]:0", "host.example:65535", "[1.2.3.4]:5"]),
     "key": (parse_key, ValueError, str, [str(KEY), "{" + KEY.hex + "}", "urn:uuid:" + KEY.hex]),
     "preferred": (config.partitions_of, ValueError, lambda found: ",".join(map(str, found)), ["0,4-7", "65535", " 1 , 2"]),
-    "partitions": (storage.partitions_of, BadArgument, lambda found: ",".join(map(str, found)), ["0-3,7", "²", "0-999"]),
+    "partitions": (numbers.partitions_of, BadArgument, lambda found: ",".join(map(str, found)), ["0-3,7", "²", "0-999"]),
     "ids": (index._id_range, BadArgument, lambda found: "{}-{}".format(*found), ["17-17", "0-9223372036854775807"]),
     "servers": (addresses_of, BadArgument, ",".join, ["a:1,b:2", "[::1]:5 ", "h:65535"]),
     "storage": (cluster.storage_of, BadArgument, spelled_storage, ["s1=a:1,b:2", "s1=[::1]:1,b:2,rack"]),
@@ -229,6 +232,9 @@ DOCUMENTS: list[Document] = [
         decision=Decision(mark=5, session=9)),
     Leader(name="one"),
     Counter(next=7),
+    Preferences(partitions={0: "s", 7: "t"}),
+    Moves(partitions={0: ("a", "b"), 10: ()}),
+    HistoryEntry(began="1", ended=None, who="a@b", verb="c d", subject="e", reason="f", steps=("g", "h"), outcome="begun"),
 ]  # fmt: skip
 TEXTS = [encode(value) for value in DOCUMENTS]
 

@@ -13,7 +13,7 @@ from waltzctl.blueprint import ZOOKEEPER
 from waltzctl.local import LocalCluster
 from waltzctl.overview import Overview
 from waltzd.errors import WaltzError
-from waltzd.storages import AdminClient
+from waltzd.storage_admin import AdminClient
 
 PATIENCE_SECONDS = 60
 

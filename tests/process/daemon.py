@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from uuid import UUID
 
-from waltzd.storages import AdminClient, ReplicaClient
+from waltzd.storage_admin import AdminClient
+from waltzd.storages import ReplicaClient
 
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
 PARTITIONS = 4

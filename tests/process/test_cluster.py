@@ -15,8 +15,8 @@ from tests.process.race import Race
 from waltzd.client import Client
 from waltzd.frame import FeedMode
 from waltzd.lock import write_lock
+from waltzd.loop import run
 from waltzd.outcome import Committed, Rejected
-from waltzd.storages import run
 
 PARTITIONS = 4
 RACED = (0, 1, 2)

@@ -21,8 +21,8 @@ from waltzd import zookeeper_process
 from waltzd.coordinator import Coordinator, Create, Set
 from waltzd.errors import BadArgument, CannotConnect, CoordinatorRefused, DirectoryHeld, NoJava, NoZooKeeper, PortInUse
 from waltzd.jvm import find_java, zookeeper_jars
+from waltzd.loop import run
 from waltzd.setting import Address
-from waltzd.storages import run
 from waltzd.zookeeper import ZooKeeperCoordinator
 
 SESSION_SECONDS = 4.0

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.daemon import PARTITIONS, Daemon
-from waltzd import storages
+from waltzd import loop
 from waltzd.errors import EXIT_DISK_FAULT, CannotConnect, DiskFull, WaltzError
 from waltzd.record import Run, encode_payloads
 from waltzd.storages import ReplicaClient
@@ -128,12 +128,12 @@ def test_a_flush_that_fails_ends_the_daemon_and_nothing_is_lost(
         "LD_PRELOAD": str(shim), "FAULTIO_PATH": path, "FAULTIO_AFTER": str(after), "FAULTIO_LOG": str(later),
     }  # fmt: skip
     daemon.start()
-    acknowledged = storages.run(load_until_it_fails(daemon))
+    acknowledged = loop.run(load_until_it_fails(daemon))
     assert acknowledged <= ends_with_a_report(daemon)
     assert not later.exists(), "a file was flushed again after its flush had failed"
     daemon.environment = {}
     daemon.start()
-    storages.run(look_after_the_restart(daemon, acknowledged))
+    loop.run(look_after_the_restart(daemon, acknowledged))
     assert daemon.stop() == 0
 
 
@@ -198,7 +198,7 @@ def test_a_real_io_error_ends_the_daemon_and_nothing_is_lost(
             await check_holds(replicas, 2, acknowledged, size=4000)
 
     daemon.start()
-    acknowledged = storages.run(load())
+    acknowledged = loop.run(load())
     assert acknowledged > 500
     assert acknowledged <= ends_with_a_report(daemon)
     # The disk is broken for good: the replica goes on from a copy of what can be read.
@@ -206,7 +206,7 @@ def test_a_real_io_error_ends_the_daemon_and_nothing_is_lost(
     shutil.copytree(thin_disk / "data", kept)
     daemon.settings["directory"] = kept
     daemon.start()
-    storages.run(look())
+    loop.run(look())
     assert daemon.stop() == 0
 
 
@@ -246,16 +246,16 @@ def test_a_full_disk_refuses_appends_and_nothing_else(small_disk: Path, make_dae
 
     daemon.start()
     ballast.write_bytes(bytes(800_000))
-    held = storages.run(fill(1))
+    held = loop.run(fill(1))
     assert held > 500
     assert daemon.stop() == 0
     with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while True:  # not a byte left
             file.write(bytes(4096))
     daemon.start()
-    assert storages.run(fill(2)) >= held
+    assert loop.run(fill(2)) >= held
     daemon.kill()
     daemon.start()
-    storages.run(fill(3))
-    storages.run(resume())
+    loop.run(fill(3))
+    loop.run(resume())
     assert daemon.stop() == 0

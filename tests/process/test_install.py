@@ -13,7 +13,7 @@ import pytest
 
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.test_storage import append, begin, clients, read_all, runs_of
-from waltzd import storages
+from waltzd import loop
 from waltzd import wire_pb2 as wire
 from waltzd.checksum import crc32
 from waltzd.errors import (
@@ -27,7 +27,7 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.layout import HEADER_BYTES, FileHeader
-from waltzd.link import error_of
+from waltzd.rpc import error_of
 from waltzd.storages import ReplicaClient
 
 MakeDaemon = Callable[..., Daemon]
@@ -70,7 +70,7 @@ def test_a_replica_is_filled_with_the_files_of_another(make_daemon: MakeDaemon) 
             assert await append(to.append(0, 1), rest, RECORDS - 1) == RECORDS - 1
             assert await read_all(to, 0, None) == await read_all(from_, 0, None)
 
-    storages.run(copy())
+    loop.run(copy())
     target.kill()
     target.start()
 
@@ -79,7 +79,7 @@ def test_a_replica_is_filled_with_the_files_of_another(make_daemon: MakeDaemon) 
             status = await to.open(0, 2, partitions=PARTITIONS)
             assert (status.last_id, status.is_sound) == (RECORDS - 1, True)
 
-    storages.run(look())
+    loop.run(look())
 
 
 def test_a_damaged_replica_is_healed_over_the_wire(make_daemon: MakeDaemon) -> None:
@@ -90,7 +90,7 @@ def test_a_damaged_replica_is_healed_over_the_wire(make_daemon: MakeDaemon) -> N
             await begin(replicas, admin)
             await append(replicas.append(0, 1), runs_of(RECORDS // 10), RECORDS - 1)
 
-    storages.run(fill())
+    loop.run(fill())
     daemon.stop()
     files = sorted((daemon.directory / "0").glob("*.seg"))
     files[1].write_bytes(files[1].read_bytes()[:3000])
@@ -114,7 +114,7 @@ def test_a_damaged_replica_is_healed_over_the_wire(make_daemon: MakeDaemon) -> N
             await replicas.set_low_mark(0, 5, RECORDS - 1)
             assert await read_all(replicas, 0, None) == b"".join(bytes(run.data) for run in runs_of(RECORDS // 10))
 
-    storages.run(heal())
+    loop.run(heal())
 
 
 @pytest.mark.parametrize("turn", range(3))
@@ -141,7 +141,7 @@ def test_every_refusal_keeps_its_class(make_daemon: MakeDaemon, turn: int) -> No
             assert leftovers(daemon) == []
             assert (await replicas.install_segment(0, 4, 0, len(good), in_pieces(good, 100_000))).last_id == 19_999
 
-    storages.run(check())
+    loop.run(check())
 
 
 def damaged_chunks(content: bytes) -> dict[str, list[wire.InstallChunk]]:
@@ -181,7 +181,7 @@ def test_damage_on_the_way_is_noticed(make_daemon: MakeDaemon, name: str) -> Non
             end = wire.InstallChunk(offset=len(content), sent_crc=crc32(content))
             assert (await send(replicas._stub, [whole, end])).last_id == 99
 
-    storages.run(check())
+    loop.run(check())
 
 
 def test_an_installation_ends_with_its_session_its_sender_or_the_next_one(make_daemon: MakeDaemon) -> None:
@@ -228,7 +228,7 @@ def test_an_installation_ends_with_its_session_its_sender_or_the_next_one(make_d
                     await asyncio.sleep(0.01)
             assert (await replicas.install_segment(0, 2, 0, 0, in_pieces(content))).last_id == 99
 
-    storages.run(check())
+    loop.run(check())
 
 
 def test_a_killed_storage_keeps_nothing_of_half_a_file(make_daemon: MakeDaemon) -> None:
@@ -250,7 +250,7 @@ def test_a_killed_storage_keeps_nothing_of_half_a_file(make_daemon: MakeDaemon) 
             with pytest.raises(WaltzError):
                 await replicas.install_segment(0, 1, 0, len(content), pieces())
 
-    storages.run(kill_halfway())
+    loop.run(kill_halfway())
     assert leftovers(daemon) != []
     daemon.start()
     assert leftovers(daemon) == []
@@ -260,7 +260,7 @@ def test_a_killed_storage_keeps_nothing_of_half_a_file(make_daemon: MakeDaemon) 
             assert (await replicas.open(0, 2, partitions=PARTITIONS)).last_id == -1
             assert (await replicas.install_segment(0, 2, 0, len(content), in_pieces(content))).last_id == 99
 
-    storages.run(again())
+    loop.run(again())
 
 
 def test_a_copied_directory_is_another_incarnation_and_a_restarted_one_is_not(
@@ -281,23 +281,23 @@ def test_a_copied_directory_is_another_incarnation_and_a_restarted_one_is_not(
             assert found is not None
             return found
 
-    before = storages.run(status())
+    before = loop.run(status())
     daemon.stop()
     daemon.start()
-    assert storages.run(describe()).incarnation == before.incarnation
+    assert loop.run(describe()).incarnation == before.incarnation
     daemon.kill()
     daemon.start()
-    assert storages.run(describe()).incarnation == before.incarnation
+    assert loop.run(describe()).incarnation == before.incarnation
     daemon.stop()
 
     shutil.copytree(daemon.directory, tmp_path / "backup")
     shutil.rmtree(daemon.directory)
     shutil.copytree(tmp_path / "backup", daemon.directory)  # on many file systems under the same inode numbers
     daemon.start()
-    after = storages.run(describe())
+    after = loop.run(describe())
     assert after.incarnation != before.incarnation
     assert {**vars(after), "incarnation": before.incarnation} == vars(before)
     assert "copied or restored" in daemon.log
     daemon.kill()
     daemon.start()
-    assert storages.run(describe()).incarnation == after.incarnation
+    assert loop.run(describe()).incarnation == after.incarnation

@@ -16,7 +16,7 @@ import grpc.aio
 import pytest
 
 from tests.unit.mounting import KEY, FakeSession, Room, batch_of, mount_request
-from waltzd import storages
+from waltzd import loop
 from waltzd import wire_pb2 as wire
 from waltzd.errors import (
     BadFrame,
@@ -31,10 +31,10 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.frame import Committals, Credit, Feed, FeedMode, Flush, Flushed, Mounted, Refusals, Refused, ServerFrame
-from waltzd.link import create_server, listen, open_channel
 from waltzd.lock import Mode
 from waltzd.log_messages import client_message, server_frames
 from waltzd.record import Run, encode_payloads
+from waltzd.rpc import create_server, listen, open_channel
 from waltzd.server.service import add_log_service
 from waltzd.servers import MountStream, ServerClient
 from waltzd.setting import Address
@@ -68,7 +68,7 @@ def over_grpc(test: Test, caplog: pytest.LogCaptureFixture, *, commits_at_once: 
             await room.close()
 
     with caplog.at_level(logging.WARNING):
-        storages.run(run())
+        loop.run(run())
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
@@ -392,7 +392,7 @@ def test_a_server_that_stops_or_is_not_there(caplog: pytest.LogCaptureFixture) -
             await client.close()
             await room.close()
 
-    storages.run(run())
+    loop.run(run())
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 

@@ -14,9 +14,9 @@ from tests.process.cluster import Cluster
 from waltzd.checksum import crc32
 from waltzd.client import Client
 from waltzd.frame import AppendBatch, FeedMode, Mounted, MountRequest
+from waltzd.loop import run
 from waltzd.outcome import Committed
 from waltzd.servers import ServerClient
-from waltzd.storages import run
 from waltzd.submission import Outcomes
 
 MIB = 1 << 20

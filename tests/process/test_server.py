@@ -14,7 +14,7 @@ import pytest
 
 from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper, free_port
-from waltzd import storages
+from waltzd import loop
 from waltzd.cluster import Cluster
 from waltzd.errors import EXIT_CONFLICT, EXIT_NOT_FOUND, EXIT_TIMEOUT, EXIT_USAGE, CannotConnect, ForeignCluster
 from waltzd.meta import ClusterMeta
@@ -31,7 +31,7 @@ MakeServer = Callable[..., ServerDaemon]
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    storages.run(asyncio.wait_for(work, 2 * PATIENCE_SECONDS))
+    loop.run(asyncio.wait_for(work, 2 * PATIENCE_SECONDS))
 
 
 class World:
@@ -40,7 +40,7 @@ class World:
     def __init__(self, zookeeper: LocalZooKeeper, root: str, make_server: MakeServer) -> None:
         self.hosts, self.root = zookeeper.hosts, root
         self._make = make_server
-        storages.run(self._create())
+        loop.run(self._create())
 
     @contextlib.asynccontextmanager
     async def cluster(self) -> AsyncIterator[Cluster]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.process.daemon import KEY, PARTITIONS, Daemon
-from waltzd import storages
+from waltzd import loop
 from waltzd.errors import (
     BadFrame,
     BelowFloor,
@@ -36,7 +36,8 @@ from waltzd.errors import (
 )
 from waltzd.finding import Code, Finding
 from waltzd.record import Run, encode_payloads
-from waltzd.storages import AdminClient, AppendStream, ReplicaClient
+from waltzd.storage_admin import AdminClient
+from waltzd.storages import AppendStream, ReplicaClient
 
 MakeDaemon = Callable[..., Daemon]
 
@@ -119,11 +120,11 @@ def test_what_is_appended_is_read_again_also_after_a_restart(make_daemon: MakeDa
             assert "holds ids up to 199" in (await admin.describe()).assigned[0].story
 
     daemon.start()
-    storages.run(write())
+    loop.run(write())
     assert daemon.stop() == 0
     assert "everything that was acknowledged is on the disk" in daemon.log
     daemon.start()
-    storages.run(read())
+    loop.run(read())
 
 
 def test_a_reader_without_a_session_sees_only_what_is_committed(make_daemon: MakeDaemon) -> None:
@@ -139,7 +140,24 @@ def test_a_reader_without_a_session_sees_only_what_is_committed(make_daemon: Mak
             assert error.facts["last_id"] == "14"
 
     with make_daemon() as daemon:
-        storages.run(run())
+        loop.run(run())
+
+
+def test_readers_that_stop_early_do_not_use_up_a_connection(make_daemon: MakeDaemon) -> None:
+    """A connection carries 1024 calls at once. One that nobody reads to its end must not stay among them."""
+
+    async def run() -> None:
+        async with clients(daemon) as (replicas, admin):
+            await begin(replicas, admin)
+            await append(replicas.append(0, 1), runs_of(3), committed=29)
+            for _ in range(1200):
+                async for found in replicas.read(0, 0, 29, session=1, frame_bytes=1):
+                    assert found.first_id == 0
+                    break
+            assert len(await read_all(replicas, 0, session=1)) > 0
+
+    with make_daemon() as daemon:
+        loop.run(run())
 
 
 def test_a_session_fences_every_lower_one_also_after_kill_9(make_daemon: MakeDaemon) -> None:
@@ -168,10 +186,10 @@ def test_a_session_fences_every_lower_one_also_after_kill_9(make_daemon: MakeDae
             assert (status.last_id, status.promised_session) == (9, 9)
 
     daemon.start()
-    storages.run(promise())
+    loop.run(promise())
     daemon.kill()
     daemon.start()
-    storages.run(check())
+    loop.run(check())
 
 
 def test_a_stream_of_an_older_session_ends_at_once(make_daemon: MakeDaemon) -> None:
@@ -191,7 +209,7 @@ def test_a_stream_of_an_older_session_ends_at_once(make_daemon: MakeDaemon) -> N
             await task
 
     with make_daemon() as daemon:
-        storages.run(run())
+        loop.run(run())
 
 
 def test_a_refusal_is_not_overtaken_by_frames_that_are_still_on_their_way(make_daemon: MakeDaemon) -> None:
@@ -227,7 +245,7 @@ def test_a_refusal_is_not_overtaken_by_frames_that_are_still_on_their_way(make_d
             await stream.send(run, -1)
 
     with make_daemon() as daemon:
-        storages.run(run())
+        loop.run(run())
 
 
 def test_what_does_not_belong_is_refused_and_nothing_is_written(make_daemon: MakeDaemon) -> None:
@@ -274,7 +292,7 @@ def test_what_does_not_belong_is_refused_and_nothing_is_written(make_daemon: Mak
             pass
 
     with make_daemon(record_bytes_max=65536, frame_bytes_max=65536) as daemon:
-        storages.run(run())
+        loop.run(run())
 
 
 def test_truncation_keeps_what_is_committed(make_daemon: MakeDaemon) -> None:
@@ -295,7 +313,7 @@ def test_truncation_keeps_what_is_committed(make_daemon: MakeDaemon) -> None:
             assert b"".join(bytes(run.data) for run in found) == again.data
 
     with make_daemon(segment_bytes_max=2000) as daemon:
-        storages.run(run())
+        loop.run(run())
 
 
 def test_sealed_segments_are_sent_as_they_are(make_daemon: MakeDaemon) -> None:
@@ -320,7 +338,7 @@ def test_sealed_segments_are_sent_as_they_are(make_daemon: MakeDaemon) -> None:
             assert isinstance(await refused(replicas.fetch_segment(0, last_id, session=1)), BeyondLog)
 
     with make_daemon(segment_bytes_max=20_000, read_chunk_bytes=4096) as daemon:
-        storages.run(run())
+        loop.run(run())
 
 
 def test_an_operator_creates_lists_removes_and_takes_offline(make_daemon: MakeDaemon) -> None:
@@ -360,7 +378,7 @@ def test_an_operator_creates_lists_removes_and_takes_offline(make_daemon: MakeDa
         return _Like(error)
 
     with make_daemon() as daemon:
-        storages.run(run())
+        loop.run(run())
 
 
 class _Like:
@@ -407,7 +425,7 @@ def test_verify_online_finds_damage_and_reads_refuse_it(make_daemon: MakeDaemon)
             assert await append(replicas.append(1, 1), runs_of(1, first_id=200)) == 209
 
     with make_daemon(segment_bytes_max=10_000) as daemon:
-        storages.run(run())
+        loop.run(run())
 
 
 def test_kill_9_under_load_loses_nothing_acknowledged(make_daemon: MakeDaemon) -> None:
@@ -455,7 +473,7 @@ def test_kill_9_under_load_loses_nothing_acknowledged(make_daemon: MakeDaemon) -
 
     for session in range(1, 7):
         daemon.start()
-        storages.run(load(session, frames=session * 2))
+        loop.run(load(session, frames=session * 2))
         daemon.kill()
     assert acked > 100
 
@@ -483,10 +501,10 @@ def test_a_drain_acknowledges_what_was_queued_and_says_why_it_ends(make_daemon: 
             return (await replicas.open(0, 1, partitions=PARTITIONS)).last_id
 
     daemon.start()
-    last_id = storages.run(run())
+    last_id = loop.run(run())
     assert daemon.stop() == 0
     daemon.start()
-    assert storages.run(look()) == last_id
+    assert loop.run(look()) == last_id
 
 
 def test_it_can_be_stopped_from_the_moment_that_it_is_ready(make_daemon: MakeDaemon) -> None:
@@ -558,4 +576,4 @@ def test_a_directory_of_the_original_goes_on_being_written(make_daemon: MakeDaem
             assert not [item for item in summaries if isinstance(item, Finding)]
 
     with daemon:
-        storages.run(run())
+        loop.run(run())

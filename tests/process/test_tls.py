@@ -19,15 +19,16 @@ import pytest
 from tests.process.certificates import Authority, Files
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.test_storage import append, runs_of
-from waltzd import storages
+from waltzd import loop
 from waltzd import wire_pb2 as wire
 from waltzd import wire_pb2_grpc as services
 from waltzd.errors import CannotConnect, NoSuchPartition, NotPermitted, WaltzError
-from waltzd.link import create_server, error_of, listen, open_channel
 from waltzd.role import RIGHTS, Role
+from waltzd.rpc import create_server, error_of, listen, open_channel
 from waltzd.servers import ServerClient
 from waltzd.setting import Address
-from waltzd.storages import AdminClient, AppendStream, ReplicaClient
+from waltzd.storage_admin import AdminClient
+from waltzd.storages import AppendStream, ReplicaClient
 from waltzd.stream_frame import Hello
 from waltzd.tls import Tls
 
@@ -73,7 +74,7 @@ def test_a_server_and_an_operator_do_their_work(make_daemon: MakeDaemon, authori
                 with pytest.raises(NotPermitted):
                     await reader.open(0, 2, partitions=PARTITIONS)
 
-    storages.run(work())
+    loop.run(work())
 
 
 def test_strangers_do_not_get_through_the_handshake(make_daemon: MakeDaemon, authority: Authority, tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_strangers_do_not_get_through_the_handshake(make_daemon: MakeDaemon, aut
         good = authority.issue(KEY, Role.OPERATOR, "ann")
         assert await knock(grpc.aio.secure_channel(address, credentials(good), options=options)) == grpc.StatusCode.OK
 
-    storages.run(knock_all())
+    loop.run(knock_all())
 
 
 def test_only_servers_of_the_cluster_append(make_daemon: MakeDaemon, authority: Authority, tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_only_servers_of_the_cluster_append(make_daemon: MakeDaemon, authority: 
         for tls, error in expected:
             assert type(await knock(tls)) is error
 
-    storages.run(check())
+    loop.run(check())
 
 
 def test_a_caller_talks_only_to_whom_it_means(make_daemon: MakeDaemon, authority: Authority, tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_a_caller_talks_only_to_whom_it_means(make_daemon: MakeDaemon, authority
         client = authority.issue(KEY, Role.CLIENT, "app").tls(Role.CLIENT)
         await refused(ServerClient(daemon.listen, KEY, seconds=5, tls=client), lambda found: found.locate())
 
-    storages.run(check())
+    loop.run(check())
 
 
 # -- every call by every role ------------------------------------------------------------------------------------------
@@ -252,7 +253,7 @@ def test_every_call_is_tried_by_every_role(authority: Authority) -> None:
         finally:
             await daemon.stop(0)
 
-    storages.run(check())
+    loop.run(check())
 
 
 def test_a_certificate_without_an_identity_may_do_nothing(authority: Authority) -> None:
@@ -278,7 +279,7 @@ def test_a_certificate_without_an_identity_may_do_nothing(authority: Authority) 
             await channel.close()
             await daemon.stop(0)
 
-    storages.run(check())
+    loop.run(check())
 
 
 # -- replaced while they run -------------------------------------------------------------------------------------------
@@ -344,7 +345,7 @@ def test_a_server_uses_its_new_certificate_and_streams_go_on(make_daemon: MakeDa
             await stream.finish()
             assert await stream.receive() is None
 
-    storages.run(work())
+    loop.run(work())
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
@@ -388,4 +389,4 @@ def test_callers_that_give_up_leave_nothing_behind(make_daemon: MakeDaemon, auth
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         assert rest == set()
 
-    storages.run(work())
+    loop.run(work())

@@ -14,7 +14,7 @@ from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper
 from waltzctl import main
-from waltzd import storages
+from waltzd import loop
 from waltzd.client import Client
 from waltzd.cluster import Cluster
 from waltzd.errors import NotPermitted
@@ -25,7 +25,7 @@ from waltzd.outcome import Committed
 from waltzd.role import Role
 from waltzd.server_admin import ServerAdminClient
 from waltzd.servers import ServerClient
-from waltzd.storages import AdminClient
+from waltzd.storage_admin import AdminClient
 from waltzd.zookeeper import ZooKeeperCoordinator
 
 
@@ -58,7 +58,7 @@ def test_a_transaction_travels_between_certificates(
         finally:
             await coordinator.close()
 
-    storages.run(create())
+    loop.run(create())
     files = authority.issue(KEY, Role.SERVER, "one")
     server = make_server("one", hosts=zookeeper.hosts, cluster=root, **files.settings).start()
 
@@ -73,7 +73,7 @@ def test_a_transaction_travels_between_certificates(
             with pytest.raises(NotPermitted):
                 await admin.drain(True)
 
-    storages.run(work())
+    loop.run(work())
 
 
 def options(files: Files) -> list[str]:
@@ -139,7 +139,7 @@ def test_an_operator_makes_a_cluster_and_looks_at_it(
             for partition in range(PARTITIONS):
                 assert isinstance(await client.append(b"over TLS", partition=partition), Committed)
 
-    storages.run(write())
+    loop.run(write())
     code, out, err = waltzctl("cluster", "describe", "-o", "json", *operator)
     assert (code, err) == (0, "")
     assert json.loads(out)["is_healthy"]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from waltzd.errors import CannotConnect
-from waltzd.storages import run
+from waltzd.loop import run
 from waltzd.zookeeper import ZooKeeperCoordinator
 
 START_ATTEMPTS, ATTEMPT_SECONDS = 30, 2

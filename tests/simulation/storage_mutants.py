@@ -7,16 +7,16 @@ from typing import Any
 
 from tests.simulation.mutant import BUSY, TWO_OWNERS, Aim, Patches, mutant
 from waltzd import scan
+from waltzd.control import ControlFile
 from waltzd.errors import FlushFailed, NotOpened
 from waltzd.layout import index_entries
+from waltzd.promise import PromiseFile
 from waltzd.replica import ReplicaStatus
 from waltzd.scan import Survey, Tail
 from waltzd.storage import opening, segment
-from waltzd.storage.control import ControlFile
 from waltzd.storage.lane import Lane
 from waltzd.storage.opening import _Opening
 from waltzd.storage.partition import Partition
-from waltzd.storage.promise import PromiseFile
 from waltzd.storage.proof import Proof
 from waltzd.storage.segment import Segment
 from waltzd.storage.shelf import Shelf

@@ -16,9 +16,9 @@ from waltzd.disk import join
 from waltzd.disk_sim import SimDisk, SimFile
 from waltzd.errors import WaltzError
 from waltzd.layout import index_name, segment_name
+from waltzd.promise import PromiseFile
 from waltzd.scan import Tail
 from waltzd.storage.partition import Partition
-from waltzd.storage.promise import PromiseFile
 from waltzd.storage.segment import Segment, Suspect
 from waltzd.storage.shelf import Shelf
 

@@ -12,10 +12,11 @@ from uuid import UUID
 import pytest
 
 from tests.unit.fake_stores import Stores
+from waltzd.assignment import plan, transferred
 from waltzd.cluster import Cluster
 from waltzd.coordinator_memory import MemoryTree
 from waltzd.errors import CannotConnect, ChangedMeanwhile, NameInUse, WaltzError
-from waltzd.meta import ClusterMeta, ServerMeta
+from waltzd.meta import ClusterMeta, Preferences, ServerMeta
 from waltzd.server import watch
 from waltzd.server.election import Election
 from waltzd.server.host import Host
@@ -72,6 +73,7 @@ class World:
         self.ended: list[Process] = []
         """Gone, while the coordinator does not know it yet."""
         self.generations = [0] * PARTITIONS
+        self.one_at_a_time = asyncio.Lock()
 
     def start(self) -> None:
         self.processes.append(Process(self, self.random.choice(NAMES), len(self.processes) + 1))
@@ -82,7 +84,8 @@ class World:
             self.start()
             return
         process = self.random.choice(living)
-        match self.random.choice(["kill", "expire", "disconnect", "reconnect", "lose", "drain", "end"]):
+        events = ["kill", "expire", "disconnect", "reconnect", "lose", "drain", "end", "prefer", "transfer"]
+        match self.random.choice(events):
             case "kill":
                 process.task.cancel()
                 self.ended.append(process)
@@ -99,6 +102,28 @@ class World:
             case "end":
                 if self.ended:
                     self.ended.pop(0).coordinator.expire()
+            case "prefer":
+                drawn = self.random.sample(range(PARTITIONS), self.random.randint(0, PARTITIONS))
+                wishes = Preferences(partitions={number: self.random.choice(NAMES) for number in drawn})
+                self.spawned = asyncio.create_task(self._prefer(wishes))
+            case "transfer":
+                self.spawned = asyncio.create_task(self._transfer(self.random.randrange(PARTITIONS), process.meta.name))
+
+    async def _prefer(self, wishes: Preferences) -> None:
+        """Nobody else sets them, so nobody is faster."""
+        async with self.one_at_a_time:
+            _, version = await self.outside.preferences()
+            await self.outside.save_preferences(wishes, version)
+
+    async def _transfer(self, number: int, name: str) -> None:
+        """By hand, also to a server that has gone or drains meanwhile."""
+        assignment, version = await self.outside.assignment()
+        preferences, _ = await self.outside.preferences()
+        after = transferred(assignment, await self.outside.servers(), preferences, [number], name)
+        try:
+            await self.outside.save_assignment(after, version)
+        except ChangedMeanwhile:
+            return
 
     async def _drain(self, process: Process, is_draining: bool) -> None:
         try:
@@ -162,6 +187,8 @@ async def live_and_look(seed: int) -> None:
     assert len(names) == len(set(names)), "a name belongs to one process"
     assert await world.outside.servers() == {process.meta.name: process.registration.server for process in living}
     assignment, _ = await world.outside.assignment()
+    preferences, _ = await world.outside.preferences()
+    assert plan(assignment, await world.outside.servers(), PARTITIONS, preferences) == assignment
     if living:
         assert sum(process.election.is_leader for process in living) == 1
         counts = Counter(ownership.server for ownership in assignment.owners)

@@ -13,12 +13,12 @@ from tests.simulation.storages import KEY, SimPort, SimStorage
 from waltzd.cluster import Cluster
 from waltzd.coordinator_memory import MemoryTree
 from waltzd.errors import MetadataMissing, SessionEnded, WaltzError
+from waltzd.loop import run
 from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
 from waltzd.record import encode_payloads
 from waltzd.server.store import OpenSession, Store
 from waltzd.server.store_session import StoreSettings
 from waltzd.server.ticker import Ticker
-from waltzd.storages import run
 
 SETTINGS = StoreSettings(
     partitions=1, key=KEY, tail_bytes_max=20_000, retry_seconds=0.01, storage_seconds=1.0, hand_over_seconds=0.5
@@ -296,6 +296,28 @@ async def test_an_empty_storage_is_filled_and_does_not_vote() -> None:
         c.storages["s0"].kill()
         await later.committed(later.append(1))
         assert len(c.check_equal("s1", "s2")) == 301
+
+
+@story
+async def test_a_replica_that_comes_back_empty_counts_again_although_nobody_writes() -> None:
+    """It is level before the session may give way to another one: somebody has to look again when it may."""
+    async with cell() as c:
+        first = await c.own()
+        pipeline = await c.opened(first)
+        await pipeline.committed(pipeline.append(5))
+        await first.close(hand_over=True)
+        store = await c.own(2, previous=True)
+        session = (await c.opened(store)).session.session
+
+        def counting() -> list[str]:
+            return [replica.storage for replica in store.describe().replicas if replica.counts]
+
+        await c.until(lambda: len(counting()) == 3 and not c.ticker._listeners)
+        c.storages["s2"].kill()
+        c.storages["s2"].lose_disk(77)
+        await c.storages["s2"].start()
+        await c.until(lambda: any("has forgotten" in line for line in c.log))
+        await c.until(lambda: len(counting()) == 3 and (store.describe().session > session))
 
 
 @story

@@ -21,10 +21,14 @@ def with_keeper(
     turns: list[str] = []
     fatal: list[BaseException] = []
 
-    async def in_turn(function: Callable[..., Any], *arguments: Any) -> Any:
+    async def finish(function: Callable[..., Any], *arguments: Any) -> Any:
         await asyncio.sleep(0)
         turns.append(getattr(function, "__qualname__", "?"))
         return function(*arguments)
+
+    async def in_turn(function: Callable[..., Any], *arguments: Any) -> Any:
+        """A thread finishes what it began, also when nobody waits for it any more."""
+        return await asyncio.shield(asyncio.ensure_future(finish(function, *arguments)))
 
     async def run() -> None:
         keeper = Keeper(disk, open_directory(disk), CONFIG, run_writing=in_turn, run_reading=in_turn, on_fatal=fatal.append)

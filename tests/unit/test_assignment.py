@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.meta import Assignment, Ownership, ServerMeta
-from waltzd.server.assignment import moved, plan, spell_numbers
-from waltzd.server.flow import Network
+from waltzd.assignment import NO_PREFERENCES, moved, obstacles, plan, spell_numbers, transferred
+from waltzd.flow import Network
+from waltzd.meta import Assignment, Ownership, Preferences, ServerMeta
 
 
 def server(name: str, preferred: Sequence[int] = (), *, is_draining: bool = False) -> ServerMeta:
@@ -52,28 +52,39 @@ def is_even(owners: Sequence[str | None], sharing: Sequence[str]) -> bool:
     return None not in counts and max(counts[name] for name in sharing) - min(counts[name] for name in sharing) <= 1
 
 
-def worth(owners: Sequence[str | None], before: Assignment, up: Mapping[str, ServerMeta]) -> tuple[int, int, int]:
-    """Preferences honoured, partitions that stay, and how far down the list of names the preferring owners are."""
-    honoured = stayed = rank = 0
+def worth(
+    owners: Sequence[str | None], before: Assignment, up: Mapping[str, ServerMeta], wishes: Preferences = NO_PREFERENCES
+) -> tuple[int, int, int, int]:
+    """Preferences of operators honoured, those of servers, partitions that stay, and how far down the list of names the
+    preferring owners are."""
+    wanted = honoured = stayed = rank = 0
+    sharing = [name for name in sorted(up) if not up[name].is_draining]
     for number, owner in enumerate(owners):
         assert owner is not None
-        preferring = [name for name in sorted(up) if not up[name].is_draining and number in up[name].preferred]
         is_still = number < len(before.owners) and before.owners[number].server == owner
-        honoured += owner in preferring
         stayed += is_still
+        if wishes.partitions.get(number) in sharing:
+            wanted += owner == wishes.partitions[number]
+            continue
+        preferring = [name for name in sharing if number in up[name].preferred]
+        honoured += owner in preferring
         rank += preferring.index(owner) if owner in preferring and not is_still else 0
-    return honoured, stayed, -rank
+    return wanted, honoured, stayed, -rank
 
 
-def best(before: Assignment, up: Mapping[str, ServerMeta], partitions: int) -> tuple[int, int, int]:
+def best(
+    before: Assignment, up: Mapping[str, ServerMeta], partitions: int, wishes: Preferences = NO_PREFERENCES
+) -> tuple[int, int, int, int]:
     sharing = [name for name in up if not up[name].is_draining]
     every = itertools.product(sharing, repeat=partitions)
-    return max(worth(owners, before, up) for owners in every if is_even(owners, sharing))
+    return max(worth(owners, before, up, wishes) for owners in every if is_even(owners, sharing))
 
 
-def check(before: Assignment, up: Mapping[str, ServerMeta], partitions: int) -> Assignment:
+def check(
+    before: Assignment, up: Mapping[str, ServerMeta], partitions: int, wishes: Preferences = NO_PREFERENCES
+) -> Assignment:
     """The plan, with everything checked that holds for any plan."""
-    after = plan(before, up, partitions)
+    after = plan(before, up, partitions, wishes)
     assert len(after.owners) == partitions
     for number, now in enumerate(after.owners):
         was = before.owners[number] if number < len(before.owners) else Ownership(None, 0)
@@ -81,7 +92,7 @@ def check(before: Assignment, up: Mapping[str, ServerMeta], partitions: int) -> 
     sharing = [name for name in up if not up[name].is_draining]
     if sharing:
         assert is_even(owners_of(after), sharing) or partitions == 0
-    assert plan(after, up, partitions) == after, "a plan of a plan is the same plan"
+    assert plan(after, up, partitions, wishes) == after, "a plan of a plan is the same plan"
     return after
 
 
@@ -112,6 +123,21 @@ def test_no_even_assignment_is_better_than_the_plan() -> None:
     assert cases == 4**3 * 64 + 400
 
 
+def test_no_even_assignment_is_better_when_operators_have_wishes() -> None:
+    """Also for servers that are not up or drain, and for partitions that are not there."""
+    random = Random(6)
+    for _ in range(600):
+        count, partitions = random.randint(1, 3), random.randint(1, 5)
+        names = "abcd"[:count]
+        up = {name: server(name, random.sample(range(partitions), random.randint(0, partitions))) for name in names}
+        up["drains"] = server("drains", range(partitions), is_draining=True)
+        before = owned(*[random.choice([None, "gone", *names]) for _ in range(partitions)])
+        drawn = random.sample(range(partitions + 1), random.randint(0, partitions))
+        wishes = Preferences(partitions={number: random.choice(["gone", "drains", *names]) for number in drawn})
+        after = check(before, up, partitions, wishes)
+        assert worth(owners_of(after), before, up, wishes) == best(before, up, partitions, wishes), (before, up, wishes)
+
+
 NAMES = st.sampled_from(["a", "b", "c", "d", "e"])
 
 
@@ -119,13 +145,14 @@ NAMES = st.sampled_from(["a", "b", "c", "d", "e"])
     owners=st.lists(st.one_of(st.none(), NAMES), max_size=40),
     up=st.dictionaries(NAMES, st.tuples(st.lists(st.integers(-3, 50), max_size=30), st.booleans())),
     partitions=st.integers(0, 40),
+    wishes=st.dictionaries(st.integers(0, 50), NAMES),
 )
 def test_there_is_a_plan_for_everything(
-    owners: list[str | None], up: dict[str, tuple[list[int], bool]], partitions: int
+    owners: list[str | None], up: dict[str, tuple[list[int], bool]], partitions: int, wishes: dict[int, str]
 ) -> None:
     """Also for preferences that name no partition, or one twice, and for an assignment of another length."""
     named = {name: server(name, preferred, is_draining=draining) for name, (preferred, draining) in up.items()}
-    check(owned(*owners), named, partitions)
+    check(owned(*owners), named, partitions, Preferences(partitions=wishes))
 
 
 # -- by name -----------------------------------------------------------------------------------------------------------
@@ -139,12 +166,12 @@ def test_there_is_a_plan_for_everything(
 def test_a_server_that_prefers_exactly_its_smaller_share(partitions: int, count: int, preferred: int) -> None:
     """The original never ends planning these."""
     names = [f"server-{number}" for number in range(count)]
-    for wishes in itertools.combinations(range(partitions), preferred):
+    for numbers in itertools.combinations(range(partitions), preferred):
         for wishing in names:
-            up = {name: server(name, wishes if name == wishing else ()) for name in names}
+            up = {name: server(name, numbers if name == wishing else ()) for name in names}
             for before in (NOBODY, owned(*[names[0]] * partitions), owned(*[names[1]] * partitions)):
                 after = check(before, up, partitions)
-                assert all(after.owners[number].server == wishing for number in wishes)
+                assert all(after.owners[number].server == wishing for number in numbers)
 
 
 def test_a_first_server_gets_everything_and_a_second_one_half() -> None:
@@ -202,11 +229,85 @@ def test_of_two_that_prefer_the_same_it_stays_or_goes_to_the_first_by_name() -> 
 def test_a_large_cluster_has_a_plan_too() -> None:
     random = Random(7)
     names = [f"server-{number:02}" for number in range(40)]
-    wishes: dict[str, list[int]] = {name: [] for name in names}
+    own: dict[str, list[int]] = {name: [] for name in names}
     for number in range(4096):
-        wishes[random.choice(names)].append(number)
+        own[random.choice(names)].append(number)
     before = Assignment(owners=tuple(Ownership(random.choice(names), 3) for _ in range(4096)))
-    check(before, {name: server(name, wishes[name]) for name in names}, 4096)
+    check(before, {name: server(name, own[name]) for name in names}, 4096)
+
+
+# -- what operators prefer ---------------------------------------------------------------------------------------------
+
+
+def wishes(**numbers: Sequence[int]) -> Preferences:
+    return Preferences(partitions={number: name for name, given in numbers.items() for number in given})
+
+
+def test_operators_go_before_servers() -> None:
+    up = servers("a", "b", a=[0, 1])
+    assert owners_of(check(NOBODY, up, 4)) == ["a", "a", "b", "b"]
+    assert owners_of(check(NOBODY, up, 4, wishes(b=[0]))) == ["b", "a", "a", "b"]
+    assert sorted(map(str, owners_of(check(NOBODY, up, 2, wishes(b=[0, 1]))))) == ["a", "b"], "balance goes before both"
+
+
+def test_a_wish_for_who_cannot_does_not_count() -> None:
+    up = servers("a", "b", draining=["c"], a=[0])
+    assert owners_of(check(NOBODY, up, 2, wishes(c=[0], gone=[1]))) == ["a", "b"]
+
+
+def test_a_transfer_moves_back_what_keeps_the_numbers_even() -> None:
+    before = owned("a", "a", "b", "b")
+    up = servers("a", "b")
+    after = transferred(before, up, NO_PREFERENCES, [0], "b")
+    assert Counter(owners_of(after)) == {"a": 2, "b": 2}
+    assert owners_of(after)[:2] == ["b", "a"]
+    assert obstacles(after, up, NO_PREFERENCES, [0], "b") == []
+    assert plan(after, up, 4) == after, "so the leader leaves it alone"
+
+
+def test_a_transfer_into_room_moves_nothing_back() -> None:
+    before, up = owned("a", "a", "a", "b", "b"), servers("a", "b")
+    assert owners_of(transferred(before, up, NO_PREFERENCES, [1], "b")) == ["a", "b", "a", "b", "b"]
+
+
+@pytest.mark.parametrize(
+    ("up", "preferences", "numbers", "said"),
+    [
+        (servers("a", "b", a=[0]), NO_PREFERENCES, [0], ["a prefers partition 0 by itself"]),
+        (servers("a", "b"), wishes(a=[0]), [0], ["an operator prefers partition 0 at a"]),
+        (servers("a", "b"), wishes(b=[2, 3]), [0], None),
+        (servers("a", "b", b=[2, 3]), NO_PREFERENCES, [0], None),
+        (servers("a", "b"), NO_PREFERENCES, [0, 1, 2], None),
+    ],
+    ids=["of its owner", "of an operator", "the place is taken", "the place is taken by itself", "too many"],
+)
+def test_what_would_undo_a_transfer(
+    up: dict[str, ServerMeta], preferences: Preferences, numbers: list[int], said: list[str] | None
+) -> None:
+    before = owned("a", "a", "b", "b")
+    after = transferred(before, up, preferences, numbers, "b")
+    found = obstacles(after, up, preferences, numbers, "b")
+    assert found == said if said is not None else found
+    would_last = plan(after, up, 4, preferences) == after and all(owners_of(after)[number] == "b" for number in numbers)
+    assert not would_last
+
+
+def test_obstacles_are_there_exactly_when_it_would_not_last() -> None:
+    random = Random(9)
+    lasted = 0
+    for _ in range(1500):
+        names, partitions = "abc"[: random.randint(1, 3)], random.randint(1, 6)
+        up = {name: server(name, random.sample(range(partitions), random.choice([0, 0, 1]))) for name in names}
+        drawn = random.sample(range(partitions), random.choice([0, 0, 1]))
+        preferences = Preferences(partitions={number: random.choice(names) for number in drawn})
+        before = plan(owned(*[random.choice(names) for _ in range(partitions)]), up, partitions, preferences)
+        numbers, to = random.sample(range(partitions), random.choice([1, 1, min(2, partitions)])), random.choice(names)
+        after = transferred(before, up, preferences, numbers, to)
+        is_there = all(after.owners[number].server == to for number in numbers)
+        would_last = is_there and plan(after, up, partitions, preferences) == after
+        assert (obstacles(after, up, preferences, numbers, to) == []) == would_last
+        lasted += would_last
+    assert 300 < lasted < 1200
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ def test_every_setting_can_be_given() -> None:
         tls_ca: /etc/waltz/ca.pem
         plaintext: anywhere
         stream_port: 55302
+        http_listen: 10.0.0.1:55303
         cluster_key: {KEY}
         partitions: 16
         segment_bytes_max: 1GB
@@ -79,6 +80,7 @@ def test_every_setting_can_be_given() -> None:
         listen=Address("::1", 55300),
         stream_port=55302,
         admin_listen=Address("storage-1.example", 55301),
+        http_listen=Address("10.0.0.1", 55303),
         cluster_key=KEY,
         partitions=16,
         tls_certificate="/etc/waltz/storage.pem",
@@ -97,7 +99,7 @@ def test_every_setting_can_be_given() -> None:
         log_format="json",
         log_level="debug",
     )
-    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 21
+    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 22
     assert parse(show(found)) == found
 
 
@@ -261,6 +263,7 @@ def test_the_sample_file_is_a_valid_file_that_changes_no_default() -> None:
     )
     assert parse(commented_in) == StorageConfig(
         directory=sample.directory,
+        http_listen=Address("127.0.0.1", 55282),
         cluster_key=KEY,
         partitions=16,
         tls_certificate="/etc/waltz/storage.pem",

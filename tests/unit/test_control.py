@@ -24,6 +24,7 @@ from tests.simulation.sample import (
     segment_path,
     served,
 )
+from waltzd.control import ControlFile
 from waltzd.disk_sim import Loss, SimDisk
 from waltzd.errors import (
     BadConfig,
@@ -50,7 +51,6 @@ from waltzd.layout import (
     decode_control_info,
     initial_structs,
 )
-from waltzd.storage.control import ControlFile
 from waltzd.storage.directory import Directory
 from waltzd.storage.partition import PartitionSettings
 

@@ -12,11 +12,12 @@ from uuid import UUID
 
 import pytest
 
-from waltzd.cluster import ASSIGNMENT, SERVERS, Cluster
+from waltzd.assignment import NO_PREFERENCES, transferred
+from waltzd.cluster import ASSIGNMENT, NO_VERSION, PREFERRED, SERVERS, Cluster
 from waltzd.coordinator import Delete, Set
 from waltzd.coordinator_memory import MemoryCoordinator, MemoryTree
 from waltzd.errors import BadMetadata, CannotConnect, ChangedMeanwhile, NameInUse, NodeMissing
-from waltzd.meta import Assignment, ClusterMeta, Ownership, ServerMeta
+from waltzd.meta import Assignment, ClusterMeta, Ownership, Preferences, ServerMeta
 from waltzd.server import watch
 from waltzd.server.election import Election
 from waltzd.server.registration import Registration
@@ -302,6 +303,80 @@ def test_every_step_is_told_with_its_reason(caplog: pytest.LogCaptureFixture) ->
         "server two gives its partitions away: moved partitions 0-1 from two to one",
         "server two went: every partition stays where it is",
     ]
+
+
+def test_what_operators_prefer_is_done_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        tree, cluster = await new_tree()
+        living: dict[UUID, None] = {}
+        one, two = Process(tree, living, "one", 1), Process(tree, living, "two", 2)
+        async with one.running():
+            await one.registration.change(preferred=(0, 1))
+            await settle()
+            async with two.running():
+                await settle()
+                assert await owners(cluster) == ["one", "one", "two", "two"]
+                await cluster.save_preferences(Preferences(partitions={0: "two", 9: "one"}), NO_VERSION)
+                await settle()
+                assert (await owners(cluster))[:2] == ["two", "one"], "it goes before what a server prefers by itself"
+                await two.registration.change(is_draining=True)
+                await settle()
+                assert await owners(cluster) == ["one"] * 4
+                await two.registration.change(is_draining=False)
+                await settle()
+                assert (await owners(cluster))[:2] == ["two", "one"], "it lasts"
+                await cluster.save_preferences(Preferences(partitions={}), 0)
+                await settle()
+                assert (await owners(cluster))[:2] == ["one", "one"]
+
+    with caplog.at_level(logging.INFO, "waltz.server"):
+        run(work())
+    told = [text for record in caplog.records if (text := record.getMessage()).startswith("operators")]
+    assert len(told) == 2
+    assert told[0].startswith("operators prefer other owners: moved partitions 0 from one to two"), told
+
+
+def test_a_transfer_by_hand_lasts() -> None:
+    async def work() -> None:
+        tree, cluster = await new_tree()
+        living: dict[UUID, None] = {}
+        one, two = Process(tree, living, "one", 1), Process(tree, living, "two", 2)
+        async with one.running(), two.running():
+            await settle()
+            assignment, version = await cluster.assignment()
+            moving = [number for number, owner in enumerate(assignment.owners) if owner.server == "one"][:1]
+            after = transferred(assignment, await cluster.servers(), NO_PREFERENCES, moving, "two")
+            assert after.owners[moving[0]].server == "two"
+            await cluster.save_assignment(after, version)
+            await settle()
+            assert await cluster.assignment() == (after, version + 1), "the leader leaves it alone"
+
+    run(work())
+
+
+def test_wishes_that_cannot_be_understood_hold_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
+    """Above all not the partitions of a server that went."""
+
+    async def work() -> None:
+        tree, cluster = await new_tree()
+        living: dict[UUID, None] = {}
+        one, two = Process(tree, living, "one", 1), Process(tree, living, "two", 2)
+        async with one.running():
+            await settle()
+            async with two.running():
+                await cluster.save_preferences(Preferences(partitions={0: "two"}), NO_VERSION)
+                await settle()
+                await cluster.coordinator.commit([Set(PREFERRED, b"{", 0)])
+                await settle()
+                assert (await owners(cluster))[0] == "two", "what was preferred before goes on to count"
+                assert one.election.watch.trouble == ""
+            await two.coordinator.close()
+            await settle()
+            assert await owners(cluster) == ["one"] * 4
+
+    with caplog.at_level(logging.WARNING, "waltz.server"):
+        run(work())
+    assert "/preferred is not a JSON document" in caplog.text
 
 
 def test_a_leader_that_lost_contact_knows_that_it_may_be_none() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 
 import pytest
 
@@ -328,3 +328,23 @@ def test_a_partition_that_is_made_while_the_storage_closes_is_finished_first() -
 
     with_keeper(disk, test)
     assert [partition.number for partition in open_directory(disk).partitions()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_who_gives_up_while_a_replica_is_made_or_removed_leaves_it_whole(turns: int) -> None:
+    """Threads finish what they began all the same: whoever comes next finds a replica that works, or none."""
+
+    async def give_up(work: Coroutine[object, object, object]) -> None:
+        asked = asyncio.create_task(work)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+    async def test(keeper: Keeper, _turns: list[str]) -> None:
+        await give_up(keeper.open_session(2, 1, PARTITIONS, create=True))
+        assert (await keeper.open_session(2, 2, PARTITIONS, create=True)).promised_session == 2
+        await give_up(keeper.remove_partition(2, delete_files=True))
+        assert (await keeper.open_session(2, 3, PARTITIONS, create=True)).promised_session == 3
+
+    assert with_keeper(blank_disk(), test)[1] == []

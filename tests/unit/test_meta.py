@@ -19,9 +19,12 @@ from waltzd.meta import (
     ClusterMeta,
     Counter,
     Decision,
+    HistoryEntry,
     Leader,
+    Moves,
     Ownership,
     PartitionMeta,
+    Preferences,
     ReplicaSets,
     ReplicaState,
     Role,
@@ -68,6 +71,28 @@ EXAMPLES: dict[str, Document] = {
     "new-partition": PartitionMeta(generation=1, session=1),
     "leader": Leader("s1"),
     "client-ids": Counter(1),
+    "preferences": Preferences(partitions={0: "s1", 10: "s2", 2: "s1"}),
+    "moves": Moves(partitions={3: ("a", "b", "c"), 12: ("c",), 4: ()}),
+    "history-entry": HistoryEntry(
+        began="2026-01-31T12:00:00+00:00",
+        ended="2026-01-31T12:00:02+00:00",
+        who="ada@lovelace",
+        verb="partition transfer",
+        subject="0,3",
+        reason="der neue Rechner für s2",
+        steps=("move 0, 3 from s1 to s2",),
+        outcome="done",
+    ),
+    "history-entry-begun": HistoryEntry(
+        began="2026-01-31T12:00:00+00:00",
+        ended=None,
+        who="ada@lovelace",
+        verb="server drain",
+        subject="s1",
+        reason=None,
+        steps=(),
+        outcome="begun",
+    ),
 }
 
 
@@ -134,6 +159,22 @@ documents: st.SearchStrategy[Document] = st.one_of(
     partition_metas(),
     st.builds(Leader, name=names),
     st.builds(Counter, next=st.integers(0, ID_MAX)),
+    st.builds(Preferences, partitions=st.dictionaries(st.integers(0, ID_MAX), names)),
+    st.builds(
+        Moves,
+        partitions=st.dictionaries(st.integers(0, ID_MAX), st.lists(names, unique=True, max_size=5).map(tuple)),
+    ),
+    st.builds(
+        HistoryEntry,
+        began=texts,
+        ended=st.none() | texts,
+        who=texts,
+        verb=texts,
+        subject=texts,
+        reason=st.none() | texts,
+        steps=st.lists(st.text(st.characters(codec="utf-8"))).map(tuple),
+        outcome=texts,
+    ),
 )
 
 
@@ -161,6 +202,7 @@ def at(fields: Any, place: tuple[str, ...]) -> Any:
 
 FIELDS = [(name, place) for name, value in EXAMPLES.items() for place in places(json.loads(encode(value)))]
 FREE_TEXT = {"created", "listen", "admin_listen", "version", "group"}
+FREE_TEXT |= {"began", "ended", "who", "verb", "subject", "reason", "outcome"}
 
 
 def refusal(name: str, fields: object) -> BadMetadata:
@@ -254,6 +296,13 @@ def test_an_assignment_has_every_partition() -> None:
 def test_a_partition_has_a_number(number: str) -> None:
     fields = {"schema": 1, "partitions": {number: {}}}
     assert "is not the number of a partition" in refusal("replicas", fields).message
+
+
+@pytest.mark.parametrize("name", ["preferences", "moves"])
+@pytest.mark.parametrize("number", ["-1", "01", "x", "²"])
+def test_wishes_are_for_partitions(name: str, number: str) -> None:
+    fields = {"schema": 1, "partitions": {number: "s1" if name == "preferences" else ["a"]}}
+    assert "is not the number of a partition" in refusal(name, fields).message
 
 
 @pytest.mark.parametrize("text", ["a", "A.b-c_9", "0", "x" * 64])

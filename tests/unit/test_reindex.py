@@ -23,6 +23,7 @@ from waltzd.finding import Code
 from waltzd.indexing import Built, IndexTask, State, build_index
 from waltzd.layout import (
     CONTROL_NAME,
+    JOURNAL_NAME,
     NEW_SUFFIX,
     ControlHeader,
     ControlStruct,
@@ -31,7 +32,7 @@ from waltzd.layout import (
     segment_name,
 )
 from waltzd.record import encode_payloads
-from waltzd.reindex import JOURNAL_NAME, Rebuild, rebuild
+from waltzd.reindex import Rebuild, rebuild
 from waltzd.verify import Options, Target, verify
 
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn
 from uuid import UUID
 
@@ -12,6 +13,7 @@ import pytest
 
 from waltzd.config import ServerConfig
 from waltzd.errors import BadMetadata, NameInUse
+from waltzd.notify import Settings, Supervisor
 from waltzd.owner import OwnedPartition, OwnedReplica, ServerDescription
 from waltzd.server import command
 from waltzd.server_admin import description_message, description_of
@@ -118,6 +120,7 @@ class Part:
 def daemon_of(registration: Part, election: Part, host: Part) -> command._Daemon:
     daemon: Any = command._Daemon.__new__(command._Daemon)
     daemon._config = ServerConfig(name="one", coordinator="a:1")
+    daemon._tls = None
     daemon._server = type("Server", (), {"listen": "a:1", "admin_listen": "a:2", "name": "one"})()
     daemon.registration, daemon.election, daemon.host = registration, election, host
     result: command._Daemon = daemon
@@ -130,14 +133,14 @@ def test_a_mistake_in_any_part_ends_the_process(monkeypatch: pytest.MonkeyPatch)
     for broken in range(parts):
         made = [Part(failing(mistake)) if number == broken else Part() for number in range(parts)]
         with pytest.raises(Ended) as caught:
-            asyncio.run(daemon_of(*made).live())
+            asyncio.run(daemon_of(*made).live(Supervisor(Settings())))
         assert caught.value.__cause__ is mistake
 
 
 def test_a_name_that_was_lost_ends_it_with_that_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "end_at_once", end)
     with pytest.raises(NameInUse, match="taken"):
-        asyncio.run(daemon_of(Part(failing(NameInUse("taken"))), Part(), Part()).live())
+        asyncio.run(daemon_of(Part(failing(NameInUse("taken"))), Part(), Part()).live(Supervisor(Settings())))
 
 
 def test_a_mistake_weighs_more_than_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +170,26 @@ def test_a_signal_ends_it_in_order(capsys: pytest.CaptureFixture[str]) -> None:
 
     async def work() -> None:
         asyncio.get_running_loop().call_later(0.01, signal.raise_signal, signal.SIGTERM)
-        await daemon_of(Part(), Part(), Host()).live()
+        await daemon_of(Part(), Part(), Host()).live(Supervisor(Settings()))
 
     asyncio.run(asyncio.wait_for(work(), 30))
     assert told == ["drain 30", "close"]
     assert capsys.readouterr().out == "waltzd server is ready: listen=a:1 admin=a:2 name=one\n"
+
+
+def test_what_a_server_does_in_one_sentence() -> None:
+    (owned,) = DESCRIPTION.partitions
+
+    def told(*partitions: OwnedPartition, is_draining: bool = False, is_alone: bool = False) -> str:
+        return command.story(partitions, is_draining=is_draining, is_alone=is_alone)
+
+    assert told() == "owns 0 partitions, 0 of them open"
+    assert told(owned) == "owns 1 partitions, 1 of them open; storages that do not answer: s2"
+    voting = replace(owned, partition=9, step="VOTING", waiting="waits for s1", replicas=())
+    assert told(voting, replace(voting, partition=10)) == (
+        "owns 2 partitions, 0 of them open; partition 9 is VOTING: waits for s1"
+    )
+    assert told(replace(voting, waiting="")).endswith("partition 9 is VOTING: it is being opened")
+    assert told(is_draining=True, is_alone=True) == (
+        "draining: owns 0 partitions, 0 of them open; the coordinator does not answer, so nothing new is begun"
+    )

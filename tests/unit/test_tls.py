@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
 import shutil
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
@@ -195,3 +197,100 @@ def test_a_log_line_never_has_a_key_in_it(authority: Authority, caplog: pytest.L
         tls.current()
     assert secret not in caplog.text
     assert secret not in refusal(files)
+
+
+# -- read again on request ---------------------------------------------------------------------------------------------
+
+
+def test_files_are_read_again_on_request_also_when_they_look_the_same(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, new = authority.issue(KEY, Role.SERVER, "one"), authority.issue(KEY, Role.SERVER, "one", file="new")
+    tls = files.tls(Role.SERVER)
+    before = tls.current()
+    with caplog.at_level(logging.INFO):
+        assert tls.reload() is None
+    assert tls.current() is before, "channels that work are not given up for the same certificate"
+    assert "it is the one that is in use" in caplog.text
+    seen = [(path, os.stat(path)) for path in (files.certificate, files.key)]
+    for path, other in ((files.certificate, new.certificate), (files.key, new.key)):
+        path.write_bytes(other.read_bytes())
+    for path, status in seen:
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert tls.reload() is None
+    assert tls.current().certificate == new.certificate.read_bytes()
+
+
+@pytest.mark.parametrize("name", sorted(damages()))
+def test_what_is_wrong_is_said_at_every_request(authority: Authority, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    files = authority.issue(KEY, Role.SERVER, "one")
+    tls = files.tls(Role.SERVER)
+    before, answering, calling = tls.current(), tls.current().answering, tls.calling()
+    damages()[name](authority, files)
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert isinstance(tls.reload(), BadConfig)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert tls.current() is before
+    assert (tls.current().answering, tls.calling()) == (answering, calling)
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """Both ends, in memory."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    calling = client.wrap_bio(back, there, server_hostname=name)
+    answering = server.wrap_bio(there, back, server_side=True)
+    for _ in range(10):
+        for side in (calling, answering):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    answering.write(b"x")
+    assert calling.read(1) == b"x"
+    calling.write(b"y")
+    assert answering.read(1) == b"y"
+    return calling, answering
+
+
+def test_an_authority_that_is_taken_away_lets_nobody_in_any_more(authority: Authority, tmp_path: Path) -> None:
+    """Not by a listener that has been open all the time, and not by resuming an old session."""
+    other = Authority(tmp_path / "other")
+    files, caller = authority.issue(KEY, Role.STORAGE, "s1"), authority.issue(KEY, Role.SERVER, "one")
+    new, new_caller = other.issue(KEY, Role.STORAGE, "s1"), other.issue(KEY, Role.SERVER, "one")
+    tls = files.tls(Role.STORAGE)
+    listener, name = tls.answering(), dns_name(KEY, Role.STORAGE)
+    calling = caller.tls(Role.SERVER).calling()
+    ours, _ = handshake(listener, calling, name)
+    assert ours.session is None or not ours.session.has_ticket
+    swap(files, new)
+    replace(files.ca, new.ca)
+    with pytest.raises(ssl.SSLError):
+        handshake(listener, calling, name)
+    calling.check_hostname, calling.verify_mode = False, ssl.CERT_NONE  # one who does not care who answers
+    with pytest.raises(ssl.SSLError):
+        handshake(listener, calling, name)
+    _, theirs = handshake(listener, new_caller.tls(Role.SERVER).calling(), name)
+    found = theirs.getpeercert()
+    assert found is not None
+
+
+def test_whoever_asks_for_no_name_is_checked_all_the_same(authority: Authority, tmp_path: Path) -> None:
+    tls = authority.issue(KEY, Role.STORAGE, "s1").tls(Role.STORAGE)
+    stranger = Authority(tmp_path / "other").issue(KEY, Role.SERVER, "one")
+    listener = tls.answering()
+    for files, is_let_in in ((stranger, False), (authority.issue(KEY, Role.SERVER, "one"), True)):
+        calling = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        calling.check_hostname, calling.verify_mode = False, ssl.CERT_NONE
+        calling.load_cert_chain(files.certificate, files.key)
+        if is_let_in:
+            handshake(listener, calling, None)
+        else:
+            with pytest.raises(ssl.SSLError):
+                handshake(listener, calling, None)
+
+
+def test_version_1_2_could_resume_a_session_and_is_refused(authority: Authority) -> None:
+    tls = authority.issue(KEY, Role.STORAGE, "s1").tls(Role.STORAGE)
+    calling = authority.issue(KEY, Role.SERVER, "one").tls(Role.SERVER).calling()
+    calling.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(ssl.SSLError):
+        handshake(tls.answering(), calling, dns_name(KEY, Role.STORAGE))

@@ -21,7 +21,7 @@ from waltzctl.interruption import ending_in_order
 from waltzctl.main import exit_codes
 from waltzctl.render_bench import Live
 from waltzctl.render_bench import result as show
-from waltzd import storages as edge
+from waltzd import loop
 from waltzd.errors import EXIT_OK, EXIT_USAGE, BadArgument
 from waltzd.lock import Mode
 from waltzd.setting import parse_size
@@ -109,7 +109,7 @@ def _run(options: Options, work: Work, *, name: str, server_settings: Mapping[st
         return EXIT_USAGE
     with ending_in_order(), Live(name) as live, _site(options, live, server_settings or {}) as site:
         live.say("waiting for the partitions")
-        found = edge.run(_timed(site, live, work), fast=True)
+        found = loop.run(_timed(site, live, work), fast=True)
     show(found, options["output"])
     if picture is not None:
         chart.draw(found, picture)

@@ -25,7 +25,7 @@ from waltzd.disk import translate
 from waltzd.frame import FeedMode
 from waltzd.replica import Statistics
 from waltzd.servers import ServerClient
-from waltzd.storages import AdminClient
+from waltzd.storage_admin import AdminClient
 
 PREFIX = "waltz-bench-"
 ROUND_TRIPS = 50

@@ -3,39 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import grpc.aio
 
+from waltzd import logs
 from waltzd import wire_pb2 as wire
 from waltzd.errors import ForeignCluster, WaltzError
-from waltzd.link import Server, abort, key_of
+from waltzd.health_service import add_health, add_reflection
+from waltzd.lock_explanation import LockExplanation
+from waltzd.messages import events_message
 from waltzd.owner import ServerDescription
+from waltzd.readiness import Unready
+from waltzd.rpc import Server, abort, key_of
 from waltzd.server.registration import Registration
-from waltzd.server_admin import description_message
+from waltzd.server_admin import description_message, explanation_message
+from waltzd.vitals import vitals
 from waltzd.wire_pb2_grpc import ServerAdminServicer, add_ServerAdminServicer_to_server
 
+SERVICE = wire.DESCRIPTOR.services_by_name["ServerAdmin"].full_name
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Explain: TypeAlias = Callable[[int, int], LockExplanation]
+"""Of a partition that is owned here, and the 64 bits of a lock."""
 
 
 class ServerAdminService(ServerAdminServicer):
-    def __init__(self, describe: Callable[[], ServerDescription], registration: Registration) -> None:
+    def __init__(self, describe: Callable[[], ServerDescription], registration: Registration, explain: Explain) -> None:
         self._describe = describe
         self._registration = registration
+        self._explain = explain
 
     async def Describe(self, request: wire.DescribeServerRequest, context: Context) -> wire.ServerDescription:
-        return description_message(self._describe())
+        return description_message(replace(self._describe(), vitals=vitals()))
+
+    async def Events(self, request: wire.EventsRequest, context: Context) -> wire.EventsReply:
+        return events_message(logs.RECENT.after(request.after))
 
     async def Drain(self, request: wire.DrainRequest, context: Context) -> wire.DrainReply:
         try:
-            key, ours = key_of(request.cluster_key), self._describe().cluster_key
-            if key != ours:
-                raise ForeignCluster(f"this server belongs to the cluster {ours}; the caller says {key}", key=ours)
+            self._check_key(request.cluster_key)
             await self._registration.change(is_draining=request.draining)
         except WaltzError as error:
             await abort(context, error)
         return wire.DrainReply(partitions=[found.partition for found in self._describe().partitions])
 
+    async def ExplainLock(self, request: wire.ExplainLockRequest, context: Context) -> wire.LockExplanation:
+        try:
+            self._check_key(request.cluster_key)
+            return explanation_message(self._explain(request.partition, request.lock))
+        except WaltzError as error:
+            await abort(context, error)
 
-def add_admin_service(server: Server, describe: Callable[[], ServerDescription], registration: Registration) -> None:
-    add_ServerAdminServicer_to_server(ServerAdminService(describe, registration), server)
+    def _check_key(self, raw: bytes) -> None:
+        key, ours = key_of(raw), self._describe().cluster_key
+        if key != ours:
+            raise ForeignCluster(f"this server belongs to the cluster {ours}; the caller says {key}", key=ours)
+
+
+def add_admin_service(
+    server: Server,
+    describe: Callable[[], ServerDescription],
+    registration: Registration,
+    explain: Explain,
+    unready: Unready,
+) -> None:
+    add_ServerAdminServicer_to_server(ServerAdminService(describe, registration, explain), server)
+    add_health(server, {SERVICE: False}, unready)
+    add_reflection(server, [SERVICE])

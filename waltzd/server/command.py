@@ -12,23 +12,26 @@ import faulthandler
 import logging
 import os
 import signal
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, closing
 from importlib.metadata import version
 from typing import NoReturn
 from uuid import uuid4
 
 import uvloop
 
-from waltzd import logs
+from waltzd import logs, readiness
 from waltzd.allocator import share_arena
 from waltzd.cluster import Cluster
 from waltzd.config import ServerConfig
 from waltzd.errors import EXIT_BUG, BadConfig, WaltzError
 from waltzd.frame import Limits
 from waltzd.listener import Listener
+from waltzd.lock_explanation import LockExplanation
 from waltzd.meta import ClusterMeta, ServerMeta, StorageMeta
+from waltzd.notify import Supervisor
 from waltzd.open_files import allow_open_files
-from waltzd.owner import ServerDescription
+from waltzd.owner import OwnedPartition, ServerDescription
 from waltzd.port import ReplicaPort
 from waltzd.role import Role
 from waltzd.server.admin_service import add_admin_service
@@ -41,8 +44,10 @@ from waltzd.server.registration import Registration
 from waltzd.server.service import add_log_service
 from waltzd.server.store import OpenSession, Store
 from waltzd.server.store_session import TICK_SECONDS, StoreSettings
+from waltzd.server.tally import Tallies
 from waltzd.server.ticker import Ticker
 from waltzd.server_admin import ServerAdminClient
+from waltzd.setting import Address
 from waltzd.storages import ReplicaClient
 from waltzd.tls import Tls, tls_for
 from waltzd.zookeeper import ZooKeeperCoordinator
@@ -74,6 +79,8 @@ def end_at_once(error: BaseException) -> NoReturn:
 
 async def _serve(config: ServerConfig) -> None:
     async with AsyncExitStack() as ends:
+        supervisor = ends.enter_context(closing(Supervisor.of_this_process()))
+        supervisor.status(f"waiting for the coordinator at {config.hosts}")
         coordinator = ZooKeeperCoordinator(config.hosts, config.cluster, session_seconds=config.session_seconds)
         await coordinator.start()
         ends.push_async_callback(coordinator.close)
@@ -86,16 +93,39 @@ async def _serve(config: ServerConfig) -> None:
         ends.push_async_callback(_stop, clients, operators)
         daemon = _Daemon(config, cluster, meta, tls, clients.address.port, operators.address.port)
         ends.push_async_callback(daemon.close)
-        await clients.start(lambda server: add_log_service(server, Desk(daemon.host)), on_fatal=end_at_once)
+        await clients.start(lambda server: add_log_service(server, Desk(daemon.host), daemon.unready), on_fatal=end_at_once)
         await operators.start(
-            lambda server: add_admin_service(server, daemon.describe, daemon.registration), on_fatal=end_at_once
+            lambda server: add_admin_service(server, daemon.describe, daemon.registration, daemon.explain, daemon.unready),
+            on_fatal=end_at_once,
         )
-        await daemon.live()
+        if config.http_listen is not None:
+            await _watch(config.http_listen, daemon, ends)
+        await daemon.live(supervisor)
     log.info("stopped")
 
 
 async def _stop(*listeners: Listener) -> None:
     await asyncio.gather(*(listener.stop(STOP_SECONDS) for listener in listeners))
+
+
+async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack) -> None:
+    """The port for those who watch. What it needs is loaded only where there is one."""
+    from waltzd import metrics
+    from waltzd.watch_port import watch_port
+
+    async def collect() -> metrics.Families:
+        found = daemon.describe()
+        return metrics.of_server(
+            found,
+            cluster_partitions=daemon.host.meta.partitions,
+            unready=daemon.why_unready(found),
+            commit=daemon.tallies.commit(),
+        )
+
+    port = watch_port(address, daemon.unready, collect)
+    await port.start(on_fatal=end_at_once)
+    ends.push_async_callback(port.stop)
+    log.info("metrics and health: http://%s/", port.address)
 
 
 def _check_preferred(config: ServerConfig, meta: ClusterMeta) -> None:
@@ -124,6 +154,7 @@ class _Daemon:
             preferred=config.preferred_partitions,
         )
         self._capacity = Capacity(config.mounts_max)
+        self.tallies = Tallies()
         self._storages: dict[str, ReplicaClient] = {}
         self._ticker = Ticker(TICK_SECONDS)
         self._store_settings = StoreSettings(
@@ -147,11 +178,13 @@ class _Daemon:
         self.election = Election(cluster, config.name, meta.partitions)
         self.host: Host[Pipeline] = Host(cluster, meta, self.registration, make_store=self._make_store)
 
-    async def live(self) -> None:
+    async def live(self, supervisor: Supervisor) -> None:
         """Until told to stop, or not to go on."""
         stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, supervisor.reload, self._tls)
         await self.host.read()
         await self.registration.announce()
         try:
@@ -166,7 +199,10 @@ class _Daemon:
                     f"name={self._server.name}",
                     flush=True,
                 )
+                supervisor.ready()
+                supervisor.follow(self._story)
                 await stop.wait()
+                supervisor.stopping("giving the partitions to other servers")
                 await self._drain()
                 for task in following:
                     task.cancel()
@@ -182,6 +218,13 @@ class _Daemon:
             log.warning("%s the partitions cannot be given away: %s", error.code, error.message)
         await self.host.close()
 
+    def _story(self) -> str:
+        """What this server does, in a sentence for the service manager."""
+        return story(self.host.describe(), is_draining=self.registration.server.is_draining, is_alone=self.host.is_degraded)
+
+    def explain(self, partition: int, lock: int) -> LockExplanation:
+        return self.host.pipeline(partition, None).explain(lock)
+
     def describe(self) -> ServerDescription:
         return ServerDescription(
             name=self._server.name,
@@ -195,9 +238,20 @@ class _Daemon:
             partitions=self.host.describe(),
         )
 
+    def why_unready(self, found: ServerDescription) -> list[str]:
+        return readiness.of_server(found, is_announced=self.registration.is_announced)
+
+    async def unready(self) -> list[str]:
+        return self.why_unready(self.describe())
+
     # -- what the parts are given --------------------------------------------------------------------------------------
 
     def _make_store(self, partition: int, generation: int, *, previous_owner_alive: bool) -> Store[Pipeline]:
+        tally = self.tallies.begin(partition)
+
+        def make_pipeline(session: OpenSession) -> Pipeline:
+            return Pipeline(session, self._pipeline_settings, self._capacity, on_fatal=end_at_once, tally=tally)
+
         return Store(
             partition,
             generation,
@@ -205,13 +259,11 @@ class _Daemon:
             connect=self._connect,
             settings=self._store_settings,
             ticker=self._ticker,
-            make_pipeline=self._make_pipeline,
+            make_pipeline=make_pipeline,
             say=log.info,
             previous_owner_alive=previous_owner_alive,
+            statistics=tally.statistics,
         )
-
-    def _make_pipeline(self, session: OpenSession) -> Pipeline:
-        return Pipeline(session, self._pipeline_settings, self._capacity, on_fatal=end_at_once)
 
     def _connect(self, storage: StorageMeta) -> ReplicaPort:
         """All partitions share one connection to a storage."""
@@ -233,6 +285,19 @@ class _Daemon:
             except WaltzError as error:
                 log.info("server %s does not answer at %s: %s", server.name, server.admin_listen, error.message)
                 return False
+
+
+def story(partitions: Sequence[OwnedPartition], *, is_draining: bool, is_alone: bool) -> str:
+    closed = [owned for owned in partitions if owned.step != "OPEN"]
+    text = f"owns {len(partitions)} partitions, {len(partitions) - len(closed)} of them open"
+    if closed:
+        text += f"; partition {closed[0].partition} is {closed[0].step}: {closed[0].waiting or 'it is being opened'}"
+    silent = sorted({replica.storage for owned in partitions for replica in owned.replicas if replica.state == "DOWN"})
+    if silent:
+        text += f"; storages that do not answer: {', '.join(silent)}"
+    if is_alone:
+        text += "; the coordinator does not answer, so nothing new is begun"
+    return f"draining: {text}" if is_draining else text
 
 
 def _end(group: BaseExceptionGroup[BaseException]) -> NoReturn:

@@ -1,8 +1,9 @@
 """Which server decides who owns what, and how it does so.
 
 One server is the leader: the one whose ephemeral document stands at the place for it. The leader looks at the servers that
-are up and at the assignment, plans, and saves by compare-and-set. That alone makes it safe: two that both believe they are
-the leader cannot undo each other's work without having read it. Nothing happens here without a change that somebody made.
+are up, at what operators prefer and at the assignment, plans, and saves by compare-and-set. That alone makes it safe: two
+that both believe they are the leader cannot undo each other's work without having read it. Nothing happens here without a
+change that somebody made.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from waltzd.cluster import ASSIGNMENT, LEADER, SERVERS, Cluster
+from waltzd.assignment import NO_PREFERENCES, moved, plan
+from waltzd.cluster import ASSIGNMENT, LEADER, PREFERRED, SERVERS, Cluster
 from waltzd.errors import BadMetadata
-from waltzd.meta import Assignment, ServerMeta
-from waltzd.server.assignment import moved, plan
+from waltzd.meta import Assignment, Preferences, ServerMeta
 from waltzd.server.watch import Watch
 
 log = logging.getLogger("waltz.server")
@@ -29,9 +30,11 @@ class Election:
         """The coordinator session in which this server is the leader."""
         self._known: Mapping[str, ServerMeta] | None = None
         """The servers that the last plan was made for."""
+        self._preferences = NO_PREFERENCES
+        """Of operators, as they were read last."""
         self.watch = Watch(
             "assignment",
-            wait=lambda seen: cluster.wait_for_change([LEADER, SERVERS, ASSIGNMENT], seen),
+            wait=lambda seen: cluster.wait_for_change([LEADER, SERVERS, ASSIGNMENT, PREFERRED], seen),
             act=self.take_part,
         )
 
@@ -63,17 +66,29 @@ class Election:
 
     async def _assign(self) -> None:
         servers = await self._cluster.servers()
+        preferences = await self._read_preferences()
         current, version = await self._cluster.assignment()
         check_length(current, self._partitions)
-        wanted = plan(current, servers, self._partitions)
+        wanted = plan(current, servers, self._partitions, preferences)
         why = _difference(self._known, servers)
+        if self._known is not None and preferences != self._preferences:
+            why = ", ".join(filter(None, (why, "operators prefer other owners")))
         if wanted != current:
             await self._cluster.save_assignment(wanted, version)
             what = "; ".join(moved(current, wanted))
             log.info("%s: moved partitions %s", why or "the assignment was changed by somebody else", what)
         elif why:
             log.info("%s: every partition stays where it is", why)
-        self._known = servers
+        self._known, self._preferences = servers, preferences
+
+    async def _read_preferences(self) -> Preferences:
+        """Wishes that cannot be understood are no reason to leave the partitions of a server that went to nobody."""
+        try:
+            preferences, _ = await self._cluster.preferences()
+        except BadMetadata as error:
+            log.warning("%s %s; what operators preferred before goes on to count", error.code, error.message)
+            return self._preferences
+        return preferences
 
 
 def check_length(assignment: Assignment, partitions: int) -> None:

@@ -12,12 +12,12 @@ import asyncio
 import logging
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
+from waltzd.assignment import spell_numbers
 from waltzd.cluster import Cluster
 from waltzd.errors import CannotConnect, NoSuchPartition, NotOwner, NotReady, WaltzError
 from waltzd.frame import Place, Topology
 from waltzd.meta import Assignment, ClusterMeta, ServerMeta
 from waltzd.owner import OwnedPartition
-from waltzd.server.assignment import spell_numbers
 from waltzd.server.bell import Bell
 from waltzd.server.election import check_length
 from waltzd.server.registration import Registration

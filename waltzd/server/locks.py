@@ -83,6 +83,11 @@ class LockTable:
             next_id += 1
         return _decision(refused) if refused else _NOTHING_REFUSED
 
+    def explain(self, lock: int, committed: int) -> tuple[int, Reason]:
+        """The mark with which a client's is compared, and why one that has seen less would be refused."""
+        mark = self._marked.get(lock, self.floor)
+        return mark, self._reason(lock, mark, committed)
+
     def _reason(self, lock: int, conflict_id: int, committed: int) -> Reason:
         if lock in self._marked:
             return Reason.IN_FLIGHT if conflict_id > committed else Reason.REAL

@@ -25,8 +25,10 @@ from waltzd.frame import (
     ClientFrame,
     Committals,
     Credit,
+    Feed,
     Flush,
     Flushed,
+    HeadFeed,
     Mounted,
     MountRequest,
     Refusals,
@@ -178,6 +180,7 @@ class Mount:
             feed = self._cursor.take(self._pipeline.committed)
             if feed is not None:
                 frames.append(feed)
+                self._pipeline.tally.fed(*_extent(feed))
             if self._cursor.needs_cold(self._pipeline.committed):
                 self._cold_wanted.set()
         if self._flushed:
@@ -277,6 +280,13 @@ def _check(request: MountRequest) -> None:
     ):
         if value < least or (most is not None and value > most):
             raise BadFrame(f"a mount request says {value} as its {name}")
+
+
+def _extent(feed: Feed | HeadFeed) -> tuple[int, int]:
+    """How many transactions, and how many bytes of them."""
+    if isinstance(feed, Feed):
+        return len(feed.run), len(feed.run.data)
+    return len(feed.heads), feed.heads.nbytes
 
 
 def _joined_committals(found: list[tuple[I64, int]]) -> Committals:

@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy as np
 from waltzd.checksum import I64
 from waltzd.errors import BadArgument, BeyondLog, ClientAhead, Displaced, WaltzError
 from waltzd.frame import AppendBatch, Limits, Refusals
+from waltzd.lock_explanation import LockExplanation
 from waltzd.outcome import Reason
 from waltzd.record import Run
 from waltzd.server.budget import Budget
@@ -30,6 +31,7 @@ from waltzd.server.feed import ColdReader, records
 from waltzd.server.locks import LockTable
 from waltzd.server.step import Portion, build
 from waltzd.server.store import OpenSession
+from waltzd.server.tally import Tally
 
 STEP_ROWS_MAX = 4096
 STEP_BYTES_MAX = 1 << 20
@@ -82,6 +84,7 @@ class _Batch:
     member: Member
     batch: AppendBatch
     cost: int
+    arrived: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +102,9 @@ class _Flight:
     sequences: I64
     first_id: int
     cost: int
+    bytes: int
+    """Of their records; counted with the last of them."""
+    arrived: float
 
     @property
     def last_id(self) -> int:
@@ -117,7 +123,9 @@ class PipelineDescription:
     locks: int
     lock_floor: int
     appended: int
+    """In this session."""
     refused: dict[Reason, int]
+    """Since this process owns the partition."""
 
 
 class Pipeline:
@@ -128,8 +136,11 @@ class Pipeline:
         capacity: Capacity,
         *,
         on_fatal: Callable[[BaseException], None],
+        tally: Tally | None = None,
     ) -> None:
-        """`on_fatal` gets a mistake of ours: a pipeline that stands still must not look like one that works."""
+        """`on_fatal` gets a mistake of ours: a pipeline that stands still must not look like one that works. `tally` is
+        that of the sessions before, where there is one."""
+        self.tally = tally or Tally()
         self.session = session
         self.settings = settings
         self.capacity = capacity
@@ -143,7 +154,7 @@ class Pipeline:
         self._inflight_bytes = 0
         self._members: dict[int, Member] = {}
         self._appended = 0
-        self._refused = dict.fromkeys(Reason, 0)
+        self._time = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
         self._on_fatal = on_fatal
         session.on_commit(self._on_commit)
@@ -213,7 +224,7 @@ class Pipeline:
 
     async def append(self, member: Member, batch: AppendBatch, cost: int) -> None:
         """Queue a batch whose columns and payloads were checked; waits while too much is queued."""
-        await self._enqueue(_Batch(member, batch, cost))
+        await self._enqueue(_Batch(member, batch, cost, self._time()))
 
     async def flush(self, member: Member, number: int, cost: int) -> None:
         await self._enqueue(_Flush(member, number, cost))
@@ -263,7 +274,9 @@ class Pipeline:
                 continue
             portion = self._decide(item, next_id)
             if portion.accepted:
-                self._flights.append(_Flight(item.member, portion.sequences, next_id, item.cost))
+                self._flights.append(
+                    _Flight(item.member, portion.sequences, next_id, item.cost, portion.bytes, item.arrived)
+                )
                 self._inflight_bytes += item.cost
                 next_id += portion.accepted
                 portions.append(portion)
@@ -276,11 +289,12 @@ class Pipeline:
 
     def _decide(self, item: _Batch, next_id: int) -> Portion:
         batch = item.batch
+        self.tally.attempts += len(batch)
         decision = self._locks.decide(batch, next_id, self.committed)
         if len(decision):
             for reason, count in enumerate(np.bincount(decision.reasons).tolist()):
                 if count:
-                    self._refused[Reason(reason)] += count
+                    self.tally.refused[Reason(reason)] += count
             refusals = Refusals(
                 decision.rows + batch.first_sequence, decision.reasons, decision.conflict_ids, decision.locks
             )
@@ -301,6 +315,9 @@ class Pipeline:
     def _answer(self, mark: int) -> None:
         """Outcomes up to `mark`, in the order of the log, to the mounts that wait for them."""
         flights = self._flights
+        if not flights:
+            return
+        now = self._time()
         while flights:
             item = flights[0]
             if isinstance(item, _Flush):
@@ -308,11 +325,13 @@ class Pipeline:
             elif item.last_id <= mark:
                 item.member.committed(item.sequences, item.first_id, item.cost)
                 self._inflight_bytes -= item.cost
+                self.tally.committed(len(item.sequences), item.bytes, now - item.arrived)
             else:
                 if item.first_id <= mark:
                     count = mark - item.first_id + 1
                     item.member.committed(item.sequences[:count], item.first_id, 0)
-                    flights[0] = _Flight(item.member, item.sequences[count:], mark + 1, item.cost)
+                    self.tally.committed(count, 0, now - item.arrived)
+                    flights[0] = replace(item, sequences=item.sequences[count:], first_id=mark + 1)
                 return
             flights.popleft()
 
@@ -346,6 +365,24 @@ class Pipeline:
 
     # -- what others see
 
+    def explain(self, lock: int) -> LockExplanation:
+        """What is known of a lock at this moment."""
+        if self.ended is not None:
+            raise self.ended
+        mark, reason = self._locks.explain(lock, self.committed)
+        return LockExplanation(
+            lock=lock,
+            mark=mark,
+            reason=reason,
+            committed=self.committed,
+            last_id=self.last_id,
+            session=self.session.session,
+            low_mark=self.session.low_mark,
+            floor=self._locks.floor,
+            locks=len(self._locks),
+            locks_max=self.settings.lock_table_size,
+        )
+
     def describe(self) -> PipelineDescription:
         is_full = self._inflight_bytes >= self.settings.inflight_bytes_max
         return PipelineDescription(
@@ -358,5 +395,5 @@ class Pipeline:
             locks=len(self._locks),
             lock_floor=self._locks.floor,
             appended=self._appended,
-            refused=dict(self._refused),
+            refused=dict(self.tally.refused),
         )

@@ -29,6 +29,8 @@ class Registration:
         self._server = server
         self._is_alive = is_alive
         self._one_at_a_time = asyncio.Lock()
+        self.is_announced = False
+        """It was in the list when this was looked at last; while the coordinator is silent that may have changed."""
         path = f"{SERVERS}/{server.name}"
         self.watch = Watch("registration", wait=lambda seen: cluster.wait_for_change([path], seen), act=self.announce)
         """Announces again whenever the document is no longer what it should be."""
@@ -41,7 +43,9 @@ class Registration:
     async def announce(self) -> None:
         """Be in the list. `NameInUse` when another process with this name is alive."""
         async with self._one_at_a_time:
+            self.is_announced = False
             await self._announce(self._server)
+            self.is_announced = True
 
     async def change(self, *, is_draining: bool | None = None, preferred: tuple[int, ...] | None = None) -> None:
         """Announce something else from now on. On an error it stays as it was, as far as we are concerned: should the
@@ -54,10 +58,12 @@ class Registration:
                 wanted = replace(wanted, preferred=preferred)
             await self._announce(wanted)
             self._server = wanted
+            self.is_announced = True
 
     async def withdraw(self) -> None:
         """Leave the list, if we are in it."""
         async with self._one_at_a_time:
+            self.is_announced = False
             await self._cluster.unregister_server(self._server.name)
 
     async def _announce(self, wanted: ServerMeta) -> None:

@@ -11,11 +11,14 @@ import grpc.aio
 from waltzd import wire_pb2 as wire
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.frame import ClientFrame, ServerFrame
-from waltzd.link import Server, abort, key_of
+from waltzd.health_service import add_health
 from waltzd.log_messages import client_frames, heads_message, run_message, server_message, topology_message
+from waltzd.readiness import Unready
+from waltzd.rpc import Server, abort, key_of
 from waltzd.server.desk import Desk
 from waltzd.wire_pb2_grpc import LogServicer, add_LogServicer_to_server
 
+LOG = wire.DESCRIPTOR.services_by_name["Log"].full_name
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -95,5 +98,8 @@ async def _abort(context: Context, error: WaltzError) -> None:
         await abort(context, error)
 
 
-def add_log_service(server: Server, desk: Desk) -> None:
+def add_log_service(server: Server, desk: Desk, unready: Unready | None = None) -> None:
+    """With `unready`, gRPC's health service as well."""
     add_LogServicer_to_server(LogService(desk), server)
+    if unready is not None:
+        add_health(server, {LOG: True}, unready)

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from waltzd.checksum import I64, Buffer, crc32, shift
+from waltzd.buffer import Buffer
+from waltzd.checksum import I64, crc32, shift
 from waltzd.errors import BadFrame
 from waltzd.frame import AppendBatch
-from waltzd.record import Run, encode_run
+from waltzd.record import OVERHEAD_BYTES, Run, encode_run
 
 FEW_ROWS = 128
 """Below this, a checksum for each payload is cheaper than the arithmetic for all of them."""
@@ -77,6 +78,13 @@ class Portion:
     @property
     def accepted(self) -> int:
         return len(self.batch) - len(self.refused)
+
+    @property
+    def bytes(self) -> int:
+        """Of the records that the accepted rows become."""
+        if len(self.refused) == 0:
+            return len(self.batch.payloads) + OVERHEAD_BYTES * len(self.batch)
+        return int(self.column(self.batch.lengths).sum()) + OVERHEAD_BYTES * self.accepted
 
     @cached_property
     def sequences(self) -> I64:

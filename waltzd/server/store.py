@@ -24,7 +24,7 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.meta import PartitionMeta, StorageMeta
-from waltzd.owner import OwnedPartition, OwnedReplica
+from waltzd.owner import OwnedPartition, OwnedReplica, PartitionStatistics
 from waltzd.port import ReplicaPort
 from waltzd.record import Run
 from waltzd.server.bell import Bell
@@ -87,7 +87,9 @@ class Store(Generic[P]):
         make_pipeline: Callable[[OpenSession], P],
         say: Callable[[str], None],
         previous_owner_alive: bool = False,
+        statistics: Callable[[], PartitionStatistics] = PartitionStatistics,
     ) -> None:
+        """`statistics` tells what the pipelines, one after the other, have counted."""
         self.partition = partition
         self.generation = generation
         self._cluster = cluster
@@ -96,6 +98,7 @@ class Store(Generic[P]):
         self._ticker = ticker
         self._make_pipeline = make_pipeline
         self._say = say
+        self._statistics = statistics
         self._previous_owner_alive = previous_owner_alive
         self._session: StoreSession | None = None
         self._pipeline: P | None = None
@@ -312,6 +315,7 @@ class Store(Generic[P]):
                 mounts=0,
                 tail_bytes=0,
                 replicas=(),
+                statistics=self._statistics(),
             )
         tail = session.open_tail
         return OwnedPartition(
@@ -326,6 +330,7 @@ class Store(Generic[P]):
             mounts=self._pipeline.mounts if self._pipeline is not None else 0,
             tail_bytes=tail.bytes if tail is not None else 0,
             replicas=tuple(self._replica(session, name) for name in session.core.names),
+            statistics=self._statistics(),
         )
 
     @staticmethod

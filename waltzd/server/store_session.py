@@ -169,6 +169,7 @@ class StoreSession:
             return False
         if self.live is not None:
             self.live.lose(name)
+            self.watch()  # it may be level again before the session is old enough to give way to another one
         self._lost[name] = None
         self.decided.ring()
         return True

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import functools
 import logging
 import os
 import signal
+from contextlib import closing
 from typing import NoReturn
 
 import uvloop
@@ -20,6 +22,8 @@ from waltzd.allocator import share_arena
 from waltzd.config import StorageConfig
 from waltzd.disk import RealDisk
 from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, FlushFailed, WaltzError
+from waltzd.http_port import HttpPort
+from waltzd.notify import Supervisor, Underway
 from waltzd.open_files import allow_open_files
 from waltzd.role import Role
 from waltzd.storage.directory import Directory
@@ -40,6 +44,8 @@ def run(config: StorageConfig) -> None:
     faulthandler.enable()
     allow_open_files()
     share_arena()
+    supervisor = Supervisor.of_this_process()
+    supervisor.status(f"opening {config.directory}")
     disk = RealDisk()
     if not disk.exists(config.directory):
         disk.make_directory(config.directory)
@@ -62,12 +68,13 @@ def run(config: StorageConfig) -> None:
         end_at_once(error)
     tls = tls_for(config, Role.STORAGE, directory.control.header.key)
     with (
+        closing(supervisor),
         Threads(config.flush_threads, "flush") as writers,
         Threads(READING_THREADS, "read") as readers,
     ):
         # The loop stays open until the process ends: a thread of gRPC may still have something to tell it.
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        runner.run(_serve(config, disk, directory, tls, writers, readers))
+        runner.run(_serve(config, disk, directory, tls, supervisor, writers, readers))
 
 
 def end_at_once(error: BaseException) -> NoReturn:
@@ -88,16 +95,21 @@ async def _serve(
     disk: RealDisk,
     directory: Directory,
     tls: Tls | None,
+    supervisor: Supervisor,
     writers: Threads,
     readers: Threads,
 ) -> None:
-    keeper = Keeper(disk, directory, config, run_writing=writers.run, run_reading=readers.run, on_fatal=end_at_once)
+    underway = Underway()
+    run_writing = functools.partial(writers.run, underway.call)
+    keeper = Keeper(disk, directory, config, run_writing=run_writing, run_reading=readers.run, on_fatal=end_at_once)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number_of_signal in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number_of_signal, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, supervisor.reload, tls)
     keeper.start()
     ports = await start_services(keeper, tls, on_fatal=end_at_once)
+    http = await _watch(config, keeper)
     for found in (await keeper.describe()).assigned:
         is_sound = found.status is not None and found.status.is_sound
         code = found.refused.code if found.refused else None
@@ -107,15 +119,43 @@ async def _serve(
         f"admin={ports.admin.address} directory={config.directory}",
         flush=True,
     )
+    supervisor.ready()
+    supervisor.follow(lambda: _story(keeper), lambda: underway.ailment(supervisor.patience_seconds))
     while not stop.is_set():
         await _keep_reserve(keeper)
         try:
             await asyncio.wait_for(stop.wait(), RESERVE_SECONDS)
         except TimeoutError:
             continue
+    supervisor.stopping("finishing what is under way")
     log.info("stopping: finishing what is under way, for at most %d seconds", config.drain_seconds)
     await _drain(config, keeper, ports)
+    if http is not None:
+        await http.stop()
     log.info("stopped: everything that was acknowledged is on the disk, and marked so")
+
+
+async def _watch(config: StorageConfig, keeper: Keeper) -> HttpPort | None:
+    """The port for those who watch, if there is to be one; what it needs is loaded only then."""
+    if config.http_listen is None:
+        return None
+    from waltzd import metrics
+    from waltzd.watch_port import watch_port
+
+    async def collect() -> metrics.Families:
+        found, unready = await keeper.describe(), await keeper.unready()
+        return metrics.of_storage(found, unready=unready, free_bytes_min=config.free_bytes_min)
+
+    port = watch_port(config.http_listen, keeper.unready, collect)
+    await port.start(on_fatal=end_at_once)
+    log.info("metrics and health: http://%s/", port.address)
+    return port
+
+
+def _story(keeper: Keeper) -> str:
+    """What this storage does, in a sentence for the service manager."""
+    text = f"keeps {len(keeper.directory.partitions())} partitions in {keeper.directory.path}"
+    return f"finishing what is under way; {text}" if keeper.is_draining else text
 
 
 async def _keep_reserve(keeper: Keeper) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from waltzd.disk import Disk, Entry, join
+from waltzd.control import ControlFile, check_blank, check_identity, write_identity
+from waltzd.disk import Disk, join
 from waltzd.errors import (
     BadConfig,
     ControlDamaged,
@@ -23,17 +24,15 @@ from waltzd.layout import (
     CONTROL_NAME,
     FLAG_ASSIGNED,
     FLAG_AVAILABLE,
-    IDENTITY_NAME,
     NEW_SUFFIX,
     RESERVE_NAME,
     SEGMENT_SUFFIX,
     ControlStruct,
+    aside_name,
 )
-from waltzd.storage.control import ControlFile, check_identity, write_identity
 from waltzd.storage.opening import adopt_partition, create_partition_files, open_partition
 from waltzd.storage.partition import Partition, PartitionSettings
 
-ASIDE = ".set-aside-"
 _ZEROS = bytes(1 << 16)
 
 
@@ -70,7 +69,7 @@ class Directory:
     ) -> Directory:
         """Hold the directory and open every assigned partition. An empty directory becomes one of this cluster."""
         if not disk.exists(join(path, CONTROL_NAME)):
-            _check_blank(path, disk.list(path))
+            check_blank(path, disk.list(path))
             if key is None or partitions is None:
                 raise BadConfig(
                     f"{path} is empty, so cluster_key and partitions must say which cluster it is for",
@@ -212,9 +211,7 @@ class Directory:
         path = self._path_of(number)
         if not self._disk.exists(path):
             return None
-        taken = {entry.name for entry in self._disk.list(self.path)}
-        turn = next(turn for turn in range(1, len(taken) + 2) if f"{number}{ASIDE}{turn}" not in taken)
-        aside = join(self.path, f"{number}{ASIDE}{turn}")
+        aside = join(self.path, aside_name(number, set(self._disk.names(self.path))))
         self._disk.rename(path, aside)
         self._disk.flush_directory(self.path)
         self._settings.say(f"the files of partition {number} were set aside in {aside}")
@@ -262,12 +259,3 @@ class Directory:
         for partition in self.partitions():
             partition.close()
         self.control.close()
-
-
-def _check_blank(path: str, entries: list[Entry]) -> None:
-    """No control file: fine in an empty directory, never beside anything that could be data."""
-    for entry in entries:
-        name = entry.name
-        stem = name.split(".")[0]
-        if name == IDENTITY_NAME or name.endswith(SEGMENT_SUFFIX) or (entry.is_directory and stem.isdigit()):
-            raise ControlDamaged(f"{join(path, CONTROL_NAME)} is missing, but {path} holds {name}")

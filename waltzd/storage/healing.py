@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from waltzd.control import ControlFile
 from waltzd.disk import Disk
 from waltzd.errors import NotNextId, UnfitSegment
 from waltzd.layout import first_id_of
-from waltzd.storage.control import ControlFile
+from waltzd.promise import PromiseFile, floor_of
 from waltzd.storage.installation import Installation
-from waltzd.storage.promise import PromiseFile, floor_of
 from waltzd.storage.quarantine import Quarantine
 from waltzd.storage.repair import missing_finding, short_finding
 from waltzd.storage.room import Room

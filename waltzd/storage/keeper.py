@@ -11,12 +11,12 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from time import monotonic_ns
 from uuid import UUID
 
 from waltzd.checksum import crc32
 from waltzd.config import StorageConfig
+from waltzd.digest import Digest
 from waltzd.disk import Disk
 from waltzd.errors import (
     BadArgument,
@@ -33,9 +33,12 @@ from waltzd.layout import first_id_of
 from waltzd.ledger import Marks
 from waltzd.link import Link
 from waltzd.record import Run
-from waltzd.replica import PartitionDescription, ReplicaStatus, Statistics, StorageDescription
+from waltzd.replica import ReplicaStatus, Statistics, StorageDescription
+from waltzd.storage import description
 from waltzd.storage.arrival import Arrivals
-from waltzd.storage.directory import Directory, PartitionLine
+from waltzd.storage.changes import Changes
+from waltzd.storage.directory import Directory
+from waltzd.storage.hashing import hashed
 from waltzd.storage.lane import Lane, RunBlocking, Waiting
 from waltzd.storage.partition import Partition
 from waltzd.storage.segment import Suspect
@@ -81,7 +84,7 @@ class Keeper:
         self._streams: dict[Stream, None] = {}
         self._waiting = Waiting(config.queue_bytes_max)
         self._readers = 0
-        self._admin = asyncio.Lock()
+        self._changes = Changes()
         self._arrivals = Arrivals(run_writing=run_writing, on_fatal=on_fatal, check_open=self._check_open)
         self._proving = asyncio.Semaphore(max(1, config.flush_threads // 2))
         self._started_ns = monotonic_ns()
@@ -111,7 +114,7 @@ class Keeper:
 
     async def close(self) -> None:
         """Finish what is queued and leave clean marks. A partition that is just being made or removed is finished first."""
-        async with self._admin:
+        async with self._changes.turn:
             for lane in self._lanes.values():
                 await lane.close()
             await self._run_writing(self._directory.close)
@@ -260,6 +263,17 @@ class Keeper:
             found = await self._run_reading(read)
         return found
 
+    async def digest(self, number: int, first_id: int, last_id: int) -> Digest:
+        """A hash of records that are known to be committed, from `first_id` as far as one answer goes."""
+        lane = self._lane(number)
+        with self._reader():
+            return await hashed(
+                lambda at: self._read_one(lane, at, last_id, self._config.read_chunk_bytes, None),
+                self._run_reading,
+                first_id,
+                last_id,
+            )
+
     def segments(self, number: int, session: int | None) -> list[tuple[int, int, int]]:
         partition = self._lane(number).partition
         if session is not None:
@@ -317,8 +331,7 @@ class Keeper:
         await self._make(self._directory.ensure_partition, number)
 
     async def _make(self, make: Callable[[int], Partition | None], number: int) -> None:
-        async with self._admin:
-            self._check_open()
+        async def change() -> None:
             try:
                 partition: Partition | None = await self._run_writing(make, number)
             except FlushFailed as error:
@@ -327,9 +340,10 @@ class Keeper:
             if partition is not None:
                 self._start_lane(partition)
 
+        await self._changes.whole(self._check_open, change)
+
     async def remove_partition(self, number: int, *, delete_files: bool) -> str | None:
-        async with self._admin:
-            self._check_open()
+        async def change() -> str | None:
             lane = self._lanes.pop(number, None)
             if lane is not None:
                 await lane.close()
@@ -343,8 +357,10 @@ class Keeper:
                 raise
             return aside
 
+        return await self._changes.whole(self._check_open, change)
+
     async def set_available(self, number: int, available: bool) -> None:
-        async with self._admin:
+        async with self._changes.turn:
             if number in self._lanes:
                 await self._lanes[number].call(lambda: self._directory.set_available(number, available))
             else:  # its data is refused, its flags can be set
@@ -390,38 +406,27 @@ class Keeper:
     async def keep_reserve(self) -> None:
         await self._run_writing(self._directory.keep_reserve)
 
-    async def describe(self) -> StorageDescription:
-        """On a thread: it looks at every file."""
-        found: StorageDescription = await self._run_reading(self._describe_all)
+    async def unready(self) -> list[str]:
+        """Why it is of little use now; nothing when it is ready."""
+        found: list[str] = await self._run_reading(
+            lambda: description.unready(
+                self._disk,
+                self._directory,
+                free_bytes_min=self._config.free_bytes_min,
+                is_draining=self.is_draining,
+            )
+        )
         return found
 
-    def _describe_all(self) -> StorageDescription:
-        header = self._directory.control.header
-        return StorageDescription(
-            cluster_key=header.key,
-            partitions=header.partitions,
-            directory=self._directory.path,
-            version=version("waltz"),
-            free_bytes=self._disk.free_bytes(self._directory.path),
-            uptime_ms=(monotonic_ns() - self._started_ns) // 1_000_000,
-            is_draining=self.is_draining,
-            assigned=tuple(self._describe(line) for line in self._directory.lines()),
-            statistics=self.statistics,
-        )
-
-    def _describe(self, line: PartitionLine) -> PartitionDescription:
-        number, refused = line.partition, line.error
-        lane = self._lanes.get(number)
-        if refused is not None or lane is None:
-            story = f"partition {number}: refused, {refused.message}" if refused else f"partition {number}: being changed"
-            return PartitionDescription(
-                partition=number, status=None, refused=refused, story=story, queued_bytes=0, disk_bytes=0
+    async def describe(self) -> StorageDescription:
+        found: StorageDescription = await self._run_reading(
+            lambda: description.describe(
+                self._disk,
+                self._directory,
+                self._lanes,
+                uptime_ms=(monotonic_ns() - self._started_ns) // 1_000_000,
+                is_draining=self.is_draining,
+                statistics=self.statistics,
             )
-        return PartitionDescription(
-            partition=number,
-            status=lane.partition.status(),
-            refused=None,
-            story=lane.partition.describe(),
-            queued_bytes=lane.queued_bytes,
-            disk_bytes=sum(e.size for e in self._disk.list(lane.partition.directory) if not e.is_directory),
         )
+        return found

@@ -210,6 +210,7 @@ class Lane:
         statistics.groups += 1
         statistics.group_microseconds += took
         statistics.group_microseconds_max = max(statistics.group_microseconds_max, took)
+        statistics.flush = statistics.flush.more(took / 1e6)
         statistics.appended_records += self.partition.last_id - before
         statistics.appended_bytes += group.bytes if error is None else 0
         if durable_id is not None:

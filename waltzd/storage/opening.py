@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from waltzd.control import ControlFile
 from waltzd.disk import Disk, File, join
 from waltzd.errors import ForeignCluster, HeaderDamaged, PartitionDamaged, PathMissing, UnknownVersion
 from waltzd.finding import Finding
@@ -33,11 +34,10 @@ from waltzd.layout import (
     index_offset,
     segment_name,
 )
+from waltzd.promise import PromiseFile, floor_of
 from waltzd.record import Run
 from waltzd.scan import Survey, Tail, judge_tail, read_index, survey
-from waltzd.storage.control import ControlFile
 from waltzd.storage.partition import Partition, PartitionSettings
-from waltzd.storage.promise import PromiseFile, floor_of
 from waltzd.storage.quarantine import Quarantine
 from waltzd.storage.repair import (
     examine_segment,

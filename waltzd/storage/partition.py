@@ -18,6 +18,7 @@ from uuid import UUID
 
 import numpy as np
 
+from waltzd.control import ControlFile
 from waltzd.disk import Disk
 from waltzd.errors import (
     BadArgument,
@@ -32,13 +33,12 @@ from waltzd.errors import (
 )
 from waltzd.finding import Finding
 from waltzd.layout import CHECKPOINT_TRANSACTIONS
+from waltzd.promise import PromiseFile
 from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
-from waltzd.storage.control import ControlFile
 from waltzd.storage.healing import Healing
 from waltzd.storage.installation import Installation
 from waltzd.storage.overlap import only_new
-from waltzd.storage.promise import PromiseFile
 from waltzd.storage.proof import Proof
 from waltzd.storage.quarantine import Quarantine
 from waltzd.storage.room import Room

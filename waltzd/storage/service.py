@@ -10,19 +10,22 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
+from waltzd import logs
 from waltzd import wire_pb2 as wire
 from waltzd.checksum import crc32
 from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
 from waltzd.finding import Finding
-from waltzd.link import GO_ON_KEY, abort, caller_of, key_of
+from waltzd.health_service import add_health, add_reflection
 from waltzd.listener import Listener
-from waltzd.messages import description_message, detail_of, finding_message, status_message
+from waltzd.messages import description_message, detail_of, events_message, finding_message, status_message
 from waltzd.replica import ReplicaStatus
 from waltzd.role import Role
+from waltzd.rpc import GO_ON_KEY, Server, abort, caller_of, key_of
 from waltzd.storage.keeper import Keeper
 from waltzd.storage.stream import REFUSED_SECONDS
 from waltzd.storage.stream_port import StreamPort
 from waltzd.tls import Tls
+from waltzd.vitals import vitals
 from waltzd.wire_pb2_grpc import (
     ReplicaServicer,
     StorageAdminServicer,
@@ -30,6 +33,7 @@ from waltzd.wire_pb2_grpc import (
     add_StorageAdminServicer_to_server,
 )
 
+ADMIN = wire.DESCRIPTOR.services_by_name["StorageAdmin"].full_name
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -174,9 +178,12 @@ class StorageAdminService(StorageAdminServicer):
 
     async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.StorageDescription:
         try:
-            return description_message(await self._keeper.describe())
+            return description_message(replace(await self._keeper.describe(), vitals=vitals()))
         except WaltzError as error:  # a partition went away while it was looked at
             await abort(context, error)
+
+    async def Events(self, request: wire.EventsRequest, context: Context) -> wire.EventsReply:
+        return events_message(logs.RECENT.after(request.after))
 
     async def _for_each(
         self,
@@ -214,6 +221,14 @@ class StorageAdminService(StorageAdminServicer):
             await self._keeper.set_available(number, request.available)
 
         return await self._for_each(request.cluster_key, request.partitions, context, change)
+
+    async def Digest(self, request: wire.DigestRequest, context: Context) -> wire.DigestReply:
+        try:
+            self._keeper.check_key(key_of(request.cluster_key))
+            found = await self._keeper.digest(request.partition, request.first_id, request.last_id)
+        except WaltzError as error:
+            await abort(context, error)
+        return wire.DigestReply(hash=found.hash, last_id=found.last_id, records=found.records, bytes=found.bytes)
 
     async def Verify(self, request: wire.VerifyRequest, context: Context) -> AsyncIterator[wire.VerifyReply]:
         try:
@@ -257,7 +272,11 @@ async def start_services(keeper: Keeper, tls: Tls | None, *, on_fatal: Callable[
     await streams.start(on_fatal)
     service = ReplicaService(keeper, streams.address.port)
     await replicas.start(lambda server: add_ReplicaServicer_to_server(service, server), on_fatal=on_fatal)
-    await admin.start(
-        lambda server: add_StorageAdminServicer_to_server(StorageAdminService(keeper), server), on_fatal=on_fatal
-    )
+    await admin.start(lambda server: _add_admin_services(keeper, server), on_fatal=on_fatal)
     return Ports(replicas, streams, admin)
+
+
+def _add_admin_services(keeper: Keeper, server: Server) -> None:
+    add_StorageAdminServicer_to_server(StorageAdminService(keeper), server)
+    add_health(server, {ADMIN: False}, keeper.unready, is_ending=lambda: keeper.is_draining)
+    add_reflection(server, [ADMIN])

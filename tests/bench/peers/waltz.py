@@ -13,7 +13,7 @@ from waltzd.client import Client
 from waltzd.errors import WaltzError
 from waltzd.lock import write_lock
 from waltzd.outcome import Committed
-from waltzd.storages import AdminClient
+from waltzd.storage_admin import AdminClient
 from waltzd.zookeeper_process import java_command
 
 SESSION_SECONDS = 10

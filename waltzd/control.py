@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import UUID
 
-from waltzd.disk import Disk, File, join
+from waltzd.disk import Disk, Entry, File, join
 from waltzd.errors import BadConfig, ControlDamaged, ForeignCluster, MarkWentDown, NoSuchPartition
 from waltzd.layout import (
     CONTROL_NAME,
@@ -18,6 +18,7 @@ from waltzd.layout import (
     IDENTITY_NAME,
     NEW_SUFFIX,
     PARTITIONS_MAX,
+    SEGMENT_SUFFIX,
     ControlHeader,
     ControlInfo,
     ControlStruct,
@@ -42,7 +43,7 @@ def write_new_file(disk: Disk, directory: str, name: str, content: bytes) -> Non
 
 
 class ControlFile:
-    """The open control file of a storage directory, held with an exclusive lock."""
+    """The open control file of a storage directory, held with an exclusive lock by whoever changes it."""
 
     def __init__(self, file: File, header: ControlHeader, infos: list[ControlInfo | ControlDamaged]) -> None:
         self._file = file
@@ -62,10 +63,23 @@ class ControlFile:
     @staticmethod
     def open(disk: Disk, directory: str) -> ControlFile:
         """Locks the directory for the life of this process."""
-        path = join(directory, CONTROL_NAME)
-        file = disk.open(path, write=True)
+        file = disk.open(join(directory, CONTROL_NAME), write=True)
         file.lock()
-        size = file.size()
+        return ControlFile._read(file)
+
+    @staticmethod
+    def look(disk: Disk, directory: str) -> ControlFile:
+        """Without the lock, for whoever only reads. Never while this process holds it: closing this would let it go."""
+        file = disk.open(join(directory, CONTROL_NAME))
+        try:
+            return ControlFile._read(file)
+        except BaseException:
+            file.close()
+            raise
+
+    @staticmethod
+    def _read(file: File) -> ControlFile:
+        path, size = file.path, file.size()
         raw = file.read(0, min(size, control_bytes(PARTITIONS_MAX)))
         header = ControlHeader.decode(raw, path)
         if size != control_bytes(header.partitions):
@@ -201,3 +215,12 @@ def check_identity(disk: Disk, directory: str, header: ControlHeader) -> bool:
         if ours != theirs:
             raise ControlDamaged(f"{join(directory, CONTROL_NAME)} and {path} disagree about {name}: {ours} and {theirs}")
     return True
+
+
+def check_blank(path: str, entries: list[Entry]) -> None:
+    """No control file: fine in an empty directory, never beside anything that could be data."""
+    for entry in entries:
+        name = entry.name
+        stem = name.split(".")[0]
+        if name == IDENTITY_NAME or name.endswith(SEGMENT_SUFFIX) or (entry.is_directory and stem.isdigit()):
+            raise ControlDamaged(f"{join(path, CONTROL_NAME)} is missing, but {path} holds {name}")

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+from waltzd.control import write_new_file
 from waltzd.disk import Disk, File, Inode, join
 from waltzd.errors import ForeignCluster, HeaderDamaged, PartitionDamaged
 from waltzd.layout import NEW_SUFFIX, NO_MARK, PROMISE_BYTES, PROMISE_NAME, ControlStruct, Promise, decode_promise_file
-from waltzd.storage.control import write_new_file
 
 
 def floor_of(info: ControlStruct, promise: Promise) -> int:
@@ -28,7 +28,19 @@ class PromiseFile:
         self.value = promise
 
     @staticmethod
-    def create(disk: Disk, directory: str, *, key: UUID, partition: int, session: int, committed: int) -> None:
+    def create(
+        disk: Disk,
+        directory: str,
+        *,
+        key: UUID,
+        partition: int,
+        session: int,
+        committed: int,
+        durable: int = NO_MARK,
+        newest: int = 0,
+        segments: int = 0,
+        is_clean: bool = False,
+    ) -> None:
         """A new incarnation of the replica. The caller flushes the directory."""
         new = join(directory, PROMISE_NAME + NEW_SUFFIX)
         disk.create(new).close()
@@ -39,10 +51,10 @@ class PromiseFile:
             incarnation=disk.fresh_id(),
             session=session,
             committed=committed,
-            durable=NO_MARK,
-            newest=0,
-            segments=0,
-            is_clean=False,
+            durable=durable,
+            newest=newest,
+            segments=segments,
+            is_clean=is_clean,
             sequence=0,
             inode=inode.number,
             inode_generation=inode.generation,

@@ -1,0 +1,342 @@
+"""Storages that are added, removed and replaced in a real cluster that goes on working: by one operator, by two at once,
+and by a tool that is killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.document_tree import document_tree
+from tests.cli.example import examples
+from tests.cli.moving_words import PATIENCE_SECONDS, bounded
+from tests.cli.numbered_load import NumberedLoad
+from waltzctl.local import LocalCluster
+from waltzctl.overview import Overview
+from waltzctl.reach import resolve, using
+from waltzd import loop
+from waltzd.cluster import Cluster
+from waltzd.meta import Role
+
+Tool = Callable[..., Any]
+FIRST = ["storage-1", "storage-2", "storage-3"]
+KILLS = 2
+"""How often each command is killed before it may come to its end."""
+
+
+class Place:
+    """A cluster of three storages, with two more that run and do not belong to it. After each test it is as it was."""
+
+    def __init__(self, local: LocalCluster, waltzctl: Tool) -> None:
+        self.local, self.bare = local, waltzctl
+        self.directory = str(local.directory)
+
+    def tool(self, *words: str) -> Any:
+        return self.bare(*bounded(words), "--directory", self.directory)
+
+    def json(self, *words: str) -> Any:
+        done = self.tool(*words, "-o", "json")
+        found = json.loads(done.out)
+        assert (done.code, found["version"]) == (0, 1), done
+        return found
+
+    def process(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "waltzctl", *bounded(words), "--directory", self.directory],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def new(self, name: str, group: str = "") -> str:
+        return ",".join([f"{name}={','.join(self.local.blueprint.addresses(name))}", *([group] if group else [])])
+
+    def overview(self) -> Overview:
+        return loop.run(self.local.overview())
+
+    def replicas(self) -> dict[int, dict[str, Role]]:
+        return {found.partition: dict(found.replicas) for found in self.overview().partitions}
+
+    def names(self) -> list[str]:
+        return [view.meta.name for view in self.overview().storages]
+
+    def held(self, name: str) -> list[int]:
+        return [int(number) for number in self.tool("storage", "partitions", name, "-o", "name").out.split()]
+
+    def history(self) -> list[tuple[str, str, str]]:
+        async def ask(cluster: Cluster) -> list[tuple[str, str, str]]:
+            return [(entry.verb, entry.subject, entry.outcome) for _, entry in await cluster.history()]
+
+        return using(resolve({"directory": self.directory}), ask)
+
+    def wait_until(self, what: str, true: Callable[[Overview], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not true(found := self.overview()):
+            assert time.monotonic() < deadline, f"{what}: {found}"
+            time.sleep(0.1)
+
+    def kill(self, name: str) -> None:
+        self.local.recall()
+        self.local.daemons[name].kill()
+        self.wait_until(f"{name} is missed", lambda found: name in found.silent and bool(found.short))
+
+    def start(self, name: str) -> None:
+        self.local.start_one(name)
+
+    def restore(self) -> None:
+        """Storages 1 to 3 belong to it, and hold a replica of everything."""
+        self.local.start()
+        for name in FIRST:
+            if name not in self.names():
+                done = self.tool("storage", "add", self.new(name, group=name), "--yes")
+                assert done.code == 0, done
+        for name in self.names():
+            if name not in FIRST:
+                done = self.tool("storage", "remove", name, "--yes", "--confirm", name)
+                assert done.code == 0, done
+        done = self.tool("cluster", "set", "--replicas", "3", "--yes", "--confirm", "local")
+        assert done.code == 0, done
+        self.wait_until("all is well", lambda found: found.is_healthy and not found.moves)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    local = LocalCluster.make(tmp_path_factory.mktemp("membership") / "cluster", partitions=2)
+    try:
+        local.start()
+        local.grow(storages=5, servers=2)
+        local.start()
+        yield local
+    finally:
+        local.kill()
+
+
+@pytest.fixture
+def place(cluster: LocalCluster, waltzctl: Tool) -> Iterator[Place]:
+    found = Place(cluster, waltzctl)
+    yield found
+    found.restore()
+
+
+def refused(told: Any, code: int, *sentences: str) -> None:
+    assert told.code == code, told
+    assert "Traceback" not in told.err
+    for sentence in sentences:
+        assert sentence in told.err, told.err
+
+
+def everywhere(*names: str) -> dict[int, dict[str, Role]]:
+    return {number: dict.fromkeys(names, Role.MEMBER) for number in range(2)}
+
+
+# -- nothing is changed ------------------------------------------------------------------------------------------------
+
+
+def test_plans_change_nothing(place: Place) -> None:
+    """Every command that would change something, also the examples of the help texts."""
+    before = document_tree(place.directory)
+    four = place.new("storage-4")
+    for words in (
+        ["storage", "add", four],
+        ["storage", "add", four, "--auto-assign"],
+        ["storage", "remove", "storage-3", "--fewer-replicas"],
+        ["storage", "remove", "storage-3", "--fewer-replicas", "--delete-files"],
+        ["storage", "replace", "storage-3", four],
+        ["storage", "set", "storage-1", "--group", "rack-1"],
+        ["storage", "availability", "storage-1", "0", "--offline"],
+        ["partition", "unassign", "0", "--from", "storage-3"],
+        ["cluster", "set", "--replicas", "1"],
+        ["cluster", "delete", "--override", "local", "--reason", "a trial is over"],
+    ):
+        planned = place.tool(*words, "--dry-run")
+        assert (planned.code, planned.err) == (0, ""), planned
+        assert planned.out.startswith("would do: "), planned
+        assert planned.out.endswith("Nothing was changed.\n")
+        assert all(len(line) <= 80 for line in planned.out.splitlines() if line.startswith(" partition "))
+        found = place.json(*words, "--dry-run")
+        assert found["result"] == "dry-run"
+        assert found["steps"], found
+        if "--override" not in words:  # which is agreement enough
+            assert place.tool(*words).code == 2, "there is nobody to ask"
+    assert document_tree(place.directory) == before
+
+
+def test_the_examples_of_the_help_run(place: Place) -> None:
+    four = dict(zip(("127.0.0.1:55480", "127.0.0.1:55481"), place.local.blueprint.addresses("storage-4"), strict=True))
+    pattern = re.compile("|".join(map(re.escape, four)))
+    for verb in ("add", "remove", "replace", "set"):
+        for typed in examples(place.bare, ["storage", verb]):
+            done = place.tool(*(pattern.sub(lambda found: four[found[0]], word) for word in typed))
+            assert (done.code, done.err) == (0, ""), done
+    assert place.json("storage", "list")["storages"][0]["group"] == "rack-1"
+    assert place.tool("storage", "set", "storage-1", "--group", "storage-1", "--yes").code == 0
+
+
+def test_what_cannot_be_meant(place: Place) -> None:
+    before = document_tree(place.directory)
+    four = place.new("storage-4")
+    one, two = place.local.blueprint.addresses("storage-1"), place.local.blueprint.addresses("storage-4")
+    for words, code, said in (
+        (["storage", "add", "storage-4"], 2, "this is not a storage"),
+        (["storage", "add", "storage-4=127.0.0.1:1,127.0.0.1:1"], 6, "W4001"),
+        (["storage", "add", f"storage-9={one[0]},{two[1]}"], 4, "an address of the storage storage-1 already"),
+        (["storage", "add", f"storage-1={two[0]},{two[1]}"], 4, "has a storage storage-1 already"),
+        (["storage", "add", f"storage-4={two[1]},{two[1]}"], 6, "but not at"),
+        (["storage", "remove", "storage-9"], 3, "W2102"),
+        (["storage", "remove", "storage-4"], 3, "W2102"),
+        (["storage", "remove", "storage-3"], 5, "add a storage first, or say --fewer-replicas"),
+        (["storage", "replace", "storage-9", four], 3, "did you mean"),
+        (["storage", "replace", "storage-1", "storage-4"], 3, "W2102"),
+        (["storage", "replace", "storage-1", "storage-1"], 2, "cannot stand for itself"),
+        (["storage", "replace", "storage-1", "storage-2"], 2, "W2090"),
+        (["storage", "set", "storage-9", "--group", "x"], 3, "W2102"),
+        (["storage", "set", "storage-1", "--admin-listen", "127.0.0.1:1"], 6, "W4001"),
+        (["storage", "set", "storage-1", "--group", ""], 2, "the group has no name"),
+        (["storage", "set", "storage-1", "--listen", "nowhere"], 2, "--listen nowhere"),
+        (["storage", "availability", "storage-9", "0", "--offline"], 3, "W2102"),
+        (["storage", "availability", "storage-1", "7", "--offline"], 3, "W2007"),
+        (["cluster", "set", "--replicas", "4"], 2, "W2090"),
+        (["cluster", "delete"], 5, "still run"),
+        (["storage", "remove", "storage-3", "--fewer-replicas"], 2, "say --confirm storage-3"),
+        (["storage", "remove", "storage-3", "--fewer-replicas", "--confirm", "storage-2"], 2, "--confirm storage-2"),
+    ):
+        told = place.tool(*words)
+        refused(told, code, said)
+        assert told.out == "", told
+    assert document_tree(place.directory) == before
+
+
+# -- one operator ------------------------------------------------------------------------------------------------------
+
+
+def test_a_storage_comes_and_goes(place: Place, tmp_path: Path) -> None:
+    four = place.new("storage-4", "rack-4")
+    with NumberedLoad(place.local.server_addresses, tmp_path) as load:
+        added = place.tool("storage", "add", four, "--auto-assign", "--yes")
+        assert (added.code, added.err) == (0, ""), added
+        assert added.out.startswith("done: storage add storage-4\n  write down storage-4 at ")
+        loads = [sum(name in roles for roles in place.replicas().values()) for name in [*FIRST, "storage-4"]]
+        assert sorted(loads) == [1, 1, 2, 2]
+        assert all(len(roles) == 3 and set(roles.values()) == {Role.MEMBER} for roles in place.replicas().values())
+        assert [len(place.held(name)) for name in [*FIRST, "storage-4"]] == loads, "what moved is cleared away"
+        again = place.json("storage", "add", four, "--auto-assign", "--yes")
+        assert (again["result"], again["steps"]) == ("nothing-to-do", [])
+
+        gone = place.json("storage", "remove", "storage-4", "--yes")
+        assert gone["result"] == "done"
+        assert sorted(gone["cleared"]) == ["storage-4"]
+        assert place.replicas() == everywhere(*FIRST)
+        assert place.names() == FIRST
+        assert place.json("storage", "remove", "storage-4", "--yes")["result"] == "nothing-to-do"
+        assert place.tool("storage", "remove", "storage-4").out == "nothing to do: storage remove storage-4\n"
+        refused(place.tool("storage", "remove", "storage-5"), 3, "there is no storage storage-5")
+    assert load.acknowledged > 10
+    assert place.history()[-2:] == [("storage add", "storage-4", "done"), ("storage remove", "storage-4", "done")]
+    shown = place.tool("history")
+    assert shown.code == 0
+    assert all(len(line) <= 80 for line in shown.out.splitlines())
+    newest = place.json("history", "-n", "1")["history"]
+    assert [(entry["verb"], entry["outcome"]) for entry in newest] == [("storage remove", "done")]
+    address = place.local.blueprint.addresses("storage-4")[1]
+    assert place.bare("storage", "partitions", address, "-o", "name").out == "", "its files were set aside"
+
+
+def test_another_one_stands_for_a_dead_one(place: Place, tmp_path: Path) -> None:
+    with NumberedLoad(place.local.server_addresses, tmp_path) as load:
+        place.kill("storage-3")
+        refused(place.tool("storage", "remove", "storage-2", "--fewer-replicas", "--yes"), 5, "W2100", "partition 0")
+        refused(place.tool("storage", "availability", "storage-2", "0", "--offline", "--yes"), 5, "W2100")
+        dry = place.tool("storage", "availability", "storage-2", "0-1", "--offline", "--dry-run", "-o", "json")
+        assert (dry.code, json.loads(dry.out)["result"]) == (5, "refused")
+        done = place.tool("storage", "replace", "storage-3", place.new("storage-4"), "--yes")
+        assert (done.code, done.err) == (0, ""), done
+        assert place.replicas() == everywhere("storage-1", "storage-2", "storage-4")
+        assert place.names() == ["storage-1", "storage-2", "storage-4"]
+        assert place.json("storage", "list")["storages"][2]["group"] == "storage-3", (
+            "it fails with whatever the old one did"
+        )
+        assert place.json("storage", "replace", "storage-3", "storage-4", "--yes")["result"] == "nothing-to-do"
+        assert place.json("storage", "remove", "storage-3", "--yes")["result"] == "nothing-to-do"
+        refused(place.tool("storage", "replace", "storage-3", place.new("storage-5"), "--yes"), 3, "W2102")
+        place.wait_until("all is well", lambda found: found.is_healthy)
+    assert load.acknowledged > 10
+
+
+def test_a_dead_one_is_taken_out(place: Place) -> None:
+    place.kill("storage-1")
+    done = place.json("storage", "remove", "storage-1", "--fewer-replicas", "--confirm", "storage-1", "--yes")
+    assert (done["result"], done["cleared"]) == ("done", {})
+    assert place.replicas() == everywhere("storage-2", "storage-3")
+    assert place.overview().is_healthy
+
+
+def test_offline_and_online(place: Place) -> None:
+    """Nothing is written meanwhile, so the owner does not miss it; whoever takes the next one off does."""
+    told = place.tool("storage", "availability", "storage-1", "0", "--offline", "--yes", "--confirm", "storage-1")
+    assert told.code == 0, told
+    row = place.json("storage", "partitions", "storage-1")["partitions"][0]
+    assert (row["partition"], row["state"]) == (0, "offline")
+    refused(place.tool("storage", "availability", "storage-2", "0", "--offline", "--yes"), 5, "W2100", "partition 0")
+    refused(place.tool("partition", "unassign", "0", "--from", "storage-2", "--yes"), 5, "W2100", "partition 0")
+    assert place.json("storage", "availability", "storage-1", "0", "--online", "--yes")["result"] == "done"
+    place.wait_until("it is back", lambda found: found.is_healthy)
+
+
+# -- a tool that is killed, and two at once ----------------------------------------------------------------------------
+
+
+def test_tools_that_are_killed_at_any_moment(place: Place, tmp_path: Path) -> None:
+    """Each command is killed, again and again, and then runs to its end."""
+    draw = random.Random(7)
+    with NumberedLoad(place.local.server_addresses, tmp_path) as load:
+        for words, subject in (
+            (["storage", "add", place.new("storage-4"), "--auto-assign", "--yes"], "storage-4"),
+            (["storage", "replace", "storage-2", place.new("storage-5"), "--yes"], "storage-2 storage-5"),
+            (["storage", "remove", "storage-4", "--yes"], "storage-4"),
+        ):
+            for _ in range(KILLS):
+                process = place.process(*words)
+                time.sleep(draw.uniform(0.5, 3.5))  # when it dies is drawn: nothing depends on it
+                process.kill()
+                process.communicate()
+            done = place.tool(*words)
+            # Killed between its last change and the word that it is done, nobody knows who has taken a storage out.
+            gone = done.code == 3 and subject.split()[0] not in place.names() and words[1] != "add"
+            assert done.code == 0 or gone, done
+            place.wait_until("all is well", lambda found: found.is_healthy and not found.moves)
+            if not gone:
+                again = place.json(*words)
+                assert again["result"] == "nothing-to-do", again
+        assert place.replicas() == everywhere("storage-1", "storage-3", "storage-5")
+    assert load.acknowledged > 10
+
+
+def test_two_operators_at_once(place: Place, tmp_path: Path) -> None:
+    """The same command twice, and two that want different things: whoever is refused is told that something changed."""
+    with NumberedLoad(place.local.server_addresses, tmp_path) as load:
+        for one, other in (
+            (
+                ["storage", "add", place.new("storage-4"), "--auto-assign"],
+                ["storage", "add", place.new("storage-5"), "--auto-assign"],
+            ),
+            (["storage", "remove", "storage-1"], ["storage", "remove", "storage-1"]),
+            (["partition", "unassign", "0", "--from", "storage-2"], ["partition", "assign", "0", "--to", "storage-2"]),
+        ):
+            both = [place.process(*words, "--yes") for words in (one, other)]
+            ends = [(process.communicate(timeout=2 * PATIENCE_SECONDS), process.returncode) for process in both]
+            assert {code for _, code in ends} <= {0, 2, 4}, ends
+            assert 0 in {code for _, code in ends}, ends
+            for (_, err), code in ends:
+                assert code == 0 or "somebody else" in err or "confirm" in err, ends
+                assert "Traceback" not in err
+            for words in (one, other):
+                done = place.tool(*words, "--yes")
+                assert done.code in (0, 2), done
+            place.wait_until("all is well", lambda found: found.is_healthy and not found.moves)
+    assert load.acknowledged > 10

@@ -1,0 +1,342 @@
+"""`partition transfer`, `partition preferred` and `server`: against a real cluster, and where another cannot be had."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.cli.example import examples
+from waltzctl.local import LocalCluster
+from waltzctl.overview import look
+from waltzctl.ownership import Picture, preference_rows, save, transfer_of, transfer_plan
+from waltzctl.reach import resolve, using
+from waltzctl.server import drain_plan, undrain_plan
+from waltzd.cluster import Cluster
+from waltzd.coordinator_memory import MemoryTree
+from waltzd.errors import ChangedMeanwhile, NoSuchName, NoSuchPartition, ServerDraining, WouldNotLast
+from waltzd.meta import Assignment, ClusterMeta, HistoryEntry, Ownership, Preferences, ServerMeta
+
+Tool = Callable[..., Any]
+
+
+@pytest.fixture
+def place(live: LocalCluster, waltzctl: Tool) -> Iterator[list[str]]:
+    """How the shared cluster is reached; afterwards nothing is preferred and nobody drains."""
+    where = ["--directory", str(live.directory)]
+    wait_until(lambda: is_settled(live.directory))
+    yield where
+    assert waltzctl("partition", "preferred", "0-3", "--clear", "--yes", *where).code == 0
+    for name in live.blueprint.server_names:
+        assert waltzctl("server", "undrain", name, *where).code == 0
+    wait_until(lambda: is_settled(live.directory))
+
+
+def is_settled(directory: Path) -> bool:
+    """The leader has nothing more to move, and everything is open."""
+
+    async def ask(cluster: Cluster) -> bool:
+        found = await Picture.of(cluster)
+        is_planned = found.planned(found.servers, found.preferences) == found.assignment
+        return is_planned and not (await look(cluster.coordinator)).closed
+
+    return using(resolve({"directory": str(directory)}), ask)
+
+
+def owners(directory: Path) -> list[str | None]:
+    async def ask(cluster: Cluster) -> list[str | None]:
+        assignment, _ = await cluster.assignment()
+        return [owner.server for owner in assignment.owners]
+
+    return using(resolve({"directory": str(directory)}), ask)
+
+
+def newest_entry(directory: Path) -> HistoryEntry:
+    async def ask(cluster: Cluster) -> HistoryEntry:
+        ((_, entry),) = await cluster.history(newest=1)
+        return entry
+
+    return using(resolve({"directory": str(directory)}), ask)
+
+
+def as_json(told: Any) -> Any:
+    assert (told.code, told.err) == (0, ""), told
+    found = json.loads(told.out)
+    assert found["version"] == 1
+    return found
+
+
+def refused(told: Any, code: int, *sentences: str) -> None:
+    assert (told.code, told.out) == (code, ""), told
+    for sentence in sentences:
+        assert sentence in told.err, told.err
+
+
+def other(name: str | None) -> str:
+    return "server-2" if name == "server-1" else "server-1"
+
+
+# -- against a real cluster --------------------------------------------------------------------------------------------
+
+
+def test_a_transfer_from_a_dry_run_to_the_history(live: LocalCluster, place: list[str], waltzctl: Tool) -> None:
+    before = owners(live.directory)
+    to = other(before[0])
+    dry = waltzctl("partition", "transfer", "0", "--to", to, "--dry-run", *place)
+    assert (dry.code, dry.err) == (0, "")
+    assert dry.out.startswith(f"would do: partition transfer 0\n  move 0 from {before[0]} to {to}\n  move ")
+    assert "so that servers own equally many" in dry.out
+    refused(waltzctl("partition", "transfer", "0", "--to", to, *place), 2, "W2101", "--yes")
+    assert owners(live.directory) == before
+
+    done = as_json(waltzctl("partition", "transfer", "0", "--to", to, "--yes", "--reason", "a trial", *place, "-o", "json"))
+    assert (done["result"], len(done["moves"])) == ("done", 2)
+    assert done["steps"] == [line.strip() for line in dry.out.splitlines()[1:3]], "what was shown is what was done"
+    after = owners(live.directory)
+    assert after[0] == to
+    assert sorted(map(str, after)) == sorted(map(str, before)), "as many as before"
+    entry = newest_entry(live.directory)
+    assert (entry.verb, entry.subject, entry.reason, entry.outcome) == ("partition transfer", "0", "a trial", "done")
+
+    opened = as_json(waltzctl("server", "list", *place, "-o", "json"))
+    assert {server["name"]: server["open"] for server in opened["servers"]} == {"server-1": 2, "server-2": 2}
+    again = waltzctl("partition", "transfer", "0", "--to", to, *place)
+    assert (again.code, again.out) == (0, "nothing to do: partition transfer 0\n")
+
+
+def test_what_cannot_be_transferred(live: LocalCluster, place: list[str], waltzctl: Tool) -> None:
+    before = owners(live.directory)
+    to = other(before[0])
+    refused(waltzctl("partition", "transfer", "0", "--to", "sever-1", "--yes", *place), 3, "did you mean server-1?")
+    refused(waltzctl("partition", "transfer", "4", "--to", to, "--yes", *place), 3, "there is no partition 4")
+    refused(waltzctl("partition", "transfer", "x", "--to", to, "--yes", *place), 2, "'x' is no partition")
+    refused(waltzctl("partition", "transfer", "0-3", "--to", to, "--yes", *place), 4, "W2110", "an even share of")
+    assert waltzctl("partition", "preferred", "0", "--server", str(before[0]), "--yes", *place).code == 0
+    told = waltzctl("partition", "transfer", "0", "--to", to, "--yes", *place)
+    refused(told, 4, f"an operator prefers partition 0 at {before[0]}", f"partition preferred 0 --server {to}", "--clear")
+    assert owners(live.directory) == before
+
+
+def test_preferences_move_partitions_and_last(live: LocalCluster, place: list[str], waltzctl: Tool) -> None:
+    empty = waltzctl("partition", "preferred", *place)
+    assert (empty.code, empty.out) == (
+        0, "No partition is preferred at any server: they are shared evenly, and stay where they are.\n",
+    )  # fmt: skip
+    to = other(owners(live.directory)[1])
+    done = waltzctl("partition", "preferred", "1", "--server", to, "--yes", *place)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"done: partition preferred 1\n  prefer {to} for 1\n  the leader moves 1 from ")
+    wait_until(lambda: owners(live.directory)[1] == to)
+    rows = as_json(waltzctl("partition", "preferred", *place, "-o", "json"))["preferences"]
+    assert rows == [
+        {"partition": 1, "servers": [to], "by": "operator", "owner": to, "honoured": True, "why_not": ""},
+    ]
+    assert waltzctl("partition", "preferred", "0", *place, "-o", "name").out == ""
+    again = waltzctl("partition", "preferred", "1", "--server", to, *place)
+    assert (again.code, again.out) == (0, "nothing to do: partition preferred 1\n")
+
+    crowded = waltzctl("partition", "preferred", "0-3", "--server", to, "--yes", *place)
+    assert crowded.code == 0
+    assert crowded.err.count(f"does not go to {to} now: {to} has its even share without it") == 2
+    cleared = waltzctl("partition", "preferred", "0-3", "--clear", "--yes", *place)
+    assert cleared.out == "done: partition preferred 0-3\n  prefer no server for 0-3\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--server", "server-1"], 2, "for which partitions"),
+        (["--clear"], 2, "for which partitions"),
+        (["0", "--server", "server-1", "--clear"], 2, "different things"),
+        (["0", "--server", "server-9"], 3, "there is no server server-9"),
+        (["7"], 3, "there is no partition 7"),
+        (["0", "--clear", "-o", "csv"], 2, "for the list only"),
+    ],
+)
+def test_preferences_that_are_none(place: list[str], waltzctl: Tool, words: list[str], code: int, said: str) -> None:
+    refused(waltzctl("partition", "preferred", *words, *place), code, said)
+
+
+def test_a_server_drains_and_takes_part_again(live: LocalCluster, place: list[str], waltzctl: Tool) -> None:
+    dry = waltzctl("server", "drain", "server-1", "--dry-run", *place)
+    assert dry.out.startswith(
+        "would do: server drain server-1\n  server-1 takes no partitions any more\n  the leader moves "
+    )
+    done = as_json(waltzctl("server", "drain", "server-1", "--yes", *place, "-o", "json"))
+    assert (done["result"], len(done["moves"])) == ("done", 2)
+    assert owners(live.directory) == ["server-2"] * 4
+    found = as_json(waltzctl("server", "list", *place, "-o", "json"))
+    states = {
+        server["name"]: (server["partitions"], server["open"], "draining" in server["state"]) for server in found["servers"]
+    }
+    assert states == {"server-1": ([], 0, True), "server-2": ([0, 1, 2, 3], 4, False)}
+    assert waltzctl("server", "drain", "server-1", *place).out == "nothing to do: server drain server-1\n"
+
+    refused(waltzctl("server", "drain", "server-2", "--yes", *place), 5, "W2100", "nobody would take over 0-3")
+    refused(
+        waltzctl("partition", "transfer", "0", "--to", "server-1", "--yes", *place), 4, "W2112", "server undrain server-1"
+    )
+    refused(waltzctl("server", "drain", "server-3", *place), 3, "there is no server server-3")
+
+    back = waltzctl("server", "undrain", "server-1", *place)
+    assert (back.code, back.err) == (0, ""), "nothing can be lost by it, so nobody is asked"
+    assert back.out.startswith("done: server undrain server-1\n  server-1 takes partitions again\n  the leader moves ")
+    wait_until(lambda: owners(live.directory).count("server-1") == 2)
+
+
+def test_the_examples_of_the_help_run(live: LocalCluster, place: list[str], waltzctl: Tool) -> None:
+    for words in (
+        ["server", "list"], ["partition", "transfer"], ["partition", "preferred"],
+        ["server", "drain"], ["server", "undrain"],
+    ):  # fmt: skip
+        for arguments in examples(waltzctl, words):
+            done = waltzctl(*arguments, *place)
+            assert (done.code, done.err) == (0, ""), arguments
+
+
+def test_a_server_that_does_not_answer_is_part_of_the_list(tmp_path: Path, waltzctl: Tool) -> None:
+    """Frozen, it is still registered. Storages that are frozen hold up a transfer, which says so."""
+    cluster = LocalCluster.make(tmp_path / "cluster")
+    place = ["--directory", str(cluster.directory)]
+    try:
+        cluster.start()
+        to = other(owners(cluster.directory)[0])
+        with frozen(cluster, "storage-1", "storage-2"):
+            told = waltzctl("partition", "transfer", "0", "--to", to, "--yes", "--timeout", "1", *place)
+            refused(told, 6, "W2111 after 1 seconds, partitions 0, ", "storage-1")
+            entry = newest_entry(cluster.directory)
+            assert entry.outcome.startswith("W2111 ")
+            assert owners(cluster.directory)[0] == to, "what was done stays done"
+        with frozen(cluster, "server-1"):
+            listed = waltzctl("server", "list", *place)
+            assert listed.code == 0
+            row = next(line for line in listed.out.splitlines() if line.strip().startswith("server-1"))
+            assert "silent" in row
+    finally:
+        cluster.kill()
+
+
+@contextlib.contextmanager
+def frozen(cluster: LocalCluster, *names: str) -> Iterator[None]:
+    lives = [life for name in names if (life := cluster.daemons[name].life) is not None]
+    assert len(lives) == len(names)
+    for life in lives:
+        os.kill(life.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for life in lives:
+            os.kill(life.pid, signal.SIGCONT)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """What the leader does after the command has ended; the deadline is for a leader that never does."""
+
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# -- as a plan ---------------------------------------------------------------------------------------------------------
+
+META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")
+
+
+def server(name: str, preferred: tuple[int, ...] = (), *, is_draining: bool = False) -> ServerMeta:
+    return ServerMeta(
+        name=name, listen=f"{name}:1", admin_listen=f"{name}:2", instance=UUID(int=1), version="1", preferred=preferred,
+        is_draining=is_draining,
+    )  # fmt: skip
+
+
+def picture(*servers: ServerMeta, owners: str = "aabb", preferred: dict[int, str] | None = None) -> Picture:
+    return Picture(
+        meta=META,
+        servers={found.name: found for found in servers},
+        assignment=Assignment(owners=tuple(Ownership(owner, 3) for owner in owners)),
+        version=0,
+        preferences=Preferences(partitions=preferred or {}),
+        preferences_version=-1,
+    )
+
+
+def test_transfers_that_are_refused() -> None:
+    both = (server("a"), server("b"))
+    for found, numbers, to, kind, said in (
+        (picture(*both), [4], "b", NoSuchPartition, "there is no partition 4: the cluster has 4"),
+        (picture(*both), [0], "c", NoSuchName, "there is no server c"),
+        (picture(server("a"), server("b", is_draining=True)), [0], "b", ServerDraining, "b is draining"),
+        (picture(server("a", (0,)), server("b")), [0], "b", WouldNotLast, "a prefers partition 0 by itself"),
+    ):
+        with pytest.raises(kind, match=said):
+            transfer_of(found, numbers, to)
+    found = picture(server("a", (0,)), server("b"), preferred={0: "b"}, owners="baba")
+    assert transfer_of(found, [0], "b") == found.assignment, "an operator goes before a server"
+
+
+def test_a_transfer_tells_first_what_was_asked() -> None:
+    found = picture(server("a"), server("b"))
+    made = transfer_plan(found.assignment, transfer_of(found, [1], "b"), [1])
+    assert made.steps[0] == "move 1 from a to b"
+    assert made.steps[1].endswith(" from b to a, so that servers own equally many")
+    assert (made.subject, len(made.steps)) == ("1", 2)
+
+
+def test_somebody_was_faster() -> None:
+    async def work() -> None:
+        coordinator = MemoryTree().connect()
+        cluster = await Cluster.create(coordinator, META)
+        before = replace(picture(server("a"), server("b")).assignment)
+        version = await cluster.save_assignment(before, 0)
+        found = replace(picture(server("a"), server("b")), version=version)
+        moved = Assignment(owners=(Ownership("a", 3), Ownership("b", 4), Ownership("a", 4), Ownership("b", 3)))
+        await cluster.save_assignment(moved, version)
+        with pytest.raises(ChangedMeanwhile, match="partitions moved meanwhile: 1 from a to b; 2 from b to a") as told:
+            await save(cluster, found, transfer_of(found, [0], "b"))
+        assert told.value.exit_code == 4
+        assert await cluster.assignment() == (moved, version + 1)
+
+    asyncio.run(work())
+
+
+def test_preferences_and_why_they_are_not_met() -> None:
+    found = picture(
+        server("a", (3,)), server("b", (3,)), server("c", is_draining=True), owners="aaab",
+        preferred={0: "b", 1: "c", 2: "gone"},
+    )  # fmt: skip
+    rows = {row["partition"]: (row["servers"], row["by"], row["why_not"]) for row in preference_rows(found)}
+    assert rows == {
+        0: (["b"], "operator", "b has its even share without it"),
+        1: (["c"], "operator", "c is draining"),
+        2: (["gone"], "operator", "gone is not up"),
+        3: (["a", "b"], "server", ""),
+    }
+
+
+def test_drains_as_plans() -> None:
+    found = picture(server("a"), server("b"), server("c", is_draining=True))
+    made, after = drain_plan(found, "a", [0, 1])
+    assert made.steps == ("a takes no partitions any more", "the leader moves 0-1 from a to b")
+    assert after is not None
+    assert made.unsafe == ()
+    made, after = drain_plan(found, "c", [])
+    assert (made.steps, made.unsafe) == ((), ())
+    made, after = drain_plan(found, "c", [2])
+    assert made.steps == ("c closes 2",), "it has not closed all that it gave away"
+    alone = picture(server("a"), server("c", is_draining=True), owners="aaaa")
+    made, after = drain_plan(alone, "a", [0, 1, 2, 3])
+    assert (made.unsafe, after) == (("a is the only server that takes partitions: nobody would take over 0-3",), None)
+    made, _ = undrain_plan(found, "c")
+    assert made.steps[0] == "c takes partitions again"
+    assert undrain_plan(found, "a")[0].steps == ()

@@ -1,0 +1,402 @@
+"""`waltzctl storage recover` against real daemons: disks that are lost, files that are damaged, and what is left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.cli.example import examples
+from waltzctl.local import LocalCluster
+from waltzctl.overview import PartitionView
+from waltzctl.recover import GIVEN_UP, State, plan_for, standing
+from waltzctl.safety import Danger
+from waltzd import BlockingClient
+from waltzd.disk import join
+from waltzd.errors import PartitionDamaged
+from waltzd.finding import Code, Finding
+from waltzd.layout import CONTROL_NAME, PROMISE_NAME, PROMISE_SLOT_SPACING, index_name, segment_name
+from waltzd.meta import PartitionMeta, ReplicaState, Role
+from waltzd.outcome import Committed
+from waltzd.owner import OwnedPartition, OwnedReplica
+from waltzd.replica import PartitionDescription, ReplicaStatus
+from waltzd.server.recovery import Recovery
+from waltzd.server.task import Wait
+
+Tool = Callable[..., Any]
+FIRST, MORE = 2000, 300
+PATIENCE_SECONDS = 90
+
+
+@pytest.fixture(autouse=True)
+def columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A cluster whose disks are lost one after the other. Each test leaves it whole."""
+    settings = {"storage": {"segment_bytes_max": "64KiB", "reserve_bytes": "1MiB"}}
+    cluster = LocalCluster.make(tmp_path_factory.mktemp("recover") / "c", partitions=2, servers=1, settings=settings)
+    try:
+        cluster.start()
+        append(cluster, FIRST)
+        yield cluster
+    finally:
+        cluster.kill()
+
+
+ACKNOWLEDGED: dict[int, str] = {}
+"""By its id, what partition 0 of the cluster above has taken."""
+
+
+def append(cluster: LocalCluster, count: int) -> None:
+    with BlockingClient(cluster.server_addresses) as client:
+        texts = [f"transaction {number} behind {len(ACKNOWLEDGED)} ".ljust(100, ".") for number in range(count)]
+        found = client.append_many([text.encode() for text in texts], partition=0)
+        assert found.committed == count
+        ACKNOWLEDGED.update(zip(found.ids.tolist(), texts, strict=True))
+
+
+@contextmanager
+def writing(cluster: LocalCluster) -> Iterator[None]:
+    """Somebody writes to both partitions, one transaction after the other."""
+    stop = threading.Event()
+
+    def write() -> None:
+        with BlockingClient(cluster.server_addresses) as client:
+            number = 0
+            while not stop.wait(0.05):
+                text = f"meanwhile {number} behind {len(ACKNOWLEDGED)}"
+                outcome = client.append(text.encode(), partition=number % 2)
+                if isinstance(outcome, Committed) and number % 2 == 0:
+                    ACKNOWLEDGED[outcome.id] = text
+                number += 1
+
+    with ThreadPoolExecutor(1) as thread:
+        writer = thread.submit(write)
+        try:
+            yield
+        finally:
+            stop.set()
+    writer.result()
+
+
+def check_log(waltzctl: Tool, cluster: LocalCluster) -> None:
+    told = waltzctl("txn", "get", "0", f"0-{max(ACKNOWLEDGED)}", "-o", "json", "--directory", cluster.directory)
+    assert told.code == 0, told.err
+    found = dict(enumerate(json.loads(line)["payload"] for line in told.out.splitlines()))
+    assert {id_: found[id_] for id_ in ACKNOWLEDGED} == ACKNOWLEDGED
+
+
+def data(cluster: LocalCluster, name: str) -> Path:
+    return cluster.directory / name / "data"
+
+
+def end(cluster: LocalCluster, *names: str) -> None:
+    for name in names:
+        cluster.daemons[name].ask_to_end()
+        assert cluster.daemons[name].wait_end(30), name
+
+
+def damage_promise(cluster: LocalCluster, name: str, partition: int) -> None:
+    path = data(cluster, name) / str(partition) / PROMISE_NAME
+    content = bytearray(path.read_bytes())
+    for slot in (0, PROMISE_SLOT_SPACING):
+        content[slot + 50] ^= 0xFF
+    path.write_bytes(content)
+
+
+def follow(waltzctl: Tool, cluster: LocalCluster, name: str, *more: str, code: int = 0) -> Any:
+    """While others write."""
+    words = ("storage", "recover", name, "--timeout", str(PATIENCE_SECONDS), "-o", "json", *more)
+    with writing(cluster):
+        told = waltzctl(*words, "--directory", cluster.directory)
+    assert told.code == code, told.err
+    return json.loads(told.out)
+
+
+# -- what is judged, without a cluster ---------------------------------------------------------------------------------
+
+
+def status(
+    *findings: Finding, last_id: int = 9, is_available: bool = True, segments: tuple[int, ...] = ()
+) -> ReplicaStatus:
+    return ReplicaStatus(
+        partition=0, incarnation=UUID(int=1), promised_session=3, session=3, low_mark=5, local_low_mark=5, committed=5,
+        last_id=9, is_available=is_available, is_full=False, segments=1, findings=findings,
+    )  # fmt: skip
+
+
+def description(found: ReplicaStatus | None, refused: PartitionDamaged | None = None) -> PartitionDescription:
+    return PartitionDescription(partition=0, status=found, refused=refused, story="", queued_bytes=0, disk_bytes=0)
+
+
+def view(counts: str, *, story: str = "level", step: str = "OPEN") -> PartitionView:
+    """`counts`: of the replicas a, b and c, those that do; `story` is that of a."""
+    stories = {"a": story, "b": "", "c": ""}
+    replicas = tuple(
+        OwnedReplica(storage=name, role="member", state="LIVE", durable_id=9, counts=name in counts, story=stories[name])
+        for name in "abc"
+    )
+    said = OwnedPartition(
+        partition=0, generation=1, session=3, step=step, waiting="", committed=9, last_id=9, low_mark=5, mounts=0,
+        tail_bytes=0, replicas=replicas,
+    )  # fmt: skip
+    return PartitionView(partition=0, owner="s", generation=1, replicas=dict.fromkeys("abc", Role.MEMBER), said=said)
+
+
+DAMAGED = Finding(code=Code.UNREADABLE, path="0/promise", detail="it cannot be read")
+LOST = PartitionDamaged("its promise file is gone")
+
+
+@pytest.mark.parametrize(
+    ("seen", "there", "state"),
+    [
+        (view("abc"), description(status()), State.COUNTS),
+        (view("bc", story="copying"), description(status()), State.COMES),
+        (view("bc", story="cannot connect"), None, State.COMES),
+        (view("abc"), None, State.COMES),
+        (view("bc"), description(None, LOST), State.LOST),
+        (view("abc"), description(None, LOST), State.LOST),
+        (view("bc"), description(status(is_available=False)), State.OFFLINE),
+        (view("bc", story="the damaged segment 0 is being replaced"), description(status(DAMAGED)), State.COMES),
+        (view("bc", story=GIVEN_UP + "so"), description(status(DAMAGED)), State.LOST),
+        (view("", story=GIVEN_UP + "so"), description(status(DAMAGED)), State.COMES),
+        (view("bc", story=GIVEN_UP + "so", step="VOTING"), description(status(DAMAGED)), State.COMES),
+    ],
+)
+def test_where_a_replica_stands(seen: PartitionView, there: PartitionDescription | None, state: State) -> None:
+    assert standing("a", seen, there).state is state
+
+
+def test_what_an_owner_gives_up_is_known_by_its_words() -> None:
+    """The words are the owner's; when they change there, this must change here."""
+    state = ReplicaState(session=3, closing=None, incarnation=UUID(int=1))
+    meta = PartitionMeta(
+        generation=1, session=4, opened=4, low_mark=9, members=("a", "b"), replicas=dict.fromkeys(("a", "b"), state)
+    )
+    recovery = Recovery(meta, dict.fromkeys(("a", "b"), Role.MEMBER))
+    recovery.opened("a", status(DAMAGED))
+    task = recovery.next_for("a")
+    assert isinstance(task, Wait)
+    assert task.why.startswith(GIVEN_UP)
+
+
+@pytest.mark.parametrize(("counts", "is_refused"), [("bc", False), ("b", True), ("", True), ("abc", False), ("ab", True)])
+def test_a_replica_is_set_aside_only_beside_a_majority(counts: str, is_refused: bool) -> None:
+    class Found:
+        partitions = (view(counts),)
+
+    plan = plan_for("a", Found(), {0: standing("a", view(counts), description(None, LOST))})  # type: ignore[arg-type]
+    assert (bool(plan.refusals), len(plan.steps), plan.danger) == (is_refused, 1, Danger.ASK)
+    assert len(plan.refusals) <= 1, "said once"
+
+
+# -- while the storage runs --------------------------------------------------------------------------------------------
+
+
+def test_the_examples_run(live: LocalCluster, waltzctl: Tool, tmp_path: Path) -> None:
+    place = ("--directory", live.directory)
+    for arguments in examples(waltzctl, ["storage", "recover"]):
+        if "--from" in arguments:
+            (tmp_path / "old").mkdir(exist_ok=True)
+            (tmp_path / "new").mkdir(exist_ok=True)
+            places = {"/mnt/old/waltz": str(tmp_path / "old"), "/var/lib/waltz": str(tmp_path / "new")}
+            told = waltzctl(*[places.get(word, word) for word in arguments])
+            assert (told.code, "W1004" in told.err) == (1, True)
+        else:
+            told = waltzctl(*arguments, *place)
+            assert (told.code, told.err) == (0, "")
+            assert told.out == "nothing to do: storage recover storage-1\n"
+
+
+def test_what_cannot_be_meant_is_said(live: LocalCluster, waltzctl: Tool) -> None:
+    for arguments, code, said in (
+        ((), 2, "Name a storage that runs, or two directories"),
+        (("--from", "a"), 2, "--from and --to go together"),
+        (("storage-1", "--from", "a", "--to", "b"), 2, "without the name of a storage"),
+        (("--from", "a", "--to", "b", "--timeout", "1"), 2, "--timeout"),
+        (("--from", "a", "--to", "b", "--reason", "x"), 2, "--reason"),
+        (("--from", "a", "--to", "a"), 2, "W1001"),
+        (("--from", "a", "--to", "b", "--partitions", "x"), 2, "'x' is no partition"),
+        (("storage-4", "--directory", live.directory), 3, "did you mean storage-"),
+        (("storage-1", "7", "--directory", live.directory), 3, "there is no partition 7"),
+        (("storage-1", "x", "--directory", live.directory), 2, "'x' is no partition"),
+        (("--from", data(live, "storage-1"), "--to", data(live, "storage-2")), 4, "W3001 a storage runs in"),
+    ):
+        told = waltzctl("storage", "recover", *arguments)
+        assert (told.code, said in told.err) == (code, True), (arguments, told.err)
+        assert "Traceback" not in told.err
+
+
+def test_a_storage_that_lost_its_disk_is_followed_until_it_counts(own: LocalCluster, waltzctl: Tool) -> None:
+    end(own, "storage-1")
+    told = waltzctl("storage", "recover", "storage-1", "--directory", own.directory)
+    assert (told.code, told.out) == (6, "")
+    assert "W4001 the storage storage-1 does not answer" in told.err
+    assert "start it, on an empty directory" in told.err
+    shutil.rmtree(data(own, "storage-1"))
+    own.start_one("storage-1")
+    found = follow(waltzctl, own, "storage-1")
+    if found["result"] == "done":  # else its owner was quicker than this command
+        assert {replica["state"] for replica in found["replicas"]} == {"counts"}
+        assert found["set_aside"] == []
+    assert follow(waltzctl, own, "storage-1")["result"] == "nothing-to-do"
+
+
+def test_a_replica_that_is_refused_is_set_aside_and_made_anew(own: LocalCluster, waltzctl: Tool) -> None:
+    place = ("--directory", own.directory)
+    end(own, "storage-2")
+    damage_promise(own, "storage-2", 0)
+    own.start_one("storage-2")
+    dry = waltzctl("storage", "recover", "storage-2", "0", "--dry-run", *place)
+    assert dry.code == 0, dry.err
+    assert dry.out.startswith(
+        "would do: storage recover storage-2\n  partition 0: set aside on storage-2, made anew and co"
+    )
+    assert "Nothing was changed." in dry.out
+    unasked = waltzctl("storage", "recover", "storage-2", *place)
+    assert (unasked.code, "say --yes" in unasked.err) == (2, True)
+    assert not (data(own, "storage-2") / "0.set-aside-1").exists()
+    found = follow(waltzctl, own, "storage-2", "--yes", "--reason", "its promise file is gone")
+    assert (found["result"], found["set_aside"]) == ("done", [0])
+    assert {replica["partition"]: replica["state"] for replica in found["replicas"]} == {0: "counts", 1: "counts"}
+    assert (data(own, "storage-2") / "0.set-aside-1" / PROMISE_NAME).exists()
+    assert follow(waltzctl, own, "storage-2")["result"] == "nothing-to-do"
+    history = json.loads(waltzctl("history", "-o", "json", *place).out)["history"][-1]
+    assert (history["verb"], history["subject"], history["outcome"]) == ("storage recover", "storage-2", "done")
+    assert history["reason"] == "its promise file is gone"
+    check_log(waltzctl, own)
+
+
+def test_the_last_sound_replicas_are_never_set_aside(own: LocalCluster, waltzctl: Tool) -> None:
+    place = ("--directory", own.directory)
+    end(own, "storage-1", "storage-2")
+    kept = {name: (data(own, name) / "1" / PROMISE_NAME).read_bytes() for name in ("storage-1", "storage-2")}
+    for name in kept:
+        damage_promise(own, name, 1)
+        own.start_one(name)
+    told = waltzctl("storage", "recover", "storage-1", "1", "--yes", *place)
+    assert (told.code, "W2100" in told.err, "--override storage-1" in told.err) == (5, True, True)
+    assert not list(data(own, "storage-1").glob("1.set-aside-*"))
+    end(own, *kept)
+    for name, content in kept.items():
+        (data(own, name) / "1" / PROMISE_NAME).write_bytes(content)
+        own.start_one(name)
+    for name in kept:
+        assert follow(waltzctl, own, name, "1")["result"] in ("done", "nothing-to-do")
+
+
+def test_what_does_not_come_in_time_is_said(own: LocalCluster, waltzctl: Tool) -> None:
+    place = ("--directory", own.directory)
+    server = own.blueprint.server_names[0]
+    end(own, server)
+    told = waltzctl("storage", "recover", "storage-1", "--timeout", "0.5", *place)
+    assert (told.code, told.out) == (7, "")
+    assert "W2171 not done within 0.5 seconds: partition 0: " in told.err
+    own.start_one(server)
+    assert (
+        waltzctl("storage", "availability", "storage-3", "1", "--offline", "--yes", "--confirm", "storage-3", *place).code
+        == 0
+    )
+    told = waltzctl("storage", "recover", "storage-3", "--timeout", "60", *place)
+    assert (told.code, "W2171" in told.err, "taken offline by an operator" in told.err) == (7, True, True)
+    assert "--online" in told.err
+    assert waltzctl("storage", "availability", "storage-3", "1", "--online", *place, "--yes").code == 0
+    assert follow(waltzctl, own, "storage-3")["result"] in ("done", "nothing-to-do")
+
+
+# -- while storages are stopped ----------------------------------------------------------------------------------------
+
+
+def test_a_lost_disk_is_filled_from_the_files_of_another_storage(own: LocalCluster, waltzctl: Tool) -> None:
+    for name in ("storage-2", "storage-3"):
+        assert follow(waltzctl, own, name)["result"] in ("done", "nothing-to-do")
+    end(own, "storage-2", "storage-3")
+    shutil.rmtree(data(own, "storage-3"))
+    words = ("storage", "recover", "--from", data(own, "storage-2"), "--to", data(own, "storage-3"))
+    told = waltzctl(*words)
+    assert (told.code, "W1003" in told.err) == (2, True), "a mount that is missing would not be noticed"
+    data(own, "storage-3").mkdir()
+    dry = waltzctl(*words, "--dry-run")
+    assert dry.code == 0, dry.err
+    assert "can be taken" in dry.out
+    assert os.listdir(data(own, "storage-3")) == []
+    found = json.loads(waltzctl(*words, "--yes", "-o", "json").out)
+    assert (found["version"], found["result"], found["is_new"]) == (1, "done", True)
+    taken = {one["partition"]: one for one in found["partitions"]}
+    assert {one["state"] for one in taken.values()} == {"taken"}
+    last_id = taken[0]["last_id"]
+    assert FIRST // 2 < last_id <= max(ACKNOWLEDGED) + 1, "one may have been written and not answered"
+    again = waltzctl(*words)
+    assert (again.code, "left as it is" in again.out) == (0, True)
+    assert all(len(line) <= 80 for line in again.out.splitlines()[1:])
+    assert waltzctl("verify-segments", data(own, "storage-3")).code == 0
+
+    sealed = sorted((data(own, "storage-3") / "0").glob("*.seg"))[:-1]
+    before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in sealed}
+    assert len(before) >= 3
+    own.start_one("storage-2")
+    append(own, MORE)
+    own.start_one("storage-3")
+    follow(waltzctl, own, "storage-3")
+    described = json.loads(waltzctl("storage", "describe", "storage-3", "-o", "json", "--directory", own.directory).out)
+    assert described["assigned"][0]["status"]["last_id"] >= last_id + MORE
+    assert MORE <= described["statistics"]["appended_records"] < last_id, "only the rest was copied"
+    assert {name: _facts(data(own, "storage-3") / "0" / name) for name in before} == before
+    check_log(waltzctl, own)
+    compared = waltzctl("partition", "compare", "0", "--directory", own.directory)
+    assert compared.code == 0, compared.out
+    assert own.stop() == []
+    assert waltzctl("verify-segments", *(data(own, f"storage-{number}") for number in (1, 2, 3))).code == 0
+    own.start()
+
+
+def _facts(path: Path) -> tuple[int, int]:
+    return path.stat().st_ino, path.stat().st_mtime_ns
+
+
+def test_what_is_damaged_in_the_source_is_told_from_what_is_not(storage: Path, tmp_path: Path, waltzctl: Tool) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    path = storage / "1" / segment_name(0)
+    content = bytearray(path.read_bytes())
+    content[3000] ^= 1
+    path.write_bytes(content)
+    words = ("storage", "recover", "--from", storage, "--to", target)
+    told = waltzctl(*words)
+    assert told.code == 7
+    assert "partition 1: W2170" in told.err
+    assert "bytes " in told.err
+    assert (target / "0" / PROMISE_NAME).exists()
+    assert not (target / "1").exists()
+    alone = waltzctl(*words, "--partitions", "1", "-o", "json")
+    assert alone.code == 8
+    found = json.loads(alone.out)
+    assert (found["result"], found["partitions"][0]["error"]["code"]) == ("refused", "W2170")
+    assert waltzctl("verify-segments", target).code == 0
+    assert waltzctl("storage", "recover", "--from", storage, "--to", target, "--partitions", "9999").code == 3
+
+
+def test_a_person_sees_what_was_set_aside(storage: Path, tmp_path: Path, waltzctl: Tool) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    assert waltzctl("storage", "recover", "--from", storage, "--to", target).code == 0
+    os.remove(join(str(target), f"0/{PROMISE_NAME}"))
+    dry = waltzctl("storage", "recover", "--from", storage, "--to", target, "--dry-run")
+    assert "partition 0: what is there will be set aside; damaged-promise-file" in dry.out
+    told = waltzctl("storage", "recover", "--from", storage, "--to", target)
+    assert told.code == 0
+    assert f"partition 0: what was there is in {target}/0.set-aside-1" in told.out
+    assert (target / "0.set-aside-1" / index_name(0)).exists()
+    assert (target / CONTROL_NAME).exists()

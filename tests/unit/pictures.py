@@ -1,0 +1,91 @@
+"""Pictures of a cluster as `waltzctl.overview` makes them, for tests: all well, and then made worse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from waltzctl.overview import Call, Overview, PartitionView, ServerView, StorageView
+from waltzd.errors import WaltzError
+from waltzd.meta import ClusterMeta, Role, ServerMeta, StorageMeta
+from waltzd.owner import OwnedPartition, OwnedReplica, PartitionStatistics, ServerDescription
+from waltzd.process import Vitals
+from waltzd.replica import PartitionDescription, ReplicaStatus, Statistics, StorageDescription
+
+KEY = UUID(int=7)
+NOW_MS = 1_800_000_000_000
+STORAGES = ("s1", "s2", "s3")
+SERVERS = ("a", "b")
+
+
+def replica(storage: str, *, counts: bool = True, state: str = "LIVE", story: str = "level") -> OwnedReplica:
+    return OwnedReplica(storage=storage, role="member", state=state, durable_id=99, counts=counts, story=story)
+
+
+def owned(number: int, replicas: tuple[OwnedReplica, ...], **changes: Any) -> OwnedPartition:
+    fields: dict[str, Any] = {
+        "partition": number, "generation": 1, "session": 1, "step": "OPEN", "waiting": "", "committed": 99, "last_id": 99,
+        "low_mark": -1, "mounts": 1, "tail_bytes": 10, "replicas": replicas, "statistics": PartitionStatistics(),
+    }  # fmt: skip
+    return OwnedPartition(**{**fields, **changes})
+
+
+def held(number: int, **changes: Any) -> PartitionDescription:
+    status = ReplicaStatus(
+        partition=number, incarnation=UUID(int=1), promised_session=1, session=1, low_mark=-1, local_low_mark=-1,
+        committed=99, last_id=99, is_available=True, is_full=False, segments=1, findings=(),
+    )  # fmt: skip
+    return PartitionDescription(
+        partition=number, status=replace(status, **changes), refused=None, story=f"partition {number}: holds ids",
+        queued_bytes=0, disk_bytes=0,
+    )  # fmt: skip
+
+
+def server(name: str, **changes: Any) -> ServerView:
+    """`changes`: of its description."""
+    meta = ServerMeta(name=name, listen=f"{name}:1", admin_listen=f"{name}:2", instance=UUID(int=2), version="1")
+    fields: dict[str, Any] = {
+        "name": name, "cluster_key": KEY, "instance": UUID(int=2), "version": "1", "uptime_ms": 1, "is_connected": True,
+        "is_draining": False, "is_leader": name == "a", "partitions": (),
+        "vitals": Vitals(time_ms=NOW_MS, open_files=10, open_files_max=1000),
+    }  # fmt: skip
+    said = ServerDescription(**{**fields, **changes})
+    return ServerView(meta=meta, said=said, error=None, call=Call(middle_ms=NOW_MS, milliseconds=4))
+
+
+def storage(name: str, *, partitions: int = 4, group: str = "", **changes: Any) -> StorageView:
+    meta = StorageMeta(name=name, listen=f"{name}:1", admin_listen=f"{name}:2", group=group or name)
+    fields: dict[str, Any] = {
+        "cluster_key": KEY, "partitions": 4, "directory": f"data/{name}", "version": "1", "free_bytes": 1 << 40,
+        "uptime_ms": 1, "is_draining": False, "assigned": tuple(held(number) for number in range(partitions)),
+        "statistics": Statistics(), "vitals": Vitals(time_ms=NOW_MS, open_files=10, open_files_max=1000),
+    }  # fmt: skip
+    said = StorageDescription(**{**fields, **changes})
+    return StorageView(meta=meta, said=said, error=None, call=Call(middle_ms=NOW_MS, milliseconds=4))
+
+
+def partition(number: int, *, owner: str | None = None, **changes: Any) -> PartitionView:
+    said = owned(number, tuple(replica(name) for name in STORAGES))
+    fields: dict[str, Any] = {
+        "partition": number, "owner": owner or SERVERS[number % 2], "generation": 1,
+        "replicas": dict.fromkeys(STORAGES, Role.MEMBER), "said": said,
+    }  # fmt: skip
+    return PartitionView(**{**fields, **changes})
+
+
+def well(**changes: Any) -> Overview:
+    """Two servers, three storages, four partitions."""
+    fields: dict[str, Any] = {
+        "meta": ClusterMeta(name="trial", key=KEY, partitions=4, created="2026-01-01"),
+        "leader": "a",
+        "servers": tuple(server(name) for name in SERVERS),
+        "storages": tuple(storage(name) for name in STORAGES),
+        "partitions": tuple(partition(number) for number in range(4)),
+    }
+    return Overview(**{**fields, **changes})
+
+
+def silent(view: Any, error: WaltzError) -> Any:
+    """A server or a storage that does not answer."""
+    return replace(view, said=None, error=error)

@@ -1,0 +1,184 @@
+"""The doctor's rules: each has a picture that passes, ones that do not, and one that nobody could look at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.pictures import NOW_MS, STORAGES, held, owned, partition, replica, server, silent, storage, well
+from waltzctl.diagnosis import AGAIN, Facts, Grade, ZooKeeperServer, diagnose
+from waltzctl.overview import Overview
+from waltzd.errors import CannotConnect
+from waltzd.histogram import Durations
+from waltzd.meta import Role
+from waltzd.process import Vitals
+from waltzd.replica import Statistics
+
+GONE = CannotConnect("nobody listens there")
+ENSEMBLE = tuple(
+    ZooKeeperServer(address=f"zk{number}:2181", mode="leader" if number == 1 else "follower", milliseconds=1.0)
+    for number in (1, 2, 3)
+)
+
+
+def flushing(*seconds: float) -> Statistics:
+    durations = Durations()
+    for one in seconds:
+        durations.add(one)
+    return Statistics(groups=len(seconds), group_microseconds_max=5, flush=durations.histogram())
+
+
+def sound() -> Overview:
+    return well(storages=tuple(storage(name, statistics=flushing(0.002)) for name in STORAGES))
+
+
+def facts(overview: Overview | None = None, **changes: Any) -> Facts:
+    fields: dict[str, Any] = {
+        "overview": overview or sound(), "coordinator_error": None, "coordinator_ms": 2.0, "ensemble": ENSEMBLE,
+        "tool_version": "1", "is_secured": True, "certificate_days": {"waltzctl": 300.0, "s1": 100.0},
+    }  # fmt: skip
+    return Facts(**{**fields, **changes})
+
+
+def grades(found: Facts) -> dict[str, Grade]:
+    """Those that do not pass."""
+    return {check.name: check.grade for check in diagnose(found) if check.grade is not Grade.PASS}
+
+
+def finding(found: Facts, name: str) -> str:
+    return next(check.finding for check in diagnose(found) if check.name == name)
+
+
+def with_storage(**changes: Any) -> Overview:
+    picture = sound()
+    return replace(picture, storages=(storage("s1", **{"statistics": flushing(0.002), **changes}), *picture.storages[1:]))
+
+
+def with_partition(view: Any) -> Overview:
+    return replace(sound(), partitions=(view,))
+
+
+def test_all_is_well() -> None:
+    assert grades(facts()) == {}
+    names = [check.name for check in diagnose(facts())]
+    assert len(set(names)) == len(names)
+
+
+def test_every_check_that_does_not_pass_has_a_fix() -> None:
+    ill = facts(
+        replace(well(), storages=tuple(silent(storage(name), GONE) for name in STORAGES), moves={0: ("s1",)}),
+        coordinator_error="gone", ensemble=(), tool_version="2",
+    )  # fmt: skip
+    assert all(check.fix for check in diagnose(ill) if check.grade in (Grade.FAIL, Grade.WARN))
+    assert len(grades(ill)) > 8
+
+
+@pytest.mark.parametrize(
+    ("ill", "name", "grade", "said"),
+    [
+        (with_storage(free_bytes=1 << 30), "free space", Grade.WARN, "s1 has 1.1 GB free in data/s1"),
+        (with_storage(free_bytes=1 << 20), "free space", Grade.FAIL, "s1 has"),
+        (with_storage(assigned=(held(0, is_full=True),)), "free space", Grade.FAIL, "writes wait for space"),
+        (with_storage(statistics=flushing(0.1)), "flush latency", Grade.WARN, "s1 takes"),
+        (with_storage(statistics=flushing(*[0.001] * 9, 5.0)), "flush latency", Grade.FAIL, "ms (p99) to write and flush"),
+        (with_storage(statistics=Statistics()), "flush latency", Grade.UNKNOWN, "s1 has written nothing"),
+        (with_storage(assigned=(held(0, is_available=False),)), "damaged replicas", Grade.WARN, "s1: partition 0"),
+        (with_storage(assigned=(replace(held(0), status=None),)), "damaged replicas", Grade.FAIL, "s1: partition 0"),
+        (with_storage(version="0.9"), "versions", Grade.WARN, "0.9: s1; 1: waltzctl, a, b, s2, s3"),
+        (with_storage(vitals=None), "clocks", Grade.UNKNOWN, "s1 does not tell its time"),
+        (with_storage(vitals=None), "open files", Grade.UNKNOWN, "s1 does not tell"),
+        (with_storage(vitals=Vitals(time_ms=NOW_MS, open_files=70, open_files_max=100)), "open files", Grade.WARN, "70 of"),
+        (with_storage(vitals=Vitals(time_ms=NOW_MS, open_files=99, open_files_max=100)), "open files", Grade.FAIL, "99 of"),
+        (with_storage(vitals=Vitals(time_ms=NOW_MS + 2_000, open_files=1, open_files_max=9)), "clocks", Grade.WARN,
+         "s1 is 2,000 ms ahead of a"),
+        (with_storage(vitals=Vitals(time_ms=NOW_MS - 90_000, open_files=1, open_files_max=9)), "clocks", Grade.FAIL,
+         "a is 90,000 ms ahead of s1"),
+        (with_storage(assigned=tuple(held(number) for number in range(5))), "forgotten replicas", Grade.WARN,
+         "s1 holds partition 4, which nobody wants from it"),
+        (replace(sound(), moves={1: ("s1",), 2: ("s1",)}), "unfinished moves", Grade.WARN, "partitions 1-2"),
+        (replace(sound(), servers=(server("a"), server("b", is_draining=True))), "drained servers", Grade.WARN, "b takes"),
+        (replace(sound(), servers=()), "processes", Grade.FAIL, "no server is up"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_is_found(ill: Overview, name: str, grade: Grade, said: str) -> None:
+    assert grades(facts(ill))[name] is grade
+    assert said in finding(facts(ill), name)
+
+
+@pytest.mark.parametrize(
+    ("counting", "members", "grade"),
+    [("s1 s2 s3", 3, None), ("s1 s2", 3, Grade.WARN), ("s1", 1, Grade.WARN), ("s1", 2, Grade.FAIL), ("s1 s2", 2, None)],
+)
+def test_the_quorum_margin(counting: str, members: int, grade: Grade | None) -> None:
+    names = STORAGES[:members]
+    replicas = tuple(replica(name, counts=name in counting.split()) for name in names)
+    view = partition(0, said=owned(0, replicas), replicas=dict.fromkeys(names, Role.MEMBER))
+    assert grades(facts(with_partition(view))).get("quorum margin") is grade
+
+
+def test_a_margin_that_nobody_told() -> None:
+    view = replace(partition(0), said=None)
+    found = facts(with_partition(view))
+    assert grades(found)["quorum margin"] is Grade.UNKNOWN
+    assert finding(found, "quorum margin") == "nobody says how partition 0 are"
+
+
+def test_lag() -> None:
+    late = replace(replica("s2"), durable_id=5)
+    view = partition(0, said=owned(0, (replica("s1"), late, replica("s3")), committed=200_000))
+    assert "partition 0 on s2 is 199,995 ids behind (live)" in finding(facts(with_partition(view)), "replica lag")
+
+
+def test_all_replicas_in_one_group() -> None:
+    picture = replace(sound(), storages=tuple(storage(name, group="rack", statistics=flushing(0.002)) for name in STORAGES))
+    assert grades(facts(picture)) == {"failure domains": Grade.WARN}
+    assert finding(facts(picture), "failure domains") == "all replicas of partitions 0-3 are in the group rack"
+
+
+def test_what_could_not_be_looked_at_is_unknown() -> None:
+    picture = replace(sound(), storages=(*sound().storages[:2], silent(storage("s3"), GONE)))
+    found = {check.name: check for check in diagnose(facts(picture))}
+    for name in ("damaged replicas", "free space", "flush latency", "clocks", "open files", "versions"):
+        assert (found[name].grade, found[name].fix) == (Grade.UNKNOWN, AGAIN), name
+        assert "s3 does not answer" in found[name].finding
+    lost = {check.name: check.grade for check in diagnose(facts(coordinator_error="gone", coordinator_ms=None))}
+    assert lost["ZooKeeper latency"] is Grade.FAIL
+    assert lost["unfinished moves"] is lost["forgotten replicas"] is Grade.UNKNOWN
+
+
+def test_what_is_worse_hides_nothing() -> None:
+    """The grade is the worst one; the finding has everything."""
+    one, two, three = sound().storages
+    picture = replace(sound(), storages=(storage("s1", free_bytes=1 << 20), silent(two, GONE), three))
+    assert one.meta.name == "s1"
+    assert grades(facts(picture))["free space"] is Grade.FAIL
+    assert "s2 does not answer" in finding(facts(picture), "free space")
+
+
+def test_zookeeper() -> None:
+    assert grades(facts(coordinator_ms=70.0)) == {"ZooKeeper latency": Grade.WARN}
+    assert grades(facts(coordinator_ms=1500.0)) == {"ZooKeeper latency": Grade.FAIL}
+    alone = (ZooKeeperServer(address="zk:1", mode="standalone", milliseconds=1.0),)
+    assert grades(facts(ensemble=alone)) == {"ZooKeeper ensemble": Grade.WARN}
+    mute = ZooKeeperServer(address="zk:1", mode=None, milliseconds=None, trouble="no answer")
+    assert grades(facts(ensemble=(mute,))) == {"ZooKeeper ensemble": Grade.UNKNOWN}
+    assert grades(facts(ensemble=(*ENSEMBLE, mute))) == {"ZooKeeper ensemble": Grade.WARN}
+
+
+@pytest.mark.parametrize(
+    ("days", "grade"), [(300.0, None), (29.0, Grade.WARN), (6.0, Grade.FAIL), (-1.0, Grade.FAIL), (None, Grade.UNKNOWN)]
+)
+def test_certificates(days: float | None, grade: Grade | None) -> None:
+    assert grades(facts(certificate_days={"a": days, "s1": 200.0})).get("certificates") is grade
+    assert grades(facts(certificate_days={}, is_secured=False)) == {}
+
+
+def test_clocks_are_only_compared_as_well_as_they_were_measured() -> None:
+    """An answer that took two seconds tells nothing about one second."""
+    ahead = storage("s1", statistics=flushing(0.002), vitals=Vitals(time_ms=NOW_MS + 1000, open_files=1, open_files_max=9))
+    slow = replace(ahead, call=replace(ahead.call, milliseconds=2000.0))
+    assert "clocks" in grades(facts(replace(sound(), storages=(ahead, *sound().storages[1:]))))
+    assert "clocks" not in grades(facts(replace(sound(), storages=(slow, *sound().storages[1:]))))

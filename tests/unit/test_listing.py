@@ -1,0 +1,106 @@
+"""One list in all its forms: what a person sees at 80 columns, and what scripts get."""
+
+from __future__ import annotations
+
+import csv
+import enum
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from waltzctl.listing import FORMS, Column, Listing, listed, put
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+ROWS: list[dict[str, Any]] = [
+    {"name": "one", "size_of_it": 12345, "is_up": True, "groups": ["a", "b"], "colour": Colour.RED, "why": None, "more": 1},
+    {"name": "two, [bold]", "size_of_it": 0, "is_up": False, "groups": (), "colour": Colour.RED, "why": 'a "b"', "more": 2},
+]
+COLUMNS = (
+    Column("name"), Column("size of it", is_right=True), Column("is up"), Column("groups"),
+    Column("colour", is_wide=True), Column("why", is_wide=True),
+)  # fmt: skip
+FOUND = Listing(kind="things", columns=COLUMNS, rows=ROWS, nothing="There are no things.")
+Shown = Callable[..., str]
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Shown:
+    def show(form: str, found: Listing = FOUND, **more: Any) -> str:
+        put(found, form, **more)
+        said = capsys.readouterr()
+        assert said.err == ""
+        return said.out
+
+    return show
+
+
+def test_a_table(shown: Shown) -> None:
+    lines = [line.rstrip() for line in shown("table").splitlines() if line.strip()]
+    assert lines[0].split() == ["name", "size", "of", "it", "is", "up", "groups"]
+    assert lines[2].split() == ["one", "12,345", "yes", "a,", "b"]
+    assert lines[3].split() == ["two,", "[bold]", "0", "no"]
+    assert "red" not in "".join(lines)
+
+
+def test_a_table_is_at_most_80_columns_wide_and_loses_nothing(shown: Shown) -> None:
+    name = "x" * 200
+    text = shown("table", Listing(kind="t", columns=COLUMNS[:1], rows=[{"name": name}], nothing=""))
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("x") == 200
+
+
+def test_the_wide_form_has_all_columns_each_on_one_line(shown: Shown) -> None:
+    lines = [line for line in shown("wide").splitlines() if line.strip()]
+    assert len(lines) == 2 + len(ROWS)
+    assert lines[2].split() == ["one", "12,345", "yes", "a,", "b", "red"]
+
+
+@pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_for_programs(shown: Shown, form: str, read: Callable[[str], Any]) -> None:
+    found = read(shown(form, leader="one"))
+    assert list(found) == ["version", "leader", "things"]
+    assert (found["version"], found["leader"]) == (1, "one")
+    assert found["things"][0] == {**ROWS[0], "colour": "red"}
+    assert found["things"][1] == {**ROWS[1], "groups": [], "colour": "red"}
+
+
+def test_for_spreadsheets(shown: Shown) -> None:
+    found = list(csv.reader(io.StringIO(shown("csv"))))
+    assert found == [
+        ["name", "size_of_it", "is_up", "groups", "colour", "why"],
+        ["one", "12345", "true", "a b", "red", ""],
+        ["two, [bold]", "0", "false", "", "red", 'a "b"'],
+    ]
+
+
+def test_only_names(shown: Shown) -> None:
+    assert shown("name") == "one\ntwo, [bold]\n"
+
+
+def test_nothing(shown: Shown) -> None:
+    empty = Listing(kind="things", columns=COLUMNS, rows=[], nothing="There are no things.")
+    assert shown("table", empty) == shown("wide", empty) == "There are no things.\n"
+    assert json.loads(shown("json", empty)) == {"version": 1, "things": []}
+    assert shown("csv", empty) == "name,size_of_it,is_up,groups,colour,why\n"
+    assert shown("name", empty) == ""
+
+
+def test_a_command_gets_the_form() -> None:
+    @click.command
+    @listed
+    def command(output: str) -> int:
+        return FORMS.index(output)
+
+    assert [command.main(["-o", form], standalone_mode=False) for form in FORMS] == list(range(len(FORMS)))
+    assert command.main([], standalone_mode=False) == FORMS.index("table")
+    with pytest.raises(click.UsageError):
+        command.main(["-o", "xml"], standalone_mode=False)

@@ -1,0 +1,151 @@
+"""One transaction that a person typed: from words to a payload and locks, and what became of it.
+
+It is appended as an application would do it, once. There are three ends: it has an id, it is refused and certainly not in
+the log, or nobody could find out in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from waltzd import Client, Lock
+from waltzd.disk import translate
+from waltzd.errors import BadArgument, OutcomeUnknown, TooLarge, TransactionRefused, WaltzError
+from waltzd.lock import Mode
+from waltzd.outcome import Committed, Outcome, Reason, Rejected
+
+PAYLOAD_BYTES_MAX = 1 << 30
+"""Beyond what any record can be; the servers have a limit of their own."""
+LOCK_FORM = "write it as MODE:NAME:ID with the mode read, write or append, like write:account:17"
+LOCK_ID_MIN, LOCK_ID_MAX = -(1 << 63), (1 << 64) - 1
+_LOCK = re.compile(r"(?P<mode>[a-z]+):(?P<name>.+):(?P<id>-?[0-9]{1,20})", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    partition: int
+    outcome: Outcome
+    size: int
+    client: int
+    mark: int
+    """What the locks were compared with."""
+    lock: str | None
+    """The one that failed, as it was typed."""
+    seconds: float
+
+    @property
+    def id(self) -> int | None:
+        return self.outcome.id if isinstance(self.outcome, Committed) else None
+
+    @property
+    def reason(self) -> str | None:
+        return self.outcome.reason.name if isinstance(self.outcome, Rejected) else None
+
+    @property
+    def conflict_id(self) -> int | None:
+        return self.outcome.conflict_id if isinstance(self.outcome, Rejected) and self.lock is not None else None
+
+    @property
+    def result(self) -> str:
+        return type(self.outcome).__name__.lower()
+
+    @property
+    def error(self) -> WaltzError | None:
+        """What to tell when it is not in the log, or nobody knows."""
+        if isinstance(self.outcome, Committed):
+            return None
+        if isinstance(self.outcome, Rejected):
+            return TransactionRefused(
+                f"partition {self.partition} refused it: {self._why(self.outcome)}", next_step=self._advice(self.outcome)
+            )
+        return OutcomeUnknown(
+            f"partition {self.partition} did not say in time what became of it",
+            next_step=f"when the partition takes transactions again, look for it with `waltzctl txn grep {self.partition} "
+            f"--from {self.mark + 1} --client {self.client}`, before you append it again",
+        )
+
+    def _why(self, refused: Rejected) -> str:
+        at = f"{refused.conflict_id}, above the mark {self.mark}"
+        return (
+            f"{refused.reason.name}, "
+            + {
+                Reason.REAL: f"the lock {self.lock} was marked by transaction {at}",
+                Reason.IN_FLIGHT: f"the lock {self.lock} is marked by transaction {at}, which is not decided yet",
+                Reason.FLOOR: f"the lock {self.lock} is not known any more, and may have been marked up to id {at}",
+                Reason.NEW_OWNER: f"the owner is new and does not know the lock {self.lock} up to id {at}",
+                Reason.LOST: "a fail-over came between, and it never reached the log",
+            }[refused.reason]
+        )
+
+    def _advice(self, refused: Rejected) -> str:
+        if refused.reason is Reason.LOST:
+            return "append it again"
+        return f"look at what is written up to id {refused.conflict_id}; if it still holds, --mark {refused.conflict_id}"
+
+
+def lock_of(text: str) -> Lock:
+    found = _LOCK.fullmatch(text)
+    modes = {mode.name.lower(): mode for mode in Mode}
+    if found is None or found["mode"] not in modes:
+        raise BadArgument(f"--lock {text}: this is no lock", next_step=LOCK_FORM)
+    return Lock(found["name"], lock_id(int(found["id"])), modes[found["mode"]])
+
+
+def lock_id(number: int) -> int:
+    if not LOCK_ID_MIN <= number <= LOCK_ID_MAX:
+        raise BadArgument(f"the id of a lock has 64 bits; {number} does not fit")
+    return number
+
+
+def spelled(lock: Lock) -> str:
+    return f"{lock.mode.name.lower()}:{lock.name}:{lock.id}"
+
+
+def payload_of(text: str | None, file: str | None) -> bytes:
+    """What is to be appended; from standard input when that was said."""
+    if (text is None) == (file is None):
+        raise BadArgument("say what is to be appended: a text, or --file FILE; `--file -` reads standard input")
+    if text is not None:
+        return text.encode(errors="surrogateescape")
+    assert file is not None
+    try:
+        if file == "-":
+            payload = sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1)
+        else:
+            with Path(file).open("rb") as opened:
+                payload = opened.read(PAYLOAD_BYTES_MAX + 1)
+    except OSError as error:
+        raise translate(error, f"reading {file}") from error
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise TooLarge(f"{file} has more than {PAYLOAD_BYTES_MAX} bytes", next_step="append less at once")
+    return payload
+
+
+async def submit(
+    client: Client, partition: int, payload: bytes, *, header: int, locks: Sequence[Lock], mark: int | None
+) -> Submitted:
+    clock = asyncio.get_running_loop().time
+    committed = await client.high_water_mark(partition)
+    if mark is not None and mark > committed:
+        raise BadArgument(
+            f"--mark {mark}: nobody can have seen that yet; the high-water mark of partition {partition} is {committed}",
+            not_done="nothing was appended",
+        )
+    seen = committed if mark is None else mark
+    began = clock()
+    outcome = await client.append(payload, partition=partition, header=header, locks=locks, mark=seen)
+    failed = next((spelled(lock) for lock in locks if isinstance(outcome, Rejected) and lock.hash == outcome.lock), None)
+    return Submitted(
+        partition=partition,
+        outcome=outcome,
+        size=len(payload),
+        client=client.client_id,
+        mark=seen,
+        lock=failed,
+        seconds=clock() - began,
+    )

@@ -1,0 +1,281 @@
+"""`waltzctl config`: configuration files, what stands in them, and what is in force without standing there.
+
+A file does not say which daemon it is for; its keys do. All that is wrong with it is said at once, by the reader that the
+daemons themselves use, so nothing that passes here is refused there. No daemon is asked, and nothing is changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import yaml
+
+from waltzctl.listing import Column, Listing, put
+from waltzctl.main import exit_codes
+from waltzctl.reach import Reach, reaching, unknown
+from waltzctl.render import count, put_json
+from waltzd import config_file
+from waltzd.config import ServerConfig, StorageConfig
+from waltzd.errors import EXIT_OK, EXIT_USAGE, BadConfig, KindUnknown
+from waltzd.setting import Setting, declared, spell
+
+KINDS: dict[str, type[Any]] = {"storage": StorageConfig, "server": ServerConfig}
+_NOT_DONE = "nothing was started or changed"
+_PROBLEM = re.compile(r"line ([0-9]+): (.*)", re.DOTALL)
+_LABELS = {"storage": "a storage", "server": "a server"}
+
+_output = click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
+)
+_kind = click.option("--kind", type=click.Choice(list(KINDS)), help="Of which daemon; otherwise the keys tell.")
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    path: str
+    kind: str | None
+    problems: tuple[tuple[int | None, str], ...]
+    """(line, what is wrong)"""
+
+
+def keys_of(text: str) -> dict[str, int]:
+    """The keys of a file and their lines, as far as it can be followed. By events: nothing is believed or built."""
+    keys: dict[str, int] = {}
+    depth, is_key = 0, True
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.CollectionStartEvent):
+                if depth == 0 and not isinstance(event, yaml.MappingStartEvent):
+                    break
+                depth += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            elif not isinstance(event, yaml.NodeEvent):
+                continue
+            if depth == 1 and isinstance(event, yaml.ScalarEvent) and is_key:
+                assert event.start_mark is not None
+                keys.setdefault(str(event.value), event.start_mark.line + 1)
+            if depth == 1 and not isinstance(event, yaml.MappingStartEvent):
+                is_key = not is_key
+    except (yaml.YAMLError, ValueError, OverflowError):  # the reader of settings says what is wrong there
+        pass
+    return keys
+
+
+def kind_of(keys: dict[str, int]) -> str | None:
+    """The daemon whose own keys there are more of."""
+    known = {kind: set(declared(settings)) for kind, settings in KINDS.items()}
+    own = {kind: names - set().union(*(known[other] for other in KINDS if other != kind)) for kind, names in known.items()}
+    found = {kind: len(names & keys.keys()) for kind, names in own.items()}
+    most = [kind for kind, number in found.items() if number == max(found.values())]
+    return most[0] if len(most) == 1 else None
+
+
+def loaded(path: str, kind: str | None) -> tuple[str, Any, dict[str, int]]:
+    """Which daemon it is for, its settings, and the lines of its keys."""
+    try:
+        with open(path, "rb") as file:
+            keys = keys_of(file.read(config_file.TEXT_BYTES_MAX + 1).decode("utf-8"))
+    except (OSError, UnicodeDecodeError):  # said below, by the reader of settings
+        keys = {}
+        config_file.load(path, StorageConfig)
+    kind = kind or kind_of(keys)
+    if kind is None:
+        raise KindUnknown(f"{path}: its keys do not tell whether these are the settings of a storage or of a server")
+    try:
+        return kind, config_file.load(path, KINDS[kind]), keys
+    except BadConfig as error:
+        raise BadConfig(
+            error.message,
+            not_done=_NOT_DONE,
+            next_step="correct the file; `waltzctl config explain SETTING` says what a setting means",
+            kind=kind,
+        ) from error
+
+
+def verdict_of(path: str, kind: str | None) -> Verdict:
+    try:
+        kind, _, _ = loaded(path, kind)
+    except KindUnknown as error:
+        return Verdict(path=path, kind=None, problems=((None, f"{_without(path, error.message)}; say --kind"),))
+    except BadConfig as error:
+        return Verdict(path=path, kind=error.facts.get("kind", kind), problems=tuple(_problems(path, error.message)))
+    return Verdict(path=path, kind=kind, problems=())
+
+
+def _without(path: str, message: str) -> str:
+    return message.removeprefix(f"{path}: ")
+
+
+def _problems(path: str, message: str) -> list[tuple[int | None, str]]:
+    """The problems that one message tells, taken apart again."""
+    head, *lines = message.split("\n  ")
+    texts = lines if re.fullmatch(re.escape(path) + r" has [0-9]+ problems:", head) else [_without(path, message)]
+    found = [(_PROBLEM.fullmatch(text), text) for text in texts]
+    return [(int(match[1]), match[2]) if match else (None, text) for match, text in found]
+
+
+@click.command("validate", epilog=exit_codes())
+@click.argument("files", nargs=-1, required=True, metavar="FILE…")
+@_kind
+@_output
+def validate(files: tuple[str, ...], kind: str | None, output: str) -> int:
+    """Check configuration files: everything that is wrong with each of them, and the line where it stands.
+
+    Certificates and directories are not looked at: they may be on another machine. Ends with 2 when anything is wrong.
+
+    \b
+    Examples:
+      waltzctl config validate configs/storage.yml configs/server.yml
+      waltzctl config validate configs/server.yml --kind server -o json
+    """
+    verdicts = [verdict_of(path, kind) for path in files]
+    is_sound = all(not verdict.problems for verdict in verdicts)
+    if output == "json":
+        put_json(
+            {
+                "result": "sound" if is_sound else "problems",
+                "files": [
+                    {
+                        "path": verdict.path,
+                        "kind": verdict.kind,
+                        "problems": [{"line": line, "text": text} for line, text in verdict.problems],
+                    }
+                    for verdict in verdicts
+                ],
+            }
+        )
+    else:
+        for verdict in verdicts:
+            _put_verdict(verdict)
+    return EXIT_OK if is_sound else EXIT_USAGE
+
+
+def _put_verdict(verdict: Verdict) -> None:
+    whose = f"settings of {_LABELS[verdict.kind]}" if verdict.kind else "a file"
+    if not verdict.problems:
+        click.echo(f"{verdict.path}: sound, {whose}")
+        return
+    click.echo(f"{verdict.path}: {whose} with {count(len(verdict.problems), 'problem')}")
+    for line, text in verdict.problems:
+        click.echo(textwrap.indent(f"line {line}: {text}" if line is not None else text, "  "))
+
+
+@click.command("show", epilog=exit_codes())
+@click.argument("file", metavar="FILE")
+@_kind
+@_output
+def show(file: str, kind: str | None, output: str) -> int:
+    """Show every setting that a configuration file puts in force, and whether the file or the default says so.
+
+    \b
+    Examples:
+      waltzctl config show configs/storage.yml
+      waltzctl config show configs/server.yml -o json
+    """
+    kind, settings, lines = loaded(file, kind)
+    rows = []
+    for name, value in config_file.resolved(settings).items():
+        line = lines.get(name)
+        origin = "default" if line is None else f"line {line}"
+        rows.append(
+            {"setting": name, "value": None if getattr(settings, name) is None else value, "origin": origin, "line": line}
+        )
+    columns = (Column("setting"), Column("value"), Column("origin"))
+    put(Listing(kind="settings", columns=columns, rows=rows, nothing=""), output, path=file, daemon=kind)
+    return EXIT_OK
+
+
+# -- meanings ----------------------------------------------------------------------------------------------------------
+
+
+@reaching
+def _meant(*, reach: Reach, output: str) -> int:
+    """Which cluster a command means here."""
+    rows = [{"setting": name, "value": value, "origin": origin} for name, (value, origin) in reach.origins.items()]
+    if output == "table":
+        click.echo(f"cluster {reach.name}{', protected' if reach.is_protected else ''}")
+    columns = (Column("setting"), Column("value"), Column("origin"))
+    put(
+        Listing(kind="values", columns=columns, rows=rows, nothing=""), output,
+        cluster=reach.name, coordinator=reach.hosts, root=reach.root, is_protected=reach.is_protected,
+    )  # fmt: skip
+    return EXIT_OK
+
+
+def _optional(command: Callable[..., int]) -> Callable[..., int]:
+    """With the options that say which cluster is meant; what they mean is looked for only when that is asked."""
+    return functools.wraps(_meant, assigned=())(command)
+
+
+@click.command("explain", epilog=exit_codes())
+@click.argument("setting", required=False)
+@_output
+@_optional
+def explain(*, setting: str | None, output: str, **where: Any) -> int:
+    """Say what a setting of the daemons means: its default, its bounds, an example.
+
+    Without a setting: which cluster commands mean here, and where each value came from. An option counts most, then a
+    variable, then the context, then the cluster that `waltzctl up` made in this directory.
+
+    \b
+    Examples:
+      waltzctl config explain session_seconds
+      waltzctl config explain --coordinator zk1:2181,zk2:2181 --root /waltz/payments
+    """
+    if setting is None:
+        return _meant(output=output, **where)
+    found = {kind: about for kind, settings in KINDS.items() if (about := declared(settings).get(setting)) is not None}
+    if not found:
+        names = {name for settings in KINDS.values() for name in declared(settings)}
+        raise unknown("setting", setting, names, not_done="nothing was looked up")
+    if output == "json":
+        put_json({"setting": setting, "daemons": [_as_json(kind, about) for kind, (_, about) in found.items()]})
+        return EXIT_OK
+    told: dict[tuple[str, ...], list[str]] = {}
+    for kind, (_, declaration) in found.items():
+        told.setdefault(_explanation(setting, declaration), []).append(kind)
+    click.echo("\n\n".join("\n".join([f"{setting}, of {' and '.join(map(_LABELS.__getitem__, kinds))}", *lines])
+                           for lines, kinds in told.items()))  # fmt: skip
+    return EXIT_OK
+
+
+def _explanation(name: str, about: Setting) -> tuple[str, ...]:
+    """Below its name."""
+    facts = {"Default": "none, it must be given" if about.required else spell(about.default, about)}
+    if about.choices:
+        facts["Bounds"] = f"one of {', '.join(about.choices)}"
+    elif about.minimum is not None and about.maximum is not None:
+        unit = f" {about.unit}" if about.unit not in ("", "bytes") else ""
+        facts["Bounds"] = f"from {spell(about.minimum, about)} to {spell(about.maximum, about)}{unit}"
+    facts["Example"] = f"{name}: {_example(about)}"
+    meaning = textwrap.wrap(about.doc, 78, initial_indent="  ", subsequent_indent="  ")
+    return ("", *meaning, "", *(f"  {label + ':':<9}{text}" for label, text in facts.items()))
+
+
+def _example(about: Setting) -> str:
+    return about.example or spell(about.default, about)
+
+
+def _as_json(kind: str, about: Setting) -> dict[str, Any]:
+    default = None if about.required or about.default is None else spell(about.default, about)
+    return {
+        "daemon": kind,
+        "meaning": about.doc,
+        "is_required": about.required,
+        "default": default,
+        "minimum": about.minimum,
+        "maximum": about.maximum,
+        "unit": about.unit or None,
+        "choices": list(about.choices),
+        "example": _example(about),
+    }

@@ -1,0 +1,231 @@
+"""`waltzctl context`: names for clusters, kept in a file of the user. Only `validate` contacts anybody.
+
+A name never comes to mean another cluster by accident: whoever wants that takes the old one away first.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from waltzctl.blueprint import load_blueprint
+from waltzctl.certificate import OPTIONS as TLS_OPTIONS
+from waltzctl.certificate import tls_of
+from waltzctl.listing import Column, Listing, listed, put
+from waltzctl.main import exit_codes
+from waltzctl.reach import (
+    LOCAL_ROOT,
+    Context,
+    Contexts,
+    Reach,
+    check_context,
+    contexts_path,
+    load_contexts,
+    reaching,
+    resolve,
+    save_contexts,
+    using,
+)
+from waltzctl.render import put_json
+from waltzd.cluster import Cluster
+from waltzd.document import is_name
+from waltzd.errors import EXIT_OK, BadArgument, ContextExists, ForeignCluster
+from waltzd.meta import ClusterMeta
+
+
+def tls_options(command: Any) -> Any:
+    for name, meaning in reversed(TLS_OPTIONS.items()):
+        command = click.option(name, metavar="FILE", help=meaning)(command)
+    return command
+
+
+@click.command("add", epilog=exit_codes())
+@click.argument("name", metavar="NAME")
+@click.option("--coordinator", metavar="HOST:PORT,…", help="Addresses of the ZooKeeper ensemble.")
+@click.option("--root", metavar="PATH", help=f"Where the cluster's documents are in ZooKeeper; {LOCAL_ROOT} by default.")
+@click.option("--directory", metavar="DIR", help="Instead: a cluster on this machine, made by `waltzctl up DIR`.")
+@tls_options
+@click.option("--protected", is_flag=True, help="Whoever changes something there has to type NAME.")
+@click.option("--use", "is_used", is_flag=True, help="Mean this cluster from now on.")
+def add(
+    name: str,
+    coordinator: str | None,
+    root: str | None,
+    directory: str | None,
+    tls_certificate: str | None,
+    tls_key: str | None,
+    tls_ca: str | None,
+    protected: bool,
+    is_used: bool,
+) -> int:
+    """Give a cluster a name, so that commands find it by `--context NAME`. Nobody is contacted: `waltzctl context
+    validate` does that. Paths of files are kept as absolute ones.
+
+    \b
+    Examples:
+      waltzctl context add payments --coordinator zk1:2181,zk2:2181 --root /waltz/payments --protected
+      waltzctl context add trial --coordinator 127.0.0.1:2181 --use
+    """
+    if not is_name(name):
+        raise BadArgument(f"{name!r} is not a name: letters, digits, dots, dashes and underscores, at most 64")
+    context = Context(
+        coordinator=coordinator, root=root, directory=_absolute(directory), protected=protected,
+        tls_certificate=_absolute(tls_certificate), tls_key=_absolute(tls_key), tls_ca=_absolute(tls_ca),
+    )  # fmt: skip
+    check_context(context, "", BadArgument)
+    _check_values(context)
+    contexts = load_contexts()
+    before = contexts.named.get(name)
+    if before is not None and before != context:
+        raise ContextExists(f"there is a context {name} already: {where(before)}")
+    is_current = is_used or contexts.current == name
+    save_contexts(Contexts(current=name if is_used else contexts.current, named={**contexts.named, name: context}))
+    click.echo(f"{name} is {where(context)}{', and meant from now on' if is_current else ''}.")
+    return EXIT_OK
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else os.path.abspath(path)
+
+
+def _check_values(context: Context) -> None:
+    """What can be seen to be wrong without asking anybody."""
+    if context.directory is not None:
+        load_blueprint(Path(context.directory))
+        return
+    from waltzd.zookeeper import ZooKeeperCoordinator
+
+    assert context.coordinator is not None
+    ZooKeeperCoordinator(context.coordinator, context.root or LOCAL_ROOT)
+    tls_of(context.tls_certificate, context.tls_key, context.tls_ca)
+
+
+def where(context: Context) -> str:
+    if context.directory is not None:
+        return f"the cluster in {context.directory}"
+    return f"{context.coordinator}{context.root or LOCAL_ROOT}"
+
+
+@click.command("use", epilog=exit_codes())
+@click.argument("name", metavar="NAME")
+def use(name: str) -> int:
+    """Mean this cluster from now on, wherever neither an option nor a variable names another one.
+
+    \b
+    Examples:
+      waltzctl context use payments
+      waltzctl context use trial
+    """
+    contexts = load_contexts()
+    context = contexts.get(name)
+    save_contexts(replace(contexts, current=name))
+    click.echo(f"{name} is meant from now on: {where(context)}{', protected' if context.protected else ''}.")
+    return EXIT_OK
+
+
+@click.command("list", epilog=exit_codes())
+@listed
+def list_(output: str) -> int:
+    """Show the clusters that have names, and which one is meant when nothing else is said.
+
+    \b
+    Examples:
+      waltzctl context list
+      waltzctl context list -o name
+    """
+    contexts = load_contexts()
+    rows = [
+        {"name": name, "current": name == contexts.current, "cluster": where(context), "protected": context.protected,
+         "certificate": context.tls_certificate, **{key: value for key, value in asdict(context).items()
+                                                    if key != "protected"}}
+        for name, context in sorted(contexts.named.items())
+    ]  # fmt: skip
+    columns = (
+        Column("name"),
+        Column("current"),
+        Column("cluster"),
+        Column("protected"),
+        Column("certificate", is_wide=True),
+    )
+    nothing = "No cluster has a name yet: waltzctl context add NAME --coordinator HOST:PORT"
+    put(Listing(kind="contexts", columns=columns, rows=rows, nothing=nothing), output,
+        file=str(contexts_path()), current=contexts.current)  # fmt: skip
+    return EXIT_OK
+
+
+@click.command("remove", epilog=exit_codes())
+@click.argument("name", metavar="NAME")
+def remove(name: str) -> int:
+    """Forget a name. The cluster is not touched.
+
+    \b
+    Examples:
+      waltzctl context remove trial
+      waltzctl context remove payments
+    """
+    contexts = load_contexts()
+    contexts.get(name)
+    left = {other: context for other, context in contexts.named.items() if other != name}
+    was_current = contexts.current == name
+    save_contexts(Contexts(current=None if was_current else contexts.current, named=left))
+    click.echo(f"{name} is forgotten; the cluster is as it was.{' No cluster is meant now.' if was_current else ''}")
+    return EXIT_OK
+
+
+# -- which one is meant ------------------------------------------------------------------------------------------------
+
+
+@click.command("show", epilog=exit_codes())
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
+@reaching
+def show(output: str, reach: Reach) -> int:
+    """Show which cluster a command would mean here, and who said so: an option, a variable, a context, or the directory.
+    Nobody is contacted.
+
+    \b
+    Examples:
+      waltzctl context show
+      waltzctl context show --coordinator 127.0.0.1:2181 --root /waltz/payments -o json
+    """
+    rows = [{"setting": name, "value": value, "said_by": origin} for name, (value, origin) in reach.origins.items()]
+    columns = (Column("setting"), Column("value"), Column("said by"))
+    put(Listing(kind="settings", columns=columns, rows=rows, nothing=""), output,
+        cluster=reach.name, where=reach.where, is_protected=reach.is_protected)  # fmt: skip
+    return EXIT_OK
+
+
+@click.command("validate", epilog=exit_codes())
+@click.argument("name", metavar="[NAME]", required=False)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
+def validate(name: str | None, output: str) -> int:
+    """Contact a cluster by its name, or the one that is meant here: ZooKeeper answers, a cluster is there, and your
+    certificate is one of it. It ends with 6 when nobody answers, and with 3 when there is no cluster.
+
+    \b
+    Examples:
+      waltzctl context validate
+      waltzctl context validate payments -o json
+    """
+    reach = resolve({"context": name})
+    found = using(reach, Cluster.meta)
+    check_certificate(found, reach)
+    if output == "json":
+        put_json({"context": reach.name, "where": reach.where, "name": found.name, "cluster_key": str(found.key),
+                  "partitions": found.partitions, "created": found.created})  # fmt: skip
+    else:
+        click.echo(f"{reach.name} is the cluster {found.name}, key {found.key}, {found.partitions} partitions")
+        click.echo(f"at {reach.where}")
+    return EXIT_OK
+
+
+def check_certificate(found: ClusterMeta, reach: Reach) -> None:
+    if reach.tls is not None and reach.tls.identity.key != found.key:
+        raise ForeignCluster(
+            f"the certificate belongs to the cluster {reach.tls.identity.key}; {reach.where} is {found.name}, {found.key}",
+            not_done="nothing was asked of any daemon",
+            next_step="use a certificate of that cluster, or correct the address and root of the context",
+        )

@@ -1,0 +1,161 @@
+"""Transactions of a cluster as they come, through its servers, with the library that applications use.
+
+The client finds the owners, survives fail-overs, checks every record and gives each id once, in order. What it has fetched
+and nobody has looked at yet is bounded, however long the range is: it fetches more when somebody took what there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+import click
+
+from waltzctl.certificate import first_contact
+from waltzctl.reach import Reach, using
+from waltzd import Client, ClientSettings, Transaction, loop
+from waltzd.cluster import Cluster
+from waltzd.errors import CannotConnect, NoServerUp
+from waltzd.servers import ServerClient
+
+LOOK_SECONDS = 1.0
+"""How often to see why nothing comes."""
+CALL_SECONDS = 10.0
+CLOSE_SECONDS = 2.0
+T = TypeVar("T")
+
+
+class Feed:
+    """A view that keeps nothing: it hands on what comes."""
+
+    def __init__(self) -> None:
+        self._after: dict[int, int] = {}
+        self._arrived: asyncio.Queue[Sequence[Transaction]] = asyncio.Queue(1)
+        self._is_wanted = False
+        self._silent: dict[int, None] = {}
+
+    # -- called by the client
+
+    def mark(self, partition: int) -> int:
+        return self._after[partition]
+
+    async def apply(self, transaction: Transaction) -> None:
+        await self.apply_batch([transaction])
+
+    async def apply_batch(self, transactions: Sequence[Transaction]) -> None:
+        if self._is_wanted:
+            await self._arrived.put(transactions)
+
+    # -- for those who read
+
+    async def between(
+        self, client: Client, partition: int, first_id: int, last_id: int, *, seconds: float
+    ) -> AsyncGenerator[Transaction, None]:
+        """Committed transactions. Gives up when nothing has come for so many seconds."""
+        if first_id > last_id:
+            return
+        async with aclosing(self._batches(client, {partition: first_id - 1}, seconds)) as batches:
+            async for batch in batches:
+                for transaction in batch:
+                    yield transaction
+                    if transaction.id == last_id:
+                        return
+
+    async def beyond(self, client: Client, after: Mapping[int, int]) -> AsyncGenerator[Transaction, None]:
+        """What stands behind these ids, and what is still to come, without an end."""
+        async with aclosing(self._batches(client, after, None)) as batches:
+            async for batch in batches:
+                for transaction in batch:
+                    yield transaction
+
+    async def _batches(
+        self, client: Client, after: Mapping[int, int], seconds: float | None
+    ) -> AsyncGenerator[Sequence[Transaction], None]:
+        self._after, self._is_wanted = dict(after), True
+        await client.set_partitions(after)
+        try:
+            while True:
+                yield await self._next(client, seconds)
+        finally:
+            # The client waits until this view has taken what it was just given: let nothing be in its way.
+            self._is_wanted = False
+            self._empty()
+            await client.set_partitions(())
+            self._empty()
+
+    def _empty(self) -> None:
+        while not self._arrived.empty():
+            self._arrived.get_nowait()
+
+    async def _next(self, client: Client, seconds: float | None) -> Sequence[Transaction]:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    return await self._arrived.get()
+            except TimeoutError:
+                self._look(client, loop.time() - began, seconds)
+
+    def _look(self, client: Client, waited: float, seconds: float | None) -> None:
+        for state in client.describe():
+            if state.stopped is not None:
+                raise state.stopped
+            if seconds is not None and waited >= seconds:
+                raise CannotConnect(
+                    f"nothing came from partition {state.partition} for {seconds:g} seconds: {state.sentence}",
+                    not_done="what is not shown was not read",
+                    next_step="see how the partition is with `waltzctl status`",
+                )
+            if seconds is None and state.is_ready == (state.partition in self._silent):
+                self._say(state.partition, state.sentence, is_ready=state.is_ready)
+
+    def _say(self, partition: int, sentence: str, *, is_ready: bool) -> None:
+        """To those who wait without an end, once each time."""
+        if is_ready:
+            del self._silent[partition]
+            click.echo(f"partition {partition} is there again", err=True)
+        else:
+            self._silent[partition] = None
+            click.echo(f"partition {partition}: {sentence}", err=True)
+
+
+def with_client(
+    reach: Reach, action: Callable[[Client], Awaitable[T]], *, feed: Feed | None = None, seconds: float,
+    partitions: Sequence[int] = (),
+) -> T:  # fmt: skip
+    """Do something as an application would. The coordinator is only asked where servers are. `seconds`: how long to wait
+    for a partition that is not there."""
+    # What the client would log, its errors say; a line beside them would only be the same once more.
+    logging.getLogger("waltz.client").addHandler(logging.NullHandler())
+    addresses = using(reach, _addresses)
+
+    async def run() -> T:
+        client = Client(
+            addresses,
+            handler=feed,
+            partitions=partitions,
+            settings=ClientSettings(
+                submit_seconds=seconds, call_seconds=min(seconds, CALL_SECONDS), close_seconds=CLOSE_SECONDS
+            ),
+            connect=lambda address, key: ServerClient(address, key, seconds=min(seconds, CALL_SECONDS), tls=reach.tls),
+        )
+        async with first_contact(addresses[0], reach.tls):
+            await client.open()
+        try:
+            return await action(client)
+        finally:
+            await client.close()
+
+    return loop.run(run())
+
+
+async def _addresses(cluster: Cluster) -> list[str]:
+    meta = await cluster.meta()
+    servers = await cluster.servers()
+    if not servers:
+        raise NoServerUp(f"no server of the cluster {meta.name} is up")
+    return [server.listen for _, server in sorted(servers.items())]

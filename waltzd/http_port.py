@@ -1,0 +1,173 @@
+"""A small HTTP/1.1 port of a daemon, for what machines ask by HTTP: metrics, and whether it lives and is ready.
+
+It only reads. It has nothing secret, no TLS and no idea who asks, so everything about a caller is bounded before anything
+is done for it: the bytes of a question, how long it may take to ask and to take its answer, how many may be connected, and
+answers are made one at a time. Every connection is one question. What is in an answer is made by whoever opened the port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+
+from waltzd.errors import PortInUse, WaltzError
+from waltzd.setting import Address
+
+QUESTION_BYTES_MAX = 8 << 10
+QUESTION_SECONDS = 5.0
+ANSWER_SECONDS = 10.0
+"""For making an answer, and as long again for taking it."""
+CONNECTIONS_MAX = 64
+"""More are closed at once."""
+TEXT = "text/plain; charset=utf-8"
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+_FIRST_LINE = re.compile(r"([A-Z]{1,20}) (/[!-~]*) HTTP/1\.[01]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    status: int
+    body: bytes
+    kind: str = TEXT
+
+    @classmethod
+    def text(cls, status: int, *lines: str) -> Answer:
+        return cls(status=status, body="".join(f"{line}\n" for line in lines).encode())
+
+    def encode(self, *, is_head: bool) -> bytes:
+        more = "Allow: GET, HEAD\r\n" if self.status == 405 else ""
+        head = (
+            f"HTTP/1.1 {self.status} {_REASONS[self.status]}\r\nContent-Type: {self.kind}\r\n"
+            f"Content-Length: {len(self.body)}\r\nCache-Control: no-store\r\n{more}Connection: close\r\n\r\n"
+        )
+        return head.encode("ascii") + (b"" if is_head else self.body)
+
+
+@dataclass(frozen=True)
+class Question:
+    method: str
+    path: str
+    accept: str
+    """Which kinds of answers the caller understands, in the words of HTTP."""
+
+
+Page = Callable[[Question], Awaitable[Answer]]
+
+
+def question_of(raw: bytes) -> Question | None:
+    """What was asked, or None when it is no question of HTTP/1."""
+    first, *fields = raw.decode("latin-1").split("\r\n")
+    found = _FIRST_LINE.fullmatch(first)
+    if found is None:
+        return None
+    named = (field.partition(":") for field in fields if field)
+    accepted = [value.strip() for name, _, value in named if name.lower() == "accept"]
+    return Question(found[1], found[2].partition("?")[0], ", ".join(accepted))
+
+
+class HttpPort:
+    def __init__(self, address: Address, pages: Mapping[str, Page]) -> None:
+        """`pages`: what is at each path."""
+        self.address = address
+        self._pages = pages
+        self._server: asyncio.Server | None = None
+        self._callers: dict[asyncio.Task[None], None] = {}
+        self._one_at_a_time = asyncio.Lock()
+        self._on_fatal: Callable[[BaseException], None] | None = None
+
+    async def start(self, *, on_fatal: Callable[[BaseException], None]) -> None:
+        """`on_fatal` gets a mistake of ours and does not come back."""
+        self._on_fatal = on_fatal
+        try:
+            self._server = await asyncio.start_server(
+                self._accept, self.address.host, self.address.port, limit=QUESTION_BYTES_MAX
+            )
+        except OSError as error:
+            raise PortInUse(f"cannot listen for HTTP on {self.address}: {error}") from error
+        self.address = replace(self.address, port=self._server.sockets[0].getsockname()[1])
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._callers) >= CONNECTIONS_MAX:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._serve(reader, writer), name=f"HTTP at {self.address}")
+        self._callers[task] = None
+        task.add_done_callback(self._look_at_the_end)
+
+    def _look_at_the_end(self, task: asyncio.Task[None]) -> None:
+        del self._callers[task]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            assert self._on_fatal is not None
+            self._on_fatal(error)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_taken = False
+        try:
+            found = await self._question(reader)
+            if found is not None:
+                answer = await self._answer(found) if isinstance(found, Question) else found
+                raw = answer.encode(is_head=isinstance(found, Question) and found.method == "HEAD")
+                is_taken = await self._send(writer, raw)
+        finally:
+            if not is_taken:
+                writer.transport.abort()
+
+    @staticmethod
+    async def _send(writer: asyncio.StreamWriter, raw: bytes) -> bool:
+        """Whether the caller took all of it."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                writer.write(raw)
+                writer.close()  # when everything is sent
+                await writer.wait_closed()
+        except OSError:  # a time-out is one, too
+            return False
+        return True
+
+    async def _question(self, reader: asyncio.StreamReader) -> Question | Answer | None:
+        """What is asked; or the answer to what is none; or None when nobody is there to be answered."""
+        try:
+            async with asyncio.timeout(QUESTION_SECONDS):
+                raw = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return Answer.text(431, f"a question has at most {QUESTION_BYTES_MAX} bytes")
+        except (asyncio.IncompleteReadError, OSError):  # a time-out is one, too
+            return None
+        found = question_of(raw)
+        if found is None:
+            return Answer.text(400, "this port speaks HTTP/1.1")
+        if found.method not in ("GET", "HEAD"):
+            return Answer.text(405, "this port only reads: GET and HEAD")
+        return found
+
+    async def _answer(self, question: Question) -> Answer:
+        page = self._pages.get(question.path)
+        if page is None:
+            return Answer.text(404, f"there is nothing at this path; there is something at {', '.join(self._pages)}")
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS), self._one_at_a_time:
+                return await page(question)
+        except TimeoutError:
+            return Answer.text(503, f"no answer could be made within {ANSWER_SECONDS:.0f} seconds")
+        except WaltzError as error:
+            return Answer.text(503, *error.lines())
+
+    async def stop(self) -> None:
+        """At once: whoever asks can ask again."""
+        if self._server is None:
+            return
+        self._server.close()
+        callers = list(self._callers)
+        for task in callers:
+            task.cancel()
+        await asyncio.gather(*callers, return_exceptions=True)

@@ -1,0 +1,62 @@
+"""What a storage says of itself: of its partitions, and whether it is ready. It asks the file system: on a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+
+from waltzd import readiness
+from waltzd.disk import Disk
+from waltzd.replica import PartitionDescription, Statistics, StorageDescription
+from waltzd.storage.directory import Directory, PartitionLine
+from waltzd.storage.lane import Lane
+
+
+def describe(
+    disk: Disk,
+    directory: Directory,
+    lanes: Mapping[int, Lane],
+    *,
+    uptime_ms: int,
+    is_draining: bool,
+    statistics: Statistics,
+) -> StorageDescription:
+    header = directory.control.header
+    return StorageDescription(
+        cluster_key=header.key,
+        partitions=header.partitions,
+        directory=directory.path,
+        version=version("waltz"),
+        free_bytes=disk.free_bytes(directory.path),
+        uptime_ms=uptime_ms,
+        is_draining=is_draining,
+        assigned=tuple(_describe(disk, line, lanes.get(line.partition)) for line in directory.lines()),
+        statistics=statistics,
+    )
+
+
+def _describe(disk: Disk, line: PartitionLine, lane: Lane | None) -> PartitionDescription:
+    number, refused = line.partition, line.error
+    if refused is not None or lane is None:
+        story = f"partition {number}: refused, {refused.message}" if refused else f"partition {number}: being changed"
+        return PartitionDescription(
+            partition=number, status=None, refused=refused, story=story, queued_bytes=0, disk_bytes=0
+        )
+    return PartitionDescription(
+        partition=number,
+        status=lane.partition.status(),
+        refused=None,
+        story=lane.partition.describe(),
+        queued_bytes=lane.queued_bytes,
+        disk_bytes=sum(e.size for e in disk.list(lane.partition.directory) if not e.is_directory),
+    )
+
+
+def unready(disk: Disk, directory: Directory, *, free_bytes_min: int, is_draining: bool) -> list[str]:
+    return readiness.of_storage(
+        is_draining=is_draining,
+        free_bytes=disk.free_bytes(directory.path),
+        free_bytes_min=free_bytes_min,
+        full=[partition.number for partition in directory.partitions() if partition.status().is_full],
+        refused={line.partition: line.error.message for line in directory.lines() if line.error is not None},
+    )
