@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from waltzctl.blueprint import BLUEPRINT
-from waltzctl.local import LocalCluster
-from waltzctl.overview import PartitionView
+from waltzctl.playground.blueprint import BLUEPRINT
+from waltzctl.playground.local import LocalCluster
+from waltzctl.watching.overview import PartitionView
 from waltzd import loop
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNHEALTHY, WaltzError
 

@@ -12,8 +12,7 @@ from typing import Any
 import click
 import yaml
 
-from waltzctl.render import JSON_VERSION, console, size
-from waltzctl.render_cluster import table
+from waltzctl.render import JSON_VERSION, console, size, table
 
 WIDE_COLUMNS = 200
 """Where no terminal says how wide it is."""

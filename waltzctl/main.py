@@ -25,28 +25,28 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "cluster": ("", "Look at a cluster as a whole, and change it."),
         "config": ("", "Check and explain configuration files."),
         "context": ("", "Give clusters names."),
-        "create-cluster": ("waltzctl.cluster:create", "Make a cluster of storages that run."),
-        "doctor": ("waltzctl.doctor:doctor", "Look for what will go wrong next, with the cure."),
-        "down": ("waltzctl.up:down", "Stop a cluster that `up` started."),
+        "create-cluster": ("waltzctl.placement.cluster:create", "Make a cluster of storages that run."),
+        "doctor": ("waltzctl.watching.doctor:doctor", "Look for what will go wrong next, with the cure."),
+        "down": ("waltzctl.playground.up:down", "Stop a cluster that `up` started."),
         "errors": ("", "Explain the error codes that Waltz prints."),
-        "events": ("waltzctl.event:events", "What the daemons said lately, in one order."),
+        "events": ("waltzctl.watching.event:events", "What the daemons said lately, in one order."),
         "generate": ("", "Write dashboards, alert rules and units."),
-        "health": ("waltzctl.health:health", "Commit a probe in every partition, and say how long it took."),
-        "history": ("waltzctl.cluster:history", "Who changed what, and why."),
+        "health": ("waltzctl.watching.health:health", "Commit a probe in every partition, and say how long it took."),
+        "history": ("waltzctl.placement.cluster:history", "Who changed what, and why."),
         "lock": ("", "Why a transaction was refused."),
-        "logs": ("waltzctl.up:logs", "What the daemons of a cluster on this machine wrote."),
+        "logs": ("waltzctl.playground.up:logs", "What the daemons of a cluster on this machine wrote."),
         "partition": ("", "Replicas and owners of partitions."),
-        "rebuild-index": ("waltzctl.index:rebuild_index", "Make index files again from the data."),
-        "reset": ("waltzctl.up:reset", "Stop a cluster on this machine and remove all that it holds."),
+        "rebuild-index": ("waltzctl.records.index:rebuild_index", "Make index files again from the data."),
+        "reset": ("waltzctl.playground.up:reset", "Stop a cluster on this machine and remove all that it holds."),
         "segment": ("", "Look into single files of a storage."),
         "server": ("", "Servers, and which of them take partitions."),
-        "status": ("waltzctl.status:status", "Whether a cluster is well, and what is wrong."),
+        "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),
         "storage": ("", "Storages: add, remove, replace, look."),
         "support": ("", "Collect what somebody who helps wants to see."),
-        "top": ("waltzctl.top:top", "What a cluster is doing, live."),
+        "top": ("waltzctl.watching.top:top", "What a cluster is doing, live."),
         "txn": ("", "Read, follow and append transactions."),
-        "up": ("waltzctl.up:up", "Bring up a real cluster on this machine, to try Waltz out."),
-        "verify-segments": ("waltzctl.verify:verify_segments", "Check all files of a storage, offline."),
+        "up": ("waltzctl.playground.up:up", "Bring up a real cluster on this machine, to try Waltz out."),
+        "verify-segments": ("waltzctl.records.verify:verify_segments", "Check all files of a storage, offline."),
     },
     "bench": {
         "append": ("waltzctl.bench.command:append", "Append transactions."),
@@ -56,15 +56,15 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "recovery": ("waltzctl.bench.command:recovery", "Take an owner and a storage away."),
     },
     "cluster": {
-        "delete": ("waltzctl.cluster:delete", "Take the documents of a cluster out of ZooKeeper."),
-        "describe": ("waltzctl.cluster:describe", "Show servers, storages and partitions."),
-        "set": ("waltzctl.cluster:set_", "Change how many replicas partitions have."),
-        "status": ("waltzctl.status:status", "Whether a cluster is well, and what is wrong."),
+        "delete": ("waltzctl.placement.cluster:delete", "Take the documents of a cluster out of ZooKeeper."),
+        "describe": ("waltzctl.placement.cluster:describe", "Show servers, storages and partitions."),
+        "set": ("waltzctl.placement.cluster:set_", "Change how many replicas partitions have."),
+        "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),
     },
     "config": {
-        "explain": ("waltzctl.configuration:explain", "What a setting means, or where a value came from."),
-        "show": ("waltzctl.configuration:show", "The settings in force of a configuration file."),
-        "validate": ("waltzctl.configuration:validate", "Check configuration files."),
+        "explain": ("waltzctl.setup.configuration:explain", "What a setting means, or where a value came from."),
+        "show": ("waltzctl.setup.configuration:show", "The settings in force of a configuration file."),
+        "validate": ("waltzctl.setup.configuration:validate", "Check configuration files."),
     },
     "context": {
         "add": ("waltzctl.context:add", "Give a cluster a name."),
@@ -79,53 +79,56 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "lookup": ("waltzctl.error:lookup", "Explain one error code."),
     },
     "generate": {
-        "alerts": ("waltzctl.generate:alerts", "Alert rules for Prometheus."),
-        "dashboard": ("waltzctl.generate:dashboard", "A dashboard for Grafana."),
-        "unit": ("waltzctl.generate:unit", "A systemd unit for a daemon."),
+        "alerts": ("waltzctl.setup.generate:alerts", "Alert rules for Prometheus."),
+        "dashboard": ("waltzctl.setup.generate:dashboard", "A dashboard for Grafana."),
+        "unit": ("waltzctl.setup.generate:unit", "A systemd unit for a daemon."),
     },
     "lock": {
-        "explain": ("waltzctl.lock:explain", "Who holds a lock, and what to wait for."),
+        "explain": ("waltzctl.records.lock:explain", "Who holds a lock, and what to wait for."),
     },
     "partition": {
-        "assign": ("waltzctl.partition:assign", "Give partitions replicas on these storages."),
-        "auto-assign": ("waltzctl.partition:auto_assign", "Spread replicas evenly over storages and groups."),
-        "compare": ("waltzctl.compare:compare", "Whether replicas hold the same, and where they differ first."),
-        "describe": ("waltzctl.partition:describe", "One partition: owner, session, replicas."),
-        "list": ("waltzctl.partition:list_", "All partitions, a line each."),
-        "preferred": ("waltzctl.ownership:preferred", "Which server should own a partition."),
-        "transfer": ("waltzctl.ownership:transfer", "Move partitions to another server."),
-        "unassign": ("waltzctl.partition:unassign", "Take replicas away."),
+        "assign": ("waltzctl.placement.partition:assign", "Give partitions replicas on these storages."),
+        "auto-assign": ("waltzctl.placement.partition:auto_assign", "Spread replicas evenly over storages and groups."),
+        "compare": ("waltzctl.records.compare:compare", "Whether replicas hold the same, and where they differ first."),
+        "describe": ("waltzctl.placement.partition:describe", "One partition: owner, session, replicas."),
+        "list": ("waltzctl.placement.partition:list_", "All partitions, a line each."),
+        "preferred": ("waltzctl.placement.ownership:preferred", "Which server should own a partition."),
+        "transfer": ("waltzctl.placement.ownership:transfer", "Move partitions to another server."),
+        "unassign": ("waltzctl.placement.partition:unassign", "Take replicas away."),
     },
     "segment": {
-        "dump": ("waltzctl.segment:dump_segment", "Show what a segment or another file holds, damaged or not."),
+        "dump": ("waltzctl.records.segment:dump_segment", "Show what a segment or another file holds, damaged or not."),
     },
     "server": {
-        "drain": ("waltzctl.server:drain", "Let a server give its partitions away."),
-        "list": ("waltzctl.server:list_", "The servers that are up."),
-        "undrain": ("waltzctl.server:undrain", "Let a server take partitions again."),
+        "drain": ("waltzctl.placement.server:drain", "Let a server give its partitions away."),
+        "list": ("waltzctl.placement.server:list_", "The servers that are up."),
+        "undrain": ("waltzctl.placement.server:undrain", "Let a server take partitions again."),
     },
     "storage": {
-        "add": ("waltzctl.membership:add", "Take a storage into the cluster."),
-        "availability": ("waltzctl.storage:availability", "Take partitions of a storage offline, or back online."),
-        "create-partition": ("waltzctl.storage:create_partition", "Create empty replicas on a storage."),
-        "describe": ("waltzctl.storage:describe", "Show a storage, its partitions and what it has done."),
-        "list": ("waltzctl.storage:list_", "The storages of a cluster."),
-        "partitions": ("waltzctl.storage:partitions", "The replicas on a storage."),
-        "recover": ("waltzctl.recover:recover", "Bring replicas back whose disk was lost or damaged."),
-        "remove": ("waltzctl.membership:remove", "Move everything off a storage, and take it out."),
-        "remove-partition": ("waltzctl.storage:remove_partition", "Take replicas off a storage."),
-        "replace": ("waltzctl.membership:replace_", "Move everything from one storage to another."),
-        "set": ("waltzctl.membership:set_", "Write down other addresses or another group."),
-        "verify": ("waltzctl.storage:verify", "Check a storage's files while it runs."),
+        "add": ("waltzctl.placement.membership:add", "Take a storage into the cluster."),
+        "availability": (
+            "waltzctl.placement.storage:availability",
+            "Take partitions of a storage offline, or back online.",
+        ),
+        "create-partition": ("waltzctl.placement.storage:create_partition", "Create empty replicas on a storage."),
+        "describe": ("waltzctl.placement.storage:describe", "Show a storage, its partitions and what it has done."),
+        "list": ("waltzctl.placement.storage:list_", "The storages of a cluster."),
+        "partitions": ("waltzctl.placement.storage:partitions", "The replicas on a storage."),
+        "recover": ("waltzctl.placement.recover:recover", "Bring replicas back whose disk was lost or damaged."),
+        "remove": ("waltzctl.placement.membership:remove", "Move everything off a storage, and take it out."),
+        "remove-partition": ("waltzctl.placement.storage:remove_partition", "Take replicas off a storage."),
+        "replace": ("waltzctl.placement.membership:replace_", "Move everything from one storage to another."),
+        "set": ("waltzctl.placement.membership:set_", "Write down other addresses or another group."),
+        "verify": ("waltzctl.placement.storage:verify", "Check a storage's files while it runs."),
     },
     "support": {
-        "bundle": ("waltzctl.support:bundle", "One archive without payloads and secrets."),
+        "bundle": ("waltzctl.watching.support:bundle", "One archive without payloads and secrets."),
     },
     "txn": {
-        "append": ("waltzctl.txn:append", "Append a transaction."),
-        "get": ("waltzctl.txn:get", "Show transactions by their ids."),
-        "grep": ("waltzctl.txn:grep", "Show the transactions that match."),
-        "tail": ("waltzctl.txn:tail", "Show the newest transactions, and those that come."),
+        "append": ("waltzctl.records.txn:append", "Append a transaction."),
+        "get": ("waltzctl.records.txn:get", "Show transactions by their ids."),
+        "grep": ("waltzctl.records.txn:grep", "Show the transactions that match."),
+        "tail": ("waltzctl.records.txn:tail", "Show the newest transactions, and those that come."),
     },
 }
 """Command or group, where it is defined ("" for a group), and its line in the help."""
@@ -162,10 +165,7 @@ class LazyGroup(click.Group):
         if not where:
             return LazyGroup(name=cmd_name, help=help_line, epilog=exit_codes())
         module, _, name = where.partition(":")
-        try:
-            command = getattr(importlib.import_module(module), name)
-        except ModuleNotFoundError as error:
-            raise _missing(error) from error
+        command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
         return command
 
@@ -190,12 +190,6 @@ class LazyGroup(click.Group):
             silence_stdout()
             return EXIT_OK
         return result
-
-
-def _missing(error: ModuleNotFoundError) -> Exception:
-    """Exports and analyses need packages that a storage node does not have."""
-    package = (error.name or "").partition(".")[0]
-    return NoSpark(f"the package {package} is not installed") if package in SPARK_PACKAGES else error
 
 
 def silence_stdout() -> None:
@@ -230,7 +224,13 @@ cli = LazyGroup(
 def run(arguments: Sequence[str]) -> int:
     """One command line; the exit code."""
     try:
-        result = cli.main(list(arguments), prog_name="waltzctl", standalone_mode=False)
+        try:
+            result = cli.main(list(arguments), prog_name="waltzctl", standalone_mode=False)
+        except ModuleNotFoundError as error:  # a storage node does not have what exports and analyses need
+            package = (error.name or "").partition(".")[0]
+            if package not in SPARK_PACKAGES:
+                raise
+            raise NoSpark(f"the package {package} is not installed") from error
     except click.ClickException as error:
         error.show()
         return EXIT_USAGE

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import click
 import yaml
 
-from waltzctl.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
 from waltzctl.certificate import OPTIONS as TLS_OPTIONS
 from waltzctl.certificate import tls_of
+from waltzctl.playground.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
 from waltzd.disk import translate
 from waltzd.document import is_name
 from waltzd.errors import BadArgument, ContextsDamaged, NoClusterNamed, NoSuchName

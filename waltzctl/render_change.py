@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from waltzctl.render import ROWS_MAX, console, put_json
-from waltzctl.render_cluster import table
+from waltzctl.render import ROWS_MAX, console, put_json, table
 
 if TYPE_CHECKING:
     from rich.console import Console

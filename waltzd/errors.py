@@ -801,8 +801,8 @@ class NotOurExport(WaltzError):
 
 
 class ExportHeld(WaltzError):
-    """Another export writes to the same output at this moment, or did until its lease ends. The message says who. Two at the
-    same time could write the same records twice."""
+    """Another export writes to the same output at this moment, or did until its lease ends. The message says who. Two
+    at the same time could write the same records twice."""
 
     code, exit_code, retry = "W2223", EXIT_CONFLICT, Retry.LATER
     not_done = "nothing was written"
@@ -819,8 +819,9 @@ class ExportUnfinished(WaltzError):
 
 
 class ExportGap(WaltzError):
-    """The log begins behind what an export reached, or an export was asked to begin behind its own end: between the two, ids
-    would be missing. An export never has a gap, because its manifest proves that it is the log. Nothing was written."""
+    """The log begins behind what an export reached, or an export was asked to begin behind its own end: between the
+    two, ids would be missing. An export never has a gap, because its manifest proves that it is the log. Nothing was
+    written."""
 
     code, exit_code = "W2225", EXIT_CONFLICT
     not_done = "nothing was written"
@@ -935,9 +936,9 @@ class FileThere(WaltzError):
 
 
 class TransactionsGone(WaltzError):
-    """A stream of Spark was to go on at transactions that are not there any more: the log was trimmed before they were read,
-    it ends before ids that were read from it once, or a partition is missing. What was read before is not undone. With the
-    option `failOnDataLoss=false` the stream passes over what is gone."""
+    """A stream of Spark was to go on at transactions that are not there any more: the log was trimmed before they
+    were read, it ends before ids that were read from it once, or a partition is missing. What was read before is not
+    undone. With the option `failOnDataLoss=false` the stream passes over what is gone."""
 
     code, exit_code = "W2210", EXIT_FINDINGS
     not_done = "no row of this batch was returned, and the stream did not advance"

@@ -23,7 +23,7 @@ import matplotlib as mpl
 from matplotlib import pyplot
 
 from waltzctl.bench.machine import use_of
-from waltzctl.local import LocalCluster
+from waltzctl.playground.local import LocalCluster
 from waltzd.client import Client
 from waltzd.frame import FeedMode
 from waltzd.loop import run

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.chaos.load import Load
 from tests.chaos.plan import DAEMONS, STORAGES
 from tests.chaos.world import PARTITIONS, World
-from waltzctl.target import resolve
+from waltzctl.records.target import resolve
 from waltzd.disk import RealDisk
 from waltzd.errors import WaltzError
 from waltzd.finding import Code

@@ -20,8 +20,8 @@ from tests.chaos.network import Network
 from tests.chaos.plan import DAEMONS, SERVERS, STORAGES, STORAGES_AT_ONCE, ZOOKEEPER
 from tests.chaos.preload import Preload
 from tests.process.cluster import Cluster
-from waltzctl.blueprint import Blueprint, draw
-from waltzctl.local import LocalCluster
+from waltzctl.playground.blueprint import Blueprint, draw
+from waltzctl.playground.local import LocalCluster
 from waltzd.errors import DaemonEnded
 from waltzd.setting import Address
 from waltzd.storage_admin import AdminClient

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from waltzctl.local import LocalCluster
 from waltzctl.main import run
+from waltzctl.playground.local import LocalCluster
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import pytest
 from tests.cli.conftest import Tool
 from tests.cli.example import examples
 from waltzctl.bench import command as waltzctl_bench
-from waltzctl.local import LocalCluster
 from waltzctl.main import COMMANDS
+from waltzctl.playground.local import LocalCluster
 from waltzd.client import Client
 from waltzd.frame import FeedMode
 from waltzd.loop import run

@@ -16,7 +16,7 @@ import pytest
 from tests.cli.example import examples
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.zookeeper import LocalZooKeeper
-from waltzctl.creation import Wish, create_cluster
+from waltzctl.placement.creation import Wish, create_cluster
 from waltzd import loop
 from waltzd.cluster import Cluster
 from waltzd.errors import ClusterDiffers, WaltzError

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.example import examples
-from waltzctl.local import LocalCluster
+from waltzctl.playground.local import LocalCluster
 from waltzd import BlockingClient
 from waltzd.checksum import crc32
 from waltzd.layout import HEADER_BYTES

@@ -9,8 +9,8 @@ import pytest
 
 from tests.cli.conftest import Tool
 from tests.cli.example import examples
-from waltzctl.configuration import KINDS, keys_of, kind_of
-from waltzctl.local import LocalCluster
+from waltzctl.playground.local import LocalCluster
+from waltzctl.setup.configuration import KINDS, keys_of, kind_of
 from waltzd.setting import declared
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import yaml
 
 from tests.cli.example import examples
 from tests.process.certificates import Authority
-from waltzctl.local import LocalCluster
+from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import contexts_path
 from waltzd.role import Role
 

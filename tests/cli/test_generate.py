@@ -14,9 +14,9 @@ import yaml
 
 from tests.cli.conftest import Tool
 from tests.cli.example import examples
-from waltzctl.alert_rules import ALERTS
-from waltzctl.dashboard import WIDTH
 from waltzctl.main import COMMANDS
+from waltzctl.setup.alert_rules import ALERTS
+from waltzctl.setup.dashboard import WIDTH
 from waltzd import metrics
 from waltzd.errors import EXIT_CONFLICT, EXIT_NOT_FOUND, EXIT_USAGE, FileThere, PathMissing
 from waltzd.histogram import Histogram

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from tests.cli.example import examples
-from waltzctl.local import LocalCluster
-from waltzctl.probe import HEADER, PAYLOAD
+from waltzctl.playground.local import LocalCluster
+from waltzctl.watching.probe import HEADER, PAYLOAD
 from waltzd import BlockingClient
 
 Tool = Callable[..., Any]

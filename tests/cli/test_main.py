@@ -17,8 +17,8 @@ import pytest
 
 from tests.cli.example import examples
 from tests.process.daemon import Daemon
-from waltzctl.local import LocalCluster
 from waltzctl.main import COMMANDS
+from waltzctl.playground.local import LocalCluster
 from waltzd.errors import EXIT_MEANING, tree
 
 Tool = Callable[..., Any]
@@ -30,28 +30,28 @@ ONLINE = [
 ]
 """In an order in which the examples of their help can run, one verb after the other."""
 ELSEWHERE = {
-    "test_bench": [["bench", name] for name in ("append", "feed", "locks", "mixed", "recovery")],
-    "test_cluster": [["create-cluster"], ["cluster", "describe"]],
-    "test_compare": [["partition", "compare"]],
-    "test_configuration": [["config", name] for name in ("explain", "show", "validate")],
-    "test_context": [["context", name] for name in ("add", "list", "remove", "show", "use", "validate")],
-    "test_generate": [["generate", name] for name in ("alerts", "dashboard")],
-    "test_looking": [["doctor"], ["events"], ["health"], ["support", "bundle"], ["top"]],
-    "test_membership": [["storage", name] for name in ("add", "list", "remove", "replace", "set")],
-    "test_ownership": [
+    "cli/test_bench": [["bench", name] for name in ("append", "feed", "locks", "mixed", "recovery")],
+    "cli/test_cluster": [["create-cluster"], ["cluster", "describe"]],
+    "cli/test_compare": [["partition", "compare"]],
+    "cli/test_configuration": [["config", name] for name in ("explain", "show", "validate")],
+    "cli/test_context": [["context", name] for name in ("add", "list", "remove", "show", "use", "validate")],
+    "cli/test_generate": [["generate", name] for name in ("alerts", "dashboard")],
+    "cli/test_looking": [["doctor"], ["events"], ["health"], ["support", "bundle"], ["top"]],
+    "cli/test_membership": [["storage", name] for name in ("add", "list", "remove", "replace", "set")],
+    "cli/test_ownership": [
         *(["partition", name] for name in ("preferred", "transfer")),
         *(["server", name] for name in ("drain", "list", "undrain")),
     ],
-    "test_partition": [
+    "cli/test_partition": [
         *(["partition", name] for name in ("assign", "auto-assign", "describe", "list", "unassign")),
         *(["cluster", name] for name in ("delete", "set")),
         ["history"],
     ],
-    "test_recover": [["storage", "recover"]],
-    "test_status": [["status"], ["cluster", "status"]],
-    "test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "tail"))],
-    "test_unit": [["generate", "unit"]],
-    "test_up": [[name] for name in ("down", "logs", "reset", "up")],
+    "cli/test_recover": [["storage", "recover"]],
+    "cli/test_status": [["status"], ["cluster", "status"]],
+    "cli/test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "tail"))],
+    "cli/test_unit": [["generate", "unit"]],
+    "cli/test_up": [[name] for name in ("down", "logs", "reset", "up")],
 }
 """By the file of tests in which the examples of their help are run, or read."""
 WORDS = [*OFFLINE, *ONLINE, *(words for some in ELSEWHERE.values() for words in some)]
@@ -59,7 +59,7 @@ WORDS = [*OFFLINE, *ONLINE, *(words for some in ELSEWHERE.values() for words in 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_examples_are_run_where_it_is_said(name: str) -> None:
-    text = (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / f"{name}.py").read_text(encoding="utf-8")
     assert "examples(" in text
 
 

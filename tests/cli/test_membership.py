@@ -19,9 +19,9 @@ from tests.cli.document_tree import document_tree
 from tests.cli.example import examples
 from tests.cli.moving_words import PATIENCE_SECONDS, bounded
 from tests.cli.numbered_load import NumberedLoad
-from waltzctl.local import LocalCluster
-from waltzctl.overview import Overview
+from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import resolve, using
+from waltzctl.watching.overview import Overview
 from waltzd import loop
 from waltzd.cluster import Cluster
 from waltzd.meta import Role

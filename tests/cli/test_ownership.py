@@ -17,11 +17,11 @@ from uuid import UUID
 import pytest
 
 from tests.cli.example import examples
-from waltzctl.local import LocalCluster
-from waltzctl.overview import look
-from waltzctl.ownership import Picture, preference_rows, save, transfer_of, transfer_plan
+from waltzctl.placement.ownership import Picture, preference_rows, save, transfer_of, transfer_plan
+from waltzctl.placement.server import drain_plan, undrain_plan
+from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import resolve, using
-from waltzctl.server import drain_plan, undrain_plan
+from waltzctl.watching.overview import look
 from waltzd.cluster import Cluster
 from waltzd.coordinator_memory import MemoryTree
 from waltzd.errors import ChangedMeanwhile, NoSuchName, NoSuchPartition, ServerDraining, WouldNotLast

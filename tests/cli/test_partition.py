@@ -15,7 +15,7 @@ import yaml
 from tests.cli.document_tree import document_tree
 from tests.cli.example import examples
 from tests.cli.moving_words import PATIENCE_SECONDS, bounded
-from waltzctl.local import LocalCluster
+from waltzctl.playground.local import LocalCluster
 from waltzd.loop import run
 
 Tool = Callable[..., Any]

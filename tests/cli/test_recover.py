@@ -16,10 +16,10 @@ from uuid import UUID
 import pytest
 
 from tests.cli.example import examples
-from waltzctl.local import LocalCluster
-from waltzctl.overview import PartitionView
-from waltzctl.recover import GIVEN_UP, State, plan_for, standing
+from waltzctl.placement.recover import GIVEN_UP, State, plan_for, standing
+from waltzctl.playground.local import LocalCluster
 from waltzctl.safety import Danger
+from waltzctl.watching.overview import PartitionView
 from waltzd import BlockingClient
 from waltzd.disk import join
 from waltzd.errors import PartitionDamaged

@@ -10,10 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from waltzctl import render_cluster
-from waltzctl.creation import Creation
-from waltzctl.overview import Overview, PartitionView, ServerView, StorageView
+from waltzctl.placement.creation import Creation
 from waltzctl.render import ROWS_MAX
+from waltzctl.watching import render_cluster
+from waltzctl.watching.overview import Overview, PartitionView, ServerView, StorageView
 from waltzd.errors import CannotConnect
 from waltzd.meta import ClusterMeta, Role, ServerMeta, StorageMeta
 from waltzd.owner import OwnedPartition, OwnedReplica, ServerDescription

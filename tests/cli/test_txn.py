@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.cli.example import examples
-from waltzctl.local import LocalCluster
+from waltzctl.playground.local import LocalCluster
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60

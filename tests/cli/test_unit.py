@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Tool
 from tests.cli.example import examples
-from waltzctl.unit import DEFAULT_PROGRAM, Wanted, unfit, unit
+from waltzctl.setup.unit import DEFAULT_PROGRAM, Wanted, unfit, unit
 from waltzd.errors import EXIT_DISK_FAULT
 
 ROOT = Path(__file__).parents[2]

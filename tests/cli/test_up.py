@@ -22,11 +22,12 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.cli.example import examples
-from waltzctl import creation, daemon, local, obstacle, removal
-from waltzctl.blueprint import BLUEPRINT, PORTS, STATE, ZOOKEEPER, is_free
-from waltzctl.daemon import Daemon, birth
-from waltzctl.local import LocalCluster
-from waltzctl.obstacle import command_of
+from waltzctl.placement import creation
+from waltzctl.playground import daemon, local, obstacle, removal
+from waltzctl.playground.blueprint import BLUEPRINT, PORTS, STATE, ZOOKEEPER, is_free
+from waltzctl.playground.daemon import Daemon, birth
+from waltzctl.playground.local import LocalCluster
+from waltzctl.playground.obstacle import command_of
 from waltzd import loop
 from waltzd.cluster import Cluster
 from waltzd.errors import DaemonEnded, PortInUse
@@ -724,6 +725,6 @@ def test_ports_are_free_and_of_one_cluster_each(tmp_path: Path) -> None:
 
 
 def test_no_port_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("waltzctl.blueprint.is_free", lambda port: False)
+    monkeypatch.setattr("waltzctl.playground.blueprint.is_free", lambda port: False)
     with pytest.raises(PortInUse, match="no port from 20000 to 31999"):
         make_small(tmp_path / "small")

@@ -31,7 +31,7 @@ from tests.fuzz.mutate import INTEGERS, filled, mutated
 from tests.process.cluster import Cluster
 from tests.process.race import Race
 from tests.unit.mounting import batch_of
-from waltzctl.local import LocalCluster
+from waltzctl.playground.local import LocalCluster
 from waltzd import wire_pb2 as wire
 from waltzd.finding import Finding
 from waltzd.frame import Credit, Flush

@@ -18,9 +18,12 @@ from hypothesis import strategies as st
 from tests.checker.history import BadHistory, Observed, Operation, Seen, Writer
 from tests.checker.history import load as load_history
 from tests.fuzz.mutate import SEED, count, each, little_memory, mutated, mutated_text, nonsense, parsed, told
-from waltzctl import blueprint, cluster, index, numbers
-from waltzctl.blueprint import Blueprint
-from waltzctl.daemon import Life
+from waltzctl import numbers
+from waltzctl.placement import cluster
+from waltzctl.playground import blueprint
+from waltzctl.playground.blueprint import Blueprint
+from waltzctl.playground.daemon import Life
+from waltzctl.records import index
 from waltzd import config
 from waltzd.config import ServerConfig, StorageConfig
 from waltzd.config_file import TEXT_BYTES_MAX, load, parse, sample, show

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from waltzctl.blueprint import ZOOKEEPER
-from waltzctl.local import LocalCluster
-from waltzctl.overview import Overview
+from waltzctl.playground.blueprint import ZOOKEEPER
+from waltzctl.playground.local import LocalCluster
+from waltzctl.watching.overview import Overview
 from waltzd.errors import WaltzError
 from waltzd.storage_admin import AdminClient
 

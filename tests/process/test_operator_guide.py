@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from waltzctl.local import LocalCluster
+from waltzctl.playground.local import LocalCluster
 from waltzd.errors import NoLocalCluster
 
 GUIDE = Path(__file__).parents[2] / "docs" / "operator-guide.md"

@@ -1,8 +1,8 @@
 """What operators do to the cluster of `relocation_model`, and what else happens there, drawn from a seed.
 
-Each command is what `waltzctl.membership` and `waltzctl.partition` do between what was typed and what is shown. Tools are
-killed between any two calls, two may run at once, storages fall silent. In the end nobody interferes any more: whatever was
-begun is run again and must come to its end, or say why not. `python -m tests.unit.operators SEED` tells what happened.
+Each command is what `membership` and `partition` (`waltzctl/placement/`) do between what was typed and what is shown. Tools
+are killed between any two calls, two may run at once, storages fall silent. In the end nobody interferes any more: whatever
+was begun is run again and must come to its end, or say why not. `python -m tests.unit.operators SEED` tells what happened.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.unit.relocation_model import Owner, Tool, Violation, World
-from waltzctl import membership, moves
 from waltzctl.change import Plan
-from waltzctl.moving import Goals
+from waltzctl.placement import membership, moves
+from waltzctl.placement.moving import Goals
+from waltzctl.placement.relocation import Situation, carry_out, plan_for, situation
 from waltzctl.reach import Reach
-from waltzctl.relocation import Situation, carry_out, plan_for, situation
 from waltzctl.safety import Step, danger, without
 from waltzd.errors import BadArgument, ChangedMeanwhile, NameInUse, NoSuchName, TooFewStorages, Unsafe
 from waltzd.meta import Role

@@ -1,4 +1,4 @@
-"""Pictures of a cluster as `waltzctl.overview` makes them, for tests: all well, and then made worse."""
+"""Pictures of a cluster as `waltzctl.watching.overview` makes them, for tests: all well, and then made worse."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from waltzctl.overview import Call, Overview, PartitionView, ServerView, StorageView
+from waltzctl.watching.overview import Call, Overview, PartitionView, ServerView, StorageView
 from waltzd.errors import WaltzError
 from waltzd.meta import ClusterMeta, Role, ServerMeta, StorageMeta
 from waltzd.owner import OwnedPartition, OwnedReplica, PartitionStatistics, ServerDescription

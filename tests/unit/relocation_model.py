@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from waltzctl.change import Asked, Plan, recorded
-from waltzctl.overview import Overview, PartitionView, StorageView
 from waltzctl.safety import margin
+from waltzctl.watching.overview import Overview, PartitionView, StorageView
 from waltzd.cluster import MOVES, NO_VERSION, REPLICAS, STORAGES, Cluster, partition_path
 from waltzd.coordinator import Change, Create, Set
 from waltzd.coordinator_memory import MemoryTree
@@ -153,7 +153,7 @@ class Tool:
     def recorded(self, plan: Plan) -> Any:
         return recorded(self.cluster, plan, ASKED)
 
-    # -- `waltzctl.moving.Daemons`
+    # -- `waltzctl.placement.moving.Daemons`
 
     async def look(self) -> Overview:
         world = self.world

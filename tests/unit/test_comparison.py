@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzctl.comparison import Answers, Question, Standing, Verdict, comparison
-from waltzctl.render_compare import differing_byte
+from waltzctl.records.comparison import Answers, Question, Standing, Verdict, comparison
+from waltzctl.records.render_compare import differing_byte
 from waltzd.digest import Digest
 from waltzd.errors import CannotConnect, PartitionDamaged, WaltzError
 

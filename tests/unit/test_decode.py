@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzctl.decode import HOW, Decoded, Filters, JsonPath, decoded, line, pattern_of
+from waltzctl.records.decode import HOW, Decoded, Filters, JsonPath, decoded, line, pattern_of
 from waltzd.errors import BadArgument
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.unit.pictures import NOW_MS, STORAGES, held, owned, partition, replica, server, silent, storage, well
-from waltzctl.diagnosis import AGAIN, Facts, Grade, ZooKeeperServer, diagnose
-from waltzctl.overview import Overview
+from waltzctl.watching.diagnosis import AGAIN, Facts, Grade, ZooKeeperServer, diagnose
+from waltzctl.watching.overview import Overview
 from waltzd.errors import CannotConnect
 from waltzd.histogram import Durations
 from waltzd.meta import Role

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from tests.process.certificates import Authority
-from waltzctl.expiry import days_left, own_days
+from waltzctl.watching.expiry import days_left, own_days
 from waltzd.role import Role
 
 KEY = UUID(int=7)

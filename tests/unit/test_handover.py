@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzctl.handover import Handover, spell_waits
+from waltzctl.placement.handover import Handover, spell_waits
 from waltzd.errors import CannotConnect
 from waltzd.meta import Assignment, Ownership
 from waltzd.owner import OwnedPartition, ServerDescription

@@ -174,7 +174,7 @@ def rules(module: Module, name: str) -> Iterator[tuple[bool, str]]:
     is_pure = module.package == "waltzd" and module.stem in PURE | PLAIN
     is_plain = module.package == "waltzd.storage" and module.stem in PLAIN_STORAGE
     is_deciding = module.package == "waltzd.server" and module.stem in PURE_SERVER
-    is_planning = module.name == "waltzctl.plan"
+    is_planning = module.name == "waltzctl.placement.plan"
     yield (
         (is_pure or is_plain or is_deciding or is_planning) and is_within(name, WORLD),
         "this module must stay pure, so that the simulator can run it; take the value, or the Disk, as an argument",
@@ -207,7 +207,7 @@ def test_the_modules_that_must_be_pure_are_there() -> None:
     ("name", "source"),
     [
         ("waltzd.record", "import os.path"),
-        ("waltzctl.plan", "import random"),
+        ("waltzctl.placement.plan", "import random"),
         ("waltzd.assignment", "import asyncio"),
         ("waltzd.record", "def f():\n    import random"),
         ("waltzd.record", "from waltzd import storage"),
@@ -218,7 +218,7 @@ def test_the_modules_that_must_be_pure_are_there() -> None:
         ("waltzd.storage.service", "from waltzd.server import session"),
         ("waltzd.server.session", "import waltzd.storage.segment as s"),
         ("waltzd.server.session", "from waltzd import wire_pb2"),
-        ("waltzctl.segment", "if TYPE_CHECKING:\n    from waltzd.storage.segment import Segment"),
+        ("waltzctl.records.segment", "if TYPE_CHECKING:\n    from waltzd.storage.segment import Segment"),
         ("waltz_spark.decode", "import waltzd.server"),
         ("waltzd.client", "import sqlalchemy as sa"),
         ("waltzd.client", "from waltzd.testing import LocalCluster"),
@@ -242,7 +242,7 @@ def test_the_rules_notice(name: str, source: str) -> None:
         ("waltzd.rpc", "import grpc"),
         ("waltzd.sql", "import sqlalchemy as sa"),
         ("waltzd.testing.cluster", "from waltzd.server.host import Host\nfrom waltzd.storage.keeper import Keeper"),
-        ("waltzctl.segment", "import os\nfrom waltzd import record"),
+        ("waltzctl.records.segment", "import os\nfrom waltzd import record"),
         ("waltz_spark.decode", "import pyarrow as pa\nfrom waltzd.record import heads"),
         ("waltzd.wire_pb2_grpc", "import grpc"),
         ("waltzd.zookeeper", "import kazoo.client"),

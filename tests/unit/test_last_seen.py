@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.pictures import KEY, well
-from waltzctl import last_seen
-from waltzctl.bundle import Bundle, strip_secrets
-from waltzctl.description import describe, plain
+from waltzctl.watching import last_seen
+from waltzctl.watching.bundle import Bundle, strip_secrets
+from waltzctl.watching.description import describe, plain
 from waltzd.errors import CannotConnect, FileThere, WaltzError
 
 WHERE = "127.0.0.1:2181/waltz"

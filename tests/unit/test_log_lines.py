@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from waltzctl import log_lines
-from waltzctl.log_lines import Line, Tail, dated, merged, stamp
+from waltzctl.playground import log_lines
+from waltzctl.playground.log_lines import Line, Tail, dated, merged, stamp
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from waltzctl.moves import Add, Done, Drop, Step, View, Wait, applied, goals, level, next_step, view_of
-from waltzctl.overview import Overview, PartitionView, StorageView
+from waltzctl.placement.moves import Add, Done, Drop, Step, View, Wait, applied, goals, level, next_step, view_of
+from waltzctl.watching.overview import Overview, PartitionView, StorageView
 from waltzd.errors import PartitionDamaged
 from waltzd.meta import ClusterMeta, Decision, PartitionMeta, ReplicaSets, Role, StorageMeta
 from waltzd.owner import OwnedPartition, OwnedReplica

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.unit.pictures import KEY, partition, well
-from waltzctl.overview import Overview
-from waltzctl.probe import HEADER, PAYLOAD, Probing, probe_all
+from waltzctl.watching.overview import Overview
+from waltzctl.watching.probe import HEADER, PAYLOAD, Probing, probe_all
 from waltzd.errors import CannotConnect, NotOwner, WaltzError
 from waltzd.frame import (
     AppendBatch,

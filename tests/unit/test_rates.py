@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.unit.pictures import STORAGES, owned, partition, replica, silent, storage, well
-from waltzctl.overview import Overview
-from waltzctl.rates import PartitionRates, by, rates
+from waltzctl.watching.overview import Overview
+from waltzctl.watching.rates import PartitionRates, by, rates
 from waltzd.errors import CannotConnect
 from waltzd.histogram import Durations
 from waltzd.owner import PartitionStatistics

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.operators import go_all
 from tests.unit.relocation_model import Violation
-from waltzctl import moves
+from waltzctl.placement import moves
 from waltzd.meta import ReplicaSets, Role
 
 SEQUENCES = 1000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from waltzctl.removal import Belongings, is_ours, remove, survey
+from waltzctl.playground.removal import Belongings, is_ours, remove, survey
 
 
 def words(text: str) -> list[str]:

@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from waltzctl.event import duration
-from waltzctl.story import Line, Listening, lines_of, merged
+from waltzctl.watching.event import duration
+from waltzctl.watching.story import Line, Listening, lines_of, merged
 from waltzd.errors import BadArgument
 from waltzd.logs import TEXT_CHARACTERS_MAX, Ring
 from waltzd.messages import events_message, events_of

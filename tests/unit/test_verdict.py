@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.unit.pictures import held, owned, partition, replica, server, silent, storage, well
-from waltzctl.lookout import missed
-from waltzctl.overview import Overview
-from waltzctl.verdict import Health, Lost, Verdict, judge, with_since
+from waltzctl.watching.lookout import missed
+from waltzctl.watching.overview import Overview
+from waltzctl.watching.verdict import Health, Lost, Verdict, judge, with_since
 from waltzd.errors import CannotConnect, ForeignCluster
 from waltzd.meta import Role
 

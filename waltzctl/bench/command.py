@@ -14,13 +14,13 @@ from waltzctl.bench.appending import Bench
 from waltzctl.bench.drive import STAMP_BYTES
 from waltzctl.bench.load import FILLING, Load
 from waltzctl.bench.machine import this_machine
+from waltzctl.bench.render_bench import Live
+from waltzctl.bench.render_bench import result as show
 from waltzctl.bench.result import Result
 from waltzctl.bench.site import Site, scratch
-from waltzctl.blueprint import SERVERS_MAX, STORAGES_MAX
 from waltzctl.interruption import ending_in_order
 from waltzctl.main import exit_codes
-from waltzctl.render_bench import Live
-from waltzctl.render_bench import result as show
+from waltzctl.playground.blueprint import SERVERS_MAX, STORAGES_MAX
 from waltzd import loop
 from waltzd.errors import EXIT_OK, EXIT_USAGE, BadArgument
 from waltzd.lock import Mode

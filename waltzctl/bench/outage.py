@@ -20,8 +20,8 @@ from waltzctl.bench.figures import Latencies
 from waltzctl.bench.load import Load
 from waltzctl.bench.result import Result, Series
 from waltzctl.bench.tally import Tally
-from waltzctl.local import LocalCluster
-from waltzctl.overview import Overview
+from waltzctl.playground.local import LocalCluster
+from waltzctl.watching.overview import Overview
 from waltzd.client import Client
 from waltzd.errors import DaemonSilent, WaltzError
 from waltzd.record import OVERHEAD_BYTES

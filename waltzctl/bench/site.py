@@ -19,7 +19,7 @@ from pathlib import Path
 
 from waltzctl.bench.machine import Disk, Use, disk_of, use_of
 from waltzctl.bench.result import Place, ProcessUse, StorageUse
-from waltzctl.local import LocalCluster, Say
+from waltzctl.playground.local import LocalCluster, Say
 from waltzd.client import Client
 from waltzd.disk import translate
 from waltzd.frame import FeedMode

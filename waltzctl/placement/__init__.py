@@ -1,0 +1,1 @@
+"""Which storages hold what, and which servers own it: planned, changed, moved."""

@@ -1,0 +1,181 @@
+"""`waltzctl create-cluster`, `waltzctl cluster` and `waltzctl history`: a cluster as a whole, through its coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import click
+
+from waltzctl import render_change
+from waltzctl.change import Asked, Plan, changing
+from waltzctl.job import Job, perform
+from waltzctl.main import exit_codes
+from waltzctl.placement.creation import Wish, create_cluster
+from waltzctl.placement.partition import moving, spread_all
+from waltzctl.reach import Reach, reaching, using
+from waltzctl.safety import Danger
+from waltzctl.waiting import Say
+from waltzctl.watching import render_cluster
+from waltzctl.watching.overview import look
+from waltzd.cluster import HISTORY_MAX, Cluster
+from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
+from waltzd.layout import PARTITIONS_MAX
+from waltzd.meta import StorageMeta
+from waltzd.setting import parse_address
+
+FORM = "write it as name=host:port,host:port or name=host:port,host:port,group"
+_OUTPUT = click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
+)
+
+
+def storage_of(text: str) -> StorageMeta:
+    """What `--storage` says. A storage is a group of its own unless it is told which one it belongs to."""
+    name, equals, rest = text.partition("=")
+    parts = rest.split(",")
+    if not equals or len(parts) not in (2, 3):
+        raise BadArgument(f"--storage {text}: this is not a storage", next_step=FORM)
+    try:
+        listen, admin = (str(parse_address(part)) for part in parts[:2])
+    except ValueError as error:
+        raise BadArgument(f"--storage {text}: {error}", next_step=FORM) from error
+    if len(parts) == 3 and not parts[2]:
+        raise BadArgument(f"--storage {text}: the group has no name", next_step=FORM)
+    return StorageMeta(name=name, listen=listen, admin_listen=admin, group=parts[2] if len(parts) == 3 else name)
+
+
+@click.command("create-cluster", epilog=exit_codes())
+@click.option("--name", required=True, help="What the cluster is called.")
+@click.option("--partitions", required=True, type=click.IntRange(1, PARTITIONS_MAX), help="For ever; ids and locks belong "
+    "to a partition.")  # fmt: skip
+@click.option("--storage", "given", required=True, multiple=True, metavar="NAME=LISTEN,ADMIN[,GROUP]",
+    help="A storage: its name, its two addresses, and the group that it may fail with. Once for each.")  # fmt: skip
+@click.option("--replicas", type=click.IntRange(1, 15), default=3, show_default=True, help="Of each partition.")
+@click.option("--key", type=click.UUID, help="The cluster key; the one that the storages have by default.")
+@click.option("--dry-run", is_flag=True, help="Look at everything, show what would be done, write nothing.")
+@_OUTPUT
+@reaching
+def create(
+    name: str,
+    partitions: int,
+    given: tuple[str, ...],
+    replicas: int,
+    key: UUID | None,
+    dry_run: bool,
+    reach: Reach,
+    output: str,
+) -> int:
+    """Make a cluster of storages that run: its documents in ZooKeeper, and an empty replica wherever one belongs. The
+    replicas of a partition are spread over groups, and evenly over the storages.
+
+    The storages must run, with the same cluster_key and number of partitions in their configuration. Where none runs
+    yet, this command proposes a key. To repeat it with the same words changes nothing, or completes what is missing.
+
+    \b
+    Examples:
+      waltzctl create-cluster --coordinator 127.0.0.1:2181 --name trial --partitions 4 --replicas 1 \\
+        --storage one=127.0.0.1:55280,127.0.0.1:55281 --dry-run
+      waltzctl create-cluster --coordinator 127.0.0.1:2181 --name trial --partitions 4 --replicas 1 \\
+        --storage one=127.0.0.1:55280,127.0.0.1:55281,rack-1
+    """
+    wish = Wish(
+        name=name,
+        partitions=partitions,
+        replication=replicas,
+        storages=tuple(storage_of(text) for text in given),
+        key=key,
+    )
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    found = using(
+        reach, lambda cluster: create_cluster(cluster.coordinator, wish, created=now, is_dry=dry_run, tls=reach.tls)
+    )
+    render_cluster.creation(found, output, hosts=reach.hosts, root=reach.root, is_dry=dry_run)
+    return EXIT_OK
+
+
+@click.command("describe", epilog=exit_codes())
+@_OUTPUT
+@reaching
+def describe(reach: Reach, output: str) -> int:
+    """Show a cluster: its servers and storages, and who owns each partition and how it is. The end is 0 when all is well,
+    and 10 when a process does not answer, a partition takes no transactions, or one has fewer replicas than it should.
+
+    \b
+    Examples:
+      waltzctl cluster describe --coordinator 127.0.0.1:2181
+      waltzctl cluster describe --coordinator 127.0.0.1:2181 --root /waltz -o json
+    """
+    found = using(reach, lambda cluster: look(cluster.coordinator, tls=reach.tls))
+    render_cluster.overview(found, output, where=reach.where)
+    return EXIT_OK if found.is_healthy else EXIT_UNHEALTHY
+
+
+@click.command("set", epilog=exit_codes())
+@click.option("--replicas", required=True, type=click.IntRange(1, 15), help="Of each partition.")
+@moving
+@changing
+@reaching
+def set_(replicas: int, reach: Reach, asked: Asked, output: str, seconds: float | None) -> int:
+    """Change how many replicas each partition has. More are copied while writing goes on; fewer leave when a majority
+    stays. The number of partitions, the name and the key of a cluster cannot be changed.
+
+    \b
+    Examples:
+      waltzctl cluster set --replicas 3 --dry-run
+      waltzctl cluster set --replicas 3 --yes
+    """
+    return spread_all("cluster set", replicas, reach, asked, output, seconds)
+
+
+@click.command("delete", epilog=exit_codes())
+@_OUTPUT
+@changing
+@reaching
+def delete(reach: Reach, asked: Asked, output: str) -> int:
+    """Take all documents of a cluster out of ZooKeeper. What is on the storages stays, but nobody serves it any more, and a
+    new cluster refuses storages that hold something. It is refused while servers or storages run.
+
+    \b
+    Examples:
+      waltzctl cluster delete --dry-run --override local --reason 'a trial is over'
+      waltzctl cluster delete --dry-run --override local --reason 'moved elsewhere' -o json
+    """
+
+    async def prepare(cluster: Cluster) -> Job:
+        found = await look(cluster.coordinator, tls=reach.tls)
+        up = [view.meta.name for view in found.servers if view.error is None]
+        up += [view.meta.name for view in found.storages if view.error is None]
+        name = found.meta.name
+        plan = Plan(
+            verb="cluster delete",
+            subject=name,
+            steps=(f"delete all documents of the cluster {name}, key {found.meta.key}, at {reach.where}",),
+            danger=Danger.TYPED,
+            unsafe=(f"{', '.join(up)} still run",) if up else (),
+        )
+
+        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+            return {"documents": await cluster.delete()}
+
+        return Job(plan=plan, do=do, is_recorded=False)
+
+    return perform(reach, asked, output, prepare)
+
+
+@click.command("history", epilog=exit_codes())
+@click.option("-n", "--newest", type=click.IntRange(1, HISTORY_MAX), default=20, show_default=True, help="So many entries.")
+@_OUTPUT
+@reaching
+def history(newest: int, reach: Reach, output: str) -> int:
+    """Who changed what with waltzctl, when and why, and what came of it. The oldest entries are forgotten after a thousand.
+
+    \b
+    Examples:
+      waltzctl history
+      waltzctl history -n 100 -o json
+    """
+    render_change.history(using(reach, lambda cluster: cluster.history(newest)), output)
+    return EXIT_OK

@@ -1,0 +1,123 @@
+"""Partitions on their way from one server to another: why each of them has not arrived, and waiting until all have.
+
+They have arrived when their new owner says that they are open. Who gave them away is asked, too: a server that drains may
+only be stopped when it has closed what it owned. Nothing is moved here; that is the leader's, or was done before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from uuid import UUID
+
+from waltzctl.render import console
+from waltzctl.watching.overview import OPEN
+from waltzd.assignment import spell_numbers
+from waltzd.cluster import Cluster
+from waltzd.errors import NotTakenOver, WaltzError
+from waltzd.meta import Assignment, ServerMeta
+from waltzd.owner import ServerDescription
+from waltzd.server_admin import ServerAdminClient
+from waltzd.tls import Tls
+
+CALL_SECONDS = 5.0
+PAUSE_SECONDS = 0.1
+"""Between two looks: what a server says of itself is in no document that could be watched."""
+Said = Mapping[str, ServerDescription | WaltzError]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handover:
+    """What is waited for."""
+
+    numbers: tuple[int, ...]
+    to: Mapping[int, str]
+    """Where partitions must be, as far as that is decided; the others may be anywhere but at `leaving`."""
+    leaving: str | None = None
+    """Who must have closed them all."""
+
+    def servers(self, assignment: Assignment) -> list[str]:
+        """Who has to be asked."""
+        owners = {owner for number in self.numbers if (owner := assignment.owners[number].server) is not None}
+        return sorted(owners if self.leaving is None else owners | {self.leaving})
+
+    def astray(self, assignment: Assignment) -> str:
+        """Why there is nothing more to wait for; empty while there is."""
+        for number, name in sorted(self.to.items()):
+            owner = assignment.owners[number].server
+            if owner != name:
+                return f"partition {number} belongs to {owner or 'nobody'} by now, no more to {name}"
+        return ""
+
+    def waits(self, assignment: Assignment, said: Said) -> dict[int, str]:
+        """Why each partition has not arrived, in a sentence; only those that have not."""
+        found = {number: self._wait(number, assignment, said) for number in self.numbers}
+        return {number: wait for number, wait in found.items() if wait}
+
+    def _wait(self, number: int, assignment: Assignment, said: Said) -> str:
+        owner = assignment.owners[number]
+        if owner.server is None:
+            return "no server owns it"
+        if owner.server == self.leaving:
+            return f"it was not given to another server than {owner.server} yet"
+        before = said.get(self.leaving) if self.leaving is not None else None
+        if isinstance(before, ServerDescription) and any(held.partition == number for held in before.partitions):
+            return f"{self.leaving} is closing it"
+        there = said.get(owner.server)
+        if not isinstance(there, ServerDescription):
+            why = "is not up" if there is None else f"does not answer: {there.message}"
+            return f"its new owner {owner.server} {why}"
+        held = next((held for held in there.partitions if held.partition == number), None)
+        if held is None or held.generation < owner.generation:
+            return f"{owner.server} has not begun with it yet"
+        if held.step == OPEN and not held.waiting:
+            return ""
+        return held.waiting or f"{owner.server} is recovering it"
+
+
+def spell_waits(waits: Mapping[int, str]) -> str:
+    """Partitions that wait for the same together: "0, 2: server-2 is recovering it"."""
+    numbers: dict[str, list[int]] = {}
+    for number, wait in sorted(waits.items()):
+        numbers.setdefault(wait, []).append(number)
+    return "; ".join(f"{spell_numbers(found)}: {wait}" for wait, found in numbers.items())
+
+
+async def arrival(cluster: Cluster, wanted: Handover, *, key: UUID, tls: Tls | None, seconds: float) -> float:
+    """Wait until all have arrived, with a line about it on a terminal; the seconds that it took. `NotTakenOver` when they
+    have not in time, or never will."""
+    from rich.text import Text
+
+    began = time.monotonic()
+    async with AsyncExitStack() as stack:
+        clients: dict[str, ServerAdminClient] = {}
+        line = stack.enter_context(console(to_stderr=True).status(Text("looking")))
+
+        async def ask(server: ServerMeta) -> ServerDescription | WaltzError:
+            if server.admin_listen not in clients:
+                client = ServerAdminClient(server.admin_listen, key, seconds=CALL_SECONDS, tls=tls)
+                clients[server.admin_listen] = await stack.enter_async_context(client)
+            try:
+                return await clients[server.admin_listen].describe()
+            except WaltzError as error:
+                return error
+
+        while True:
+            assignment, _ = await cluster.assignment()
+            astray = wanted.astray(assignment)
+            if astray:
+                raise NotTakenOver(astray, next_step="look with `waltzctl server list`, then run the command again")
+            servers = await cluster.servers()
+            asked = [name for name in wanted.servers(assignment) if name in servers]
+            answers = await asyncio.gather(*(ask(servers[name]) for name in asked))
+            waits = wanted.waits(assignment, dict(zip(asked, answers, strict=True)))
+            passed = time.monotonic() - began
+            if not waits:
+                return passed
+            if passed >= seconds:
+                raise NotTakenOver(f"after {seconds:g} seconds, partitions {spell_waits(waits)}")
+            line.update(Text(f"{passed:.1f} s  {spell_waits(waits)}"))
+            await asyncio.sleep(PAUSE_SECONDS)

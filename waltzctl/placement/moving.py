@@ -1,0 +1,206 @@
+"""Replicas on their way: the shell around `moves`. It writes the goal down, takes one step after the other, and waits.
+
+Everything that it knows is in the coordinator and in what daemons say. It may be killed at any moment and run again, also
+by somebody else, also twice at the same time: each change is a compare-and-set on what it was decided from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from waltzctl.placement import moves
+from waltzctl.waiting import Say
+from waltzctl.watching.overview import Overview, look
+from waltzd.assignment import spell_numbers
+from waltzd.cluster import Cluster
+from waltzd.errors import ChangedMeanwhile, MoveUnfinished, WaltzError
+from waltzd.meta import Moves, ReplicaSets, StorageMeta
+from waltzd.storage_admin import AdminClient
+from waltzd.tls import Tls
+
+POLL_SECONDS = 0.2
+TOLD_MAX = 3
+"""So many of those that wait are named when it takes too long."""
+
+
+Goals = Mapping[int, tuple[str, ...]]
+
+
+class Daemons(Protocol):
+    """Those of one cluster, as far as whoever moves replicas asks them for something. Tests have their own."""
+
+    async def look(self) -> Overview: ...
+    async def remove_partitions(
+        self, storage: StorageMeta, numbers: Sequence[int], *, delete_files: bool
+    ) -> dict[int, WaltzError | None]: ...
+    async def pause(self) -> None:
+        """Let them do something."""
+        ...
+
+
+class RealDaemons:
+    def __init__(self, cluster: Cluster, tls: Tls | None) -> None:
+        self._cluster = cluster
+        self._tls = tls
+
+    async def look(self) -> Overview:
+        return await look(self._cluster.coordinator, tls=self._tls)
+
+    async def remove_partitions(
+        self, storage: StorageMeta, numbers: Sequence[int], *, delete_files: bool
+    ) -> dict[int, WaltzError | None]:
+        key = (await self._cluster.meta()).key
+        async with AdminClient(storage.admin_listen, key, tls=self._tls, name=storage.name) as admin:
+            return await admin.remove_partitions(numbers, delete_files=delete_files)
+
+    async def pause(self) -> None:
+        await asyncio.sleep(POLL_SECONDS)
+
+
+class Mover:
+    def __init__(self, cluster: Cluster, daemons: Daemons, say: Say) -> None:
+        self._cluster = cluster
+        self._daemons = daemons
+        self._say = say
+        self._last: Mapping[int, str] = {}
+        """What was waited for when it was said last."""
+
+    async def aim(self, goals: Goals, *, replicas_version: int, moves_version: int) -> None:
+        """Write down where replicas shall be. Somebody who planned at the same time is told that this was changed."""
+        found, _ = await self._cluster.moves()
+        wanted = {**found.partitions, **{number: tuple(sorted(names)) for number, names in goals.items()}}
+        try:
+            await self._cluster.save_moves(
+                Moves(partitions=dict(sorted(wanted.items()))), moves_version, replicas_version=replicas_version
+            )
+        except ChangedMeanwhile as error:
+            raise ChangedMeanwhile(
+                f"replicas were moved by somebody else since this was planned: {error.message}",
+                not_done="nothing was moved",
+                next_step="look with `waltzctl history`, then run this again if it is still meant",
+            ) from error
+
+    async def arrive(self, goals: Goals, *, seconds: float | None) -> None:
+        """Until these partitions are where they shall be. `ChangedMeanwhile` when somebody else wants them elsewhere."""
+        left = dict(goals)
+        try:
+            async with asyncio.timeout(seconds):
+                while waiting := await self._advance(left):
+                    self._tell(waiting, len(goals))
+                    await self._daemons.pause()
+        except TimeoutError:
+            why = _spell(self._last) or "the daemons had not answered yet"
+            raise MoveUnfinished(f"not done within {seconds:g} seconds: {why}") from None
+
+    def _tell(self, waiting: Mapping[int, str], total: int) -> None:
+        self._last = waiting
+        self._say(f"{total - len(waiting)} of {total} partitions done; {_spell(waiting, 1)}")
+
+    async def _advance(self, left: dict[int, tuple[str, ...]]) -> dict[int, str]:
+        """One step for each that can take one; those that are not done, and why. Who arrives is taken out of `left`."""
+        cluster = self._cluster
+        found_moves, moves_version = await cluster.moves()
+        sets, version = await cluster.replicas()
+        moving = {number: goal for number, goal in sorted(left.items()) if number in found_moves.partitions}
+        _check_goals(left, found_moves, sets)
+        for number in left.keys() - moving.keys():  # arrived, and maybe moved on before we look again
+            del left[number]
+        if not moving:
+            return {}
+        found = await self._daemons.look()
+        _check_storages(moving, found)
+        views = {number: await self._view(found, sets, number, goal) for number, goal in moving.items()}
+        steps = {number: moves.next_step(view) for number, view in views.items()}
+        try:
+            done = [number for number, step in steps.items() if isinstance(step, moves.Done)]
+            if done:
+                rest = {number: goal for number, goal in found_moves.partitions.items() if number not in done}
+                await cluster.save_moves(replace(found_moves, partitions=rest), moves_version)
+                for number in done:
+                    del left[number]
+            after = moves.applied(sets, steps)
+            if after != sets:
+                await cluster.save_replicas(after, version)
+        except ChangedMeanwhile:  # an owner has made a member of a learner, or somebody else takes the same steps
+            return dict.fromkeys(moving, "the documents were changed meanwhile")
+        return {number: _why(step) for number, step in steps.items() if not isinstance(step, moves.Done)}
+
+    async def _view(self, found: Overview, sets: ReplicaSets, number: int, goal: tuple[str, ...]) -> moves.View:
+        meta, _ = await self._cluster.partition(number)
+        return moves.view_of(found, number, goal, sets.partitions.get(number, {}), meta)
+
+    async def clear(self, goals: Goals, *, delete_files: bool) -> dict[str, list[int]]:
+        """Take the files of these partitions off the storages that are no longer assigned any of them: storage → numbers.
+        They are set aside there unless they are to be deleted. A storage that does not answer keeps them."""
+        found = await self._daemons.look()
+        cleared: dict[str, list[int]] = {}
+        for storage in found.storages:
+            name = storage.meta.name
+            there = {held.partition for held in storage.said.assigned} if storage.said is not None else set()
+            orphans = await self._orphans(name, sorted(there & goals.keys()))
+            if orphans:
+                refusals = await self._daemons.remove_partitions(storage.meta, orphans, delete_files=delete_files)
+                done = [number for number, refusal in refusals.items() if refusal is None]
+                cleared |= {name: done} if done else {}
+        return cleared
+
+    async def _orphans(self, name: str, numbers: Sequence[int]) -> list[int]:
+        """Looked at right before they are removed: somebody else may have given the storage one of them again. One that
+        still has a vote, or is to get a replica, is none."""
+        if not numbers:
+            return []
+        wanted, _ = await self._cluster.moves()
+        voting = {number: await self._cluster.partition(number) for number in numbers}
+        sets, _ = await self._cluster.replicas()
+        return [
+            number
+            for number in numbers
+            if name not in sets.partitions.get(number, {})
+            and name not in wanted.partitions.get(number, ())
+            and ((meta := voting[number][0]) is None or name not in meta.members)
+        ]
+
+
+def _check_goals(left: Goals, found: Moves, sets: ReplicaSets) -> None:
+    """What was written down is what we want, or it was reached already."""
+    for number, goal in sorted(left.items()):
+        there = found.partitions.get(number, sets.partitions.get(number, {}))
+        if set(there) != set(goal):
+            elsewhere = ", ".join(sorted(there)) or "nowhere"
+            raise ChangedMeanwhile(
+                f"somebody else moves partition {number} to {elsewhere}, not to {', '.join(goal)}",
+                not_done="what was moved until now stays; other partitions may be on their way",
+                next_step="look with `waltzctl history`, then run this again if it is still meant",
+            )
+
+
+def _check_storages(moving: Goals, found: Overview) -> None:
+    there = {view.meta.name for view in found.storages}
+    for name in sorted({name for goal in moving.values() for name in goal} - there):
+        numbers = [number for number, goal in moving.items() if name in goal]
+        raise ChangedMeanwhile(
+            f"{name} was taken out of the cluster; partition {spell_numbers(numbers)} was to get a replica there",
+            not_done="what was moved until now stays; other partitions may be on their way",
+            next_step="run `waltzctl partition auto-assign`, which leaves it out, or add the storage again",
+        )
+
+
+def _why(step: moves.Step) -> str:
+    match step:
+        case moves.Add(names):
+            return f"{', '.join(names)} begin to copy"
+        case moves.Drop(name):
+            return f"{name} leaves"
+        case moves.Wait(why):
+            return why
+        case _:
+            return ""
+
+
+def _spell(waiting: Mapping[int, str], most: int = TOLD_MAX) -> str:
+    told = [f"partition {number}: {why}" for number, why in list(waiting.items())[:most]]
+    more = f"; and {len(waiting) - most} more" if len(waiting) > most else ""
+    return "; ".join(told) + more

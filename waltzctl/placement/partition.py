@@ -1,0 +1,203 @@
+"""`waltzctl partition`: who holds which replica, and moving replicas about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from waltzctl.change import Asked, changing
+from waltzctl.job import Job, perform
+from waltzctl.listing import Column, Listing, listed, put
+from waltzctl.main import exit_codes
+from waltzctl.numbers import partitions_of
+from waltzctl.placement.moving import Goals
+from waltzctl.placement.relocation import Situation, carry_out, plan_for, situation
+from waltzctl.reach import Reach, reaching, using
+from waltzctl.waiting import Say
+from waltzctl.watching import render_cluster
+from waltzctl.watching.overview import PartitionView, look
+from waltzd.cluster import Cluster
+from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
+
+COLUMNS = (
+    Column("partition", is_right=True),
+    Column("state"),
+    Column("owner"),
+    Column("replicas"),
+    Column("level", is_right=True),
+    Column("committed", is_right=True),
+    Column("generation", is_right=True, is_wide=True),
+    Column("session", is_right=True, is_wide=True),
+    Column("waiting", is_wide=True),
+)
+
+
+def moving(command: Callable[..., int]) -> Callable[..., int]:
+    """Options of commands that move replicas."""
+    command = click.option(
+        "--timeout", "seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+        help="Give up waiting after so long; what was begun stays written down. For as long as it takes by default.",
+    )(command)  # fmt: skip
+    return click.option(
+        "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
+    )(command)
+
+
+@click.command("list", epilog=exit_codes())
+@listed
+@reaching
+def list_(reach: Reach, output: str) -> int:
+    """All partitions of a cluster, a line each: whether it takes transactions, who owns it, and where its replicas are.
+
+    \b
+    Examples:
+      waltzctl partition list
+      waltzctl partition list -o wide
+    """
+    found = using(reach, lambda cluster: look(cluster.coordinator, tls=reach.tls))
+    rows = [_row(partition) for partition in found.partitions]
+    put(Listing(kind="partitions", columns=COLUMNS, rows=rows, nothing="The cluster has no partitions."), output)
+    return EXIT_OK
+
+
+def _row(partition: PartitionView) -> Mapping[str, Any]:
+    said = partition.said
+    return {
+        "partition": partition.partition,
+        "state": "open" if partition.is_open else said.step.lower() if said is not None else "unknown",
+        "owner": partition.owner,
+        "replicas": [f"{name}{'*' if role == 'learner' else ''}" for name, role in sorted(partition.replicas.items())],
+        "level": partition.counting if said is not None else None,
+        "committed": said.committed if said is not None else None,
+        "generation": partition.generation,
+        "session": said.session if said is not None else None,
+        "waiting": partition.waiting,
+    }
+
+
+@click.command("describe", epilog=exit_codes())
+@click.argument("number", metavar="PARTITION", type=click.IntRange(0))
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
+@reaching
+def describe(number: int, reach: Reach, output: str) -> int:
+    """One partition: its owner, its session, what it waits for, and how each replica is. The end is 10 when it takes no
+    transactions.
+
+    \b
+    Examples:
+      waltzctl partition describe 0
+      waltzctl partition describe 3 -o json
+    """
+
+    async def ask(cluster: Cluster) -> tuple[Situation, Any]:
+        now = await situation(cluster, reach.tls)
+        now.check_partitions([number])
+        meta, _ = await cluster.partition(number)
+        return now, meta
+
+    now, meta = using(reach, ask)
+    render_cluster.partition(now.found.partitions[number], meta, now.found.moves.get(number), output)
+    return EXIT_OK if now.found.partitions[number].is_open else EXIT_UNHEALTHY
+
+
+@click.command("assign", epilog=exit_codes())
+@click.argument("numbers", metavar="PARTITIONS")
+@click.option("--to", "names", required=True, metavar="STORAGE,…", help="The storages that get a replica each.")
+@moving
+@changing
+@reaching
+def assign(numbers: str, names: str, reach: Reach, asked: Asked, output: str, seconds: float | None) -> int:
+    """Give PARTITIONS (like 0-3,7) one more replica on each of these storages. A new replica copies first, and becomes a
+    member when it is level. Writing goes on meanwhile.
+
+    \b
+    Examples:
+      waltzctl partition assign 0 --to storage-2 --yes
+      waltzctl partition assign 0-1 --to storage-1,storage-2 --dry-run
+    """
+
+    def aim(now: Situation, chosen: list[int]) -> Goals:
+        new = [now.storage(name).name for name in _names(names)]
+        return {number: tuple(sorted({*now.goals[number], *new})) for number in chosen}
+
+    return _relocate("partition assign", numbers, aim, reach, asked, output, seconds)
+
+
+@click.command("unassign", epilog=exit_codes())
+@click.argument("numbers", metavar="PARTITIONS")
+@click.option("--from", "names", required=True, metavar="STORAGE,…", help="The storages that lose their replica.")
+@moving
+@changing
+@reaching
+def unassign(numbers: str, names: str, reach: Reach, asked: Asked, output: str, seconds: float | None) -> int:
+    """Take the replicas of PARTITIONS off these storages. It is refused where a partition would lose its majority. The
+    files are set aside on the storage.
+
+    \b
+    Examples:
+      waltzctl partition unassign 0 --from storage-3 --dry-run
+      waltzctl partition unassign 0-1 --from storage-3 --dry-run -o json
+    """
+
+    def aim(now: Situation, chosen: list[int]) -> Goals:
+        old = {now.storage(name).name for name in _names(names)}
+        return {number: tuple(name for name in now.goals[number] if name not in old) for number in chosen}
+
+    return _relocate("partition unassign", numbers, aim, reach, asked, output, seconds)
+
+
+@click.command("auto-assign", epilog=exit_codes())
+@click.option("--replicas", type=click.IntRange(1, 15), help="Of each partition; as many as each has by default.")
+@moving
+@changing
+@reaching
+def auto_assign(replicas: int | None, reach: Reach, asked: Asked, output: str, seconds: float | None) -> int:
+    """Spread the replicas of all partitions over the groups, and evenly over the storages, with as few copies as
+    possible. What is spread already stays where it is.
+
+    \b
+    Examples:
+      waltzctl partition auto-assign --dry-run
+      waltzctl partition auto-assign --yes
+    """
+    return spread_all("partition auto-assign", replicas, reach, asked, output, seconds)
+
+
+def spread_all(verb: str, replicas: int | None, reach: Reach, asked: Asked, output: str, seconds: float | None) -> int:
+    def aim(now: Situation, _chosen: list[int]) -> Goals:
+        wanted = {number: replicas or len(names) for number, names in now.goals.items()}
+        return now.spread(now.groups, wanted)
+
+    return _relocate(verb, None, aim, reach, asked, output, seconds)
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise BadArgument(f"{text!r} is no list of storages", next_step="write it as storage-1,storage-2")
+    return names
+
+
+def _relocate(
+    verb: str,
+    numbers: str | None,
+    aim: Callable[[Situation, list[int]], Goals],
+    reach: Reach,
+    asked: Asked,
+    output: str,
+    seconds: float | None,
+) -> int:
+    async def prepare(cluster: Cluster) -> Job:
+        now = await situation(cluster, reach.tls)
+        chosen = partitions_of(numbers) if numbers is not None else list(range(now.found.meta.partitions))
+        now.check_partitions(chosen)
+        goals = aim(now, chosen)
+
+        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+            return {"cleared": await carry_out(cluster, reach, now, goals, seconds=seconds, say=say)}
+
+        return Job(plan=plan_for(now, goals, verb=verb, subject=numbers or now.found.meta.name), do=do)
+
+    return perform(reach, asked, output, prepare)

@@ -1,0 +1,425 @@
+"""`waltzctl storage recover`: replicas whose disk was lost or damaged come back.
+
+While the storage runs, its partitions' owners do the work: they make empty replicas, heal segments, copy, let them count
+again. This follows them, and steps in only where an owner may not: it sets aside what a storage refuses, or what cannot be
+healed, as long as the others do without it. While storages are stopped, replicas are taken from the files of one into those
+of another (`waltzd.transplant`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from waltzctl import render, render_change
+from waltzctl.change import Asked, Plan, changing
+from waltzctl.job import Job, perform
+from waltzctl.main import exit_codes
+from waltzctl.numbers import partitions_of
+from waltzctl.placement.moving import POLL_SECONDS
+from waltzctl.placement.partition import moving
+from waltzctl.placement.relocation import Situation, situation
+from waltzctl.reach import Reach, addressing
+from waltzctl.render import table
+from waltzctl.safety import Danger, Step, without
+from waltzctl.waiting import Say
+from waltzctl.watching.overview import Overview, PartitionView, StorageView, look
+from waltzd.cluster import Cluster
+from waltzd.errors import (
+    EXIT_OK,
+    EXIT_PARTIAL,
+    BadArgument,
+    CannotConnect,
+    NoSuchPartition,
+    RecoveryUnfinished,
+    Unsafe,
+    WaltzError,
+)
+from waltzd.replica import PartitionDescription
+from waltzd.storage_admin import AdminClient
+
+if TYPE_CHECKING:
+    from waltzd.transplant import Graft, Transplant
+
+VERB = "storage recover"
+GIVEN_UP = "it is damaged: "
+"""So begins what an owner says of a replica that it cannot heal (`waltzd.server.recovery`)."""
+TOLD_MAX = 3
+"""So many of those that wait are named when it takes too long."""
+
+
+@click.command("recover", epilog=exit_codes())
+@click.argument("place", metavar="[STORAGE]", required=False)
+@click.argument("numbers", metavar="[PARTITIONS]", required=False)
+@click.option("--from", "source", metavar="DIR", help="Offline: the directory of another storage, or a copy of one.")
+@click.option("--to", "target", metavar="DIR", help="Offline: the directory of the storage that lost its disk.")
+@click.option("--partitions", "chosen", metavar="PARTITIONS", help="Offline: only these; all that are there by default.")
+@moving
+@changing
+@addressing
+def recover(
+    place: str | None,
+    numbers: str | None,
+    source: str | None,
+    target: str | None,
+    chosen: str | None,
+    seconds: float | None,
+    output: str,
+    asked: Asked,
+    reach: Callable[[], Reach],
+    tls: object,
+) -> int:
+    """Bring replicas back whose disk was lost or damaged.
+
+    With STORAGE, which runs again, on an empty disk or on what is left: waits until each of its replicas, or those of
+    PARTITIONS, counts again. Their owners copy and heal by themselves; what the storage refuses or nobody can heal is set
+    aside first, where the partition has its majority without it. To run this again goes on from where it was.
+
+    With --from and --to, while both storages are stopped: takes the committed part of the replicas from the files of one
+    storage, so that less has to be copied over the network. What is there already is never overwritten. Run it as the
+    user that the storage runs as.
+
+    \b
+    Examples:
+      waltzctl storage recover storage-1
+      waltzctl storage recover storage-1 0-1 --dry-run
+      waltzctl storage recover --from /mnt/old/waltz --to /var/lib/waltz --dry-run
+    """
+    if source is None and target is None and chosen is None:
+        if place is None:
+            raise click.UsageError("Name a storage that runs, or two directories with --from and --to.")
+        return _online(reach(), place, numbers, asked, output, seconds)
+    if source is None or target is None or place is not None:
+        raise click.UsageError("--from and --to go together, and without the name of a storage.")
+    if seconds is not None or asked.override or asked.reason or asked.confirm:
+        raise click.UsageError("--timeout, --override, --reason and --confirm are for a storage that runs.")
+    return _offline(source, target, partitions_of(chosen) if chosen is not None else None, asked.is_dry, output)
+
+
+# -- while the storage runs --------------------------------------------------------------------------------------------
+
+
+class State(enum.StrEnum):
+    COUNTS = "counts"
+    COMES = "comes"
+    """Its owner is bringing it back."""
+    LOST = "lost"
+    """It comes back only when it is set aside."""
+    OFFLINE = "offline"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where one replica stands, and why, for somebody who waits for it."""
+
+    state: State
+    why: str
+    held: int | None = None
+    """The last id that it holds, as its owner knows it."""
+
+
+def standing(name: str, view: PartitionView, there: PartitionDescription | None) -> Standing:
+    """`there`: what the storage says of it."""
+    ours = next((replica for replica in view.said.replicas if replica.storage == name), None) if view.said else None
+    held = ours.durable_id if ours is not None else None
+    status = there.status if there is not None else None
+    if there is not None and there.refused is not None:
+        return Standing(state=State.LOST, why=there.refused.message)
+    if status is not None and not status.is_available:
+        return Standing(state=State.OFFLINE, why="it was taken offline by an operator", held=held)
+    if ours is None:
+        return Standing(state=State.COMES, why=view.waiting or f"{view.owner} has not heard of it yet")
+    if status is None:  # its owner may not have noticed yet
+        return Standing(state=State.COMES, why="its owner will make it there", held=held)
+    if not status.is_sound:
+        # While its owner waits for others there is hope; with a level one beside it there is none.
+        is_alone = not (view.is_open and level_without(name, view))
+        if ours.story.startswith(GIVEN_UP) and not is_alone:
+            return Standing(state=State.LOST, why=ours.story, held=held)
+        return Standing(state=State.COMES, why=ours.story, held=held)
+    return Standing(state=State.COUNTS if ours.counts else State.COMES, why=ours.story, held=held)
+
+
+def level_without(name: str, view: PartitionView) -> list[str]:
+    """The other replicas that count."""
+    return [one.storage for one in view.said.replicas if one.counts and one.storage != name] if view.said else []
+
+
+def plan_for(name: str, found: Overview, standings: Mapping[int, Standing]) -> Plan:
+    """What has to be done, and what is only waited for."""
+    steps, margins, unsafe = [], list[Step](), []
+    for number, one in standings.items():
+        view = found.partitions[number]
+        if one.state is State.LOST:
+            steps.append(f"partition {number}: set aside on {name}, made anew and copied; {one.why}")
+            step = without(number, view.replicas, {*level_without(name, view), *_itself(name, view)}, silent=[name])
+            margins.append(step)
+            if step.after.spare < 0 and step.refusal is None:
+                unsafe.append(
+                    f"partition {number} has {step.after.level} of {step.after.members} members level without {name}, "
+                    "and this one may be needed"
+                )
+        elif one.state is not State.COUNTS:
+            steps.append(f"partition {number}: wait for its owner; {one.why}")
+    is_change = bool(margins)
+    return Plan(
+        verb=VERB,
+        subject=name,
+        steps=tuple(steps),
+        margins=tuple(margins),
+        danger=Danger.ASK if is_change else Danger.NONE,
+        unsafe=tuple(unsafe),
+    )
+
+
+def _itself(name: str, view: PartitionView) -> list[str]:
+    return [one.storage for one in view.said.replicas if one.counts and one.storage == name] if view.said else []
+
+
+def _online(reach: Reach, name: str, numbers: str | None, asked: Asked, output: str, seconds: float | None) -> int:
+    wanted = partitions_of(numbers) if numbers is not None else None
+
+    async def prepare(cluster: Cluster) -> Job:
+        now = await situation(cluster, reach.tls)
+        now.storage(name)
+        chosen = _replicas_of(now, name, wanted)
+        standings = _standings(name, now.found, chosen)
+        lost = [number for number, one in standings.items() if one.state is State.LOST]
+
+        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+            aside = await _still_lost(cluster, reach, name, lost, asked) if lost else []
+            if aside:
+                await _set_aside(now, reach, name, aside)
+            after = await _follow(cluster, reach, name, chosen, aside, seconds=seconds, say=say)
+            replicas = [{"partition": number, "last_id": one.held, "state": one.state} for number, one in after.items()]
+            return {"set_aside": aside, "replicas": replicas}
+
+        return Job(plan=plan_for(name, now.found, standings), do=do, is_change=bool(lost))
+
+    return perform(reach, asked, output, prepare)
+
+
+def _replicas_of(now: Situation, name: str, wanted: list[int] | None) -> list[int]:
+    there = [number for number, roles in sorted(now.sets.partitions.items()) if name in roles]
+    if wanted is None:
+        return there
+    now.check_partitions(wanted)
+    strange = [number for number in wanted if number not in there]
+    if strange:
+        raise NoSuchPartition(
+            f"partition {strange[0]} has no replica on {name}",
+            not_done="nothing was changed",
+            next_step=f"see where it has some with `waltzctl partition describe {strange[0]}`",
+        )
+    return wanted
+
+
+def _storage(name: str, found: Overview) -> StorageView:
+    return next(view for view in found.storages if view.meta.name == name)
+
+
+def _standings(name: str, found: Overview, chosen: list[int]) -> dict[int, Standing]:
+    """Raises when the storage does not run: nobody can bring anything back there."""
+    view = _storage(name, found)
+    if view.said is None:
+        if isinstance(view.error, CannotConnect):
+            raise CannotConnect(
+                f"the storage {name} does not answer: {view.error.message}",
+                not_done="nothing was changed",
+                next_step="start it, on an empty directory where its disk is gone, and run the same command again",
+            )
+        assert view.error is not None
+        raise view.error
+    there = {one.partition: one for one in view.said.assigned}
+    return {number: standing(name, found.partitions[number], there.get(number)) for number in chosen}
+
+
+async def _still_lost(cluster: Cluster, reach: Reach, name: str, lost: list[int], asked: Asked) -> list[int]:
+    """A question may have been answered late: others may be gone since, or this one may be well."""
+    found = await look(cluster.coordinator, tls=reach.tls)
+    standings = {number: one for number, one in _standings(name, found, lost).items() if one.state is State.LOST}
+    plan = plan_for(name, found, standings)
+    if plan.refusals and asked.override != name:
+        raise Unsafe(f"{VERB} {name}: this has changed since it was planned: {'; '.join(plan.refusals)}")
+    return list(standings)
+
+
+async def _set_aside(now: Situation, reach: Reach, name: str, lost: list[int]) -> None:
+    storage = now.storage(name)
+    async with AdminClient(storage.admin_listen, now.found.meta.key, tls=reach.tls, name=name) as admin:
+        results = await admin.remove_partitions(lost)
+    for error in results.values():
+        if error is not None and not isinstance(error, NoSuchPartition):  # none: somebody has done it already
+            raise error
+
+
+async def _follow(
+    cluster: Cluster, reach: Reach, name: str, chosen: list[int], lost: list[int], *, seconds: float | None, say: Say
+) -> dict[int, Standing]:
+    """Until they all count."""
+    left: dict[int, Standing] = {}
+    found: Overview | None = None
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                found = await look(cluster.coordinator, tls=reach.tls)
+                if _storage(name, found).said is None:
+                    say(f"{name} does not answer")
+                    await asyncio.sleep(POLL_SECONDS)
+                    continue
+                standings = _standings(name, found, chosen)
+                left = {number: one for number, one in standings.items() if one.state is not State.COUNTS}
+                if not left:
+                    return standings
+                _check_hope(name, left, lost)
+                say(f"{len(chosen) - len(left)} of {len(chosen)} replicas count; {_spell(left, found, 1)}")
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        why = _spell(left, found, TOLD_MAX) if left and found is not None else f"{name} does not answer"
+        raise RecoveryUnfinished(f"not done within {seconds:g} seconds: {why}") from None
+
+
+def _check_hope(name: str, left: Mapping[int, Standing], lost: list[int]) -> None:
+    """What does not come by itself, and was not in the plan."""
+    for number, one in left.items():
+        if one.state is State.OFFLINE:
+            raise RecoveryUnfinished(
+                f"partition {number} on {name}: {one.why}",
+                next_step=f"`waltzctl storage availability {name} {number} --online`, then run the same command again",
+            )
+        if one.state is State.LOST and number not in lost:
+            raise RecoveryUnfinished(f"partition {number} on {name} cannot come back by itself: {one.why}")
+
+
+def _spell(left: Mapping[int, Standing], found: Overview, most: int) -> str:
+    told = []
+    for number, one in list(left.items())[:most]:
+        said = found.partitions[number].said
+        ids = f"{one.held + 1:,} of {said.committed + 1:,} ids, " if one.held is not None and said is not None else ""
+        told.append(f"partition {number}: {ids}{one.why}")
+    more = f"; and {len(left) - most} more" if len(left) > most else ""
+    return "; ".join(told) + more
+
+
+# -- while storages are stopped ----------------------------------------------------------------------------------------
+
+
+def _offline(source: str, target: str, chosen: list[int] | None, is_dry: bool, output: str) -> int:
+    from waltzd import transplant
+    from waltzd.disk import RealDisk
+
+    disk = RealDisk()
+    source, target = _directory(source), _directory(target)
+    transplant.check_apart(source, target)
+    found = transplant.plan(disk, source, target, chosen)
+    ready = found.of(transplant.State.READY)
+    total, done = found.bytes, 0
+    if ready and not is_dry:
+        with render.Progress("recover") as progress:
+
+            def on_bytes(count: int) -> None:
+                nonlocal done
+                done += count
+                progress.update(done, total)
+
+            found = transplant.carry_out(disk, found, on_bytes)
+    _show(found, output, is_dry=is_dry)
+    errors = [graft.error for graft in found.grafts if graft.error is not None]
+    if not errors:
+        return EXIT_OK
+    return errors[0].exit_code if len(errors) == len(found.grafts) else EXIT_PARTIAL
+
+
+def _directory(path: str) -> str:
+    if "\0" in path or not path:
+        raise BadArgument(f"{path!r} is no path")
+    return os.path.realpath(path)
+
+
+_WORDS = {
+    "ready": "can be taken",
+    "taken": "taken",
+    "there": "left as it is: it is there",
+    "nothing": "nothing committed",
+    "damaged": "damaged in the source",
+}
+
+
+def _show(found: Transplant, output: str, *, is_dry: bool) -> None:
+    taken = found.of(_state("taken"))
+    is_damaged = any(graft.error is not None for graft in found.grafts)
+    result = "dry-run" if is_dry else "done" if taken else "refused" if is_damaged else "nothing-to-do"
+    if output == "json":
+        render.put_json(
+            {
+                "result": result,
+                "verb": VERB,
+                "from": found.source,
+                "to": found.target,
+                "cluster_key": str(found.header.key),
+                "is_new": found.is_new,
+                "partitions": [_graft_json(graft) for graft in found.grafts],
+            }
+        )
+        return
+    out = render.console()
+    head, style = render_change.HEADS[result]
+    out.print(f"{head}: {VERB} --from {found.source} --to {found.target}", style=style, soft_wrap=True)
+    rows = [
+        (
+            str(graft.partition),
+            _WORDS[graft.state],
+            f"0 to {graft.last_id:,}" if graft.state in ("ready", "taken") else "",
+            render.size(graft.origin.bytes) if graft.state in ("ready", "taken") else "",
+        )
+        for graft in found.grafts
+    ]
+    table(out, ("partition", "state", "ids", "size"), rows, right=("partition", "size"))
+    for graft in found.grafts:
+        if graft.set_aside is not None:
+            out.print(f"partition {graft.partition}: what was there is in {graft.set_aside}", soft_wrap=True)
+        elif graft.replaces and graft.state == "ready":
+            out.print(f"partition {graft.partition}: what is there will be set aside; {graft.replaces}", soft_wrap=True)
+        for line in graft.error.lines() if graft.error is not None else []:
+            click.echo(f"partition {graft.partition}: {line}", err=True)
+    if is_dry:
+        out.print("Nothing was changed. Records are proven while they are copied.")
+    elif taken:
+        out.print("Start the storage: the owners of its partitions copy what came since, and its replicas count again.")
+
+
+def _state(value: str) -> Any:
+    from waltzd.transplant import State as GraftState
+
+    return GraftState(value)
+
+
+def _graft_json(graft: Graft) -> dict[str, Any]:
+    is_known = graft.state in ("ready", "taken")
+    return {
+        "partition": graft.partition,
+        "state": str(graft.state),
+        "last_id": graft.last_id if is_known else None,
+        "segments": graft.segments if is_known else None,
+        "bytes": graft.origin.bytes if is_known else None,
+        "replaces": graft.replaces or None,
+        "set_aside": graft.set_aside,
+        "error": _error_json(graft.error),
+    }
+
+
+def _error_json(error: WaltzError | None) -> dict[str, str] | None:
+    if error is None:
+        return None
+    return {
+        "code": error.code,
+        "message": error.message,
+        "not_done": error.detail_not_done,
+        "next_step": error.detail_next_step,
+    }

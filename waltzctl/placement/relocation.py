@@ -1,0 +1,158 @@
+"""What commands that move replicas have in common: what there is now, the plan in words, and carrying it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from waltzctl.change import Plan
+from waltzctl.placement import moves
+from waltzctl.placement.moving import Daemons, Goals, Mover, RealDaemons
+from waltzctl.placement.plan import reassign_replicas
+from waltzctl.reach import Reach, unknown
+from waltzctl.safety import Step, danger, margin
+from waltzctl.waiting import Say
+from waltzctl.watching.overview import Overview
+from waltzd.assignment import spell_numbers
+from waltzd.cluster import Cluster
+from waltzd.errors import NoSuchPartition, Unsafe
+from waltzd.meta import ReplicaSets, Role, StorageMeta
+from waltzd.tls import Tls
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """Everything that a plan is made from, and the versions that it had."""
+
+    found: Overview
+    storages: Mapping[str, StorageMeta]
+    sets: ReplicaSets
+    replicas_version: int
+    moves_version: int
+
+    @property
+    def goals(self) -> dict[int, tuple[str, ...]]:
+        return moves.goals(self.found, self.sets)
+
+    @property
+    def groups(self) -> dict[str, str]:
+        return {name: storage.group for name, storage in self.storages.items()}
+
+    def storage(self, name: str) -> StorageMeta:
+        if name not in self.storages:
+            raise unknown("storage", name, self.storages)
+        return self.storages[name]
+
+    def check_partitions(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if not 0 <= number < self.found.meta.partitions:
+                raise NoSuchPartition(
+                    f"there is no partition {number}: the cluster has {self.found.meta.partitions}",
+                    not_done="nothing was changed",
+                    next_step=f"name partitions from 0 to {self.found.meta.partitions - 1}",
+                )
+
+    def holds(self, name: str) -> list[int]:
+        """Partitions that have, or shall have, a replica there, and those in whose last session it still has a vote."""
+        return sorted(
+            {number for number, names in self.goals.items() if name in names}
+            | {number for number, roles in self.sets.partitions.items() if name in roles}
+        )
+
+    def spread(self, storages: Mapping[str, str], replication: Mapping[int, int]) -> dict[int, tuple[str, ...]]:
+        """Evenly, with the fewest copies: given where replicas are, or are going to."""
+        current = {number: tuple(name for name in names if name in storages) for number, names in self.goals.items()}
+        return reassign_replicas(current, storages, replication)
+
+    def changed(self, goals: Goals) -> dict[int, tuple[str, ...]]:
+        """Those that are not there yet, or whose move is not over."""
+        return {
+            number: tuple(names)
+            for number, names in goals.items()
+            if number in self.found.moves or set(names) != set(self.sets.partitions.get(number, {}))
+        }
+
+
+async def situation(cluster: Cluster, tls: Tls | None, *, daemons: Daemons | None = None) -> Situation:
+    """`daemons`: the ones of the cluster, unless somebody has others."""
+    _, moves_version = await cluster.moves()
+    sets, version = await cluster.replicas()
+    found = await (daemons or RealDaemons(cluster, tls)).look()
+    return Situation(
+        found=found,
+        storages={view.meta.name: view.meta for view in found.storages},
+        sets=sets,
+        replicas_version=version,
+        moves_version=moves_version,
+    )
+
+
+def steps_in_words(now: Situation, goals: Goals) -> tuple[str, ...]:
+    """What is the same for several partitions is said once."""
+    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
+    for number, names in sorted(goals.items()):
+        roles = now.sets.partitions.get(number, {})
+        new = tuple(sorted(name for name in names if roles.get(name) is not Role.MEMBER))
+        old = tuple(sorted(name for name in roles if name not in names))
+        alike.setdefault((new, old), []).append(number)
+    said = []
+    for (new, old), numbers in alike.items():
+        what = f"partition{'s' if len(numbers) > 1 else ''} {spell_numbers(numbers)}: "
+        parts = [*([f"copy to {', '.join(new)}"] if new else []), *([f"leave {', '.join(old)}"] if old else [])]
+        said.append(what + (", then ".join(parts) or "finish the move"))
+    return tuple(said)
+
+
+def margins(now: Situation, goals: Goals) -> tuple[Step, ...]:
+    """Of partitions that were ever open: when the copies are made and the old ones are gone."""
+    found = []
+    for number, names in sorted(goals.items()):
+        view = now.found.partitions[number]
+        if view.said is None and not now.sets.partitions.get(number):
+            continue
+        roles = now.sets.partitions.get(number, {})
+        level = moves.level(now.found, number)
+        new = {name for name in names if roles.get(name) is not Role.MEMBER}
+        after = margin(number, dict.fromkeys(names, Role.MEMBER), {name for name in names if name in level or name in new})
+        found.append(Step(before=margin(number, roles, level), after=after))
+    return tuple(found)
+
+
+def plan_for(now: Situation, goals: Goals, *, verb: str, subject: str, more: Sequence[str] = ()) -> Plan:
+    """`more`: what is done besides moving."""
+    changed = now.changed(goals)
+    bare = [number for number, names in sorted(changed.items()) if not names]
+    if bare:  # nobody can mean that: the log would be gone
+        raise Unsafe(
+            f"{verb} {subject}: partition {spell_numbers(bare)} would have no replica",
+            next_step="leave at least one; `waltzctl cluster delete` gives up a whole cluster",
+        )
+    steps = margins(now, changed)
+    return Plan(
+        verb=verb,
+        subject=subject,
+        steps=(*steps_in_words(now, changed), *more),
+        margins=steps,
+        danger=danger(steps),
+    )
+
+
+async def carry_out(
+    cluster: Cluster,
+    reach: Reach,
+    now: Situation,
+    goals: Goals,
+    *,
+    seconds: float | None,
+    say: Say,
+    delete_files: bool = False,
+    daemons: Daemons | None = None,
+) -> dict[str, list[int]]:
+    """Move, and clear away what is left behind: storage → partitions whose files were taken off it."""
+    changed = now.changed(goals)
+    mover = Mover(cluster, daemons or RealDaemons(cluster, reach.tls), say)
+    if changed:
+        await mover.aim(changed, replicas_version=now.replicas_version, moves_version=now.moves_version)
+        await mover.arrive(changed, seconds=seconds)
+    say("clearing away what is left behind")
+    return await mover.clear(goals, delete_files=delete_files)

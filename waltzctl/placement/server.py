@@ -1,0 +1,195 @@
+"""`waltzctl server`: which servers are up, and which of them take partitions.
+
+Draining is said to the server itself, which announces it; the leader then gives its partitions to others. It lasts as long
+as the process: a server that was started again takes part again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from waltzctl import render_change
+from waltzctl.certificate import first_contact
+from waltzctl.change import Asked, Plan, agree, changing, recorded
+from waltzctl.listing import Column, Listing, listed, put
+from waltzctl.main import exit_codes
+from waltzctl.placement.handover import Handover, arrival
+from waltzctl.placement.ownership import Picture, moves_json, patient, rounded, shown
+from waltzctl.reach import Reach, reaching, unknown, using
+from waltzctl.safety import Danger
+from waltzctl.watching.overview import Overview, ServerView, look
+from waltzd.assignment import moved, spell_numbers
+from waltzd.cluster import Cluster
+from waltzd.errors import EXIT_OK
+from waltzd.meta import Assignment, ServerMeta
+from waltzd.server_admin import ServerAdminClient
+
+VERB = "server drain"
+
+
+@click.command("list", epilog=exit_codes())
+@listed
+@reaching
+def list_(output: str, reach: Reach) -> int:
+    """Show the servers that are up: what they own, how many of that is open, and which one leads. A server that is down is
+    not in any list; its name comes back with it.
+
+    \b
+    Examples:
+      waltzctl server list
+      waltzctl server list -o json
+    """
+    found = using(reach, lambda cluster: look(cluster.coordinator, tls=reach.tls))
+    put(
+        Listing(
+            kind="servers",
+            columns=(
+                Column("name"), Column("address"), Column("admin"), Column("owns"), Column("open", is_right=True),
+                Column("state"), Column("version", is_wide=True), Column("instance", is_wide=True),
+                Column("error", is_wide=True),
+            ),
+            rows=[row_of(view, found) for view in found.servers],
+            nothing="No server is up: nobody owns the partitions.",
+        ),
+        output,
+        leader=found.leader,
+    )  # fmt: skip
+    return EXIT_OK
+
+
+def row_of(view: ServerView, found: Overview) -> dict[str, Any]:
+    name = view.meta.name
+    owned = [partition.partition for partition in found.partitions if partition.owner == name]
+    words = {"silent": view.error is not None, "leader": name == found.leader, "draining": view.meta.is_draining}
+    return {
+        "name": name,
+        "address": view.meta.listen,
+        "admin": view.meta.admin_listen,
+        "owns": spell_numbers(owned),
+        "partitions": owned,
+        "open": sum(partition.is_open for partition in found.partitions if partition.owner == name),
+        "state": [word for word, holds in words.items() if holds] or ["up"],
+        "version": view.meta.version,
+        "instance": str(view.meta.instance),
+        "error": None if view.error is None else f"{view.error.code} {view.error.message}",
+    }
+
+
+# -- taking part -------------------------------------------------------------------------------------------------------
+
+
+@click.command("drain", epilog=exit_codes())
+@click.argument("server", metavar="SERVER")
+@patient
+@shown
+@changing
+@reaching
+def drain(server: str, wait: bool, timeout: float, output: str, asked: Asked, reach: Reach) -> int:
+    """Let a server give all its partitions to others and take no new ones, before it is stopped or looked after. It ends
+    when the server owns nothing and its partitions are open elsewhere. The server takes
+    part again after `waltzctl server undrain`, or when it was started again.
+
+    \b
+    Examples:
+      waltzctl server drain server-1 --dry-run
+      waltzctl server drain server-1 --yes --reason "new memory"
+    """
+    found, numbers = using(reach, lambda cluster: look_before(cluster, reach, server))
+    made, after = drain_plan(found, server, numbers)
+    if not agree(made, asked, reach, output):
+        return EXIT_OK
+
+    async def do(cluster: Cluster) -> float | None:
+        async with recorded(cluster, made, asked):
+            await announce(reach, found, server, is_draining=True)
+            if not wait or after is None:
+                return None
+            wanted = Handover(numbers=tuple(numbers), to={}, leaving=server)
+            return await arrival(cluster, wanted, key=found.meta.key, tls=reach.tls, seconds=timeout)
+
+    seconds = using(reach, do)
+    moves = [] if after is None else moves_json(found.assignment, after)
+    render_change.plan(made, output, result="done", moves=moves, seconds=rounded(seconds))
+    return EXIT_OK
+
+
+@click.command("undrain", epilog=exit_codes())
+@click.argument("server", metavar="SERVER")
+@shown
+@changing
+@reaching
+def undrain(server: str, output: str, asked: Asked, reach: Reach) -> int:
+    """Let a server that drains take partitions again.
+
+    \b
+    Examples:
+      waltzctl server undrain server-1
+      waltzctl server undrain server-1 --dry-run -o json
+    """
+    found = using(reach, Picture.of)
+    made, after = undrain_plan(found, server)
+    if not agree(made, asked, reach, output):
+        return EXIT_OK
+
+    async def do(cluster: Cluster) -> None:
+        async with recorded(cluster, made, asked):
+            await announce(reach, found, server, is_draining=False)
+
+    using(reach, do)
+    render_change.plan(made, output, result="done", moves=moves_json(found.assignment, after))
+    return EXIT_OK
+
+
+async def look_before(cluster: Cluster, reach: Reach, server: str) -> tuple[Picture, list[int]]:
+    """And the partitions that the server has to give away, or has not closed yet."""
+    found = await Picture.of(cluster)
+    address = meta_of(found, server).admin_listen
+    async with ServerAdminClient(address, found.meta.key, tls=reach.tls) as admin, first_contact(address, reach.tls):
+        said = await admin.describe()
+    assigned = (number for number, owner in enumerate(found.assignment.owners) if owner.server == server)
+    return found, sorted({*assigned, *(held.partition for held in said.partitions)})
+
+
+async def announce(reach: Reach, found: Picture, server: str, *, is_draining: bool) -> None:
+    address = found.servers[server].admin_listen
+    async with ServerAdminClient(address, found.meta.key, tls=reach.tls) as admin, first_contact(address, reach.tls):
+        await admin.drain(is_draining)
+
+
+def drain_plan(found: Picture, server: str, numbers: Sequence[int]) -> tuple[Plan, Assignment | None]:
+    """And the assignment that the leader will come to; None when nobody could take the partitions."""
+    before = meta_of(found, server)
+    servers = {**found.servers, server: replace(before, is_draining=True)}
+    steps = [] if before.is_draining else [f"{server} takes no partitions any more"]
+    if all(other.is_draining for other in servers.values()):
+        nobody = f"{server} is the only server that takes partitions"
+        unsafe = f"{nobody}: nobody would take over {spell_numbers(numbers)}" if numbers else nobody
+        return Plan(verb=VERB, subject=server, steps=tuple(steps), unsafe=(unsafe,) if steps else ()), None
+    after = found.planned(servers, found.preferences)
+    steps += [f"the leader moves {part}" for part in moved(found.assignment, after)]
+    if numbers and not steps:
+        steps = [f"{server} closes {spell_numbers(numbers)}"]
+    return Plan(verb=VERB, subject=server, steps=tuple(steps)), after
+
+
+def undrain_plan(found: Picture, server: str) -> tuple[Plan, Assignment]:
+    before = meta_of(found, server)
+    servers = {**found.servers, server: replace(before, is_draining=False)}
+    after = found.planned(servers, found.preferences)
+    steps: tuple[str, ...] = ()
+    if before.is_draining:
+        steps = (
+            f"{server} takes partitions again",
+            *(f"the leader moves {part}" for part in moved(found.assignment, after)),
+        )
+    return Plan(verb="server undrain", subject=server, steps=steps, danger=Danger.NONE), after
+
+
+def meta_of(found: Picture, server: str) -> ServerMeta:
+    if server not in found.servers:
+        raise unknown("server", server, found.servers)
+    return found.servers[server]

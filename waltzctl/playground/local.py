@@ -1,0 +1,438 @@
+"""A real cluster on this machine: ZooKeeper, storages and servers as processes under one directory, on loopback.
+
+Nothing outside the directory is written. The cluster is its blueprint; the processes come and go, outlive whoever started
+them, and whoever comes next finds them by what is written down in the directory. One at a time changes anything there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from waltzctl.playground.blueprint import (
+    BLUEPRINT,
+    ZOOKEEPER,
+    Blueprint,
+    draw,
+    grown,
+    load_blueprint,
+    load_lives,
+    save_blueprint,
+    save_lives,
+)
+from waltzctl.playground.daemon import Daemon, State
+from waltzctl.playground.obstacle import check_machine, check_ports
+from waltzctl.playground.removal import check_whole, remove
+from waltzctl.playground.turn import LOCK, taking_turn, undisturbed
+from waltzctl.watching.overview import Overview, look
+from waltzd import loop
+from waltzd.cluster import Cluster
+from waltzd.coordinator import Coordinator
+from waltzd.disk import translate
+from waltzd.errors import BadArgument, DaemonEnded, DirectoryHeld, NodeMissing, PartitionsClosed
+from waltzd.meta import StorageMeta
+from waltzd.zookeeper import ZooKeeperCoordinator
+from waltzd.zookeeper_process import java_command
+
+if TYPE_CHECKING:
+    from waltzctl.placement.creation import Wish
+
+NAME, ROOT = "local", "/waltz"
+SESSION_SECONDS, DRAIN_SECONDS = 4, 10
+"""Of servers: shorter than what is good in earnest, so that something happens while somebody watches."""
+START_SECONDS, OPEN_SECONDS, END_SECONDS = 60.0, 60.0, 45.0
+SETTLE_SECONDS = 15.0
+"""How long to wait for the last replicas, when all partitions take transactions already."""
+STILL_SECONDS = 2.0
+"""Partitions that did not move for so long are where they are wanted, although servers do not have equally many."""
+POLL_SECONDS = 0.1
+PROBE_SECONDS = 2.0
+MAKING = {"log", LOCK, BLUEPRINT, f"{BLUEPRINT}.new"}
+"""What is there when another one makes a cluster at this moment, or was killed while it did."""
+Say = Callable[[str], None]
+Show = Callable[[str, State], None]
+
+
+def silence(_sentence: str) -> None:
+    """For those who do not want to hear of progress."""
+
+
+def overlook(_name: str, _state: State) -> None:
+    """For those who do not want to see each daemon come and go."""
+
+
+class LocalCluster:
+    """`settings` are for the configuration files of its daemons, by kind: "storage", "server". `say` is told what is waited
+    for, `show` what becomes of each daemon."""
+
+    def __init__(
+        self,
+        directory: Path,
+        blueprint: Blueprint,
+        *,
+        say: Say = silence,
+        show: Show = overlook,
+        settings: Mapping[str, Mapping[str, object]] | None = None,
+    ) -> None:
+        self.directory = directory
+        self.blueprint = blueprint
+        self._say = say
+        self._show = show
+        self._settings = settings or {}
+        self.daemons = {name: self._daemon(name) for name in blueprint.names}
+        self.recall()
+
+    @classmethod
+    def make(
+        cls,
+        directory: Path,
+        *,
+        partitions: int = 4,
+        storages: int = 3,
+        servers: int = 2,
+        replication: int = 3,
+        say: Say = silence,
+        show: Show = overlook,
+        settings: Mapping[str, Mapping[str, object]] | None = None,
+    ) -> LocalCluster:
+        """A new one; nothing is started yet."""
+        check_whole(directory)
+        if directory.exists() and (not directory.is_dir() or set(os.listdir(directory)) - MAKING):
+            raise BadArgument(
+                f"{directory} is not empty, and holds no cluster that `waltzctl up` made",
+                not_done="nothing was made or started",
+                next_step="name a new directory, or an empty one",
+            )
+        try:
+            (directory / "log").mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise translate(error, f"making the directory {directory}") from error
+        with taking_turn(directory):
+            if (directory / BLUEPRINT).exists():
+                raise DirectoryHeld(
+                    f"another program has just made a cluster in {directory}",
+                    not_done="nothing was made or started",
+                    next_step="the same command again continues with that cluster",
+                )
+            blueprint = draw(directory, partitions=partitions, replication=replication, storages=storages, servers=servers)
+            save_blueprint(directory, blueprint)
+        return cls(directory, blueprint, say=say, show=show, settings=settings)
+
+    @classmethod
+    def find(cls, directory: Path, *, say: Say = silence, show: Show = overlook) -> LocalCluster:
+        """The one that was made in this directory."""
+        return cls(directory, load_blueprint(directory), say=say, show=show)
+
+    def grow(self, *, storages: int, servers: int) -> None:
+        """More daemons, for the next start. Servers take part at once; a storage waits until an operator adds it."""
+        with taking_turn(self.directory):
+            self.recall()
+            check_whole(self.directory)
+            more = {"storages": max(storages, self.blueprint.storages), "servers": max(servers, self.blueprint.servers)}
+            self._draw_anew(grown(self.blueprint, self.directory, **more))
+            save_blueprint(self.directory, self.blueprint)
+
+    def _draw_anew(self, blueprint: Blueprint) -> None:
+        """It has grown."""
+        self.blueprint = blueprint
+        known = self.daemons
+        self.daemons = {name: known[name] if name in known else self._daemon(name) for name in blueprint.names}
+
+    # -- where things are
+
+    @property
+    def coordinator_hosts(self) -> str:
+        return self.blueprint.addresses(ZOOKEEPER)[0]
+
+    @property
+    def server_addresses(self) -> list[str]:
+        """For applications."""
+        return [self.blueprint.addresses(name)[0] for name in self.blueprint.server_names]
+
+    @property
+    def storage_addresses(self) -> list[str]:
+        return [self.blueprint.addresses(name)[0] for name in self.blueprint.storage_names]
+
+    @property
+    def storage_directories(self) -> list[Path]:
+        return [self.directory / name / "data" for name in self.blueprint.storage_names]
+
+    @property
+    def running(self) -> list[str]:
+        return [name for name, daemon in self.daemons.items() if daemon.is_running]
+
+    def recall(self) -> None:
+        """Which daemons there are and which processes were started, also by others."""
+        if (self.directory / BLUEPRINT).exists():
+            there = load_blueprint(self.directory)
+            if there.names != self.blueprint.names:
+                self._draw_anew(there)
+        for name, life in load_lives(self.directory).items():
+            if name in self.daemons:
+                self.daemons[name].take_over(life)
+
+    def remember(self) -> None:
+        lives = {name: daemon.life for name, daemon in self.daemons.items() if daemon.life is not None}
+        save_lives(self.directory, lives)
+
+    # -- what the daemons are given
+
+    def _daemon(self, name: str) -> Daemon:
+        home = self.directory / name
+        if name == ZOOKEEPER:
+            arguments = [ZOOKEEPER, "--directory", str(home.absolute()), "--listen", self.coordinator_hosts]
+            return Daemon(name, arguments, self._log(name), lambda _: _serves(self.coordinator_hosts))
+        kind = "storage" if name in self.blueprint.storage_names else "server"
+        arguments = [kind, "--config", str((home / f"{kind}.yml").absolute())]
+        return Daemon(name, arguments, self._log(name), lambda words: f"waltzd {kind} is ready: " in words)
+
+    def _log(self, name: str) -> Path:
+        return self.directory / "log" / f"{name}.log"
+
+    def _write_settings(self, name: str) -> None:
+        listen, admin = self.blueprint.addresses(name)
+        fields: dict[str, object] = {"listen": listen, "admin_listen": admin}
+        if name in self.blueprint.storage_names:
+            kind = "storage"
+            fields |= {
+                "directory": (self.directory / name / "data").absolute(),
+                "cluster_key": self.blueprint.key,
+                "partitions": self.blueprint.partitions,
+            }
+        else:
+            kind = "server"
+            fields |= {
+                "name": name,
+                "coordinator": self.coordinator_hosts,
+                "cluster": ROOT,
+                "session_seconds": SESSION_SECONDS,
+                "drain_seconds": DRAIN_SECONDS,
+            }
+        fields |= self._settings.get(kind, {})
+        lines = [
+            "# Written by `waltzctl up` at every start.",
+            *(f"{key}: {_quoted(value)}" for key, value in fields.items()),
+        ]
+        path = self.directory / name / f"{kind}.yml"
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise translate(error, f"writing {path}") from error
+
+    # -- up
+
+    def start(self) -> Overview:
+        """Everything that does not run yet; return when every partition is open. When that fails, what was started here is
+        stopped again."""
+        with taking_turn(self.directory):
+            self.recall()
+            before = self.running
+            try:
+                self._check()
+                for name in self.daemons:
+                    self._show(name, State.READY if name in before else State.WAITS)
+                self._start([ZOOKEEPER, *self.blueprint.storage_names])
+                loop.run(self._found())
+                self._start(self.blueprint.server_names)
+                return loop.run(self._wait_open())
+            except BaseException:
+                self._end([name for name in self.running if name not in before])
+                raise
+
+    def start_one(self, name: str) -> None:
+        with taking_turn(self.directory):
+            self._start([name])
+
+    def _check(self) -> None:
+        """What can be known before anything is started."""
+        check_whole(self.directory)
+        wanted = [name for name, daemon in self.daemons.items() if not daemon.is_running]
+        if wanted:
+            check_machine(self.directory)
+        if ZOOKEEPER in wanted:
+            java_command()
+        for name in wanted:
+            check_ports(self.directory, self.blueprint, name)
+
+    def _start(self, names: list[str]) -> None:
+        for name in names:
+            if not self.daemons[name].is_running:
+                if name != ZOOKEEPER:
+                    self._write_settings(name)
+                with undisturbed():  # what runs and is not written down would never be found again
+                    self.daemons[name].spawn()
+                    self.remember()
+                self._show(name, State.STARTS)
+        self._wait_ready(names)
+        self.remember()
+
+    def _wait_ready(self, names: list[str]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        waiting = list(names)
+        while waiting:
+            self._say(f"waiting for {', '.join(waiting)}")
+            for name in list(waiting):
+                try:
+                    if self.daemons[name].is_ready():
+                        self._show(name, State.READY)
+                        waiting.remove(name)
+                except DaemonEnded:
+                    self._show(name, State.ENDED)
+                    raise
+            if waiting and time.monotonic() > deadline:
+                raise self.daemons[waiting[0]].silent(START_SECONDS)
+            if waiting:
+                time.sleep(POLL_SECONDS / 2)
+
+    async def _found(self) -> None:
+        """Its documents and empty replicas, once. What the operator did with it since then is not undone by a start."""
+        from waltzctl.placement.creation import create_cluster  # a look at a cluster that is there needs none of it
+
+        coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT)
+        await coordinator.start()
+        try:
+            there = await self._written_down(coordinator)
+            if there is not None and self.blueprint.is_founded:
+                return
+            self._say("writing down the cluster, making its replicas")
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            await create_cluster(coordinator, there or self._wish(), created=now)
+        finally:
+            await coordinator.close()
+        self.blueprint = replace(self.blueprint, is_founded=True)
+        save_blueprint(self.directory, self.blueprint)
+
+    async def _written_down(self, coordinator: Coordinator) -> Wish | None:
+        """What the coordinator has, as what would be wished for to complete it: the replicas come after the documents."""
+        cluster = Cluster(coordinator)
+        try:
+            meta = await cluster.meta()
+        except NodeMissing:
+            return None
+        return replace(
+            self._wish(),
+            name=meta.name,
+            key=meta.key,
+            partitions=meta.partitions,
+            storages=tuple((await cluster.storages()).values()),
+        )
+
+    def _wish(self) -> Wish:
+        from waltzctl.placement.creation import Wish
+
+        return Wish(
+            name=NAME,
+            key=self.blueprint.key,
+            partitions=self.blueprint.partitions,
+            replication=self.blueprint.replication,
+            storages=tuple(
+                StorageMeta(name=name, listen=listen, admin_listen=admin, group=name)
+                for name in self.blueprint.storage_names
+                for listen, admin in [self.blueprint.addresses(name)]
+            ),
+        )
+
+    async def _wait_open(self) -> Overview:
+        """Until every partition takes transactions with all of its replicas; without some of them when that takes long."""
+        coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT)
+        await coordinator.start()
+        started = moved = time.monotonic()
+        owners: list[str | None] = []
+        try:
+            while True:
+                found = await look(coordinator)
+                now = time.monotonic()
+                if owners != (owners := [partition.owner for partition in found.partitions]):
+                    moved = now
+                seconds = now - started
+                is_settled = self._is_whole(found) and (_is_even(found) or now - moved > STILL_SECONDS)
+                if not found.closed and (seconds > SETTLE_SECONDS or is_settled):
+                    return found
+                if seconds > OPEN_SECONDS:
+                    break
+                self._say(f"waiting for partitions: {len(found.partitions) - len(found.closed)} are open")
+                for daemon in self.daemons.values():
+                    daemon.check_running()
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            await coordinator.close()
+        waiting = "; ".join(f"partition {partition.partition}: {partition.waiting}" for partition in found.closed[:5])
+        raise PartitionsClosed(f"{len(found.closed)} partitions are not open after {OPEN_SECONDS:g} seconds. {waiting}")
+
+    def _is_whole(self, found: Overview) -> bool:
+        """Every replica takes part, and every server is there."""
+        there = {view.meta.name for view in found.servers if view.said is not None}
+        return not found.short and there.issuperset(self.blueprint.server_names)
+
+    async def overview(self) -> Overview:
+        coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT)
+        await coordinator.start()
+        try:
+            return await look(coordinator)
+        finally:
+            await coordinator.close()
+
+    # -- down
+
+    def stop(self) -> list[str]:
+        """In order: servers, storages, ZooKeeper. The names of those that had to be killed."""
+        with taking_turn(self.directory):
+            self.recall()
+            return self._end(self.running)
+
+    def clear(self) -> list[str]:
+        """Stop everything, and remove all that is ours. The names of those that had to be killed."""
+        with taking_turn(self.directory):
+            self.recall()
+            killed = self._end(self.running)
+            self._say("removing its files")
+            remove(self.directory)
+            return killed
+
+    def kill(self) -> None:
+        """At once. What was acknowledged is on the disk."""
+        self.recall()
+        for name in self.running:
+            self.daemons[name].kill()
+
+    def _end(self, names: list[str]) -> list[str]:
+        killed = []
+        for wave in (self.blueprint.server_names, self.blueprint.storage_names, [ZOOKEEPER]):
+            ending = [name for name in wave if name in names]
+            for name in ending:
+                self.daemons[name].ask_to_end()
+                self._show(name, State.ENDS)
+            for name in ending:
+                self._say(f"waiting for {name} to end")
+                if not self.daemons[name].wait_end(END_SECONDS):
+                    killed.append(name)
+                self._show(name, State.STOPPED)
+        return killed
+
+
+def _is_even(found: Overview) -> bool:
+    owned = [len(view.said.partitions) for view in found.servers if view.said is not None and not view.meta.is_draining]
+    return not owned or max(owned) - min(owned) <= 1
+
+
+def _quoted(value: object) -> str:
+    return value if isinstance(value, str) and value.isalnum() else "'" + str(value).replace("'", "''") + "'"
+
+
+def _serves(address: str) -> bool:
+    """Whether ZooKeeper answers there."""
+    host, port = address.rsplit(":", 1)
+    try:
+        with socket.create_connection((host, int(port)), timeout=PROBE_SECONDS) as connection:
+            connection.sendall(b"srvr")
+            return connection.recv(64).startswith(b"Zookeeper version")
+    except OSError:
+        return False

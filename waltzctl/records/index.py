@@ -1,0 +1,80 @@
+"""`waltzctl rebuild-index`: what was typed, and what came out. The work is `waltzd.reindex`."""
+
+from __future__ import annotations
+
+import re
+import time
+from uuid import UUID
+
+import click
+
+from waltzctl import render
+from waltzctl.main import exit_codes
+from waltzctl.records.target import resolve
+from waltzd.disk import RealDisk
+from waltzd.errors import EXIT_OK, BadArgument, DamageInTheWay
+from waltzd.indexing import State
+from waltzd.reindex import rebuild
+from waltzd.verify import Target
+from waltzd.workers import processors
+
+_IDS = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
+
+
+@click.command("rebuild-index", epilog=exit_codes())
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
+@click.option("-j", "--jobs", type=click.IntRange(1, 256), help="Processes to use; as many as processors by default.")
+@click.option("--leave-out", "left_out", metavar="FIRST-LAST", multiple=True,
+    help="Damaged ids that may be missing from the index. May be given several times; one partition only.")  # fmt: skip
+@click.option("--key", type=click.UUID, help="The cluster key that the data must have, where no control file says it.")
+def rebuild_index(
+    paths: tuple[str, ...], output: str, jobs: int | None, left_out: tuple[str, ...], key: UUID | None
+) -> int:
+    """Make the index files of a storage again from its data files. An index that is right is left alone. The old index
+    stays until the new one is whole and on the disk, and a rebuild that was killed goes on when it is run again.
+
+    The storage must not be running. Data files are never changed. Damaged records stop the rebuild of their segment
+    unless their ids are named with --leave-out.
+
+    \b
+    Examples:
+      waltzctl rebuild-index /var/lib/waltz
+      waltzctl rebuild-index /var/lib/waltz/0 --leave-out 17-17 --jobs 2
+    """
+    targets = resolve(paths)
+    ranges = [_id_range(text) for text in left_out]
+    if ranges and not _is_one_partition(targets):
+        raise BadArgument(
+            "--leave-out names ids of one partition, and the paths are not one partition",
+            next_step="give the partition directory, or one of its segments",
+        )
+    started = time.monotonic()
+    with render.Progress("rebuild") as progress:
+        done = rebuild(
+            RealDisk(), targets, jobs=jobs or processors(), left_out=ranges, key=key, on_progress=progress.update
+        )
+    render.rebuilding(done, output, seconds=time.monotonic() - started)
+    refused = done.of(State.REFUSED)
+    if refused:
+        first = refused[0].findings[0]
+        more = f", {len(refused)} segments in all" if len(refused) > 1 else ""
+        raise DamageInTheWay(
+            f"{first.path} is damaged{more}",
+            not_done="the indexes of these segments were not touched; data files never are",
+        )
+    return EXIT_OK
+
+
+def _id_range(text: str) -> tuple[int, int]:
+    given = _IDS.fullmatch(text)
+    if given is None:
+        raise BadArgument(f"--leave-out {text}: this is not FIRST-LAST, for example 17-17")
+    first, last = int(given[1]), int(given[2])
+    if first > last:
+        raise BadArgument(f"--leave-out {text}: the first id is above the last")
+    return first, last
+
+
+def _is_one_partition(targets: list[Target]) -> bool:
+    return len({target.directory for target in targets}) == 1 and bool(targets[0].directory)

@@ -1,0 +1,105 @@
+"""`waltzctl lock`: why a transaction was refused, or would be. Only the owner of the partition knows, so it is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from waltzctl.main import exit_codes
+from waltzctl.reach import Reach, reaching, using
+from waltzd.errors import EXIT_OK, BadArgument, PartitionsClosed, WaltzError
+
+if TYPE_CHECKING:
+    from waltzd.cluster import Cluster
+    from waltzd.lock import Lock
+    from waltzd.lock_explanation import LockExplanation
+    from waltzd.transaction import Transaction
+
+CALL_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    partition: int
+    owner: str
+    lock: Lock
+    found: LockExplanation
+    seen: int
+    """The mark of the client that is asked about."""
+    marker: Transaction | None
+    """The transaction that marked the lock, where it is known and committed."""
+    trouble: WaltzError | None
+    """Why it could not be read."""
+
+
+@click.command("explain", epilog=exit_codes(), context_settings={"ignore_unknown_options": True})  # an ID may be negative
+@click.argument("partition", metavar="PARTITION", type=click.IntRange(min=0))
+@click.argument("name", metavar="NAME")
+@click.argument("id", metavar="ID", type=int)
+@click.option("--mark", metavar="ID", type=click.IntRange(min=-1),
+              help="The highest id that the client had seen; all that is committed if it is not said.")  # fmt: skip
+@click.option("--mode", type=click.Choice(["read", "write", "append"]), default="write", show_default=True,
+              help="What the client wants of the lock.")  # fmt: skip
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
+@reaching
+def explain(partition: int, name: str, id: int, mark: int | None, mode: str, output: str, reach: Reach) -> int:
+    """Show what the owner of PARTITION knows of a lock: which transaction marked it last, or how far back the owner
+    remembers, and whether a transaction of a client that has seen the log up to `--mark` would get it now.
+
+    Nothing is changed. The answer is that of a moment.
+
+    \b
+    Examples:
+      waltzctl lock explain 0 order 17
+      waltzctl lock explain 0 order 17 --mark -1 --mode read -o json
+    """
+    from waltzctl.records import render_lock
+    from waltzctl.records.append import lock_id
+    from waltzd.lock import Lock, Mode
+
+    lock = Lock(name, lock_id(id), Mode[mode.upper()])
+    owner, found = using(reach, lambda cluster: _ask(cluster, reach, partition, lock))
+    marker, trouble = _marker(reach, partition, found)
+    seen = found.committed if mark is None else mark
+    render_lock.explained(
+        Explained(partition=partition, owner=owner, lock=lock, found=found, seen=seen, marker=marker, trouble=trouble),
+        output,
+    )
+    return EXIT_OK
+
+
+async def _ask(cluster: Cluster, reach: Reach, partition: int, lock: Lock) -> tuple[str, LockExplanation]:
+    from waltzctl.certificate import first_contact
+    from waltzd.server_admin import ServerAdminClient
+
+    meta = await cluster.meta()
+    if partition >= meta.partitions:
+        raise BadArgument(f"there is no partition {partition}; the cluster has {meta.partitions}, from 0 on")
+    assignment, _ = await cluster.assignment()
+    servers = await cluster.servers()
+    owner = assignment.owners[partition].server if partition < len(assignment.owners) else None
+    if owner is None or owner not in servers:
+        said = "no server owns it" if owner is None else f"its owner {owner} is not up"
+        raise PartitionsClosed(f"nobody can be asked about locks of partition {partition}: {said}")
+    address = servers[owner].admin_listen
+    admin = ServerAdminClient(address, meta.key, seconds=CALL_SECONDS, tls=reach.tls)
+    async with admin, first_contact(address, reach.tls):
+        return owner, await admin.explain_lock(partition, lock.hash)
+
+
+def _marker(reach: Reach, partition: int, found: LockExplanation) -> tuple[Transaction | None, WaltzError | None]:
+    from waltzctl.records.follow import with_client
+
+    marker = found.marker
+    if marker is None or found.is_in_flight:
+        return None, None
+
+    async def read(client: Any) -> Any:
+        return await client.read(partition, marker)
+
+    try:
+        return with_client(reach, read, seconds=CALL_SECONDS), None
+    except WaltzError as error:  # what the owner said of the lock is worth showing all the same
+        return None, error

@@ -1,0 +1,1 @@
+"""Files for and about daemons: configurations, units, dashboards, alert rules."""

@@ -1,0 +1,1 @@
+"""How a cluster is: seen, judged, shown."""

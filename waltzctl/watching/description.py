@@ -1,0 +1,45 @@
+"""What daemons and the coordinator say, as plain JSON for whoever reads it elsewhere. No payload comes near this."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from waltzctl.watching.overview import Overview
+from waltzd.coordinator import Coordinator
+from waltzd.errors import WaltzError
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as objects, errors as their code and message, everything else that JSON does not know as its text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {found.name: plain(getattr(value, found.name)) for found in fields(value)}
+    if isinstance(value, WaltzError):
+        return {"code": value.code, "message": value.message}
+    if isinstance(value, enum.Enum):
+        return value.name.lower() if isinstance(value, enum.IntEnum) else str(value.value)
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(one) for one in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def describe(found: Overview) -> dict[str, Any]:
+    """What each daemon said of itself, by its name."""
+    return {view.meta.name: plain(view.said) for view in found.nodes if view.said is not None}
+
+
+async def metadata_tree(coordinator: Coordinator) -> dict[str, bytes]:
+    """Every document as it is, by the path of a file: `/servers/one.json`. Folders have no content."""
+    documents: dict[str, bytes] = {}
+    paths = ["/"]
+    for path in paths:  # grows while it is walked
+        node = await coordinator.get(path)
+        if node is not None and node.data:
+            documents["/cluster.json" if path == "/" else f"{path}.json"] = node.data
+        paths += [f"{path.rstrip('/')}/{name}" for name in await coordinator.children(path)]
+    return documents

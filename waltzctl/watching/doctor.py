@@ -1,0 +1,40 @@
+"""`waltzctl doctor`: what will go wrong next, with the cure. The rules are in `waltzctl.watching.diagnosis`."""
+
+from __future__ import annotations
+
+import click
+
+from waltzctl.main import exit_codes
+from waltzctl.reach import Reach, reaching
+from waltzctl.watching import render_doctor
+from waltzctl.watching.diagnosis import Check, Grade, diagnose
+from waltzctl.watching.examination import examine
+from waltzctl.watching.lookout import CALL_SECONDS, Lookout
+from waltzd import loop
+from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY
+
+
+@click.command("doctor", epilog=exit_codes())
+@click.option("--timeout", "seconds", type=click.FloatRange(0.1, 60), default=CALL_SECONDS, show_default=True,
+              metavar="SECONDS", help="How long to wait for each answer.")  # fmt: skip
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
+@reaching
+def doctor(reach: Reach, seconds: float, output: str) -> int:
+    """Check a cluster for what will go wrong next: disks, space, clocks, open files, certificates, versions, how many
+    replicas may fail, lag, failure domains, ZooKeeper, and work that somebody forgot. Nothing is changed.
+
+    Each check is PASS, WARN, FAIL, or UNKNOWN where it could not be made. The end is 10 when one FAILs, else 0.
+
+    \b
+    Examples:
+      waltzctl doctor
+      waltzctl doctor --timeout 1 -o json
+    """
+    checks = loop.run(_checks(reach, seconds))
+    render_doctor.checks(checks, output)
+    return EXIT_UNHEALTHY if any(check.grade is Grade.FAIL for check in checks) else EXIT_OK
+
+
+async def _checks(reach: Reach, seconds: float) -> list[Check]:
+    async with Lookout(reach, seconds=seconds) as lookout:
+        return diagnose(await examine(reach, await lookout.look(), seconds=seconds))

@@ -1,0 +1,119 @@
+"""`waltzctl events`: the newest lines of every daemon's log, and what operators did, in one order."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import click
+
+from waltzctl.main import exit_codes
+from waltzctl.reach import Reach, reaching, unknown
+from waltzctl.watching import render_event
+from waltzctl.watching.lookout import CALL_SECONDS, Lookout, Sighting
+from waltzctl.watching.story import LEVELS, OPERATOR, Line, Listening, history_of, merged
+from waltzd import loop
+from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument, CannotConnect, WaltzError
+from waltzd.meta import HistoryEntry
+
+FOLLOW_SECONDS = 1.0
+LOOK_EVERY = 10
+"""So many rounds pass until daemons that came meanwhile are found."""
+_DURATION = re.compile(r"([0-9]{1,6})([smhd])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def duration(text: str) -> int:
+    """`90s`, `10m`, `2h`, `1d`, in seconds."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise BadArgument(
+            f"{text!r} is no length of time",
+            not_done="nobody was asked anything",
+            next_step="write it as 90s, 10m, 2h or 1d",
+        )
+    return int(found[1]) * _UNITS[found[2]]
+
+
+@click.command("events", epilog=exit_codes())
+@click.option("--since", default="1h", show_default=True, metavar="TIME", help="How far back: 90s, 10m, 2h, 1d.")
+@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("--daemon", "names", multiple=True, metavar="NAME", help="Only of this server or storage. Once for each.")
+@click.option("--level", type=click.Choice(LEVELS), default="info", show_default=True, help="This one and what is worse.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table",
+              help="For people, or for scripts; with --follow one JSON object a line.")  # fmt: skip
+@reaching
+def events(reach: Reach, since: str, follow: bool, names: tuple[str, ...], level: str, output: str) -> int:
+    """What the daemons of a cluster logged lately, and what operators changed, in the order of time, each line with who
+    said it. A daemon keeps its last 500 lines in memory, so this reaches back to its start at most; its log on its machine
+    has everything. The end is 7 when a daemon did not answer.
+
+    \b
+    Examples:
+      waltzctl events
+      waltzctl events --since 10m --level warning -o json
+    """
+    since_ms = int((time.time() - duration(since)) * 1000)
+    if not follow:
+        found, silent = loop.run(_once(reach, since_ms, names, level))
+        render_event.events(found, output)
+        render_event.silent(silent)
+        return EXIT_PARTIAL if silent else EXIT_OK
+    with suppress(KeyboardInterrupt):
+        loop.run(_follow(reach, since_ms, names, level, output))
+    return EXIT_OK
+
+
+async def _once(reach: Reach, since_ms: int, names: Sequence[str], level: str) -> tuple[list[Line], dict[str, WaltzError]]:
+    async with Lookout(reach) as lookout:
+        sighting = await lookout.look()
+        _check(sighting, names)
+        async with Listening(sighting.overview.meta.key, reach.tls, seconds=CALL_SECONDS) as listening:
+            told = await listening.listen(sighting.overview, names)
+            history = await _history(lookout, sighting)
+        silent = dict(listening.silent)
+        if sighting.lost is not None:
+            silent["ZooKeeper"] = sighting.lost.cause
+        return merged(told, history, since_ms=since_ms, level=level, names=names), silent
+
+
+async def _follow(reach: Reach, since_ms: int, names: Sequence[str], level: str, output: str) -> None:
+    async with Lookout(reach) as lookout:
+        sighting = await lookout.look()
+        _check(sighting, names)
+        told_before: set[Line] = set()
+        told_silent: set[str] = set()
+        async with Listening(sighting.overview.meta.key, reach.tls, seconds=CALL_SECONDS) as listening:
+            rounds = 0
+            while True:
+                if rounds and rounds % LOOK_EVERY == 0:
+                    sighting = await lookout.look()
+                told = await listening.listen(sighting.overview, names)
+                history = await _history(lookout, sighting)
+                lines = merged(told, history, since_ms=since_ms, level=level, names=names)
+                render_event.followed([line for line in lines if line not in told_before], output)
+                told_before = {line for line in lines if line.kind == OPERATOR}
+                silent = {name: error for name, error in listening.silent.items() if name not in told_silent}
+                render_event.silent(silent)
+                told_silent = set(listening.silent)
+                rounds += 1
+                await asyncio.sleep(FOLLOW_SECONDS)
+
+
+async def _history(lookout: Lookout, sighting: Sighting) -> list[HistoryEntry]:
+    if sighting.lost is not None:
+        return []
+    try:
+        return await history_of(await lookout.cluster())
+    except CannotConnect:  # it went away just now; the next look says so
+        return []
+
+
+def _check(sighting: Sighting, names: Sequence[str]) -> None:
+    there = [view.meta.name for view in sighting.overview.nodes]
+    for name in names:
+        if name not in there:
+            raise unknown("daemon", name, there, not_done="nobody was asked for events")

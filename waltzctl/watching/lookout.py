@@ -1,0 +1,199 @@
+"""Looking at a cluster again and again, whatever of it answers: by its coordinator, or straight at the daemons that were
+known the last time.
+
+A coordinator that does not answer is tried again at every look, for no longer than one call may take. Whom to ask without
+it, the blueprint of a cluster on this machine says, or what was remembered from the last look (`last_seen`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from waltzctl.playground.blueprint import load_blueprint
+from waltzctl.reach import Reach
+from waltzctl.watching import last_seen
+from waltzctl.watching.last_seen import LastSeen
+from waltzctl.watching.overview import Overview, look, look_without
+from waltzctl.watching.verdict import REPAIR, Lost, Verdict, judge, with_since
+from waltzd.cluster import Cluster
+from waltzd.errors import CannotConnect, CoordinatorRefused
+from waltzd.meta import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
+from waltzd.setting import parse_address
+from waltzd.zookeeper import ZooKeeperCoordinator
+
+CALL_SECONDS = 3.0
+UNKNOWN_INSTANCE = UUID(int=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    overview: Overview
+    verdict: Verdict
+    lost: Lost | None
+    """Why the coordinator was left out."""
+    coordinator_ms: float | None
+    """How long it took to read all documents there; None when it did not answer."""
+    at: str
+    milliseconds: float
+    """Of the whole look."""
+
+
+class Lookout:
+    """Use it as `async with`."""
+
+    def __init__(self, reach: Reach, *, seconds: float = CALL_SECONDS) -> None:
+        self.reach = reach
+        self._seconds = seconds
+        self._coordinator: ZooKeeperCoordinator | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._coordinator is not None:
+            await self._coordinator.close()
+
+    async def cluster(self) -> Cluster:
+        """The documents. `CannotConnect` when the coordinator does not answer."""
+        if self._coordinator is None:
+            if await _is_refused(self.reach.hosts, self._seconds):
+                raise CannotConnect(
+                    f"no ZooKeeper listens at {self.reach.hosts}",
+                    not_done="nothing was read or changed",
+                    next_step="check that ZooKeeper runs there and that its address is right",
+                )
+            coordinator = ZooKeeperCoordinator(self.reach.hosts, self.reach.root, call_seconds=self._seconds)
+            await coordinator.start()
+            self._coordinator = coordinator
+        return Cluster(self._coordinator)
+
+    async def look(self) -> Sighting:
+        """What there is to see, with a verdict on it, and remembered for the next time. Raises what the coordinator
+        said when nobody knows whom else to ask."""
+        started = time.perf_counter()
+        now = _now()
+        last = await asyncio.to_thread(last_seen.load, self.reach.where)
+        lost: Lost | None = None
+        coordinator_ms: float | None = None
+        try:
+            cluster = await self.cluster()
+            found = await look(cluster.coordinator, tls=self.reach.tls, seconds=self._seconds)
+            coordinator_ms = await _round_trip(cluster)
+        except (CannotConnect, CoordinatorRefused) as error:
+            blueprint = self._blueprint()
+            known = last if last is not None and (blueprint is None or blueprint.meta.key == last.meta.key) else blueprint
+            if known is None:
+                raise
+            if known is not last:  # of a cluster that was here before
+                last = None
+            lost = Lost(cause=error, seen=known.seen or None)
+            found = await self._look_without(known)
+        down = self._down(found)
+        repair = REPAIR if self.reach.directory is None else f"waltzctl up {self.reach.directory} --detach"
+        verdict = judge(found, lost=lost, down=down, repair=repair)
+        before = last.troubles if last is not None and last.meta.key == found.meta.key else {}
+        reasons, troubles = with_since(verdict.reasons, before, now)
+        if lost is None:
+            last = last_seen.of(found, seen=now, troubles=troubles)
+        elif last is not None:
+            last = replace(last, troubles=troubles)
+        if last is not None:
+            await asyncio.to_thread(last_seen.save, self.reach.where, last)
+        return Sighting(
+            overview=found,
+            verdict=replace(verdict, reasons=reasons),
+            lost=lost,
+            coordinator_ms=coordinator_ms,
+            at=now,
+            milliseconds=(time.perf_counter() - started) * 1000,
+        )
+
+    async def _look_without(self, known: LastSeen) -> Overview:
+        return await look_without(
+            known.meta,
+            known.servers,
+            known.storages,
+            known.replicas.partitions,
+            tls=self.reach.tls,
+            seconds=self._seconds,
+        )
+
+    def _blueprint(self) -> LastSeen | None:
+        """A cluster on this machine has its addresses written down."""
+        if self.reach.directory is None:
+            return None
+        blueprint = load_blueprint(self.reach.directory)
+        addresses = {name: blueprint.addresses(name) for name in blueprint.names}
+        return LastSeen(
+            meta=ClusterMeta(name="local", key=blueprint.key, partitions=blueprint.partitions, created=""),
+            servers=tuple(
+                ServerMeta(
+                    name=name,
+                    listen=addresses[name][0],
+                    admin_listen=addresses[name][1],
+                    instance=UNKNOWN_INSTANCE,
+                    version="",
+                )
+                for name in blueprint.server_names
+            ),
+            storages=tuple(
+                StorageMeta(name=name, listen=addresses[name][0], admin_listen=addresses[name][1], group=name)
+                for name in blueprint.storage_names
+            ),
+            replicas=ReplicaSets(partitions={}),
+            seen="",
+        )
+
+    def _down(self, found: Overview) -> list[str]:
+        """Processes of a cluster on this machine that should run and do not."""
+        if self.reach.directory is None:
+            return []
+        from waltzctl.playground.local import LocalCluster
+
+        cluster = LocalCluster.find(self.reach.directory)
+        down = [name for name, daemon in cluster.daemons.items() if not daemon.is_running]
+        return missed(down, cluster.blueprint.storage_names, found)
+
+
+def missed(down: Sequence[str], storage_names: Sequence[str], found: Overview) -> list[str]:
+    """A storage that is not in the cluster, not yet or no longer, may rest."""
+    members = {view.meta.name for view in found.storages}
+    return [name for name in down if name not in storage_names or name in members]
+
+
+async def _round_trip(cluster: Cluster) -> float:
+    """Of one small read, in milliseconds."""
+    started = time.perf_counter()
+    await cluster.meta()
+    return (time.perf_counter() - started) * 1000
+
+
+async def _is_refused(hosts: str, seconds: float) -> bool:
+    """Nobody listens at any of the addresses: known at once, where the client of ZooKeeper would go on trying."""
+
+    async def one(address: str) -> bool:
+        try:
+            place = parse_address(address.strip())
+            async with asyncio.timeout(seconds):
+                _, writer = await asyncio.open_connection(place.host, place.port)
+        except ConnectionRefusedError:
+            return True
+        except (OSError, ValueError):  # something else is wrong, which is for that client to say
+            return False
+        writer.transport.abort()
+        return False
+
+    return all(await asyncio.gather(*(one(address) for address in hosts.split(","))))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,222 @@
+"""One transaction to each partition, from end to end, with the time that every stage took. What `waltzctl health` does.
+
+It goes the way of an application, but one step at a time: where the partition is, a connection to its owner and a mount, a
+commit, and the same transaction read back by its id. A stage that fails says why, and what follows it is not tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from waltzctl.watching.overview import Overview
+from waltzd.errors import BadFrame, CannotConnect, PartitionsClosed, SessionEnded, WaltzError
+from waltzd.frame import Committals, FeedMode, Mounted, MountRequest, Place, Refusals, Refused, ServerFrame, Topology
+from waltzd.outcome import Reason
+from waltzd.port import MountPort, ServerPort
+from waltzd.submission import Request, batch_of
+from waltzd.tls import Tls
+
+HEADER = 0x57
+PAYLOAD = b"waltz health probe"
+PROBES_MAX = 32
+"""So many partitions are probed at once."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    partition: int
+    owner: str | None
+    mount_ms: float | None = None
+    """To connect and to mount; without a write, to connect and ask for the high-water mark."""
+    commit_ms: float | None = None
+    read_ms: float | None = None
+    id: int | None = None
+    """Of the transaction; without a write, the high-water mark."""
+    error: WaltzError | None = None
+
+    @property
+    def stage(self) -> str | None:
+        """The one that failed."""
+        if self.error is None:
+            return None
+        for name, took in (("mount", self.mount_ms), ("commit", self.commit_ms)):
+            if took is None:
+                return "locate" if self.owner is None else name
+        return "read"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probing:
+    locate_ms: float | None
+    """Any server said where the partitions are, and gave out a client id if one was needed."""
+    error: WaltzError | None
+    """Why no server said so."""
+    probes: tuple[Probe, ...]
+
+    @property
+    def is_well(self) -> bool:
+        return self.error is None and all(probe.error is None for probe in self.probes)
+
+
+Connect = Callable[[str], ServerPort]
+
+
+async def probe_all(
+    found: Overview, partitions: Sequence[int], connect: Connect, *, seconds: float, is_writing: bool
+) -> Probing:
+    """`found` says which servers there are, and why a partition may not answer."""
+    started = time.perf_counter()
+    try:
+        topology, client = await _locate(found, connect, is_writing=is_writing)
+    except WaltzError as error:
+        probes = tuple(Probe(partition=partition, owner=None, error=error) for partition in partitions)
+        return Probing(locate_ms=None, error=error, probes=probes)
+    locate_ms = _since(started)
+    turn = asyncio.Semaphore(PROBES_MAX)
+    waiting = {view.partition: view.waiting for view in found.partitions}
+
+    async def one(partition: int) -> Probe:
+        async with turn:
+            place = topology.places[partition]
+            if place.address is None:
+                error = PartitionsClosed(waiting.get(partition) or "no server owns it", next_step="see `waltzctl status`")
+                return Probe(partition=partition, owner=None, error=error)
+            prober = _Prober(partition, place, topology, waiting.get(partition, ""), seconds)
+            return await prober.probe(connect(place.address), client if is_writing else None)
+
+    return Probing(
+        locate_ms=locate_ms, error=None, probes=tuple(await asyncio.gather(*(one(number) for number in partitions)))
+    )
+
+
+async def _locate(found: Overview, connect: Connect, *, is_writing: bool) -> tuple[Topology, int]:
+    """From the first server that answers."""
+    last: WaltzError = CannotConnect("no server is up", not_done="nothing was written", next_step="start a server")
+    for view in sorted(found.servers, key=lambda view: (view.error is not None, view.meta.name)):
+        port = connect(view.meta.listen)
+        try:
+            return await port.locate(), await port.register() if is_writing else 0
+        except WaltzError as error:
+            last = error
+        finally:
+            await port.close()
+    raise last
+
+
+class _Prober:
+    """Of one partition."""
+
+    def __init__(self, partition: int, place: Place, topology: Topology, waiting: str, seconds: float) -> None:
+        self._partition, self._place, self._topology = partition, place, topology
+        self._waiting, self._seconds = waiting, seconds
+        self._took: dict[str, float] = {}
+        self._id: int | None = None
+
+    async def probe(self, port: ServerPort, client: int | None) -> Probe:
+        error: WaltzError | None = None
+        try:
+            if client is None:
+                if self._waiting:  # it would answer all the same
+                    raise PartitionsClosed(self._waiting, next_step="see `waltzctl status`")
+                self._id = await self._stage("mount_ms", port.high_water_mark(self._partition))
+            else:
+                await self._write(port, client)
+                await self._stage("read_ms", self._read(port))
+        except WaltzError as found:
+            error = found
+        finally:
+            await port.close()
+        return Probe(
+            partition=self._partition,
+            owner=self._place.server,
+            mount_ms=self._took.get("mount_ms"),
+            commit_ms=self._took.get("commit_ms"),
+            read_ms=self._took.get("read_ms"),
+            id=self._id,
+            error=error,
+        )
+
+    async def _write(self, port: ServerPort, client: int) -> None:
+        link = port.mount()
+        try:
+            await self._stage("mount_ms", self._mount(link, client))
+            self._id = await self._stage("commit_ms", self._commit(link))
+        finally:
+            link.cancel()
+
+    async def _stage(self, name: str, work: Awaitable[T]) -> T:
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._seconds):
+                result = await work
+        except TimeoutError:
+            why = f": {self._waiting}" if self._waiting else ""
+            raise CannotConnect(
+                f"{self._place.server} at {self._place.address} did not answer within {self._seconds:g} seconds{why}",
+                not_done="whether the probe is in the log is not known" if name == "commit_ms" else "nothing was written",
+                next_step="see `waltzctl status`",
+            ) from None
+        self._took[name] = _since(started)
+        return result
+
+    async def _mount(self, link: MountPort, client: int) -> None:
+        request = MountRequest(
+            cluster_key=self._topology.cluster_key,
+            partition=self._partition,
+            generation=self._place.generation,
+            client=client,
+            number=1,
+            mark=-1,
+            feed=FeedMode.NONE,
+            credit=0,
+        )
+        await link.send([request])
+        if not isinstance(await self._next(link), Mounted):
+            raise BadFrame(f"{self._place.server} answered a mount with something else")
+
+    async def _commit(self, link: MountPort) -> int:
+        loop = asyncio.get_running_loop()
+        request = Request(-1, PAYLOAD, HEADER, (), (), loop.create_future(), loop.time() + self._seconds)
+        await link.send([batch_of([request], 0)])
+        match await self._next(link):
+            case Committals(ids=ids) if len(ids) == 1:
+                return int(ids[0])
+            case Refusals(reasons=reasons):
+                why = Reason(int(reasons[0])).name
+                raise SessionEnded(
+                    f"the probe was refused: {why}", not_done="the probe is not in the log", next_step="try again"
+                )
+            case frame:
+                raise BadFrame(f"{self._place.server} answered a transaction with {type(frame).__name__}")
+
+    async def _read(self, port: ServerPort) -> None:
+        from waltzd.transaction import transactions_of
+
+        assert self._id is not None
+        runs = [run async for run in port.fetch(self._partition, self._id, self._id)]
+        read = [one for run in runs for one in transactions_of(run, self._partition, None)]
+        if [(one.id, one.header, one.payload) for one in read] != [(self._id, HEADER, PAYLOAD)]:
+            raise BadFrame(f"{self._place.server} gave something else back than the probe that it committed as {self._id}")
+
+    async def _next(self, link: MountPort) -> ServerFrame:
+        frames = await link.receive()
+        if not frames:
+            raise CannotConnect(f"{self._place.server} ended the mount without a word")
+        if isinstance(frames[0], Refused):
+            raise frames[0].error
+        return frames[0]
+
+
+def _since(started: float) -> float:
+    return (time.perf_counter() - started) * 1000
+
+
+def connecting(tls: Tls | None, seconds: float) -> Connect:
+    from waltzd.servers import ServerClient
+
+    return lambda address: ServerClient(address, seconds=seconds, tls=tls)

@@ -1,0 +1,183 @@
+"""What a cluster did between two looks, as rates. Pure.
+
+Counters begin again when a partition changes hands or a process starts anew. A counter that is smaller than before did:
+then all that it has now came since. A partition whose owner did not answer at one of the two looks has no rates, which is
+not the same as none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from waltzctl.watching.overview import Overview, PartitionView, StorageView
+from waltzd.histogram import Histogram
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionRates:
+    partition: int | None
+    """None for all of them together."""
+    owner: str | None
+    tx: float | None = None
+    """Committed transactions a second; None where that is not known."""
+    bytes: float | None = None
+    """Of their records, a second."""
+    refused: float | None = None
+    """A share of what was attempted and decided; None when nothing was."""
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    fed: float | None = None
+    lag: int | None = None
+    """Ids that the last of the replicas that count is behind."""
+    mounts: int | None = None
+    state: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageRates:
+    name: str
+    flushes: float | None = None
+    flush_ms: float | None = None
+    flush_p99_ms: float | None = None
+    records: float | None = None
+    bytes: float | None = None
+    queued_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    seconds: float
+    total: PartitionRates
+    partitions: tuple[PartitionRates, ...]
+    storages: tuple[StorageRates, ...]
+
+
+def rates(before: Overview, now: Overview, seconds: float) -> Rates:
+    """`seconds` between the two."""
+    assert seconds > 0
+    earlier = {view.partition: view for view in before.partitions}
+    pairs = [(earlier.get(view.partition), view) for view in now.partitions]
+    stores = {view.meta.name: view for view in before.storages}
+    return Rates(
+        seconds=seconds,
+        total=_total(pairs, seconds),
+        partitions=tuple(_partition(then, view, seconds) for then, view in pairs),
+        storages=tuple(_storage(stores.get(view.meta.name), view, seconds) for view in now.storages),
+    )
+
+
+SORTS: dict[str, Callable[[PartitionRates], float]] = {
+    "partition": lambda found: float(found.partition or 0),
+    "tx": lambda found: -(found.tx or 0.0),
+    "bytes": lambda found: -(found.bytes or 0.0),
+    "p99": lambda found: -(found.p99_ms or 0.0),
+    "refused": lambda found: -(found.refused or 0.0),
+    "lag": lambda found: -(found.lag or 0),
+    "mounts": lambda found: -(found.mounts or 0),
+}
+
+
+def by(sort: str, found: Iterable[PartitionRates]) -> list[PartitionRates]:
+    """Ties by number."""
+    return sorted(found, key=lambda one: (SORTS[sort](one), one.partition or 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Change:
+    """Of one partition, or of several together."""
+
+    committed: int = 0
+    bytes: int = 0
+    refused: int = 0
+    fed: int = 0
+    commit: Histogram = field(default_factory=Histogram)
+
+    def plus(self, other: _Change) -> _Change:
+        return _Change(
+            committed=self.committed + other.committed,
+            bytes=self.bytes + other.bytes,
+            refused=self.refused + other.refused,
+            fed=self.fed + other.fed,
+            commit=self.commit.plus(other.commit),
+        )
+
+
+def _since(then: int, now: int) -> int:
+    return now - then if now >= then else now
+
+
+def _change(before: PartitionView | None, now: PartitionView) -> _Change | None:
+    if before is None or before.said is None or now.said is None:
+        return None
+    then, found = before.said.statistics, now.said.statistics
+    return _Change(
+        committed=_since(then.committed, found.committed),
+        bytes=_since(then.committed_bytes, found.committed_bytes),
+        refused=_since(sum(then.refused.values()), sum(found.refused.values())),
+        fed=_since(then.fed, found.fed),
+        commit=found.commit.minus(then.commit),
+    )
+
+
+def _rated(
+    partition: int | None, owner: str | None, change: _Change | None, seconds: float, views: Sequence[PartitionView]
+) -> PartitionRates:
+    said = [view.said for view in views if view.said is not None]
+    lags = [owned.committed - replica.durable_id for owned in said for replica in owned.replicas if replica.counts]
+    state = ""
+    if len(views) == 1:
+        state = "unknown" if not said else "open" if views[0].is_open else said[0].step.lower()
+    decided = 0 if change is None else change.committed + change.refused
+    return PartitionRates(
+        partition=partition,
+        owner=owner,
+        tx=None if change is None else change.committed / seconds,
+        bytes=None if change is None else change.bytes / seconds,
+        refused=None if change is None or not decided else change.refused / decided,
+        p50_ms=None if change is None else _ms(change.commit.quantile(0.5)),
+        p99_ms=None if change is None else _ms(change.commit.quantile(0.99)),
+        fed=None if change is None else change.fed / seconds,
+        lag=max(0, *lags) if lags else None,
+        mounts=sum(owned.mounts for owned in said) if said else None,
+        state=state,
+    )
+
+
+def _partition(before: PartitionView | None, now: PartitionView, seconds: float) -> PartitionRates:
+    return _rated(now.partition, now.owner, _change(before, now), seconds, [now])
+
+
+def _total(pairs: Sequence[tuple[PartitionView | None, PartitionView]], seconds: float) -> PartitionRates:
+    changes = [change for before, now in pairs if (change := _change(before, now)) is not None]
+    whole = _Change() if changes else None
+    for change in changes:
+        assert whole is not None
+        whole = whole.plus(change)
+    return _rated(None, None, whole, seconds, [now for _, now in pairs])
+
+
+def _storage(before: StorageView | None, now: StorageView, seconds: float) -> StorageRates:
+    name, said = now.meta.name, now.said
+    if said is None:
+        return StorageRates(name=name)
+    queued, free = sum(held.queued_bytes for held in said.assigned), said.free_bytes
+    if before is None or before.said is None:
+        return StorageRates(name=name, queued_bytes=queued, free_bytes=free)
+    then, found = before.said.statistics, said.statistics
+    flush = found.flush.minus(then.flush)
+    return StorageRates(
+        name=name,
+        flushes=_since(then.groups, found.groups) / seconds,
+        flush_ms=_ms(flush.mean),
+        flush_p99_ms=_ms(flush.quantile(0.99)),
+        records=_since(then.appended_records, found.appended_records) / seconds,
+        bytes=_since(then.appended_bytes, found.appended_bytes) / seconds,
+        queued_bytes=queued,
+        free_bytes=free,
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1000

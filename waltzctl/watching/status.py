@@ -1,0 +1,104 @@
+"""`waltzctl status`: one screen that says whether a cluster is well, and if not, why, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+
+import click
+
+from waltzctl.main import exit_codes
+from waltzctl.playground.local import LocalCluster
+from waltzctl.reach import Reach, reaching
+from waltzctl.watching import render_status
+from waltzctl.watching.lookout import CALL_SECONDS, Lookout, Sighting
+from waltzctl.watching.render_status import Screen
+from waltzd import loop
+from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, WaltzError
+
+WATCH_SECONDS = 2.0
+
+
+@click.command("status", epilog=exit_codes())
+@click.option("--watch", type=click.FloatRange(0.2, 3600), is_flag=False, flag_value=WATCH_SECONDS, metavar="[SECONDS]",
+              help=f"Look again so often ({WATCH_SECONDS:g} by default), until Ctrl-C.")  # fmt: skip
+@click.option("--timeout", "seconds", type=click.FloatRange(0.1, 60), default=CALL_SECONDS, show_default=True,
+              metavar="SECONDS", help="How long to wait for each answer.")  # fmt: skip
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
+@reaching
+def status(reach: Reach, watch: float | None, seconds: float, output: str) -> int:
+    """Whether a cluster is well: HEALTHY, DEGRADED, or DOWN where no partition takes transactions; then each thing that is
+    wrong, with its cause and what to do; then servers, storages and partitions. The end is 0 when all is well, else 10.
+
+    When ZooKeeper does not answer, servers and storages are asked directly, at the addresses that were seen last.
+
+    \b
+    Examples:
+      waltzctl status
+      waltzctl status --timeout 1 -o json
+    """
+    if watch is None:
+        found = loop.run(_look(reach, seconds))
+        render_status.status(found, _processes(reach), output)
+        return EXIT_OK if found.verdict.is_healthy else EXIT_UNHEALTHY
+    return _watch(reach, watch, seconds, output)
+
+
+async def _look(reach: Reach, seconds: float) -> Sighting:
+    async with Lookout(reach, seconds=seconds) as lookout:
+        return await lookout.look()
+
+
+def _processes(reach: Reach) -> LocalCluster | None:
+    """Of a cluster on this machine."""
+    if reach.directory is None:
+        return None
+    return LocalCluster.find(reach.directory)
+
+
+def _watch(reach: Reach, every: float, seconds: float, output: str) -> int:
+    """The exit code is that of the last look."""
+    last: Sighting | None = None
+
+    async def go_on(screen: Screen | None) -> None:
+        nonlocal last
+        async with Lookout(reach, seconds=seconds) as lookout:
+            while True:
+                started = time.monotonic()
+                try:
+                    last = await lookout.look()
+                except WaltzError as error:  # it may be another one the next time
+                    last = None
+                    _put_error(screen, error, every)
+                else:
+                    _put(screen, last, reach, every, output)
+                await asyncio.sleep(max(0.0, every - (time.monotonic() - started)))
+
+    with suppress(KeyboardInterrupt):
+        if output == "json":
+            loop.run(go_on(None))
+        else:
+            with Screen() as screen:
+                loop.run(go_on(screen))
+    return EXIT_OK if last is not None and last.verdict.is_healthy else EXIT_UNHEALTHY
+
+
+def _put(screen: Screen | None, found: Sighting, reach: Reach, every: float, output: str) -> None:
+    cluster = _processes(reach)
+    if screen is None:
+        render_status.status(found, cluster, output)
+        return
+    screen.put(lambda out: render_status.show(out, found, cluster), _foot(every))
+
+
+def _put_error(screen: Screen | None, error: WaltzError, every: float) -> None:
+    if screen is None:
+        for line in error.lines():
+            click.echo(line, err=True)
+        return
+    screen.put(lambda out: render_status.paragraph(out, " ".join(error.lines()), "bold red"), _foot(every))
+
+
+def _foot(every: float) -> str:
+    return f"Every {every:g} s; Ctrl-C ends."

@@ -1,0 +1,160 @@
+"""What the daemons of a cluster logged lately, and what operators did, as one story in the order of time.
+
+Each daemon keeps its newest lines in memory (`waltzd.logs`), so there is no file to be reached and nothing to be collected
+before. The order is that of the daemons' clocks: where these disagree, so does the story. The merging is pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from waltzctl.watching.overview import Overview
+from waltzd.cluster import Cluster
+from waltzd.errors import WaltzError
+from waltzd.meta import HistoryEntry
+from waltzd.process import Events
+from waltzd.server_admin import ServerAdminClient
+from waltzd.storage_admin import AdminClient
+from waltzd.tls import Tls
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+OPERATOR = "operator"
+CALLS_MAX = 32
+HISTORY_MAX = 100
+"""Of what operators did, the newest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    time_ms: int
+    who: str
+    """The name of a daemon, or of a person."""
+    kind: str
+    """server, storage, operator"""
+    level: str
+    text: str
+    code: str | None
+
+    @property
+    def order(self) -> tuple[int, str]:
+        return self.time_ms, self.who
+
+
+def merged(
+    told: Mapping[tuple[str, str], Events],
+    history: Iterable[HistoryEntry],
+    *,
+    since_ms: int,
+    level: str,
+    names: Sequence[str] = (),
+) -> list[Line]:
+    """`told`: by kind and name. What people did has no level of its own: a change that failed is a warning."""
+    found = [
+        Line(time_ms=event.time_ms, who=name, kind=kind, level=event.level, text=event.text, code=event.code)
+        for (kind, name), events in told.items()
+        for event in events.events
+    ]
+    found += [line for entry in history for line in lines_of(entry)]
+    least = LEVELS.index(level)
+    return sorted(
+        (
+            line
+            for line in found
+            if line.time_ms >= since_ms
+            and (line.level not in LEVELS or LEVELS.index(line.level) >= least)
+            and (not names or line.who in names)
+        ),
+        key=lambda line: line.order,
+    )
+
+
+def lines_of(entry: HistoryEntry) -> list[Line]:
+    """A change began, and it ended."""
+    what = f"{entry.verb} {entry.subject}"
+    why = f" ({entry.reason})" if entry.reason else ""
+    moments = [(entry.began, "info", f"{what} began{why}")]
+    if entry.ended is not None:
+        moments.append((entry.ended, "info" if entry.outcome == "done" else "warning", f"{what}: {entry.outcome}"))
+    return [
+        Line(time_ms=time_ms, who=entry.who, kind=OPERATOR, level=level, text=text, code=None)
+        for moment, level, text in moments
+        if (time_ms := _milliseconds(moment)) is not None
+    ]
+
+
+def _milliseconds(moment: str) -> int | None:
+    try:
+        return int(datetime.fromisoformat(moment).timestamp() * 1000)
+    except (ValueError, OverflowError):  # written by somebody else
+        return None
+
+
+class Listening:
+    """Keeps a connection to each daemon, and knows how far it has heard each of them."""
+
+    def __init__(self, key: UUID, tls: Tls | None, *, seconds: float) -> None:
+        self._key, self._tls, self._seconds = key, tls, seconds
+        self._clients: dict[tuple[str, str, str], ServerAdminClient | AdminClient] = {}
+        self._heard: dict[tuple[str, str], tuple[int, int]] = {}
+        self.silent: dict[str, WaltzError] = {}
+        """Who did not answer the last time, and why."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for client in self._clients.values():
+            await client.close()
+
+    async def listen(self, found: Overview, names: Sequence[str] = ()) -> dict[tuple[str, str], Events]:
+        """What every daemon has said since the last time."""
+        turn = asyncio.Semaphore(CALLS_MAX)
+        daemons = [
+            *(("server", view.meta.name, view.meta.admin_listen) for view in found.servers),
+            *(("storage", view.meta.name, view.meta.admin_listen) for view in found.storages),
+        ]
+        self.silent = {}
+
+        async def one(kind: str, name: str, address: str) -> tuple[tuple[str, str], Events | None]:
+            async with turn:
+                try:
+                    return (kind, name), await self._hear(kind, name, address)
+                except WaltzError as error:
+                    self.silent[name] = error
+                    return (kind, name), None
+
+        wanted = [daemon for daemon in daemons if not names or daemon[1] in names]
+        answers = await asyncio.gather(*(one(*daemon) for daemon in wanted))
+        return {daemon: events for daemon, events in answers if events is not None}
+
+    async def _hear(self, kind: str, name: str, address: str) -> Events:
+        client = self._client(kind, name, address)
+        began_ms, number = self._heard.get((kind, name), (0, 0))
+        events = await client.events(number)
+        if events.began_ms != began_ms and number:  # another process, which counts from the beginning
+            events = await client.events(0)
+        last = events.events[-1].number if events.events else number if events.began_ms == began_ms else 0
+        self._heard[kind, name] = events.began_ms, last
+        return events
+
+    def _client(self, kind: str, name: str, address: str) -> ServerAdminClient | AdminClient:
+        found = self._clients.get((kind, name, address))
+        if found is None:
+            if kind == "server":
+                found = ServerAdminClient(address, self._key, seconds=self._seconds, tls=self._tls)
+            else:
+                found = AdminClient(address, self._key, seconds=self._seconds, tls=self._tls, name=name)
+            self._clients[kind, name, address] = found
+        return found
+
+
+async def history_of(cluster: Cluster) -> list[HistoryEntry]:
+    return [entry for _, entry in await cluster.history(HISTORY_MAX)]

@@ -1,0 +1,106 @@
+"""`waltzctl support bundle`: what somebody who helps wants to see, in one archive, without payloads and without secrets.
+
+Nothing of a log's content is ever asked for: only what daemons say of themselves, and the documents of the coordinator.
+What could not be collected is named in the archive itself, because it is often what is wrong.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from waltzctl.main import exit_codes
+from waltzctl.reach import Reach, reaching
+from waltzctl.watching.bundle import Bundle, strip_secrets
+from waltzd import loop
+from waltzd.errors import EXIT_OK, EXIT_PARTIAL
+
+CALL_SECONDS = 5.0
+
+
+@click.command("bundle", epilog=exit_codes())
+@click.option("--to", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.tar.gz",
+              help="Where to; waltz-support-CLUSTER-TIME.tar.gz here by default.")  # fmt: skip
+@click.option("--timeout", "seconds", type=click.FloatRange(0.1, 60), default=CALL_SECONDS, show_default=True,
+              metavar="SECONDS", help="How long to wait for each answer.")  # fmt: skip
+@reaching
+def bundle(reach: Reach, to: Path | None, seconds: float) -> int:
+    """Collect what somebody who helps wants to see, in one archive: status, checks of the doctor, the documents in
+    ZooKeeper, what every daemon says of itself, its newest log lines, who changed what, versions, and the configuration of
+    a cluster on this machine.
+
+    It has no payloads. Values of settings that may be secret are taken out, and so are paths of keys. The file is there
+    whole or not at all, and never takes the place of another one. The end is 7 when something could not be collected.
+
+    \b
+    Examples:
+      waltzctl support bundle
+      waltzctl support bundle --to /tmp/bundle.tar.gz
+    """
+    found, name, at = loop.run(_collect(reach, seconds))
+    stamp = "".join(letter for letter in at if letter.isalnum())
+    path = to or Path(f"waltz-support-{name}-{stamp}.tar.gz")
+    size = found.write(path)
+    click.echo(str(path))
+    click.echo(f"{len(found.files)} files, {size:,} bytes; no payloads, no secrets", err=True)
+    for what, why in sorted(found.missing.items()):
+        click.echo(f"missing: {what}: {why}", err=True)
+    return EXIT_PARTIAL if found.missing else EXIT_OK
+
+
+async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
+    """With the name of the cluster and the moment of the look."""
+    from importlib.metadata import version
+    from platform import python_version
+
+    from waltzctl.watching.description import describe, metadata_tree, plain
+    from waltzctl.watching.diagnosis import diagnose
+    from waltzctl.watching.examination import examine
+    from waltzctl.watching.lookout import Lookout
+    from waltzctl.watching.render_doctor import checks_json
+    from waltzctl.watching.render_event import line_json
+    from waltzctl.watching.render_status import status_json
+    from waltzctl.watching.story import Listening, history_of, merged
+    from waltzd.errors import WaltzError
+
+    found = Bundle()
+    async with Lookout(reach, seconds=seconds) as lookout:
+        sighting = await lookout.look()
+        overview = sighting.overview
+        found.put_json("status.json", status_json(sighting, None))
+        found.put_json("doctor.json", checks_json(diagnose(await examine(reach, sighting, seconds=seconds))))
+        for name, error in overview.silent.items():
+            found.missing[f"daemons/{name}.json"] = f"{error.code} {error.message}"
+        for name, described in describe(overview).items():
+            found.put_json(f"daemons/{name}.json", described)
+        history = []
+        if sighting.lost is None:
+            try:
+                cluster = await lookout.cluster()
+                for path, document in (await metadata_tree(cluster.coordinator)).items():
+                    found.put(f"metadata{path}", document)
+                history = await history_of(cluster)
+            except WaltzError as error:
+                found.missing["metadata"] = f"{error.code} {error.message}"
+        else:
+            found.missing["metadata"] = f"{sighting.lost.cause.code} {sighting.lost.cause.message}"
+        found.put_json("history.json", {"history": [plain(entry) for entry in history]})
+        async with Listening(overview.meta.key, reach.tls, seconds=seconds) as listening:
+            told = await listening.listen(overview)
+        lines = merged(told, history, since_ms=0, level="debug")
+        found.put_json("events.json", {"events": [line_json(line) for line in lines]})
+        for name, silent in listening.silent.items():
+            found.missing[f"events of {name}"] = f"{silent.code} {silent.message}"
+        versions = {view.meta.name: None if view.said is None else view.said.version for view in overview.nodes}
+        tool = {"waltzctl": version("waltz"), "python": python_version()}
+        found.put_json("versions.json", {**tool, "daemons": versions, "collected": sighting.at, "epoch": int(time.time())})
+    if reach.directory is not None:
+        for file in sorted(reach.directory.glob("*/*.yml")):
+            try:
+                found.put(f"config/{file.parent.name}.yml", strip_secrets(file.read_text(encoding="utf-8")).encode())
+            except (OSError, UnicodeDecodeError) as trouble:
+                found.missing[f"config/{file.parent.name}.yml"] = str(trouble)
+    found.put_json("missing.json", {"missing": found.missing})
+    return found, overview.meta.name, sighting.at

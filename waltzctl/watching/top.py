@@ -1,0 +1,91 @@
+"""`waltzctl top`: what a cluster is doing. Two looks, and what came between them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import click
+
+from waltzctl.main import exit_codes
+from waltzctl.reach import Reach, reaching
+from waltzctl.watching import render_top
+from waltzctl.watching.lookout import Lookout, Sighting
+from waltzctl.watching.rates import SORTS, Rates, rates
+from waltzctl.watching.render_status import Screen, paragraph
+from waltzd import loop
+from waltzd.errors import EXIT_OK, WaltzError
+
+EVERY_SECONDS = 2.0
+
+
+@click.command("top", epilog=exit_codes())
+@click.option("--sort", type=click.Choice(list(SORTS)), default="tx", show_default=True, help="What comes first.")
+@click.option("-n", "rows_max", type=click.IntRange(1, 100_000), metavar="ROWS", help="So many partitions; else what fits.")
+@click.option("--every", type=click.FloatRange(0.2, 3600), default=EVERY_SECONDS, show_default=True, metavar="SECONDS",
+              help="Between two looks.")  # fmt: skip
+@click.option("--once", is_flag=True, help="Look twice, show one table, and end.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table",
+              help="For people, or for scripts (with --once).")  # fmt: skip
+@reaching
+def top(reach: Reach, sort: str, rows_max: int | None, every: float, once: bool, output: str) -> int:
+    """What a cluster is doing, live until Ctrl-C: for each partition transactions and megabytes a second, how long commits
+    take, how many are refused, how far the last replica is behind, and mounts; for each storage flushes a second, how long
+    they take, and free space.
+
+    The lag is in ids, of the replicas that count. A dash is a value that nobody knows, or nothing to take it of.
+
+    \b
+    Examples:
+      waltzctl top --once
+      waltzctl top --once --every 0.5 --sort p99 -n 5 -o json
+    """
+    if once or output == "json":
+        found, sighting = loop.run(_twice(reach, every))
+        render_top.top(found, sighting, output, sort=sort, rows_max=rows_max)
+        return EXIT_OK
+    with Screen() as screen, suppress(KeyboardInterrupt):
+        loop.run(_live(reach, every, lambda found, last: _put(screen, found, last, sort, rows_max, every), screen))
+    return EXIT_OK
+
+
+async def _twice(reach: Reach, every: float) -> tuple[Rates, Sighting]:
+    async with Lookout(reach) as lookout:
+        before, at = await lookout.look(), time.monotonic()
+        await asyncio.sleep(every)
+        now, then = await lookout.look(), time.monotonic()
+        return rates(before.overview, now.overview, then - at), now
+
+
+async def _live(reach: Reach, every: float, put: Callable[[Rates, Sighting], None], screen: Screen) -> int:
+    async with Lookout(reach) as lookout:
+        before: tuple[Sighting, float] | None = None
+        while True:
+            started = time.monotonic()
+            try:
+                now, at = await lookout.look(), time.monotonic()
+            except WaltzError as error:  # it may be another one the next time
+                before = None
+                screen.put(partial(paragraph, text=" ".join(error.lines()), style="bold red"), _foot(every))
+            else:
+                if before is None:  # nothing to compare it with yet
+                    put(rates(replace(now.overview, partitions=(), storages=()), now.overview, every), now)
+                else:
+                    put(rates(before[0].overview, now.overview, at - before[1]), now)
+                before = now, at
+            await asyncio.sleep(max(0.0, every - (time.monotonic() - started)))
+
+
+def _put(screen: Screen, found: Rates, sighting: Sighting, sort: str, rows_max: int | None, every: float) -> None:
+    rows = rows_max
+    if rows is None and screen.out.is_terminal:
+        rows = render_top.rows_for(screen.out.height, len(found.storages))
+    screen.put(lambda out: render_top.show(out, found, sighting, sort=sort, rows_max=rows), _foot(every))
+
+
+def _foot(every: float) -> str:
+    return f"Every {every:g} s; Ctrl-C ends."
