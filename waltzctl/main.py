@@ -21,6 +21,8 @@ EXIT_INTERRUPTED = 130
 
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "": {
+        "analysis": ("", "What a log says when all of it is looked at."),
+        "archive": ("", "What was exported, back as files of a log."),
         "bench": ("", "Measure what a cluster does under load."),
         "cluster": ("", "Look at a cluster as a whole, and change it."),
         "config": ("", "Check and explain configuration files."),
@@ -30,6 +32,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "down": ("waltzctl.playground.up:down", "Stop a cluster that `up` started."),
         "errors": ("", "Explain the error codes that Waltz prints."),
         "events": ("waltzctl.watching.event:events", "What the daemons said lately, in one order."),
+        "export": ("", "What `spark-export` wrote: look, and check."),
         "generate": ("", "Write dashboards, alert rules and units."),
         "health": ("waltzctl.watching.health:health", "Commit a probe in every partition, and say how long it took."),
         "history": ("waltzctl.placement.cluster:history", "Who changed what, and why."),
@@ -40,6 +43,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "reset": ("waltzctl.playground.up:reset", "Stop a cluster on this machine and remove all that it holds."),
         "segment": ("", "Look into single files of a storage."),
         "server": ("", "Servers, and which of them take partitions."),
+        "spark-export": ("waltz_spark.command:spark_export", "Export the log to Parquet, ORC, JSON or CSV, exactly."),
         "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),
         "storage": ("", "Storages: add, remove, replace, look."),
         "support": ("", "Collect what somebody who helps wants to see."),
@@ -47,6 +51,13 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "txn": ("", "Read, follow and append transactions."),
         "up": ("waltzctl.playground.up:up", "Bring up a real cluster on this machine, to try Waltz out."),
         "verify-segments": ("waltzctl.records.verify:verify_segments", "Check all files of a storage, offline."),
+    },
+    "analysis": {
+        "replay": ("waltz_spark.analysis_command:replay_", "Make an application's view again from an export, and compare."),
+        "report": ("waltz_spark.analysis_command:report_", "Transactions, bytes, hot partitions, sizes and clients."),
+    },
+    "archive": {
+        "restore": ("waltz_spark.archive_command:restore_", "Make segments again from a lossless export, byte for byte."),
     },
     "bench": {
         "append": ("waltzctl.bench.command:append", "Append transactions."),
@@ -77,6 +88,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "errors": {
         "list": ("waltzctl.error:list_errors", "List all error codes."),
         "lookup": ("waltzctl.error:lookup", "Explain one error code."),
+    },
+    "export": {
+        "status": ("waltz_spark.command:status", "What an export holds, as its manifest says."),
+        "verify": ("waltz_spark.command:verify", "Check all files of an export, alone or against the log."),
     },
     "generate": {
         "alerts": ("waltzctl.setup.generate:alerts", "Alert rules for Prometheus."),

@@ -849,7 +849,7 @@ class SparkFailed(WaltzError):
     """Spark ended, or could not do what it was asked to. The message has its own words, and names the file with all that it
     wrote. What was finished before is in the manifest and stays."""
 
-    code, exit_code = "W2228", EXIT_PARTIAL
+    code = "W2228"
     not_done = "what was not finished is not in the export"
     next_step = "read the file that the message names, remove the cause, then run the same command again"
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import curves, idle, storage, tool
+from tests.bench import curves, idle, spark, storage, tool
 from tests.bench.peers import command as peers
 
-BENCHES = {"curves": curves.main, "idle": idle.main, "peers": peers.main, "storage": storage.main, "tool": tool.main}
+BENCHES = {
+    "curves": curves.main,
+    "idle": idle.main,
+    "peers": peers.main,
+    "spark": spark.main,
+    "storage": storage.main,
+    "tool": tool.main,
+}
 
 
 def main() -> int:

@@ -52,6 +52,10 @@ ELSEWHERE = {
     "cli/test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "tail"))],
     "cli/test_unit": [["generate", "unit"]],
     "cli/test_up": [[name] for name in ("down", "logs", "reset", "up")],
+    "spark/test_replay": [["analysis", "replay"]],
+    "spark/test_report": [["analysis", "report"]],
+    "spark/test_restore": [["archive", "restore"]],
+    "spark/test_spark_export": [["spark-export"], *(["export", name] for name in ("status", "verify"))],
 }
 """By the file of tests in which the examples of their help are run, or read."""
 WORDS = [*OFFLINE, *ONLINE, *(words for some in ELSEWHERE.values() for words in some)]

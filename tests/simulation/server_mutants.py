@@ -44,7 +44,7 @@ def commits_with_a_minority(patches: Patches) -> None:
     patches.set(session_module, "reached", reached)
 
 
-@mutant(1, 3, aim=ROLL)
+@mutant(2, 5, aim=ROLL)
 def counts_members_that_have_not_joined(patches: Patches) -> None:
     """Every member's acknowledgements count from the start, whether the document says that it joined or not."""
 
@@ -73,7 +73,7 @@ def does_not_save_who_joins(patches: Patches) -> None:
     patches.wrap(StoreSession, "_save", make)
 
 
-@mutant(3, 17, aim=TWO_OWNERS)
+@mutant(45, 65, aim=TWO_OWNERS)
 def tells_storages_the_mark_of_a_minority(patches: Patches) -> None:
     """The committed mark that goes with the records is the last id that was sent."""
 
@@ -376,7 +376,7 @@ def names_a_barrier_that_is_too_low(patches: Patches) -> None:
     patches.wrap(Pipeline, "join", make)
 
 
-@mutant(1, 4, aim=Aim(faults=(), setup={**BUSY, "callers": 3, "locks": 3}))
+@mutant(0, 2, aim=Aim(faults=(), setup={**BUSY, "callers": 3, "locks": 3}))
 def gives_outcomes_to_the_wrong_transactions(patches: Patches) -> None:
     """Where some of a batch were refused, the ids of the others are told to the first ones."""
 

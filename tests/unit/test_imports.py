@@ -64,6 +64,9 @@ PLAIN_STORAGE = {
 PURE_SERVER = {"locks", "recovery", "session", "step", "tail"}
 """Modules of waltzd/server/ that only decide."""
 
+PURE_SPARK = {"manifest", "origin", "plan", "position", "pushdown", "selection"}
+"""Modules of waltz_spark/ that know neither Spark nor Arrow nor the world."""
+
 WORLD = (
     "asyncio", "concurrent", "fcntl", "grpc", "kazoo", "logging", "multiprocessing", "os", "pathlib", "random",
     "secrets", "select", "signal", "socket", "subprocess", "tempfile", "threading", "time", "uvloop",
@@ -178,6 +181,10 @@ def rules(module: Module, name: str) -> Iterator[tuple[bool, str]]:
     yield (
         (is_pure or is_plain or is_deciding or is_planning) and is_within(name, WORLD),
         "this module must stay pure, so that the simulator can run it; take the value, or the Disk, as an argument",
+    )
+    yield (
+        module.package == "waltz_spark" and module.stem in PURE_SPARK and is_within(name, (*WORLD, "pyarrow", "pyspark")),
+        "this module decides; it must not know Spark, Arrow or the world",
     )
 
 

@@ -1,0 +1,272 @@
+"""Where an export is written: a directory of this machine, or an object store or HDFS by PyArrow's file systems.
+
+Nothing that has a name in an export is ever written over. A file is made under a name that nobody looks at and then takes
+its own, which fails if that is taken; a manifest likewise, so of two exporters that both think that they are alone one is
+told. On a local file system both are a link, which is atomic, and everything is on the disk before its name is. An object
+store has no such call for everybody: there, a name is looked for first, and a lock with a lease keeps the second exporter
+away.
+
+A destination is a value: it is pickled and sent to the tasks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote, urlparse
+
+from waltz_spark.manifest import LOCK, UNFINISHED
+from waltzd.disk import translate
+from waltzd.errors import BadArgument, ExportHeld
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gs": "gs"}
+
+
+class Output(Protocol):
+    """A file that is being written. It is whole, and on the disk if there is one, when it was closed without an error."""
+
+    def write(self, data: Any, /) -> int | None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Output: ...
+    def __exit__(self, kind: Any, error: Any, at: Any, /) -> None: ...
+
+
+class Hold(Protocol):
+    """That nobody else writes to the output."""
+
+    def check(self) -> None:
+        """Raises when that is not certain any more."""
+        ...
+
+
+class Destination(Protocol):
+    """Paths are below the output, with slashes."""
+
+    @property
+    def place(self) -> str:
+        """For people, and for a second command line."""
+        ...
+
+    @property
+    def is_on_this_machine(self) -> bool: ...
+    def read(self, path: str) -> bytes | None:
+        """None if there is no such file."""
+        ...
+
+    def names(self, path: str = "") -> list[str]:
+        """Of what lies directly in a directory, sorted; none if there is no such directory."""
+        ...
+
+    def size(self, path: str) -> int | None: ...
+    def put_new(self, path: str, content: bytes) -> bool:
+        """A whole small file; False if the name is taken."""
+        ...
+
+    def create(self, path: str) -> Output: ...
+
+    def move_new(self, old: str, new: str) -> bool:
+        """False if the new name is taken."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """It may be missing."""
+        ...
+
+    def remove_tree(self, path: str) -> None: ...
+    def open(self, path: str) -> pa.NativeFile: ...
+    def hold(self, who: str) -> AbstractContextManager[Hold]: ...
+
+
+def destination_of(text: str) -> Destination:
+    """A path, or a URI: file:, s3:, gs:, hdfs:, abfs: and whatever else PyArrow knows."""
+    found = urlparse(text)
+    if len(found.scheme) < 2:  # none, or a drive
+        return LocalDestination(str(Path(text).absolute()))
+    if found.scheme == "file":
+        if found.netloc not in ("", "localhost"):
+            raise BadArgument(f"{text} is on another machine; a file: URI has three slashes, as in file:///data/export")
+        return LocalDestination(unquote(found.path).rstrip("/") or "/")
+    from waltz_spark.remote_destination import RemoteDestination
+
+    scheme = _ALIASES.get(found.scheme, found.scheme)
+    return RemoteDestination(scheme + text[len(found.scheme) :].rstrip("/"))
+
+
+def who_we_are(run: str) -> str:
+    return json.dumps({"run": run, "host": socket.gethostname(), "pid": os.getpid()})
+
+
+def who_is(text: bytes | None) -> str:
+    try:
+        found = json.loads(text or b"")
+        return f"process {found['pid']} on {found['host']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
+
+
+# -- this machine ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LocalDestination:
+    place: str
+    is_on_this_machine = True
+
+    def _path(self, path: str) -> Path:
+        return Path(self.place, path)
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return self._path(path).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise translate(error, f"reading {self._path(path)}") from error
+
+    def names(self, path: str = "") -> list[str]:
+        try:
+            return sorted(os.listdir(self._path(path)))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise translate(error, f"reading the directory {self._path(path)}") from error
+
+    def size(self, path: str) -> int | None:
+        try:
+            return self._path(path).stat().st_size
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise translate(error, f"looking at {self._path(path)}") from error
+
+    def put_new(self, path: str, content: bytes) -> bool:
+        beside = f"{UNFINISHED}/{uuid.uuid4().hex}.new"
+        with self.create(beside) as file:
+            file.write(content)
+        try:
+            return self.move_new(beside, path)
+        finally:
+            self.remove(beside)
+
+    def create(self, path: str) -> Output:
+        target = self._path(path)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            return _Flushed(target)
+        except OSError as error:
+            raise translate(error, f"writing {target}") from error
+
+    def move_new(self, old: str, new: str) -> bool:
+        source, target = self._path(old), self._path(new)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(source, target)  # unlike a rename, never takes the place of another file
+            source.unlink()
+            _flush_directory(target.parent)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise translate(error, f"naming {target}") from error
+        return True
+
+    def remove(self, path: str) -> None:
+        try:
+            self._path(path).unlink(missing_ok=True)
+        except OSError as error:
+            raise translate(error, f"removing {self._path(path)}") from error
+
+    def remove_tree(self, path: str) -> None:
+        target = self._path(path)
+        try:
+            if target.is_dir():
+                shutil.rmtree(target, ignore_errors=True)  # a task of a run that was killed may still be at it
+            else:
+                target.unlink(missing_ok=True)
+        except OSError as error:
+            raise translate(error, f"removing {target}") from error
+
+    def open(self, path: str) -> pa.NativeFile:
+        import pyarrow as pa
+
+        try:
+            return pa.OSFile(str(self._path(path)), "rb")
+        except OSError as error:
+            raise translate(error, f"reading {self._path(path)}") from error
+
+    @contextmanager
+    def hold(self, who: str) -> Iterator[Hold]:
+        """A lock of the operating system: it ends with the process, however that ends, and nobody has to wait for it."""
+        path = self._path(LOCK)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("a+b")
+        except OSError as error:
+            raise translate(error, f"writing {path}") from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ExportHeld(f"{who_is(self.read(LOCK))} is writing to {self.place}") from error
+            file.truncate(0)
+            file.write(who.encode())
+            file.flush()
+            yield _Certain()
+
+
+class _Certain:
+    def check(self) -> None:
+        """The operating system keeps it."""
+
+
+class _Flushed:
+    """A file that is on the disk when it is closed, and gone when it could not be."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("xb")
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            raise translate(error, f"writing {self._path}") from error
+
+    def __enter__(self) -> _Flushed:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, at: Any, /) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._file.close()
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise translate(error, f"writing {self._path}") from error
+        finally:
+            self._file.close()
+
+
+def _flush_directory(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

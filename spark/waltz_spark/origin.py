@@ -1,0 +1,69 @@
+"""Where a log is read from: a live cluster, directories of storages, or an archive that an export made.
+
+Each of them tells what there is (`catalog`) and gives it, as runs of whole records whose checksums were checked (`read`).
+Everything above, the data source, the export, the verification, sees only this. An origin is a value: it is pickled and
+sent to whoever reads, and opens what it needs there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import UUID
+
+from waltzd.record import Run
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """Ids from `first` to `last`, both included; none when `last` is below `first`."""
+
+    first: int
+    last: int
+
+    @property
+    def count(self) -> int:
+        return max(0, self.last - self.first + 1)
+
+    def cut(self, other: Span) -> Span:
+        return Span(max(self.first, other.first), min(self.last, other.last))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """A stretch of one partition that lies in one place and is best read in one go: a segment, a file, a range of ids."""
+
+    partition: int
+    span: Span
+    bytes: int
+    """On the disk, as far as it is known; for weighing, not for allocating."""
+    place: str
+    """What only its origin understands: a path, or nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalog:
+    """What there was to read at one moment. Only what is committed: a replica may hold more, which may yet be cut."""
+
+    key: UUID
+    """Of the cluster."""
+    spans: Mapping[int, Span]
+    """For each partition, the ids that can be read."""
+    extents: tuple[Extent, ...]
+    """Together they cover the spans, without overlap; in order of partition and id."""
+
+
+class Origin(Protocol):
+    def describe(self) -> str:
+        """For people: what is read, in a few words."""
+        ...
+
+    def catalog(self, partitions: Collection[int] | None = None) -> Catalog:
+        """Of these partitions, or of all."""
+        ...
+
+    def read(self, extent: Extent, span: Span, *, batch_bytes: int) -> Iterator[Run]:
+        """The records of `span`, which lies within the extent, in order and without a gap, each run about so large. What is
+        missing, damaged or not committed raises an error that names the partition and the ids."""
+        ...

@@ -1,0 +1,89 @@
+"""`spark.read.format("waltz")` and `spark.readStream.format("waltz")`.
+
+Spark calls these classes in short-lived processes beside the driver, one for each step of planning, and sends the reader to
+the executors. So nothing is kept from one step to the next, and what a user hands over is checked by whichever step meets
+it first. Options are named as the sources of Kafka and Delta name theirs; docs/spark.md lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from waltz_spark.columns import wanted
+from waltz_spark.opening import given_options, open_origin
+from waltz_spark.plan import sizing_of
+from waltz_spark.pushdown import UNFILTERED
+from waltz_spark.reading import Reading, projection_of, tasks, telling
+from waltz_spark.selection import selection_of, truth_of
+from waltz_spark.stream import WaltzStreamReader
+
+COLUMNS, METADATA = "columns", "includeMetadata"
+
+
+class WaltzDataSource(DataSource):
+    """A Waltz log as a table: one row for each transaction."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "waltz"
+
+    def schema(self) -> StructType:
+        with telling():
+            given = given_options(self.options)
+            metadata = truth_of(METADATA, given.get(METADATA.lower(), "false"))
+            return from_arrow_schema(wanted(given.get(COLUMNS), metadata=metadata))
+
+    def reader(self, schema: StructType) -> WaltzReader:
+        return WaltzReader(dict(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> WaltzStreamReader:
+        return WaltzStreamReader(dict(self.options), schema)
+
+
+class WaltzReader(DataSourceReader):
+    """One reading of what the log holds at the moment of planning."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        with telling():
+            given = given_options(options)
+            self._selection = selection_of(given)
+            self._sizing = sizing_of(given)
+            self._projection = projection_of(schema)
+            self._origin = open_origin(options)
+        self._filters = UNFILTERED
+        self.pushFilters = _OptionalPushdown(self)  # type: ignore[method-assign]
+
+    def narrow(self, filters: Iterable[Filter]) -> Iterator[Filter]:
+        """Yields the filters that Spark has to apply itself."""
+        for each in filters:
+            narrowed = self._filters.narrowed(each)
+            if narrowed is None:
+                yield each
+            else:
+                self._filters = narrowed
+
+    def partitions(self) -> list[InputPartition]:
+        with telling():
+            catalog = self._origin.catalog(self._selection.partitions)
+            return [*tasks(catalog, self._selection.spans(catalog.spans), self._sizing, self._filters)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return Reading(self._origin, self._projection, self._filters).batches(partition)
+
+
+class _OptionalPushdown:
+    """Spark refuses every reading by a reader that overrides `pushFilters` while `spark.sql.python.filterPushdown.enabled`
+    is off, which it is unless somebody sets it. This looks as if nothing were overridden, and works when it is called."""
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: WaltzReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._reader.narrow(filters)

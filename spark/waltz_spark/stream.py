@@ -1,0 +1,102 @@
+"""The log as a stream: what has been read is a position in Spark's checkpoint, and nowhere else.
+
+Spark keeps one reader in a process beside the driver for as long as the query runs, and sends a second one, made of the
+same options, to the executors: the two share nothing. The last `commit` and `stop` may never come. So a batch follows from
+its two positions alone (`waltz_spark.position`), and nothing is remembered here but what can be asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from waltz_spark.opening import given_options, open_origin
+from waltz_spark.origin import Catalog
+from waltz_spark.plan import size_of, sizing_of
+from waltz_spark.position import NO_LIMIT, Limit, Position, advanced, between, covers, end_of, readable, reconciled
+from waltz_spark.reading import Reading, projection_of, tasks, telling
+from waltz_spark.selection import number_of, selection_of
+
+MAX_TXNS, MAX_BYTES = "maxTxnsPerTrigger", "maxBytesPerTrigger"
+
+
+class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        with telling():
+            given = given_options(options)
+            self._selection = selection_of(given, is_stream=True)
+            self._sizing = sizing_of(given)
+            self._limit = limit_of(given)
+            self._projection = projection_of(schema)
+            self._origin = open_origin(options)
+        self._catalog: Catalog | None = None
+        self._bound: Position | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Only a new query asks for it: `startingTxnIds` means nothing to one that has a checkpoint."""
+        with telling():
+            catalog = self._look()
+            starts = {partition: span.first for partition, span in self._selection.spans(catalog.spans).items()}
+            return Position(catalog.key, starts).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Spark has no limit of both kinds; it hands this one back, and `latestOffset` keeps both."""
+        if self._limit.txns is not None:
+            return ReadMaxRows(self._limit.txns)
+        return ReadAllAvailable() if self._limit.bytes is None else ReadMaxBytes(self._limit.bytes)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        with telling():
+            self._bound = end_of(self._look())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        with telling():
+            catalog = self._look()
+            allowed = NO_LIMIT if isinstance(limit, ReadAllAvailable) else self._limit
+            begin = self._reconciled(Position.from_json(start), catalog)
+            return advanced(begin, catalog, limit=allowed, bound=self._bound).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """What the last look at the log found."""
+        return None if self._catalog is None else end_of(self._catalog).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """After a restart this is asked for a batch that an earlier process planned."""
+        with telling():
+            begin = Position.from_json(start)
+            spans = between(begin, Position.from_json(end))
+            catalog = self._catalog
+            if catalog is None or not covers(catalog, spans):
+                catalog = self._look()
+            self._reconciled(begin, catalog)
+            left = readable(spans, catalog, fail_on_loss=self._selection.fails_on_loss)
+            return [*tasks(catalog, left, self._sizing)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return Reading(self._origin, self._projection).batches(partition)
+
+    def _look(self) -> Catalog:
+        self._catalog = self._origin.catalog(self._selection.partitions)
+        return self._catalog
+
+    def _reconciled(self, position: Position, catalog: Catalog) -> Position:
+        return reconciled(position, catalog, among=self._selection.partitions, fail_on_loss=self._selection.fails_on_loss)
+
+
+def limit_of(options: Mapping[str, str]) -> Limit:
+    """From options whose names are in lower case."""
+    txns, size = options.get(MAX_TXNS.lower()), options.get(MAX_BYTES.lower())
+    return Limit(
+        txns=None if txns is None else number_of(MAX_TXNS, txns), bytes=None if size is None else size_of(MAX_BYTES, size)
+    )

@@ -1,0 +1,292 @@
+"""What is measured inside one Spark that goes on: reading, writing, planning, and exports beside a cluster that works.
+
+The Java of this session compiles as Java does by default, not as the commands' own does: the reference, Spark rewriting
+Parquet, needs that, and an export loses by it if anything.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from waltz_spark.destination import LocalDestination
+from waltz_spark.export import Range, Run, planned, wanted
+from waltz_spark.form import form_of
+from waltz_spark.java import find_java
+from waltz_spark.manifest import Shape
+from waltz_spark.opening import open_origin
+from waltz_spark.origin import Origin
+from waltz_spark.pace import Pace
+from waltz_spark.session import SparkSettings, default_master, running
+from waltz_spark.task import Assignment, Job, Written, schema_of
+from waltz_spark.wave import run_waves
+
+from tests.bench.cost import Cost, cost_here, forget_peaks, medians, peak_bytes
+from waltzctl.playground.local import ROOT, LocalCluster
+
+WORKER = "pyspark.daemon"
+"""Stands in the command line of each Python that works for Spark, and not in that of its Java."""
+APPEND_RATE, APPEND_BYTES = 300, 175
+_NUMBERS = count()
+
+
+@contextmanager
+def spark_at(home: Path) -> Iterator[Any]:
+    from waltz_spark.source import WaltzDataSource
+
+    conf = {"spark.driver.extraJavaOptions": "-Dwaltz.bench=true", "spark.sql.shuffle.partitions": "2"}
+    settings = SparkSettings(master=default_master(), java=find_java(), conf=conf)
+    with running(settings, home / "spark.log") as session:
+        session.dataSource.register(WaltzDataSource)
+        yield session
+
+
+def reading(spark: Any, storage: Path) -> Any:
+    return spark.read.format("waltz").load(str(storage))
+
+
+def copy_as_parquet(spark: Any, storage: Path, copy: Path, records: int) -> None:
+    """The same rows as Spark itself writes them, not compressed."""
+    reading(spark, storage).write.option("compression", "none").parquet(str(copy))
+    found = spark.read.parquet(str(copy)).count()
+    if found != records:
+        raise SystemExit(f"the copy has {found} rows and should have {records}")
+
+
+# -- exports in this session -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    records: int
+    data_bytes: int
+    """Of the log."""
+    file_bytes: int
+    task_seconds: float
+    """From when the first task began until the last one ended."""
+
+
+def export(spark: Any, origin: Origin, output: Path, pace: Pace | None = None) -> Exported:
+    """What `waltzctl spark-export` does once its Spark runs: plan, tasks, manifest."""
+    destination, form = LocalDestination(str(output)), form_of("parquet", "zstd:3")
+    catalog = origin.catalog()
+    assignments = planned(catalog, wanted(catalog, None, Range()), is_lossless=False, file_data_bytes=None)
+    told: list[Written] = []
+
+    def tasks(name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+        job = Job(
+            run=name, origin=origin, destination=destination, cluster=str(catalog.key), form=form, is_lossless=False,
+            decoder=None, pace=pace,
+        )  # fmt: skip
+        for written in run_waves(spark, job, given):
+            told.append(written)
+            yield written
+
+    shape = Shape(
+        format=form.format, compression=form.compression, lossless=False, decoder="", decoder_fingerprint="",
+        schema=tuple((field.name, str(field.type)) for field in schema_of(None)),
+    )  # fmt: skip
+    run = Run(
+        destination=destination, before=None, cluster=catalog.key, shape=shape, source=origin.describe(),
+        assignments=assignments, paths=[given.path(form) for given in assignments], watch=lambda told: None,
+    )  # fmt: skip
+    newest = run.carry_out(tasks)
+    assert newest is not None
+    return Exported(
+        records=sum(piece.span.count for piece in newest.pieces),
+        data_bytes=sum(piece.data_bytes for piece in newest.pieces),
+        file_bytes=sum(piece.size for piece in newest.pieces),
+        task_seconds=max(each.ended for each in told) - min(each.started for each in told),
+    )
+
+
+def _removed(path: Path) -> Path:
+    shutil.rmtree(path, ignore_errors=True)
+    return path
+
+
+# -- B3, B4, B5 --------------------------------------------------------------------------------------------------------
+
+
+def scans(spark: Any, storage: Path, copy: Path, rounds: int) -> dict[str, Cost]:
+    """B3: read all rows and throw them away."""
+
+    def thrown_away(rows: Callable[[], Any]) -> Callable[[], Cost]:
+        return lambda: cost_here(lambda: rows().write.format("noop").mode("overwrite").save())
+
+    return medians(
+        rounds,
+        {
+            "waltz": thrown_away(lambda: reading(spark, storage)),
+            "parquet": thrown_away(lambda: spark.read.parquet(str(copy))),
+        },
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewritten:
+    costs: dict[str, Cost]
+    file_bytes: dict[str, int]
+
+
+def rewritings(spark: Any, home: Path, storage: Path, copy: Path, rounds: int) -> Rewritten:
+    """B4 and B5: to Parquet with zstd, from Parquet by Spark (the reference), from the log by Spark, and by an export."""
+    origin = open_origin({"path": str(storage)})
+    sizes: dict[str, int] = {}
+
+    def by_spark(name: str, rows: Callable[[], Any]) -> Callable[[], Cost]:
+        output = home / name
+
+        def action() -> Cost:
+            cost = cost_here(lambda: rows().write.mode("overwrite").option("compression", "zstd").parquet(str(output)))
+            sizes[name] = sum(path.stat().st_size for path in output.glob("*.parquet"))
+            return cost
+
+        return action
+
+    def by_export() -> Cost:
+        output = _removed(home / "export")
+
+        def action() -> None:
+            sizes["export"] = export(spark, origin, output).file_bytes
+
+        return cost_here(action)
+
+    actions = {
+        "reference": by_spark("reference", lambda: spark.read.parquet(str(copy))),
+        "source": by_spark("source", lambda: reading(spark, storage)),
+        "export": by_export,
+    }
+    return Rewritten(costs=medians(rounds, actions), file_bytes=sizes)
+
+
+# -- B8, B14 -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    splits: int
+    seconds: float
+    heap_bytes: int
+
+
+def planning(spark: Any, storage: Path, records: int, splits: int) -> Planned:
+    """B8: how long until Spark knows its tasks, and what the driver's Java holds for them."""
+    per_split = max(1, records // splits)
+    before = _heap(spark)
+    started = time.perf_counter()
+    rows = spark.read.format("waltz").option("maxRecordsPerPartition", per_split).load(str(storage))
+    tasks = rows._jdf.queryExecution().toRdd()
+    found = tasks.getNumPartitions()
+    took = time.perf_counter() - started
+    return Planned(splits=found, seconds=took, heap_bytes=max(0, _heap(spark) - before))
+
+
+def _heap(spark: Any) -> int:
+    java = spark.sparkContext._jvm.java.lang
+    for _ in range(3):
+        java.System.gc()
+    runtime = java.Runtime.getRuntime()
+    return int(runtime.totalMemory()) - int(runtime.freeMemory())
+
+
+def worker_peaks(spark: Any, home: Path, storage: Path, large: Path) -> tuple[int, int]:
+    """B14: the most memory of any Python worker: reading and exporting small records, then reading large ones."""
+
+    def read(place: Path) -> None:
+        reading(spark, place).write.format("noop").mode("overwrite").save()
+
+    read(storage)
+    forget_peaks(WORKER)
+    read(storage)
+    export(spark, open_origin({"path": str(storage)}), _removed(home / "export"))
+    small = peak_bytes(WORKER)
+    forget_peaks(WORKER)
+    read(large)
+    return small, peak_bytes(WORKER)
+
+
+# -- B12 ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    p99: dict[str, list[float]]
+    """In ms, of transactions that were appended alone, beside an export at full speed, and beside one with a rate."""
+    full_rates: list[float]
+    """Bytes a second of the log that exports at full speed read meanwhile."""
+    rate: float
+    """What the others were told."""
+    kept_rates: list[float]
+
+
+def beside_appends(spark: Any, home: Path, records: int, seconds: float, rounds: int) -> Beside:
+    cluster = LocalCluster.make(home / "cluster", servers=1)
+    cluster.start()
+    try:
+        servers = ",".join(cluster.server_addresses)
+        _bench(servers, "--producers", 8, "--batch", 500, "--count", records)
+        origin = open_origin({"coordinator": cluster.coordinator_hosts, "root": ROOT})
+        warm = export(spark, origin, _removed(home / "export"))
+        rate = warm.data_bytes / (seconds + 2)
+        p99: dict[str, list[float]] = {"alone": [], "full": [], "rate": []}
+        full_rates, kept_rates = [], []
+        for _ in range(rounds):
+            p99["alone"].append(_p99(servers, seconds))
+            with _exporting(spark, origin, home, None) as done:
+                p99["full"].append(_p99(servers, seconds))
+            full_rates.append(sum(each.data_bytes for each in done) / sum(each.task_seconds for each in done))
+            pace = Pace(bytes_per_second=rate, path=str(home / "bucket"))
+            with _exporting(spark, origin, home, pace) as done:
+                p99["rate"].append(_p99(servers, seconds))
+            kept_rates.append(sum(each.data_bytes for each in done) / sum(each.task_seconds for each in done))
+    finally:
+        cluster.kill()
+    return Beside(p99=p99, full_rates=full_rates, rate=rate, kept_rates=kept_rates)
+
+
+@contextmanager
+def _exporting(spark: Any, origin: Origin, home: Path, pace: Pace | None) -> Iterator[list[Exported]]:
+    """One export after the other, until the block is over and the last one is done."""
+    done: list[Exported] = []
+    has_enough = threading.Event()
+
+    def work() -> None:
+        while not has_enough.is_set():
+            output = home / f"export-{next(_NUMBERS)}"
+            done.append(export(spark, origin, output, pace))
+            _removed(output)
+
+    with ThreadPoolExecutor(1) as pool:
+        exports = pool.submit(work)
+        try:
+            yield done
+        finally:
+            has_enough.set()
+        exports.result()
+
+
+def _p99(servers: str, seconds: float) -> float:
+    found = _bench(servers, "--rate", APPEND_RATE, "--producers", 8, "--seconds", seconds)
+    return float(found["series"][0]["latency_ms"]["p99"])
+
+
+def _bench(servers: str, *options: object) -> dict[str, Any]:
+    command = [str(Path(sys.executable).with_name("waltzctl")), "bench", "append", "--at", servers, "--yes",
+               "--size", str(APPEND_BYTES), "-o", "json", *map(str, options)]  # fmt: skip
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

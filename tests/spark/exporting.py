@@ -1,0 +1,76 @@
+"""An export of a storage's directory as `waltzctl spark-export` makes it, without Spark: its tasks run here, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from uuid import UUID
+
+from waltz_spark.destination import LocalDestination
+from waltz_spark.directory_origin import DirectoryOrigin
+from waltz_spark.export import Range, Run, newest_manifest, planned, wanted
+from waltz_spark.form import form_of
+from waltz_spark.manifest import Manifest, Shape
+from waltz_spark.payload import decoder_of
+from waltz_spark.task import Assignment, Job, Written, schema_of, write
+
+from waltzd.layout import HEADER_BYTES, FileHeader, index_name, segment_name
+from waltzd.record import encode_payloads
+
+KEY = UUID(int=77)
+CREATED_MS = 1_700_000_000_000
+
+
+def storage_with(directory: Path, partitions: dict[int, list[bytes]], segment_records: int = 40) -> Path:
+    """A directory of partitions, without a control file."""
+    for partition, payloads in partitions.items():
+        inner = directory / str(partition)
+        inner.mkdir(parents=True)
+        whole = encode_payloads(0, payloads, partition=partition)
+        for start in range(0, len(whole), segment_records):
+            part = whole.part(start, min(start + segment_records, len(whole)))
+            header = FileHeader(created_ms=CREATED_MS, key=KEY, partition=partition, first_id=part.first_id).encode()
+            (inner / segment_name(part.first_id)).write_bytes(header + part.data)
+            entries = (part.bounds[:-1] + HEADER_BYTES).astype(">i8").tobytes()
+            (inner / index_name(part.first_id)).write_bytes(header + entries)
+    return directory
+
+
+def export(
+    output: Path,
+    *storages: Path,
+    is_lossless: bool = True,
+    partitions: tuple[int, ...] | None = None,
+    last: dict[int, int] | None = None,
+    first: dict[int, int] | None = None,
+    decode: str = "",
+) -> Manifest:
+    """All that the directories hold, whether it is known to be committed or not; what the output has already is not
+    exported again."""
+    origin = DirectoryOrigin(storages=tuple(map(str, storages)), allows_uncommitted=True)
+    destination = LocalDestination(str(output))
+    catalog = origin.catalog(partitions)
+    before = newest_manifest(destination)
+    asked = Range(partitions=partitions, first=first or {}, last=last or {})
+    form = form_of("parquet", None)
+    decoder = decoder_of(decode) if decode else None
+    shape = Shape(
+        format=form.format, compression=form.compression, lossless=is_lossless, decoder=decode,
+        decoder_fingerprint=decoder.fingerprint if decoder else "",
+        schema=tuple((field.name, str(field.type)) for field in schema_of(decoder)),
+    )  # fmt: skip
+    assignments = planned(catalog, wanted(catalog, before, asked), is_lossless=is_lossless, file_data_bytes=None)
+
+    def runner(name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+        job = Job(run=name, origin=origin, destination=destination, cluster=str(catalog.key), form=form,
+                  is_lossless=is_lossless, decoder=decoder, pace=None)  # fmt: skip
+        for one in given:
+            yield write(job, one)
+
+    run = Run(
+        destination=destination, before=before, cluster=catalog.key, shape=shape, source=origin.describe(),
+        assignments=assignments, paths=[given.path(form) for given in assignments], watch=lambda told: None,
+    )  # fmt: skip
+    found = run.carry_out(runner)
+    assert found is not None
+    return found

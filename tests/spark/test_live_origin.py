@@ -1,0 +1,301 @@
+"""A real cluster, read while it works: from replicas, from owners, through the end of a storage."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from waltz_spark.directory_origin import DirectoryOrigin
+from waltz_spark.live_origin import FRAME_BYTES, LiveOrigin, Route, _Memory, extents_of
+from waltz_spark.opening import open_origin
+from waltz_spark.origin import Catalog, Extent, Span
+from waltz_spark.plan import Sizing, plan, runs
+from waltz_spark.throttle import CREDIT_SECONDS, Throttle
+
+from waltzctl.playground.blueprint import ZOOKEEPER
+from waltzctl.playground.local import ROOT, LocalCluster
+from waltzd import BlockingClient, FeedMode
+from waltzd.errors import BadArgument, CannotConnect, LogUnreadable, NodeMissing, NoSuchPartition
+from waltzd.outcome import Committed
+from waltzd.record import Run
+
+PARTITIONS, RECORDS = 3, 1500
+BATCH = 4 << 20
+NOBODY = "127.0.0.1:9"
+
+
+def payload(partition: int, number: int) -> bytes:
+    return b"%d:%d " % (partition, number) + b"x" * (number * 7 % 900)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    settings = {"storage": {"segment_bytes_max": "64KiB", "reserve_bytes": "1MiB"}}
+    made = LocalCluster.make(tmp_path_factory.mktemp("origin") / "c", partitions=PARTITIONS, servers=2, settings=settings)
+    try:
+        made.start()
+        for partition in range(PARTITIONS):
+            for _ in range(5):  # what is committed, replicas hear with the next records
+                append(made, partition, RECORDS // 5)
+        yield made
+    finally:
+        made.kill()
+
+
+LOG: dict[int, list[bytes]] = {partition: [] for partition in range(PARTITIONS)}
+"""What the cluster above has taken."""
+
+
+def append(cluster: LocalCluster, partition: int, count: int) -> None:
+    log = LOG[partition]
+    payloads = [payload(partition, number) for number in range(len(log), len(log) + count)]
+    with BlockingClient(servers(cluster), feed=FeedMode.NONE, partitions=[partition]) as client:
+        assert list(client.append_many(payloads, partition=partition).ids) == list(range(len(log), len(log) + count))
+    log += payloads
+
+
+def addresses(cluster: LocalCluster, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(cluster.blueprint.addresses(name)[0] for name in names)
+
+
+def servers(cluster: LocalCluster) -> tuple[str, ...]:
+    return addresses(cluster, cluster.blueprint.server_names)
+
+
+def by_coordinator(cluster: LocalCluster) -> LiveOrigin:
+    return LiveOrigin(coordinator=cluster.blueprint.addresses(ZOOKEEPER)[0], root=ROOT)
+
+
+def payloads_of(found: Iterator[Run]) -> list[bytes]:
+    return [run.record(number).payload for run in found for number in range(len(run))]
+
+
+def read(origin: LiveOrigin | DirectoryOrigin, catalog: Catalog, partition: int, **sizing: int) -> list[bytes]:
+    splits = plan(catalog, {partition: catalog.spans[partition]}, Sizing(**sizing))
+    return payloads_of(run for split in splits for run in runs(origin, split, batch_bytes=BATCH))
+
+
+def the_extent(catalog: Catalog, partition: int) -> Extent:
+    """All of a partition as one stretch."""
+    extents = [extent for extent in catalog.extents if extent.partition == partition]
+    return replace(extents[0], span=Span(0, extents[-1].span.last))
+
+
+def test_all_that_is_committed_from_replicas(cluster: LocalCluster) -> None:
+    origin = by_coordinator(cluster)
+    catalog = origin.catalog()
+    assert catalog.key == cluster.blueprint.key
+    assert catalog.spans == {partition: Span(0, len(LOG[partition]) - 1) for partition in LOG}
+    for partition in LOG:
+        extents = [extent for extent in catalog.extents if extent.partition == partition]
+        assert len(extents) > 5, "segments are where one cuts"
+        assert 0.9 < sum(extent.bytes for extent in extents) / sum(len(each) + 40 for each in LOG[partition]) < 1.1
+        assert len(Route.decode(extents[0].place).replicas) == 3
+        assert read(origin, catalog, partition) == LOG[partition]
+        assert read(origin, catalog, partition, splits_min=40) == LOG[partition]
+    assert list(origin.catalog([1]).spans) == [1]
+
+
+@pytest.mark.parametrize("knows_storages", [False, True])
+def test_servers_are_enough(cluster: LocalCluster, knows_storages: bool) -> None:
+    options = {"Bootstrap.Servers": f"{NOBODY},{','.join(servers(cluster))}"}
+    if knows_storages:
+        options["storages"] = ",".join(addresses(cluster, cluster.blueprint.storage_names))
+    origin = open_origin(options)
+    assert isinstance(origin, LiveOrigin)
+    catalog = origin.catalog()
+    assert read(origin, catalog, 2) == LOG[2]
+    assert (len(Route.decode(catalog.extents[0].place).replicas) == 3) == knows_storages
+    assert (len(catalog.extents) > PARTITIONS) == knows_storages
+
+
+def test_any_part_and_nothing_above_the_mark(cluster: LocalCluster) -> None:
+    origin = pickle.loads(pickle.dumps(by_coordinator(cluster)))  # noqa: S301
+    before = origin.catalog()
+    append(cluster, 0, 10)
+    assert before.spans[0].last == len(LOG[0]) - 11
+    assert origin.catalog().spans[0].last == len(LOG[0]) - 1
+    extent = the_extent(before, 0)
+    assert read(origin, before, 0) == LOG[0][:-10]
+    for span in (Span(0, 0), Span(700, 900), Span(len(LOG[0]) - 3, len(LOG[0]) - 1), Span(5, 4)):
+        found = payloads_of(origin.read(extent, span, batch_bytes=BATCH))
+        assert found == LOG[0][span.first : span.last + 1], (
+            "the newest ids, which replicas do not know yet, come from the owner"
+        )
+    with pytest.raises(LogUnreadable, match=f"nobody gives ids {len(LOG[0])} to {len(LOG[0])} of partition 0"):
+        list(replace(origin, seconds=1.0).read(extent, Span(len(LOG[0]), len(LOG[0])), batch_bytes=BATCH))
+
+
+def test_runs_are_about_so_large(cluster: LocalCluster) -> None:
+    origin = by_coordinator(cluster)
+    extent = the_extent(origin.catalog(), 1)
+    for batch_bytes in (50_000, BATCH):
+        sizes = [len(run.data) for run in origin.read(extent, extent.span, batch_bytes=batch_bytes)]
+        assert max(sizes) <= max(batch_bytes, FRAME_BYTES)
+    assert len(sizes) == 1
+
+
+def test_a_storage_that_is_killed_while_it_is_read(cluster: LocalCluster) -> None:
+    """Frames are small, so that most of the partition is still to come when it ends."""
+    origin = replace(by_coordinator(cluster), bytes_per_second=4 << 20)
+    extent = the_extent(origin.catalog(), 1)
+    name, _ = Route.decode(extent.place).in_turn(1, 0)[0]
+    assert name is not None
+    stream = origin.read(extent, extent.span, batch_bytes=1)
+    found = payloads_of(iter([next(stream)]))
+    cluster.daemons[name].kill()
+    try:
+        assert len(found) < len(LOG[1]) / 2
+        found += payloads_of(stream)
+        assert found == LOG[1]
+        catalog = origin.catalog()
+        assert read(origin, catalog, 0) == LOG[0], "and readers that come later find it gone"
+    finally:
+        cluster.start()
+
+
+def test_a_reader_that_goes_away_leaves_nothing_behind(cluster: LocalCluster) -> None:
+    origin = by_coordinator(cluster)
+    extent = the_extent(origin.catalog(), 1)
+    for _ in range(300):  # more than a storage serves at once
+        stream = origin.read(extent, extent.span, batch_bytes=1)
+        assert next(stream).first_id == 0
+        assert isinstance(stream, Generator)
+        stream.close()
+
+
+def test_who_reads_in_a_process_of_its_own_says_nothing_at_its_end(cluster: LocalCluster) -> None:
+    program = (
+        "import sys\n"
+        "from waltz_spark.opening import open_origin\n"
+        "origin = open_origin({'coordinator': sys.argv[1]})\n"
+        "streams = [origin.read(extent, extent.span, batch_bytes=1) for extent in origin.catalog([1]).extents]\n"
+        "print(sum(len(next(stream)) for stream in streams))\n"  # and none of them is read to its end
+    )
+    hosts = cluster.blueprint.addresses(ZOOKEEPER)[0]
+    done = subprocess.run([sys.executable, "-c", program, hosts], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > 0
+
+
+def test_directories_of_storages_that_run(cluster: LocalCluster) -> None:
+    """They vouch for less than the owner, and for all that they say."""
+    origin = open_origin({"path": str(cluster.directory)})
+    assert isinstance(origin, DirectoryOrigin)
+    assert origin.storages == tuple(str(cluster.directory / name / "data") for name in cluster.blueprint.storage_names)
+    catalog = origin.catalog()
+    assert catalog.key == cluster.blueprint.key
+    for partition, span in catalog.spans.items():
+        assert 0 < span.count <= len(LOG[partition])
+        assert read(origin, catalog, partition) == LOG[partition][: span.count]
+    whole = DirectoryOrigin(storages=origin.storages, allows_uncommitted=True)
+    assert read(whole, whole.catalog(), 2) == LOG[2]
+
+
+def test_what_one_replica_has_alone_is_never_given(cluster: LocalCluster) -> None:
+    """Two of three storages are down: what is appended is on a disk, and nobody may see it before it is decided."""
+    alone, *others = cluster.blueprint.storage_names
+    origin, count = by_coordinator(cluster), len(LOG[2])
+    dirty = DirectoryOrigin(storages=(str(cluster.directory / alone / "data"),), allows_uncommitted=True)
+    with BlockingClient(servers(cluster), feed=FeedMode.NONE, partitions=[2]) as client, ThreadPoolExecutor(1) as pool:
+        for name in others:
+            cluster.daemons[name].kill()
+        try:
+            answer = pool.submit(client.append, payload(2, count), partition=2)
+            patience = time.monotonic() + 30
+            while dirty.catalog([2]).spans[2].last < count:
+                assert time.monotonic() < patience, "it did not reach the disk"
+            for source in (origin, LiveOrigin(servers=servers(cluster)), replace(dirty, allows_uncommitted=False)):
+                catalog = source.catalog([2])
+                assert catalog.spans[2].last < count
+                assert read(source, catalog, 2) == LOG[2][: catalog.spans[2].count]
+            with pytest.raises(LogUnreadable):
+                list(
+                    replace(origin, seconds=0.5).read(
+                        the_extent(origin.catalog([2]), 2), Span(count, count), batch_bytes=BATCH
+                    )
+                )
+        finally:
+            cluster.start()
+        assert answer.result() == Committed(count)
+    LOG[2].append(payload(2, count))
+    assert read(origin, origin.catalog(), 2) == LOG[2]
+
+
+# -- who does not answer ---------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_exist(cluster: LocalCluster) -> None:
+    hosts = cluster.blueprint.addresses(ZOOKEEPER)[0]
+    with pytest.raises(NoSuchPartition, match=f"has no partition 3, 9: it has {PARTITIONS}"):
+        by_coordinator(cluster).catalog([1, 3, 9])
+    with pytest.raises(NodeMissing):
+        LiveOrigin(coordinator=hosts, root="/other").catalog()
+    with pytest.raises(CannotConnect, match="the cluster was not found in 1 seconds"):
+        LiveOrigin(servers=(NOBODY,), seconds=1.0).catalog()
+    with pytest.raises(BadArgument, match="is no address of a server"):
+        open_origin({"bootstrap.servers": "somewhere"})
+
+
+def test_when_nobody_answers_it_is_said_who_was_asked() -> None:
+    route = Route(UUID(int=1), (NOBODY,), (("s1", NOBODY), (None, "127.0.0.1:7")))
+    extent = Extent(partition=4, span=Span(0, 99), bytes=0, place=route.encode())
+    with pytest.raises(LogUnreadable) as caught:
+        list(LiveOrigin(servers=(NOBODY,), seconds=0.5).read(extent, Span(7, 20), batch_bytes=BATCH))
+    assert caught.value.message.startswith("nobody gives ids 7 to 20 of partition 4. ")
+    for who in ("s1: the call failed: unavailable", "127.0.0.1:7: the call failed", "its owner: the cluster was not found"):
+        assert who in caught.value.message
+    assert [caught.value.number(name) for name in ("partition", "first_id", "last_id")] == [4, 7, 20]
+
+
+# -- decisions -------------------------------------------------------------------------------------------------------------
+
+
+def test_extents_are_cut_where_segments_are() -> None:
+    sealed = [(0, 99, 1000), (100, 149, 0), (150, 299, 1500)]
+    found = [(extent.span, extent.bytes) for extent in extents_of(3, 320, sealed, "x")]
+    assert found == [(Span(0, 99), 1000), (Span(100, 149), 500), (Span(150, 299), 1500), (Span(300, 320), 210)]
+    cut = [(extent.span, extent.bytes) for extent in extents_of(3, 120, sealed, "x")]
+    assert cut == [(Span(0, 99), 1000), (Span(100, 120), 210)], "a replica may have more than is committed"
+    assert [extent.span for extent in extents_of(3, 9, [], "x")] == [Span(0, 9)]
+    assert list(extents_of(3, -1, [], "x")) == []
+
+
+def test_readers_are_spread_over_replicas() -> None:
+    route = Route(UUID(int=1), ("s:1",), tuple((f"s{number}", f"h:{number}") for number in range(3)))
+    first = [route.in_turn(0, id_)[0][0] for id_ in range(0, 30_000, 100)]
+    assert all(80 < first.count(f"s{number}") < 120 for number in range(3))
+    assert {name for name, _ in route.in_turn(1, 7)} == {"s0", "s1", "s2"}
+    assert Route.decode(route.encode()) == route
+
+
+def test_what_was_committed_stays_committed() -> None:
+    """An owner that was replaced and does not know it yet says less than was heard from the new one."""
+    memory, one, other = _Memory(), UUID(int=1), UUID(int=2)
+    assert memory.highest(one, {0: 5, 1: -1}) == {0: 5, 1: -1}
+    assert memory.highest(one, {0: 3, 1: 2}) == {0: 5, 1: 2}
+    assert memory.highest(one, {1: 1}) == {1: 2}
+    assert memory.highest(other, {0: 3, 1: 1}) == {0: 3, 1: 1}, "in another cluster it means other transactions"
+
+
+def test_a_rate_is_kept_on_the_average() -> None:
+    throttle = Throttle(1000)
+    now, taken = 50.0, 0
+    for number in range(400):
+        size = 10 + number * 7 % 90
+        now += throttle.delay(size, now) + 0.004 * (number % 5)  # a reader is slow at times
+        taken += size
+        assert taken <= 1000 * (now - 50.0) + 1000 * CREDIT_SECONDS + 100
+    assert taken == pytest.approx(1000 * (now - 50.0), rel=0.05)
+    assert throttle.delay(1, now + 100.0) == 0.0
+    assert sum(throttle.delay(500, now + 100.0) for _ in range(4)) > 1.5, "what was not used for long is not caught up with"
+    assert Throttle(None).delay(1 << 40, 0.0) == 0.0
+    fresh = pickle.loads(pickle.dumps(throttle))  # noqa: S301
+    assert fresh.delay(500, 3.0) == 0.5
