@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from waltzctl import completion
 from waltzctl.certificate import OPTIONS as TLS_OPTIONS
 from waltzctl.certificate import tls_of
 from waltzctl.listing import Column, Listing, listed, put
@@ -111,7 +112,7 @@ def where(context: Context) -> str:
 
 
 @click.command("use", epilog=exit_codes())
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="NAME", shell_complete=completion.contexts)
 def use(name: str) -> int:
     """Mean this cluster from now on, wherever neither an option nor a variable names another one.
 
@@ -158,7 +159,7 @@ def list_(output: str) -> int:
 
 
 @click.command("remove", epilog=exit_codes())
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="NAME", shell_complete=completion.contexts)
 def remove(name: str) -> int:
     """Forget a name. The cluster is not touched.
 
@@ -199,7 +200,7 @@ def show(output: str, reach: Reach) -> int:
 
 
 @click.command("validate", epilog=exit_codes())
-@click.argument("name", metavar="[NAME]", required=False)
+@click.argument("name", metavar="[NAME]", required=False, shell_complete=completion.contexts)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
 def validate(name: str | None, output: str) -> int:
     """Contact a cluster by its name, or the one that is meant here: ZooKeeper answers, a cluster is there, and your

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import click
 import yaml
 
+from waltzctl import completion
 from waltzctl.certificate import OPTIONS as TLS_OPTIONS
 from waltzctl.certificate import tls_of
 from waltzctl.playground.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
@@ -276,13 +277,16 @@ _OPTIONS = {
 }
 
 
+GIVEN = tuple(option.removeprefix("--").replace("-", "_") for option in _OPTIONS)
+"""What `resolve` wants to know."""
+
+
 def reaching(command: Callable[..., int]) -> Callable[..., int]:
     """The command gets `reach`: the cluster that is meant."""
-    names = [option.removeprefix("--").replace("-", "_") for option in _OPTIONS]
 
     @functools.wraps(command)
     def with_reach(**rest: Any) -> int:
-        given = {name: rest.pop(name) for name in names}
+        given = {name: rest.pop(name) for name in GIVEN}
         return command(reach=resolve(given), **rest)
 
     return _with_options(with_reach)
@@ -291,11 +295,10 @@ def reaching(command: Callable[..., int]) -> Callable[..., int]:
 def addressing(command: Callable[..., int]) -> Callable[..., int]:
     """For commands that may be given the address of a daemon, and need no cluster then: the command gets `reach`, which
     says which cluster is meant when it is called, and `tls`, the certificate for whatever is meant."""
-    names = [option.removeprefix("--").replace("-", "_") for option in _OPTIONS]
 
     @functools.wraps(command)
     def with_given(**rest: Any) -> int:
-        given = {name: rest.pop(name) for name in names}
+        given = {name: rest.pop(name) for name in GIVEN}
         return command(reach=lambda: resolve(given), tls=lambda: _tls_alone(given), **rest)
 
     return _with_options(with_given)
@@ -305,7 +308,10 @@ def _with_options(command: Callable[..., int]) -> Callable[..., int]:
     """Variables are looked at by `resolve`, which also remembers who said what."""
     for option, (metavar, meaning) in reversed(_OPTIONS.items()):
         variable = "WALTZ_" + option.removeprefix("--").replace("-", "_").upper()
-        command = click.option(option, metavar=metavar, help=f"{meaning} [env var: {variable}]")(command)
+        offered = completion.contexts if option == "--context" else None
+        command = click.option(option, metavar=metavar, help=f"{meaning} [env var: {variable}]", shell_complete=offered)(
+            command
+        )
     return command
 
 

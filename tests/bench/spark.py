@@ -16,9 +16,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from uuid import UUID
+
+from waltz_spark.java import find_java
 
 from tests.bench import spark_kernel
 from tests.bench.cost import Cost, cost_of, medians
@@ -72,6 +75,8 @@ class Sizes:
     rounds: int
     live_records: int
     live_seconds: float
+    live_rate: float | None
+    """Bytes a second."""
     splits: int
 
 
@@ -264,8 +269,6 @@ def nothing_new(bench: Bench) -> Iterator[Figure]:
 
 
 def fixed_cost(bench: Bench) -> Iterator[Figure]:
-    from waltz_spark.java import find_java
-
     fresh = (bench.home / f"few-{number}" for number in range(bench.sizes.rounds + 1))
     plain = (
         "from pyspark.sql import SparkSession; "
@@ -319,7 +322,7 @@ def beside(bench: Bench) -> Iterator[Figure]:
     from tests.bench.spark_session import beside_appends
 
     sizes = bench.sizes
-    found = beside_appends(bench.spark, bench.home, sizes.live_records, sizes.live_seconds, sizes.rounds)
+    found = beside_appends(bench.spark, bench.home, sizes.live_records, sizes.live_seconds, sizes.live_rate, sizes.rounds)
     middle = {name: statistics.median(values) for name, values in found.p99.items()}
     full, kept = statistics.median(found.full_rates), statistics.median(found.kept_rates)
     yield Figure(
@@ -396,14 +399,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--splits", type=positive, default=SPLITS, help="to plan (%(default)s)")
     parser.add_argument("--live-records", type=positive, default=1_000_000, help="of the cluster's log (%(default)s)")
     parser.add_argument("--live-seconds", type=float, default=10.0, help="of each load (%(default)s)")
+    parser.add_argument(
+        "--live-rate", type=float, help="of exports with a rate, MB/s (so that one lasts as long as a load)"
+    )
     options = parser.parse_args(arguments)
     sizes = Sizes(
         records=options.records, rounds=options.rounds, live_records=options.live_records,
-        live_seconds=options.live_seconds, splits=min(options.splits, options.records),
+        live_seconds=options.live_seconds, live_rate=options.live_rate and 1e6 * options.live_rate, splits=min(options.splits, options.records),
     )  # fmt: skip
     machine = this_machine()
     memory_gb = machine.memory_bytes / 1e9
     print(f"{machine.cores} cores ({machine.processor}), {memory_gb:.0f} GB, {machine.system}, {machine.python}")
+    print(
+        ", ".join(f"{name} {version(name)}" for name in ("pyspark", "pyarrow", "numpy")) + f", Java {find_java().version}"
+    )
     print(
         f"load {machine.load}; {sizes.records:,} records of {PAYLOAD_BYTES} bytes in {PARTITIONS} partitions; "
         f"medians of {sizes.rounds}"

@@ -231,7 +231,7 @@ class Beside:
     kept_rates: list[float]
 
 
-def beside_appends(spark: Any, home: Path, records: int, seconds: float, rounds: int) -> Beside:
+def beside_appends(spark: Any, home: Path, records: int, seconds: float, rate: float | None, rounds: int) -> Beside:
     cluster = LocalCluster.make(home / "cluster", servers=1)
     cluster.start()
     try:
@@ -239,7 +239,7 @@ def beside_appends(spark: Any, home: Path, records: int, seconds: float, rounds:
         _bench(servers, "--producers", 8, "--batch", 500, "--count", records)
         origin = open_origin({"coordinator": cluster.coordinator_hosts, "root": ROOT})
         warm = export(spark, origin, _removed(home / "export"))
-        rate = warm.data_bytes / (seconds + 2)
+        rate = rate or warm.data_bytes / (seconds + 2)
         p99: dict[str, list[float]] = {"alone": [], "full": [], "rate": []}
         full_rates, kept_rates = [], []
         for _ in range(rounds):

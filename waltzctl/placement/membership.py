@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from waltzctl import completion
 from waltzctl.certificate import first_contact
 from waltzctl.change import Asked, Plan, changing
 from waltzctl.job import Job, nothing_to_do, perform
@@ -126,7 +127,7 @@ def _with(now: Situation, storage: StorageMeta) -> Goals:
 
 
 @click.command("remove", epilog=exit_codes())
-@click.argument("name", metavar="STORAGE")
+@click.argument("name", metavar="STORAGE", shell_complete=completion.storages)
 @click.option("--fewer-replicas", is_flag=True, help="Where no other storage is left for a replica, do without it.")
 @click.option("--delete-files", is_flag=True, help="Delete its files instead of setting them aside.")
 @moving
@@ -218,8 +219,8 @@ async def was_taken_out(cluster: Cluster, name: str, *, replaced_as: str | None 
 
 
 @click.command("replace", epilog=exit_codes())
-@click.argument("old", metavar="OLD")
-@click.argument("new", metavar="NEW[=LISTEN,ADMIN[,GROUP]]")
+@click.argument("old", metavar="OLD", shell_complete=completion.storages)
+@click.argument("new", metavar="NEW[=LISTEN,ADMIN[,GROUP]]", shell_complete=completion.storages)
 @click.option("--delete-files", is_flag=True, help="Delete the old one's files instead of setting them aside.")
 @moving
 @changing
@@ -294,7 +295,7 @@ def _check_distinct(now: Situation, old: str, new: str) -> None:
 
 
 @click.command("set", epilog=exit_codes())
-@click.argument("name", metavar="STORAGE")
+@click.argument("name", metavar="STORAGE", shell_complete=completion.storages)
 @click.option("--listen", metavar="HOST:PORT", help="Where servers find it.")
 @click.option("--admin-listen", metavar="HOST:PORT", help="Where operators find it.")
 @click.option("--group", metavar="NAME", help="What it may fail together with.")

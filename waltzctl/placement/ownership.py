@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from waltzctl import render_change
+from waltzctl import completion, render_change
 from waltzctl.change import Asked, Plan, agree, changing, recorded
 from waltzctl.listing import FORMS, Column, Listing, put
 from waltzctl.main import exit_codes
@@ -98,7 +98,14 @@ def moves_json(before: Assignment, after: Assignment) -> list[dict[str, Any]]:
 
 @click.command("transfer", epilog=exit_codes())
 @click.argument("partitions", metavar="PARTITIONS")
-@click.option("--to", "server", required=True, metavar="SERVER", help="The server that is to own them.")
+@click.option(
+    "--to",
+    "server",
+    required=True,
+    metavar="SERVER",
+    shell_complete=completion.servers,
+    help="The server that is to own them.",
+)
 @patient
 @shown
 @changing
@@ -198,7 +205,9 @@ async def save(cluster: Cluster, found: Picture, after: Assignment) -> None:
 
 @click.command("preferred", epilog=exit_codes())
 @click.argument("partitions", metavar="[PARTITIONS]", required=False)
-@click.option("--server", metavar="SERVER", help="Prefer this server for PARTITIONS from now on.")
+@click.option(
+    "--server", metavar="SERVER", shell_complete=completion.servers, help="Prefer this server for PARTITIONS from now on."
+)
 @click.option("--clear", is_flag=True, help="Prefer no server for PARTITIONS any more.")
 @click.option("-o", "--output", type=click.Choice(FORMS), default="table", help="For people, or for scripts.")
 @changing

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from waltzctl import render, render_change
+from waltzctl import completion, render, render_change
 from waltzctl.change import Asked, Plan, changing
 from waltzctl.job import Job, perform
 from waltzctl.main import exit_codes
@@ -55,7 +55,7 @@ TOLD_MAX = 3
 
 
 @click.command("recover", epilog=exit_codes())
-@click.argument("place", metavar="[STORAGE]", required=False)
+@click.argument("place", metavar="[STORAGE]", required=False, shell_complete=completion.storages)
 @click.argument("numbers", metavar="[PARTITIONS]", required=False)
 @click.option("--from", "source", metavar="DIR", help="Offline: the directory of another storage, or a copy of one.")
 @click.option("--to", "target", metavar="DIR", help="Offline: the directory of the storage that lost its disk.")

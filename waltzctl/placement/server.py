@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from waltzctl import render_change
+from waltzctl import completion, render_change
 from waltzctl.certificate import first_contact
 from waltzctl.change import Asked, Plan, agree, changing, recorded
 from waltzctl.listing import Column, Listing, listed, put
@@ -83,7 +83,7 @@ def row_of(view: ServerView, found: Overview) -> dict[str, Any]:
 
 
 @click.command("drain", epilog=exit_codes())
-@click.argument("server", metavar="SERVER")
+@click.argument("server", metavar="SERVER", shell_complete=completion.servers)
 @patient
 @shown
 @changing
@@ -118,7 +118,7 @@ def drain(server: str, wait: bool, timeout: float, output: str, asked: Asked, re
 
 
 @click.command("undrain", epilog=exit_codes())
-@click.argument("server", metavar="SERVER")
+@click.argument("server", metavar="SERVER", shell_complete=completion.servers)
 @shown
 @changing
 @reaching

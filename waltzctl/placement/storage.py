@@ -13,6 +13,7 @@ from uuid import UUID
 
 import click
 
+from waltzctl import completion
 from waltzctl.certificate import first_contact
 from waltzctl.change import Asked, Plan, changing
 from waltzctl.job import Job, perform
@@ -136,7 +137,7 @@ def _row(view: StorageView) -> dict[str, Any]:
 
 
 @click.command("partitions", epilog=exit_codes())
-@click.argument("place", metavar="STORAGE")
+@click.argument("place", metavar="STORAGE", shell_complete=completion.storages)
 @click.option("--key", type=click.UUID, help="The cluster key that the storage must have.")
 @listed
 @addressing
@@ -183,7 +184,7 @@ def _replica(one: PartitionDescription) -> dict[str, Any]:
 
 
 @click.command(epilog=exit_codes())
-@click.argument("place", metavar="STORAGE")
+@click.argument("place", metavar="STORAGE", shell_complete=completion.storages)
 @common
 def describe(place: str, output: str, key: UUID | None, reach: LookUp, tls: Certificate) -> int:
     """Show a running storage: its cluster, its partitions with their marks, and what it has done since it started. STORAGE
@@ -203,7 +204,7 @@ def describe(place: str, output: str, key: UUID | None, reach: LookUp, tls: Cert
 
 
 @click.command("create-partition", epilog=exit_codes())
-@click.argument("place", metavar="STORAGE")
+@click.argument("place", metavar="STORAGE", shell_complete=completion.storages)
 @click.argument("numbers", metavar="PARTITIONS")
 @common
 def create_partition(place: str, numbers: str, output: str, key: UUID | None, reach: LookUp, tls: Certificate) -> int:
@@ -221,7 +222,7 @@ def create_partition(place: str, numbers: str, output: str, key: UUID | None, re
 
 
 @click.command("remove-partition", epilog=exit_codes())
-@click.argument("place", metavar="STORAGE")
+@click.argument("place", metavar="STORAGE", shell_complete=completion.storages)
 @click.argument("numbers", metavar="PARTITIONS")
 @click.option("--delete-files", is_flag=True, help="Delete the files instead of setting them aside.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -257,7 +258,7 @@ def remove_partition(
 
 
 @click.command(epilog=exit_codes())
-@click.argument("place", metavar="STORAGE")
+@click.argument("place", metavar="STORAGE", shell_complete=completion.storages)
 @click.argument("numbers", metavar="PARTITIONS")
 @click.option("--online/--offline", "online", default=None, help="Which of the two; one must be given.")
 @changing
@@ -331,7 +332,7 @@ def _check_all(results: Mapping[int, WaltzError | None], verb: str) -> None:
 
 
 @click.command(epilog=exit_codes())
-@click.argument("place", metavar="STORAGE")
+@click.argument("place", metavar="STORAGE", shell_complete=completion.storages)
 @click.argument("numbers", metavar="[PARTITIONS]", required=False)
 @common
 def verify(place: str, numbers: str | None, output: str, key: UUID | None, reach: LookUp, tls: Certificate) -> int:

@@ -1,0 +1,69 @@
+"""What a shell offers behind TAB."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from waltzctl.playground.local import LocalCluster
+
+
+def offered(*typed: str, **environment: str) -> list[str]:
+    """The last word is the one that is not finished."""
+    told = subprocess.run(
+        [str(Path(sys.executable).with_name("waltzctl"))],
+        env={
+            **{name: value for name, value in os.environ.items() if not name.startswith("WALTZ_")},
+            "COMP_WORDS": " ".join(("waltzctl", *typed)),
+            "COMP_CWORD": str(len(typed)),
+            "_WALTZCTL_COMPLETE": "bash_complete",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stderr == ""
+    return [line.partition(",")[2] for line in told.stdout.splitlines() if line]
+
+
+def test_commands_and_options() -> None:
+    assert offered("sto") == ["storage"]
+    assert {"remove", "replace", "recover"} <= set(offered("storage", "re"))
+    assert "--dry-run" in offered("storage", "remove", "--d")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_is_told_how(shell: str) -> None:
+    told = subprocess.run(
+        [str(Path(sys.executable).with_name("waltzctl"))],
+        env={**os.environ, "_WALTZCTL_COMPLETE": f"{shell}_source"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "waltzctl" in told.stdout
+    assert "Traceback" not in told.stderr
+
+
+def test_names_that_the_cluster_has_now(live: LocalCluster) -> None:
+    there = str(live.directory)
+    assert offered("storage", "remove", "sto", WALTZ_DIRECTORY=there) == live.blueprint.storage_names
+    assert offered("storage", "remove", "--directory", there, "") == live.blueprint.storage_names
+    assert offered("server", "drain", "server-", WALTZ_DIRECTORY=there) == live.blueprint.server_names
+
+
+def test_names_of_contexts(tmp_path: Path) -> None:
+    path = tmp_path / "contexts.yml"
+    path.write_text("contexts:\n  blue: {directory: b}\n  green: {directory: g}\n")
+    assert offered("context", "use", "", WALTZ_CONTEXTS=str(path)) == ["blue", "green"]
+    assert offered("status", "--context", "g", WALTZ_CONTEXTS=str(path)) == ["green"]
+
+
+def test_nothing_is_said_when_nobody_answers(tmp_path: Path) -> None:
+    nobody = {"WALTZ_COORDINATOR": "127.0.0.1:1", "WALTZ_CONTEXTS": str(tmp_path / "none.yml")}
+    assert offered("storage", "remove", "sto", **nobody) == []
