@@ -404,9 +404,13 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     sizes = Sizes(
-        records=options.records, rounds=options.rounds, live_records=options.live_records,
-        live_seconds=options.live_seconds, live_rate=options.live_rate and 1e6 * options.live_rate, splits=min(options.splits, options.records),
-    )  # fmt: skip
+        records=options.records,
+        rounds=options.rounds,
+        live_records=options.live_records,
+        live_seconds=options.live_seconds,
+        live_rate=None if options.live_rate is None else 1e6 * options.live_rate,
+        splits=min(options.splits, options.records),
+    )
     machine = this_machine()
     memory_gb = machine.memory_bytes / 1e9
     print(f"{machine.cores} cores ({machine.processor}), {memory_gb:.0f} GB, {machine.system}, {machine.python}")
