@@ -116,8 +116,9 @@ def test_readers_may_begin_behind(cluster: LocalCluster) -> None:
     before = length(cluster)
     at = ("--at", ",".join(cluster.server_addresses), "--yes")
     found = figures(
-        "mixed", *at, "--size", "64", "--readers", "1", "--behind", "100000", "--producers", "1", "--seconds", "1"
-    )
+        "mixed", *at, "--size", "64", "--readers", "1", "--behind", "100000", "--producers", "1", "--seconds", "1",
+        "--warm-up", "0",
+    )  # fmt: skip
     committed, applied = found["series"]
     assert length(cluster) - before >= 100_000 + committed["count"]
     assert applied["count"] > committed["count"] + 1000  # of what was there before it began

@@ -132,7 +132,7 @@ def test_columns_by_name(spark: Any, original: Path) -> None:
         ({"columns": "txid,TXID"}, "the column TXID is asked for twice"),
         ({"includeMetadata": "yes"}, "includeMetadata is 'yes'; it can be true or false"),
         ({"startingTxnId": "5"}, "did you mean startingTxnIds"),
-        ({"partitions": "9"}, "W1004"),
+        ({"partitions": "9"}, "W2007"),
     ],
 )
 def test_an_option_that_makes_no_sense_says_so(spark: Any, original: Path, options: dict[str, str], said: str) -> None:
