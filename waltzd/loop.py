@@ -1,4 +1,4 @@
-"""A loop for programs that have none of their own: tools, and the blocking face of the client."""
+"""A loop for programs that have none of their own, such as tools."""
 
 from __future__ import annotations
 
