@@ -86,10 +86,12 @@ class Client:
     async def open(self) -> None:
         """Find the cluster, get a client id, and begin with the partitions that were asked for. They become ready by
         themselves; nothing waits for one whose owner is not there."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self.settings.submit_seconds
         try:
-            await self._where.open(self.settings.submit_seconds)
+            await self._where.open(deadline - clock())
             self._where.keep_fresh()
-            self._client_id = await self._where.register()
+            self._client_id = await self._where.register(deadline - clock())
             self._closed = None
             await self.set_partitions(self._wanted)
         except BaseException:

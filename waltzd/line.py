@@ -305,7 +305,7 @@ class Line:
         place = None
         try:
             if mount.client is None:
-                mount.registered(await self._where.register())
+                mount.registered(await self._where.register_once())
             place = await self._where.find(self.partition)
             assert place.address is not None
             mount.located(place)

@@ -130,21 +130,7 @@ class Whereabouts:
 
     async def open(self, seconds: float) -> None:
         """The first look; tries for so long."""
-        attempt = 0
-        last = "there was not enough time to ask any"
-        try:
-            async with asyncio.timeout(seconds):
-                while True:
-                    try:
-                        return await self.look()
-                    except WaltzError as error:
-                        if error.retry is Retry.NEVER:
-                            raise
-                        last = error.message
-                    await asyncio.sleep(pause_seconds(attempt))
-                    attempt += 1
-        except TimeoutError:
-            raise CannotConnect(f"the cluster was not found in {seconds:g} seconds: {last}") from None
+        await _patiently(self.look, seconds, lambda last: f"the cluster was not found in {seconds:g} seconds: {last}")
 
     async def look(self) -> None:
         """Ask any server where everything is. Those who come while somebody asks wait for the same answer."""
@@ -255,8 +241,14 @@ class Whereabouts:
         except TimeoutError:
             raise CannotConnect(f"{address} did not answer {what} in {self._call_seconds:g} seconds") from None
 
-    async def register(self) -> int:
-        """A new client id, from any server."""
+    async def register(self, seconds: float) -> int:
+        """A new client id; tries for so long. No server gives one out while the coordinator does not answer."""
+        return await _patiently(
+            self.register_once, seconds, lambda last: f"no client id was given out in {seconds:g} seconds: {last}"
+        )
+
+    async def register_once(self) -> int:
+        """From any server."""
         failures = []
         for address in self._candidates():
             try:
@@ -270,22 +262,12 @@ class Whereabouts:
 
     async def ask(self, partition: int, what: str, call: Callable[[ServerPort], Awaitable[T]], seconds: float) -> T:
         """Put a question to the owner, through a fail-over, for so long."""
-        attempt, last = 0, "there was not enough time to ask"
-        try:
-            async with asyncio.timeout(seconds):
-                while True:
-                    try:
-                        return await self.ask_once(partition, what, call)
-                    except BeyondLog:
-                        raise
-                    except WaltzError as error:
-                        if error.retry is Retry.NEVER:
-                            raise
-                        last = error.message
-                    await asyncio.sleep(pause_seconds(attempt, partition))
-                    attempt += 1
-        except TimeoutError:
-            raise CannotConnect(f"partition {partition} did not answer {what} in {seconds:g} seconds: {last}") from None
+        return await _patiently(
+            lambda: self.ask_once(partition, what, call),
+            seconds,
+            lambda last: f"partition {partition} did not answer {what} in {seconds:g} seconds: {last}",
+            partition,
+        )
 
     async def ask_once(self, partition: int, what: str, call: Callable[[ServerPort], Awaitable[T]]) -> T:
         place = await self.find(partition)
@@ -310,6 +292,28 @@ class Whereabouts:
                 await asyncio.gather(task, return_exceptions=True)
         for address, held in list(self._held.items()):
             await self._discard(address, held)
+
+
+async def _patiently(
+    attempt: Callable[[], Awaitable[T]], seconds: float, failed: Callable[[str], str], *identity: int
+) -> T:
+    """Try for so long, as long as trying again can help; `failed` words what is said at the end."""
+    count, last = 0, "there was not enough time to ask"
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    return await attempt()
+                except BeyondLog:
+                    raise
+                except WaltzError as error:
+                    if error.retry is Retry.NEVER:
+                        raise
+                    last = error.message
+                await asyncio.sleep(pause_seconds(count, *identity))
+                count += 1
+    except TimeoutError:
+        raise CannotConnect(failed(last)) from None
 
 
 def addresses_of(servers: str | Sequence[str]) -> tuple[str, ...]:

@@ -143,7 +143,7 @@ def test_frames_of_records() -> None:
         run = parsed(BadFrame, run_checked, message)
         if run is not None:
             assert bytes_of(run) == message.records
-            assert run.first_id in (7, 8)
+            assert run.first_id in (7, 8) or not len(run), "only a run without records may begin anywhere"
 
     each("columns of a run", 4 * TRIES, check)
 

@@ -48,6 +48,7 @@ class Race:
         self._callers = callers
         self._seed = seed
         self._stop = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
         self.committed = 0
         self.failures: list[WaltzError] = []
         self.last_commit = 0.0
@@ -55,12 +56,12 @@ class Race:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Race]:
-        tasks = [asyncio.create_task(self._client(number)) for number in range(self._clients)]
+        self._tasks = [asyncio.create_task(self._client(number)) for number in range(self._clients)]
         try:
             yield self
         finally:
             self._stop.set()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            ends = await asyncio.gather(*self._tasks, return_exceptions=True)
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
@@ -71,6 +72,9 @@ class Race:
         try:
             async with asyncio.timeout(seconds):
                 while self.committed < wanted:
+                    for task in self._tasks:
+                        if task.done():
+                            task.result()
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise AssertionError(f"{self.committed} committed, {wanted} were expected; {self.failures[-3:]}") from None

@@ -1,4 +1,4 @@
-"""An owner that was replaced and does not know it yet is never believed again."""
+"""An owner that was replaced and does not know it yet is never believed again; whoever opens has patience."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Server:
     def __init__(self, owner: str, generation: int) -> None:
         self.place = Place(generation=generation, server=owner, address=f"{owner}:1")
         self.is_silent = False
+        self.refusals = 0
         self.asked = 0
 
     async def locate(self) -> Topology:
@@ -30,6 +31,12 @@ class Server:
         if self.is_silent:
             raise CannotConnect("no answer")
         return Topology(cluster="c", cluster_key=KEY, places=(self.place,), servers=(("a", "a:1"), ("b", "b:1")))
+
+    async def register(self) -> int:
+        if self.refusals:
+            self.refusals -= 1
+            raise CannotConnect("the coordinator does not answer")
+        return 7
 
     async def close(self) -> None:
         return None
@@ -79,6 +86,23 @@ def test_a_partition_that_moved_is_noticed_although_its_old_owner_says_nothing()
         servers["b:1"].place = Place(generation=2, server="b", address="b:1")
         async with asyncio.timeout(10):
             assert (await waiting).address == "b:1"
+        await where.close()
+
+    run(test())
+
+
+def test_a_client_id_is_waited_for_while_the_coordinator_is_away() -> None:
+    """An application that starts while ZooKeeper elects a leader starts a little later, and does not fail."""
+
+    async def test() -> None:
+        servers = {"a:1": Server("a", 1), "b:1": Server("b", 1)}
+        where = whereabouts(servers)
+        await where.open(5)
+        servers["a:1"].refusals = servers["b:1"].refusals = 3
+        assert await where.register(60) == 7
+        servers["a:1"].refusals = servers["b:1"].refusals = 1_000_000
+        with pytest.raises(CannotConnect, match="no client id was given out in 5 seconds"):
+            await where.register(5)
         await where.close()
 
     run(test())
