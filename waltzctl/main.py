@@ -43,7 +43,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "reset": ("waltzctl.playground.up:reset", "Stop a cluster on this machine and remove all that it holds."),
         "segment": ("", "Look into single files of a storage."),
         "server": ("", "Servers, and which of them take partitions."),
-        "spark-export": ("waltz_spark.command:spark_export", "Export the log to Parquet, ORC, JSON or CSV, exactly."),
+        "spark-export": ("waltz_spark.export_command:spark_export", "Export the log to Parquet, Delta, ORC, JSON or CSV."),
         "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),
         "storage": ("", "Storages: add, remove, replace, look."),
         "support": ("", "Collect what somebody who helps wants to see."),
@@ -90,8 +90,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "lookup": ("waltzctl.error:lookup", "Explain one error code."),
     },
     "export": {
-        "status": ("waltz_spark.command:status", "What an export holds, as its manifest says."),
-        "verify": ("waltz_spark.command:verify", "Check all files of an export, alone or against the log."),
+        "status": ("waltz_spark.manifest_command:status", "What an export holds, as its manifest says."),
+        "verify": ("waltz_spark.manifest_command:verify", "Check all files of an export, alone or against the log."),
     },
     "generate": {
         "alerts": ("waltzctl.setup.generate:alerts", "Alert rules for Prometheus."),
