@@ -43,6 +43,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "reset": ("waltzctl.playground.up:reset", "Stop a cluster on this machine and remove all that it holds."),
         "segment": ("", "Look into single files of a storage."),
         "server": ("", "Servers, and which of them take partitions."),
+        "spark": ("", "What exports run on, and how to make them start faster."),
         "spark-export": ("waltz_spark.export_command:spark_export", "Export the log to Parquet, Delta, ORC, JSON or CSV."),
         "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),
         "storage": ("", "Storages: add, remove, replace, look."),
@@ -118,6 +119,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "drain": ("waltzctl.placement.server:drain", "Let a server give its partitions away."),
         "list": ("waltzctl.placement.server:list_", "The servers that are up."),
         "undrain": ("waltzctl.placement.server:undrain", "Let a server take partitions again."),
+    },
+    "spark": {
+        "status": ("waltz_spark.spark_command:status", "Which Java and which Spark an export here would run on."),
+        "warmup": ("waltz_spark.spark_command:warmup", "Make exports start faster."),
     },
     "storage": {
         "add": ("waltzctl.placement.membership:add", "Take a storage into the cluster."),

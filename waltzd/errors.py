@@ -863,12 +863,69 @@ class PythonDiffers(WaltzError):
     next_step = "give the workers the same Python with these packages, and name it: --conf spark.pyspark.python=PATH"
 
 
+class PackageMissing(WaltzError):
+    """A Python that is to run the tasks of an export lacks a package that cannot travel with the job, because it has machine
+    code, or has one that is too old. The message names the packages. Nothing was written."""
+
+    code, exit_code = "W2213", EXIT_NOT_FOUND
+    not_done = "nothing was written"
+    next_step = "install on every worker what is missing; or send a packed environment with --archives FILE#NAME"
+
+
+class ClusterJobFailed(WaltzError):
+    """A job whose driver runs on the cluster (`--deploy-mode cluster`) ended before the export was complete, or could not be
+    handed over. What it finished is in the manifest and stays. What the driver said is kept by the cluster, and the message
+    names the file with what was said here."""
+
+    code = "W2214"
+    not_done = "what was not finished is not in the export"
+    next_step = "read what the driver said, remove the cause, then run the same command again"
+
+
 class ExportDamaged(WaltzError):
     """A file of an export is missing or is not what its manifest says. The message names the file and the ids in it."""
 
     code, exit_code = "W2230", EXIT_FINDINGS
     not_done = "nothing was changed"
     next_step = "bring the file back from a copy, or export to a new output"
+
+
+class NoDeltaLake(WaltzError):
+    """An export to a Delta table needs the Python package deltalake, which writes the table's log, and it is not installed.
+    Exports to files do without it. It was looked for before anything was written."""
+
+    code, exit_code = "W2212", EXIT_USAGE
+    not_done = "nothing was read or written"
+    next_step = "`pip install 'waltz[delta]'`, or export with --format parquet: the files are the same"
+
+
+class TableDiffers(WaltzError):
+    """The Delta table beside an export is not the one that the export has kept so far: somebody else's was there before, or
+    it says that it has more than the export. What others did to a table is never undone or repaired by an export. The
+    files of the export and its manifest are what they were."""
+
+    code, exit_code = "W2231", EXIT_CONFLICT
+    not_done = "nothing was written, and the table was not changed"
+    next_step = "name another output; or move _delta_log away, and the next run makes the table anew from the manifest"
+
+
+class TableFailed(WaltzError):
+    """The Delta table beside an export could not be read, or the files of a manifest could not be added to it. The message
+    has the words of deltalake. The manifest counts all the same, and the next run adds to the table what it lacks, once."""
+
+    code = "W2232"
+    not_done = "the table says what it said before; files and manifest of the export are whole"
+    next_step = "remove the cause, then run the same command again: it begins with the table"
+
+
+class StoreFailed(WaltzError):
+    """The object store, or the HDFS, where an export lies did not do what was asked of it. The message has its own words:
+    often a bucket that is not there, credentials that are missing or not enough, or an end point that is not the right one.
+    Credentials come from where the store's other tools take them: the environment, or their files."""
+
+    code, retry = "W2233", Retry.LATER
+    not_done = "what was being written does not count; the newest manifest is what it was"
+    next_step = "check that the place exists and that you may write there, then run the same command again"
 
 
 class ArchiveUnfit(WaltzError):
@@ -933,6 +990,37 @@ class FileThere(WaltzError):
     code, exit_code = "W2140", EXIT_CONFLICT
     not_done = "nothing was written"
     next_step = "name another file with --to, or move that one away"
+
+
+class BadSql(WaltzError):
+    """What `--select` or `--where` says is no SQL that Spark understands, or not of the kind that an export can use: each
+    transaction gives one row or none, by itself, and the same one whenever it is exported. So there are no aggregates,
+    windows, subqueries and generators, nothing random, and no current time. No record was read."""
+
+    code, exit_code = "W2206", EXIT_USAGE
+    not_done = "nothing was exported"
+    next_step = (
+        "use the columns partition, txid, client_id, generation, req_partition, seq, header, crc, data, those of --decode"
+    )
+
+
+class SqlFailed(WaltzError):
+    """An expression of `--select` or `--where` could not be computed for some record: a text that is no number, a division
+    by zero. What was finished before is in the export and stays; no record was left out."""
+
+    code, exit_code = "W2207", EXIT_USAGE
+    not_done = "what was not finished is not in the export"
+    next_step = "say what such a record is to give, with try_cast, try_divide, CASE or --where"
+
+
+class PartOnly(WaltzError):
+    """An export was made with `--select` or `--where`: its files hold other columns than the log has, or only some of its
+    records. So nobody can make the records of the log out of them again. The files themselves are whole, and every reader
+    of their format reads them."""
+
+    code, exit_code = "W2208", EXIT_USAGE
+    not_done = "nothing was read"
+    next_step = "read the files themselves, or the log, or an export without --select and --where"
 
 
 class TransactionsGone(WaltzError):

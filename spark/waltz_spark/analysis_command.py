@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from waltz_spark.asking import origin_of, sourced
+from waltz_spark.asking import cluster_options, origin_of, sourced
 from waltzctl import render
 from waltzctl.main import exit_codes
 from waltzctl.reach import Reach, addressing
@@ -120,13 +121,17 @@ def report_(
       waltzctl analysis report /data/export --partitions 0 --top 3 -o json
     """
     from waltz_spark import render_report, report, report_chart
+    from waltz_spark.class_archive import place_of
     from waltz_spark.java import find_java
     from waltz_spark.selection import partitions_of
     from waltz_spark.session import SparkSettings, check_master, conf_of, default_master
 
-    if archive is not None and (sources or allow_uncommitted):
+    if archive is not None and allow_uncommitted:
+        raise BadArgument("--allow-uncommitted needs --source: an export holds only what is committed")
+    others = (["--source"] if sources else []) + cluster_options()
+    if archive is not None and others:
         raise BadArgument(
-            "ARCHIVE and --source name two logs", not_done="nothing was read", next_step="say one of them only"
+            f"ARCHIVE and {others[0]} name two logs", not_done="nothing was read", next_step="say one of them only"
         )
     if archive is None and time_column is not None:
         raise BadArgument("--time-column needs ARCHIVE: a log itself has no columns of an application")
@@ -140,7 +145,9 @@ def report_(
         log = report.origin_log(origin_of(sources, allow_uncommitted, reach), wanted)
     settings_of_user = conf_of(conf)
     check_master(chosen)
-    settings = SparkSettings(master=chosen, java=find_java(java_home), conf=settings_of_user)
+    java = find_java(java_home)
+    flags = place_of(java, os.environ).flags()
+    settings = SparkSettings(master=chosen, java=java, conf=settings_of_user, java_flags=flags)
     found = report.made_by(settings, log, top=top)
     if chart is not None:
         report_chart.draw(found, chart)

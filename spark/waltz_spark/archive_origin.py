@@ -18,10 +18,10 @@ from waltz_spark.destination import Destination, destination_of
 from waltz_spark.encode import encode, resealed
 from waltz_spark.export import newest_manifest
 from waltz_spark.form import Form, read_batches
-from waltz_spark.manifest import Manifest, Piece, SegmentHead
+from waltz_spark.manifest import Manifest, Piece, SegmentHead, check_whole
 from waltz_spark.origin import Catalog, Extent, Span
 from waltzd.checksum import crc32
-from waltzd.errors import ExportDamaged, NoSuchPartition, NothingHere
+from waltzd.errors import ExportDamaged, NoSuchName, NoSuchPartition
 from waltzd.layout import FileHeader
 from waltzd.record import Run
 
@@ -66,11 +66,12 @@ class ArchiveOrigin:
     def catalog(self, partitions: Collection[int] | None = None) -> Catalog:
         manifest = newest_manifest(destination_of(self.output))
         if manifest is None:
-            raise NothingHere(
-                f"{self.output} holds no export",
+            raise NoSuchName(
+                f"there is no export in {self.output}",
                 not_done="nothing was read",
                 next_step="give the output of `waltzctl spark-export`; one that was killed early has nothing yet",
             )
+        check_whole(manifest, self.output, not_done="nothing was read")
         there = manifest.partitions
         wanted = sorted(there) if partitions is None else sorted(set(partitions))
         missing = [str(number) for number in wanted if number not in there]

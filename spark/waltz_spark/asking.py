@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from waltzctl.reach import Reach
+from waltzctl.reach import GIVEN, Reach
 from waltzd.errors import BadArgument
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from waltz_spark.manifest import Manifest
     from waltz_spark.origin import Origin
     from waltz_spark.payload import Decoder
+    from waltz_spark.query import Query
 
 Command = Callable[..., int]
 
@@ -35,10 +36,20 @@ def sourced(command: Command) -> Command:
     return command
 
 
+def cluster_options() -> list[str]:
+    """Those that name a cluster and were typed. Variables and contexts are only meant where nothing else is."""
+    context = click.get_current_context(silent=True)
+    return [] if context is None else ["--" + name.replace("_", "-") for name in GIVEN if context.params.get(name)]
+
+
 def origin_of(sources: Sequence[str], allow_uncommitted: bool, reach: Callable[[], Reach]) -> Origin:
     from waltz_spark import opening
 
     if sources:
+        for option in cluster_options():
+            raise BadArgument(
+                f"--source and {option} name two logs", not_done="nothing was read", next_step="say one of them only"
+            )
         places = [source if "://" in source else str(Path(source).absolute()) for source in sources]
         options = {opening.PATHS: json.dumps(places)}
         if allow_uncommitted:
@@ -61,6 +72,9 @@ class Wish:
     compression: str | None
     decode: str | None
     lossless: bool | None
+    engine: str | None = None
+    select: str | None = None
+    where: str | None = None
 
 
 def shape_of(wish: Wish, before: Manifest | None) -> tuple[Form, Decoder | None, bool]:
@@ -83,6 +97,36 @@ def shape_of(wish: Wish, before: Manifest | None) -> tuple[Form, Decoder | None,
     from waltz_spark.payload import decoder_of
 
     return form, decoder_of(text), is_lossless
+
+
+def query_of(wish: Wish, before: Manifest | None, form: Form, *, is_lossless: bool) -> Query:
+    """What nobody said is as it was when the export began. What needs no Spark to be refused is refused here."""
+    from waltz_spark.query import ARROW, SPARK, Query
+
+    there = Query() if before is None else before.shape.query
+    select = there.select if wish.select is None else wish.select.strip()
+    where = there.where if wish.where is None else wish.where.strip()
+    needs = [name for name, text in (("--select", select), ("--where", where)) if text]
+    engine = wish.engine or (SPARK if needs else there.engine)
+    if engine == ARROW:
+        if needs:
+            raise BadArgument(
+                f"{needs[0]} is for Spark to compute, and --engine arrow does without Spark's SQL",
+                not_done="nothing was written",
+                next_step="leave --engine out",
+            )
+        return Query()
+    if is_lossless:
+        raise BadArgument(
+            f"--lossless keeps records and segments as they are: it does not go with {(*needs, '--engine spark')[0]}",
+            not_done="nothing was written",
+        )
+    from waltz_spark.spark_form import options_of
+
+    options_of(form)
+    found = Query(engine=engine, select=select, where=where)
+    assert found.items
+    return found
 
 
 def data_bytes_of(form: Form, file_bytes: int) -> int:

@@ -17,8 +17,8 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlparse
 
 from waltz_spark.manifest import LOCK, UNFINISHED
 from waltzd.disk import translate
-from waltzd.errors import BadArgument, ExportHeld
+from waltzd.errors import BadArgument, DiskFull, ExportHeld, NoPermission, PathMissing, WaltzError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,6 +104,24 @@ def destination_of(text: str) -> Destination:
     return RemoteDestination(scheme + text[len(found.scheme) :].rstrip("/"))
 
 
+_NEXT_STEPS: Mapping[type[WaltzError], str] = {
+    DiskFull: "free space there, then run the same command again",
+    NoPermission: "let the user that runs this read and write there, or name another output",
+    PathMissing: "check the path of the output",
+}
+
+
+def failure(error: OSError, what: str) -> WaltzError:
+    """What the operating system says, with advice for an export: that of the errors themselves is for a storage."""
+    found = translate(error, what)
+    return type(found)(
+        found.message,
+        not_done="the newest manifest counts as before, and nothing that this run has not published yet",
+        next_step=_NEXT_STEPS.get(type(found), "look at the file system of the output, then run the same command again"),
+        **found.facts,
+    )
+
+
 def who_we_are(run: str) -> str:
     return json.dumps({"run": run, "host": socket.gethostname(), "pid": os.getpid()})
 
@@ -133,7 +151,7 @@ class LocalDestination:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise translate(error, f"reading {self._path(path)}") from error
+            raise failure(error, f"reading {self._path(path)}") from error
 
     def names(self, path: str = "") -> list[str]:
         try:
@@ -141,7 +159,7 @@ class LocalDestination:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise translate(error, f"reading the directory {self._path(path)}") from error
+            raise failure(error, f"reading the directory {self._path(path)}") from error
 
     def size(self, path: str) -> int | None:
         try:
@@ -149,7 +167,7 @@ class LocalDestination:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise translate(error, f"looking at {self._path(path)}") from error
+            raise failure(error, f"looking at {self._path(path)}") from error
 
     def put_new(self, path: str, content: bytes) -> bool:
         beside = f"{UNFINISHED}/{uuid.uuid4().hex}.new"
@@ -166,7 +184,7 @@ class LocalDestination:
             target.parent.mkdir(parents=True, exist_ok=True)
             return _Flushed(target)
         except OSError as error:
-            raise translate(error, f"writing {target}") from error
+            raise failure(error, f"writing {target}") from error
 
     def move_new(self, old: str, new: str) -> bool:
         source, target = self._path(old), self._path(new)
@@ -178,14 +196,14 @@ class LocalDestination:
         except FileExistsError:
             return False
         except OSError as error:
-            raise translate(error, f"naming {target}") from error
+            raise failure(error, f"naming {target}") from error
         return True
 
     def remove(self, path: str) -> None:
         try:
             self._path(path).unlink(missing_ok=True)
         except OSError as error:
-            raise translate(error, f"removing {self._path(path)}") from error
+            raise failure(error, f"removing {self._path(path)}") from error
 
     def remove_tree(self, path: str) -> None:
         target = self._path(path)
@@ -195,7 +213,7 @@ class LocalDestination:
             else:
                 target.unlink(missing_ok=True)
         except OSError as error:
-            raise translate(error, f"removing {target}") from error
+            raise failure(error, f"removing {target}") from error
 
     def open(self, path: str) -> pa.NativeFile:
         import pyarrow as pa
@@ -203,7 +221,7 @@ class LocalDestination:
         try:
             return pa.OSFile(str(self._path(path)), "rb")
         except OSError as error:
-            raise translate(error, f"reading {self._path(path)}") from error
+            raise failure(error, f"reading {self._path(path)}") from error
 
     @contextmanager
     def hold(self, who: str) -> Iterator[Hold]:
@@ -213,15 +231,17 @@ class LocalDestination:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("a+b")
         except OSError as error:
-            raise translate(error, f"writing {path}") from error
+            raise failure(error, f"writing {path}") from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ExportHeld(f"{who_is(self.read(LOCK))} is writing to {self.place}") from error
-            file.truncate(0)
-            file.write(who.encode())
-            file.flush()
+            try:
+                os.ftruncate(file.fileno(), 0)
+                os.write(file.fileno(), who.encode())
+            except OSError as error:
+                raise failure(error, f"writing {path}") from error
             yield _Certain()
 
 
@@ -241,7 +261,7 @@ class _Flushed:
         try:
             return self._file.write(data)
         except OSError as error:
-            raise translate(error, f"writing {self._path}") from error
+            raise failure(error, f"writing {self._path}") from error
 
     def __enter__(self) -> _Flushed:
         return self
@@ -250,7 +270,7 @@ class _Flushed:
         if error is None:
             self.close()
         else:
-            self._file.close()
+            self._drop()
 
     def close(self) -> None:
         if self._file.closed:
@@ -259,8 +279,13 @@ class _Flushed:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise translate(error, f"writing {self._path}") from error
+            raise failure(error, f"writing {self._path}") from error
         finally:
+            self._drop()
+
+    def _drop(self) -> None:
+        """To close writes once more what could not be written, and would say so again in other words."""
+        with suppress(OSError):
             self._file.close()
 
 

@@ -5,12 +5,16 @@ the owner said is committed, and the low-water mark as far as the replica had it
 may be missing here although they are committed; whoever wants what is there at all says `allowUncommitted`. Where several
 directories hold a partition, the one that vouches for most is read, and where its bytes are damaged, another one. What a
 running storage writes meanwhile does not matter: committed records never change.
+
+Old segments may have been moved away: a log begins where its first segment does. That is no damage, because nothing says
+that there ever should be more; what is missing behind that is, because ids have no gap. Where several directories begin
+at different ids, the log is what they hold together.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -36,10 +40,14 @@ from waltzd.errors import (
 from waltzd.layout import (
     CONTROL_NAME,
     HEADER_BYTES,
+    IDENTITY_BYTES,
+    IDENTITY_NAME,
     NO_MARK,
     SEGMENT_SUFFIX,
+    ControlHeader,
     ControlStruct,
     FileHeader,
+    Identity,
     Promise,
     first_id_of,
     index_entries,
@@ -88,12 +96,39 @@ class Replica:
     def span(self) -> Span:
         return Span(self.first_ids[0] if self.first_ids else 0, self.last_id)
 
-    def extents(self) -> Iterator[Extent]:
+    def extents(self, span: Span) -> Iterator[Extent]:
+        """Of its segments, what lies in the span."""
         starts = pairwise([*self.first_ids, self.last_id + 1])
         for (first_id, following), size in zip(starts, self.bytes, strict=True):
-            if first_id < following:
-                place = join(self.directory, segment_name(first_id))
-                yield Extent(partition=self.partition, span=Span(first_id, following - 1), bytes=size, place=place)
+            whole = Span(first_id, following - 1)
+            part = whole.cut(span)
+            if part.count:
+                share = size * part.count // whole.count
+                yield Extent(partition=self.partition, span=part, bytes=share, place=self.place(first_id))
+
+    def place(self, first_id: int) -> str:
+        return join(self.directory, segment_name(first_id))
+
+
+def shared(replicas: Sequence[Replica]) -> list[tuple[Replica, Span]]:
+    """Who is read for which ids, in the order of the ids. Pure.
+
+    The one that reaches furthest gives all that it has; of what lies before, whoever begins first. Ids between two of them
+    that nobody has are given to the one behind them, which says that they are missing as soon as they are read: who asks
+    for others is not held up by them."""
+    newest = max(replicas, key=lambda replica: (replica.last_id, -replica.span.first))
+    found = [(newest, newest.span)]
+    first = newest.span.first
+    while older := [each for each in replicas if each.span.count and each.span.first < first]:
+        close = [each for each in older if each.last_id >= first - 1]
+        if not close:
+            reach = max(each.last_id for each in older)
+            found.append((found[-1][0], Span(reach + 1, first - 1)))
+            close, first = [each for each in older if each.last_id == reach], reach + 1
+        chosen = min(close, key=lambda replica: replica.span.first)
+        found.append((chosen, Span(chosen.span.first, first - 1)))
+        first = chosen.span.first
+    return found[::-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,41 +173,47 @@ class DirectoryOrigin:
                 not_done="nothing was read",
                 next_step="leave it out, or name the directory of a storage that has it",
             )
-        chosen = {number: _best(replicas) for number, replicas in sorted(found.items())}
+        shares = {number: shared(_sound(replicas)) for number, replicas in sorted(found.items())}
         return Catalog(
             key=next(iter(keys)),
-            spans={number: replica.span for number, replica in chosen.items()},
-            extents=tuple(extent for replica in chosen.values() for extent in replica.extents()),
+            spans={number: Span(parts[0][1].first, parts[-1][1].last) for number, parts in shares.items()},
+            extents=tuple(extent for parts in shares.values() for part in parts for extent in _extents(*part)),
         )
 
     def header(self, extent: Extent) -> FileHeader | None:
-        """Of the segment that the extent lies in: where it begins, and when it was made."""
-        return FileHeader.decode(read_whole(self.disk, extent.place, HEADER_BYTES), extent.place)
+        """Of the segment that the extent lies in: where it begins, and when it was made. None where it cannot be read:
+        whether another directory has these records shows when they are read."""
+        try:
+            return FileHeader.decode(read_whole(self.disk, extent.place, HEADER_BYTES), extent.place)
+        except _UNFIT:
+            return None
 
     def read(self, extent: Extent, span: Span, *, batch_bytes: int) -> Iterator[Run]:
         next_id, problem = span.first, None
-        for directory, key in self._directories(extent):
-            place = Place(directory, extent.partition, key)
+        for place, has in self._places(extent):
+            rest = Span(next_id, span.last)
+            if has.cut(rest) != rest:
+                continue
             try:
-                rest = Span(next_id, span.last)
                 with closing(read_segment_runs(self.disk, place, rest, batch_bytes=batch_bytes)) as runs:
                     for run in runs:
                         next_id = run.last_id + 1
                         yield run
                 return
             except _UNFIT as error:
-                _log.warning("id %d of partition %d cannot be read there: %s", next_id, extent.partition, error.message)
+                if len(self.storages) > 1:
+                    _log.warning("id %d of partition %d cannot be read there: %s", next_id, extent.partition, error.message)
                 problem = problem or error
         assert problem is not None
         raise problem
 
     # -- what there is
 
-    def _directories(self, extent: Extent) -> Iterator[tuple[str, UUID | None]]:
-        """The one that was chosen, then whoever else has the ids for certain; and the key of the cluster."""
+    def _places(self, extent: Extent) -> Iterator[tuple[Place, Span]]:
+        """The one that was chosen, then all others that have the partition; and which ids each of them has for certain."""
         directory = extent.place.rpartition("/")[0]
         storage = directory.rpartition("/")[0]
-        yield directory, self._key(storage)
+        yield Place(directory, extent.partition, self._key(storage)), extent.span
         for other in self.storages:
             if other == storage:
                 continue
@@ -182,18 +223,31 @@ class DirectoryOrigin:
                 _log.warning("%s cannot be read: %s", other, error.message)
                 continue
             for replica in replicas:
-                if replica.complaint is None and replica.last_id >= extent.span.last:
-                    yield replica.directory, replica.key
+                if replica.complaint is None:
+                    yield Place(replica.directory, extent.partition, replica.key), replica.span
 
     def _key(self, storage: str) -> UUID | None:
-        ledger = self._ledger(storage)
-        return None if ledger is None else ledger.key
+        """What the ledger would say, without the marks of all partitions: those are many, and every extent is asked for."""
+        if not self._has_control(storage):
+            return None
+        path = join(storage, IDENTITY_NAME)
+        if self.disk.exists(path):
+            try:
+                return Identity.decode(read_whole(self.disk, path, IDENTITY_BYTES + 1), path).control.key
+            except _UNFIT as error:
+                _log.warning("%s, so the control file is believed", error.message)
+        path = join(storage, CONTROL_NAME)
+        return ControlHeader.decode(read_whole(self.disk, path, HEADER_BYTES), path).key
+
+    def _has_control(self, storage: str) -> bool:
+        """False where there are only partitions."""
+        there = self.disk.exists(join(storage, CONTROL_NAME))
+        if not there and not self.allows_uncommitted:
+            raise MarkUnknown(f"{storage} has no control file, so nothing says what in it is committed")
+        return there
 
     def _ledger(self, storage: str) -> Ledger | None:
-        """None where there is no control file, but only partitions."""
-        if not self.disk.exists(join(storage, CONTROL_NAME)):
-            if not self.allows_uncommitted:
-                raise MarkUnknown(f"{storage} has no control file, so nothing says what in it is committed")
+        if not self._has_control(storage):
             return None
         ledger = read_ledger(self.disk, storage)
         if ledger.key is None:
@@ -230,17 +284,16 @@ class DirectoryOrigin:
         newest = promise.newest if promise is not None else NO_MARK
         return self._shelved(bare, mark, newest=newest)
 
-    def _shelved(self, bare: Replica, last_id: int, *, newest: int = NO_MARK, starts_anywhere: bool = False) -> Replica:
-        """With the segments up to the id."""
+    def _shelved(self, bare: Replica, last_id: int, *, newest: int = NO_MARK) -> Replica:
+        """With the segments up to the id, from whichever is the first one on."""
         entries = {entry.name: entry for entry in self.disk.list(bare.directory)}
         first_ids = sorted(
             first_id
             for name in entries
-            if name.endswith(SEGMENT_SUFFIX) and (first_id := first_id_of(name)) is not None and first_id <= last_id
+            if name.endswith(SEGMENT_SUFFIX) and (first_id := first_id_of(name)) is not None and first_id <= last_id + 1
         )
-        first_id = first_ids[0] if first_ids else last_id + 1
-        if first_id > 0 and last_id >= 0 and not (starts_anywhere and first_ids):
-            return _complaining(bare, f"ids 0 to {first_id - 1} are missing: no segment starts before id {first_id}")
+        if last_id >= 0 and not first_ids:
+            return _complaining(bare, f"ids 0 to {last_id} are missing: no segment starts before id {last_id + 1}")
         if first_ids and first_ids[-1] < newest <= last_id:
             return _complaining(bare, f"ids {newest} to {last_id} are missing: no segment starts at id {newest}")
         return Replica(
@@ -266,9 +319,9 @@ class DirectoryOrigin:
                 path = join(directory, names[0])
                 key = FileHeader.decode(read_whole(self.disk, path, HEADER_BYTES), path).key
                 bare = Replica(directory=directory, partition=number, key=key, last_id=NO_MARK)
-                yield self._whole(bare, floor=NO_MARK, starts_anywhere=True)
+                yield self._whole(bare, floor=NO_MARK)
 
-    def _whole(self, bare: Replica, *, floor: int, starts_anywhere: bool = False) -> Replica:
+    def _whole(self, bare: Replica, *, floor: int) -> Replica:
         """Up to its last sound record. What of it is damaged before that shows when it is read."""
         first_ids = [
             first_id
@@ -294,7 +347,7 @@ class DirectoryOrigin:
             last_id = found.next_id - 1
         if last_id < floor:
             return _complaining(bare, f"ids {last_id + 1} to {floor} are missing: its log is shorter than it promised")
-        return self._shelved(bare, last_id, starts_anywhere=starts_anywhere)
+        return self._shelved(bare, last_id)
 
 
 def _complaining(bare: Replica, why: str) -> Replica:
@@ -306,8 +359,7 @@ def _complaining(bare: Replica, why: str) -> Replica:
     return Replica(directory=bare.directory, partition=bare.partition, key=bare.key, last_id=NO_MARK, complaint=error)
 
 
-def _best(replicas: list[Replica]) -> Replica:
-    """The sound one that reaches furthest."""
+def _sound(replicas: Sequence[Replica]) -> list[Replica]:
     sound = [replica for replica in replicas if replica.complaint is None]
     for replica in replicas:
         if replica.complaint is not None and sound:
@@ -315,7 +367,15 @@ def _best(replicas: list[Replica]) -> Replica:
     if not sound:
         assert replicas[0].complaint is not None
         raise replicas[0].complaint
-    return max(sound, key=lambda replica: replica.last_id)
+    return sound
+
+
+def _extents(replica: Replica, span: Span) -> Iterator[Extent]:
+    """What one replica is read for, be it that nobody has it."""
+    if span.first < replica.span.first:
+        yield Extent(partition=replica.partition, span=span, bytes=0, place=replica.place(span.first))
+    else:
+        yield from replica.extents(span)
 
 
 def _bytes(entries: dict[str, Entry], first_id: int, last_id: int) -> int:

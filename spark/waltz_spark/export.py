@@ -15,9 +15,10 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import zip_longest
+from typing import Protocol
 from uuid import UUID
 
 from waltz_spark.destination import Destination, Hold, who_we_are
@@ -110,6 +111,9 @@ def check_same(before: Manifest, *, cluster: UUID, shape: Shape, place: str) -> 
         ("lossless", there.lossless, shape.lossless),
         ("the decoder", there.decoder or "none", shape.decoder or "none"),
         ("what the decoder makes", there.decoder_fingerprint, shape.decoder_fingerprint),
+        ("the engine", there.query.engine, shape.query.engine),
+        ("--select", there.query.select or "none", shape.query.select or "none"),
+        ("--where", there.query.where or "none", shape.query.where or "none"),
         ("the list of columns", there.fingerprint, shape.fingerprint),
     ):
         if was != now:
@@ -124,6 +128,15 @@ def wanted(catalog: Catalog, before: Manifest | None, asked: Range) -> dict[int,
     reached = {} if before is None else before.next_ids
     numbers = sorted(catalog.spans) if asked.partitions is None else asked.partitions
     return {number: _missing(number, catalog.spans[number], reached.get(number), before, asked) for number in numbers}
+
+
+def behind(catalog: Catalog, before: Manifest | None) -> dict[int, int]:
+    """The partitions whose log ends before the export does, and where. A replica may be slow; a cluster that is, was set
+    back, and what it appends from now on is not what the export has under the same ids. Pure."""
+    reached = {} if before is None else before.next_ids
+    return {
+        number: span.last for number, span in catalog.spans.items() if number in reached and span.last < reached[number] - 1
+    }
 
 
 def _missing(number: int, there: Span, reached: int | None, before: Manifest | None, asked: Range) -> Span:
@@ -150,7 +163,7 @@ def _missing(number: int, there: Span, reached: int | None, before: Manifest | N
             raise ExportGap(
                 f"partition {number}: --from-txn is {start}, and the first id that is still there is {there.first}"
             )
-    if start < there.first and there.count:
+    if start < there.first:
         raise ExportGap(f"partition {number}: the export ends before id {start}, and the log begins at {there.first} now")
     return Span(start, there.last if last is None else min(last, there.last))
 
@@ -225,6 +238,18 @@ class Told:
 Watcher = Callable[[Told], None]
 
 
+class Table(Protocol):
+    """Says to readers of another kind what the manifests say: what an export is beside its files."""
+
+    def is_behind(self, newest: Manifest | None) -> bool:
+        """Whether it does not say yet what this manifest says. Refuses a table that is not this export's."""
+        ...
+
+    def follow(self, newest: Manifest) -> None:
+        """Makes it say what this manifest says, which is published. Does nothing if it does already."""
+        ...
+
+
 @dataclass(kw_only=True)
 class Run:
     """One run over a destination."""
@@ -238,7 +263,10 @@ class Run:
     paths: Collection[str]
     """The names that the files will get."""
     watch: Watcher
+    table: Table | None = None
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _foreign: frozenset[str] = frozenset()
+    """A name that somebody else took while this run was at work."""
 
     def carry_out(self, runner: Runner) -> Manifest | None:
         """All of it, or the first error; what is finished is published in any case. The newest manifest."""
@@ -247,14 +275,30 @@ class Run:
             if (newest and newest.number) != (self.before and self.before.number):
                 raise ExportHeld(f"another run has just added to {self.destination.place}", next_step="run it again")
             clear_up(self.destination, newest)
+            if self.table is not None and self.table.is_behind(newest):
+                self._tell_table(newest)
             if not self.assignments:
                 return newest
+            self._check_names()
             text = json.dumps({"run": self.name, "paths": sorted(self.paths)}).encode()
             assert self.destination.put_new(f"{PLANS}/{self.name}.json", text)
             try:
                 return self._write(runner, hold, newest)
             finally:  # what counts is what is there, whatever this run believes that it published
-                clear_up(self.destination, newest_manifest(self.destination))
+                clear_up(self.destination, newest_manifest(self.destination), spared=self._foreign)
+
+    def _check_names(self) -> None:
+        """What a plan names is the run's own from then on: it is removed when no manifest has it. So what lies there under
+        such a name already ends the run before it begins."""
+        taken = sorted(set(self.paths).intersection(self.destination.names()))
+        if taken:
+            raise self._taken(taken[0])
+
+    def _taken(self, path: str) -> NotOurExport:
+        return NotOurExport(
+            f"{self.destination.place}/{path} is there, and no manifest has it",
+            next_step="put the manifest back that has it, or move the file away; then run the same command again",
+        )
 
     def _write(self, runner: Runner, hold: Hold, newest: Manifest | None) -> Manifest | None:
         finished = Finished(self.assignments)
@@ -287,15 +331,14 @@ class Run:
         for written in ready:
             assert written.piece is not None
             if not self.destination.move_new(written.place, written.piece.path):
-                raise NotOurExport(
-                    f"{self.destination.place}/{written.piece.path} is there, and no manifest has it",
-                    next_step="move it away, then run the same command again",
-                )
+                self._foreign = frozenset({written.piece.path})
+                raise self._taken(written.piece.path)
         pieces: list[Piece] = [written.piece for written in ready if written.piece is not None]
         now = datetime.now(UTC).isoformat(timespec="seconds")
         if newest is None:
+            shape = replace(self.shape, schema=ready[0].columns or self.shape.schema)
             newest = Manifest(number=0, export=uuid.uuid4(), cluster=self.cluster, source=self.source, written=now,
-                              shape=self.shape)  # fmt: skip
+                              shape=shape)  # fmt: skip
         following = newest.extended(pieces, source=self.source, written=now)
         hold.check()
         if not self.destination.put_new(manifest_path(following.number), encode(following)):
@@ -303,7 +346,14 @@ class Run:
         if following.number > KEPT_MANIFESTS:
             self.destination.remove(manifest_path(following.number - KEPT_MANIFESTS))
         self.watch(Told(published=following))
+        self._tell_table(following)
         return following
+
+    def _tell_table(self, newest: Manifest | None) -> None:
+        """After a manifest is published, never before: nobody reads in a table what no manifest has. A run may die between
+        the two, so the next one begins with it; one that could not do it ends. A table is one manifest behind at most."""
+        if self.table is not None and newest is not None:
+            self.table.follow(newest)
 
 
 def has_leftovers(destination: Destination) -> bool:
@@ -311,9 +361,9 @@ def has_leftovers(destination: Destination) -> bool:
     return bool(destination.names(PLANS) or destination.names(UNFINISHED))
 
 
-def clear_up(destination: Destination, newest: Manifest | None) -> None:
+def clear_up(destination: Destination, newest: Manifest | None, *, spared: Collection[str] = ()) -> None:
     """What runs left that are over, under the lock. Files first: as long as a plan is there, it is known what may be."""
-    kept = set() if newest is None else {piece.path for piece in newest.pieces}
+    kept = {*spared, *(() if newest is None else (piece.path for piece in newest.pieces))}
     for name in destination.names(PLANS):
         plan_path = f"{PLANS}/{name}"
         for path in _paths_in(destination.read(plan_path), f"{destination.place}/{plan_path}"):

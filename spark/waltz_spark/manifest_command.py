@@ -13,6 +13,7 @@ from waltzctl.reach import Reach, addressing
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, NoSuchName
 
 if TYPE_CHECKING:
+    from waltz_spark.delta import TableState
     from waltz_spark.destination import Destination
     from waltz_spark.manifest import Manifest
 
@@ -48,8 +49,17 @@ def status(output: str, shown: str) -> int:
     from waltz_spark.render_export import state
 
     destination = destination_of(output)
-    state(destination.place, _manifest(destination), has_leftovers(destination), shown)
+    manifest = _manifest(destination)
+    state(destination.place, manifest, _table_state(destination, manifest), has_leftovers(destination), shown)
     return EXIT_OK
+
+
+def _table_state(destination: Destination, manifest: Manifest) -> TableState | None:
+    if manifest.shape.format != "delta":
+        return None
+    from waltz_spark.delta import state_of
+
+    return state_of(destination, manifest)
 
 
 @click.command("verify", epilog=exit_codes())
@@ -67,7 +77,8 @@ def verify(
     tls: Callable[[], Any], shown: str,
 ) -> int:  # fmt: skip
     """Check every file of an export: its size, its hash, and that its rows are the records that were exported, byte for
-    byte. Needs nothing but the files; with --against-log, the log is read and compared, too.
+    byte. Of a Delta table, also that it lists exactly these files. Needs nothing but the files; with --against-log, the log
+    is read and compared, too.
 
     \b
     Examples:
@@ -77,7 +88,7 @@ def verify(
     from waltz_spark.destination import destination_of
     from waltz_spark.origin import Span
     from waltz_spark.render_export import Clock, verified
-    from waltz_spark.verification import Finding, check_files, check_log, strays
+    from waltz_spark.verification import Finding, check_files, check_log, check_table, strays
     from waltzctl.render import Progress
 
     if sources and not against_log:
@@ -89,6 +100,7 @@ def verify(
         Finding(path=name, partition=-1, span=Span(0, -1), detail="no manifest has it; whoever reads all files reads it")
         for name in strays(destination, manifest)
     ]
+    findings += check_table(destination, manifest)
     total = sum(piece.size for piece in manifest.pieces)
     with Progress("verifying") as progress:
         done = 0

@@ -28,6 +28,9 @@ _OF_CLUSTERS = (SERVERS, STORAGES, COORDINATOR, ROOT, TLS_CERTIFICATE, TLS_KEY, 
 _OF_READERS = ("columns", "includeMetadata", "maxTxnsPerTrigger", "maxBytesPerTrigger")
 """What `waltz_spark.source` and `waltz_spark.stream` make of the origin."""
 OPTIONS = (*_OF_DIRECTORIES, *_OF_CLUSTERS, *selection.OPTIONS, *plan.OPTIONS, *_OF_READERS)
+_ELSEWHERE = {"assign": "partitions", "subscribe": "partitions", "directory": PATH, "servers": SERVERS,
+              "zookeeper": COORDINATOR}  # fmt: skip
+"""What other sources, and other tools of ours, call it."""
 MANIFESTS = "_waltz"
 """The directory in an export that says what it holds."""
 DEFAULT_ROOT = "/waltz"
@@ -41,15 +44,22 @@ def given_options(options: Mapping[str, str], known: Collection[str] = OPTIONS) 
     for name, value in options.items():
         low = name.lower()
         if low not in canonical:
-            near = difflib.get_close_matches(low, canonical, n=1)
-            next_step = f"did you mean {canonical[near[0]]}?" if near else f"there are: {', '.join(sorted(known))}"
-            raise BadArgument(f"there is no option {name}", not_done=_NOT_READ, next_step=next_step)
+            raise BadArgument(f"there is no option {name}", not_done=_NOT_READ, next_step=_instead_of(low, canonical))
         if low in found and found[low] != value:
             raise BadArgument(
                 f"the option {canonical[low]} was given twice: {found[low]!r} and {value!r}", not_done=_NOT_READ
             )
         found[low] = value
     return found
+
+
+def _instead_of(name: str, canonical: Mapping[str, str]) -> str:
+    if name == "verify":
+        return "leave it out: every record's checksum is checked, always"
+    other = _ELSEWHERE.get(name, "").lower()
+    near = [low for low in canonical if low.startswith(name) or low == other]
+    near = near or difflib.get_close_matches(name, canonical, n=1)
+    return f"did you mean {canonical[near[0]]}?" if near else f"there are: {', '.join(sorted(canonical.values()))}"
 
 
 def open_origin(options: Mapping[str, str], *, disk: Disk | None = None) -> Origin:

@@ -3,8 +3,9 @@
 A decoder turns an array of payloads into columns, a batch at a time. A payload that does not decode is never dropped and
 never becomes a row of nulls in silence: its row has the reason in `_decode_error`, and the payload itself stays in `data`,
 as it does in all rows. Whether a payload decodes depends on nothing but the payload: a batch in which one does not is cut
-in pieces until that one is alone, so that the rest of it takes the same way as ever. A decoder is a value with a
-fingerprint, so that an export can refuse to go on with another one; its files are in it, and travel with it.
+in pieces until that one is alone, so that the rest of it takes the same way as ever. That is slow where many do not, so
+a decoder may tell at a glance which ones are hopeless. A decoder is a value with a fingerprint, so that an export can
+refuse to go on with another one; its files are in it, and travel with it.
 
     json:a bigint, b string    the named members of JSON objects; or a file: json:SCHEMA.json, a JSON schema
     text                       UTF-8
@@ -19,10 +20,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -43,6 +47,9 @@ class Undecodable(ValueError):
     """Some payload of a batch; the text is the reason if it is the only one."""
 
 
+_UNDECODABLE = (Undecodable, pa.ArrowException, UnicodeDecodeError)
+
+
 class Method(Protocol):
     """A way to decode. A value: it is pickled and sent to the executors."""
 
@@ -55,6 +62,15 @@ class Method(Protocol):
 
     def parse(self, payloads: pa.Array) -> Sequence[pa.Array]:
         """The columns, each as long as `payloads`. Raises when one payload does not decode."""
+        ...
+
+
+@runtime_checkable
+class Sieve(Protocol):
+    """A method that sees of many payloads at once that they do not decode."""
+
+    def refused(self, payloads: pa.Array) -> pa.Array:
+        """For each payload the reason, the same that `parse` has for it alone; null where it has to be tried."""
         ...
 
 
@@ -85,17 +101,25 @@ class Decoder:
     def decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The same rows with the decoder's columns behind those that are there; `data` has to be one of them."""
         payloads = batch.column("data")
-        parts, errors = self._parsed(payloads)
-        columns = [
-            pa.concat_arrays([part[number] for part in parts]) if parts else pa.array([], field.type)
-            for number, field in enumerate(self.method.columns)
-        ]
-        return pa.RecordBatch.from_arrays(
-            [*batch.columns, *columns, pa.array(errors, pa.string())], schema=self.schema(batch.schema)
-        )
+        try:
+            columns, errors = self.method.parse(payloads), pa.nulls(len(payloads), pa.string())
+        except _UNDECODABLE:
+            columns, errors = self._sieved(payloads)
+        return pa.RecordBatch.from_arrays([*batch.columns, *columns, errors], schema=self.schema(batch.schema))
 
-    def _parsed(self, payloads: pa.Array) -> tuple[list[Sequence[pa.Array]], list[str | None]]:
-        """In stretches, from first to last, and the reason for each payload that was not decoded."""
+    def _sieved(self, payloads: pa.Array) -> tuple[Sequence[pa.Array], pa.Array]:
+        """The columns, and the reason for each payload that was not decoded."""
+        if not isinstance(self.method, Sieve):
+            return self._apart(payloads)
+        reasons = self.method.refused(payloads)
+        is_tried = reasons.is_null()
+        columns, errors = self._apart(payloads.filter(is_tried))
+        tried = is_tried.to_numpy(zero_copy_only=False)
+        rows = pa.array(np.cumsum(tried) - 1, mask=~tried)
+        return [column.take(rows) for column in columns], pc.coalesce(reasons, errors.take(rows))
+
+    def _apart(self, payloads: pa.Array) -> tuple[Sequence[pa.Array], pa.Array]:
+        """By stretches, from first to last."""
         parts: list[Sequence[pa.Array]] = []
         errors: list[str | None] = []
         waiting = [payloads] if len(payloads) else []
@@ -103,7 +127,7 @@ class Decoder:
             stretch = waiting.pop()
             try:
                 part = self.method.parse(stretch)
-            except (Undecodable, pa.ArrowException, UnicodeDecodeError) as error:
+            except _UNDECODABLE as error:
                 if len(stretch) > 1:
                     step = -(-len(stretch) // _PIECES)
                     waiting += [stretch.slice(start, step) for start in reversed(range(0, len(stretch), step))]
@@ -113,7 +137,11 @@ class Decoder:
                 continue
             parts.append(part)
             errors += [None] * len(stretch)
-        return parts, errors
+        columns = [
+            pa.concat_arrays([part[number] for part in parts]) if parts else pa.array([], field.type)
+            for number, field in enumerate(self.method.columns)
+        ]
+        return columns, pa.array(errors, pa.string())
 
 
 def _reason(error: Exception) -> str:
@@ -184,6 +212,9 @@ class Text:
     def parse(self, payloads: pa.Array) -> Sequence[pa.Array]:
         return [utf8(payloads)]
 
+    def refused(self, payloads: pa.Array) -> pa.Array:
+        return not_utf8(payloads)
+
 
 @dataclass(frozen=True)
 class Binary:
@@ -194,11 +225,28 @@ class Binary:
         return []
 
 
+_NOT_UTF8 = "it is not UTF-8"
+_UTF8 = (
+    r"^(?:[\x00-\x7f]|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2}"
+    r"|\xed[\x80-\x9f][\x80-\xbf]|\xf0[\x90-\xbf][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3}|\xf4[\x80-\x8f][\x80-\xbf]{2})*$"
+)
+"""Of bytes: neither longer than needed, nor a half of a pair, nor above the last character."""
+
+
 def utf8(payloads: pa.Array) -> pa.Array:
     try:
         return payloads.cast(pa.string())
     except pa.ArrowInvalid as error:
-        raise Undecodable("it is not UTF-8") from error
+        raise Undecodable(_NOT_UTF8) from error
+
+
+def not_utf8(payloads: pa.Array) -> pa.Array:
+    """A reason for each payload that is not UTF-8, null for all others."""
+    return reason_where(pc.invert(pc.match_substring_regex(payloads, _UTF8)), _NOT_UTF8)
+
+
+def reason_where(truths: pa.Array, reason: str) -> pa.Array:
+    return pc.if_else(truths, pa.scalar(reason, pa.string()), pa.scalar(None, pa.string()))
 
 
 def rows(payloads: pa.Array, columns: pa.Schema, take_apart: Callable[[bytes], dict[str, Any]]) -> Sequence[pa.Array]:
@@ -251,7 +299,8 @@ def _function(text: str) -> Function:
         raise BadDecoder(f"there is no decoder {text!r}")
     module_name, name = given[1], given[2]
     try:
-        module = importlib.import_module(module_name)
+        with redirect_stdout(sys.stderr):  # where results go is no place for what a module says when it is imported
+            module = importlib.import_module(module_name)
     except ImportError as error:
         raise BadDecoder(
             f"--decode {text}: {error}", next_step="say where the module is: PYTHONPATH here, --py-files for the executors"

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
-from waltz_spark.payload import Undecodable, is_all, read_file, utf8
+from waltz_spark.payload import Undecodable, is_all, not_utf8, read_file, reason_where, utf8
 from waltzd.errors import BadDecoder
 
 TYPES = {
@@ -36,6 +36,7 @@ TYPES = {
 _OF_JSON_SCHEMA = {"integer": pa.int64(), "number": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
 _COLUMN = re.compile(r"\s*(?:`([^`]+)`|([^\s`,:]+))\s*[\s:]\s*(\w+)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?\s*")
 _OBJECT = r"^[ \t\r\n]*\{[^\x00]*\}[ \t\r\n]*$"
+_NO_OBJECT = "it is not a JSON object"
 _BLOCK_BYTES_MAX = (1 << 31) - 2
 
 
@@ -47,7 +48,7 @@ class Json:
     def parse(self, payloads: pa.Array) -> Sequence[pa.Array]:
         texts = utf8(payloads)
         if not is_all(pc.match_substring_regex(texts, _OBJECT)):
-            raise Undecodable("it is not a JSON object")
+            raise Undecodable(_NO_OBJECT)
         size = int(pc.sum(pc.binary_length(payloads), min_count=0).as_py()) + len(payloads)
         if size > _BLOCK_BYTES_MAX:
             raise Undecodable(f"it has {size} bytes, and at most {_BLOCK_BYTES_MAX} are read as JSON")
@@ -64,6 +65,10 @@ class Json:
         if table.num_rows != len(payloads):
             raise Undecodable("it is more than one JSON object")
         return [table.column(name).combine_chunks() for name in self.columns.names]
+
+    def refused(self, payloads: pa.Array) -> pa.Array:
+        no_object = pc.invert(pc.match_substring_regex(payloads, _OBJECT))
+        return pc.coalesce(not_utf8(payloads), reason_where(no_object, _NO_OBJECT))
 
 
 def json_method(schema: str) -> Json:

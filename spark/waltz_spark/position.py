@@ -117,18 +117,20 @@ def reconciled(start: Position, catalog: Catalog, *, among: Iterable[int] | None
             f"the checkpoint is of cluster {start.key}, the log is of cluster {catalog.key}",
             next_step="name the cluster that the stream has read, or begin a new stream with a new checkpoint",
         )
+    gone = lost(start, catalog, among=among)
+    if gone and fail_on_loss:
+        raise TransactionsGone(next(iter(gone.values())))
     next_ = dict(start.next)
-    followed = start.next.keys() if among is None else start.next.keys() & set(among)
-    for partition in sorted(followed):
-        span, id_ = catalog.spans.get(partition), start.next[partition]
-        lost = _what_is_lost(partition, id_, span)
-        if lost is None:
-            continue
-        if fail_on_loss:
-            raise TransactionsGone(lost)
-        if span is not None:
-            next_[partition] = max(id_, span.first)  # where the log ends before, wait until it has come so far
+    for partition in gone.keys() & catalog.spans.keys():  # where the log ends before, wait until it has come so far
+        next_[partition] = max(next_[partition], catalog.spans[partition].first)
     return Position(start.key, next_)
+
+
+def lost(start: Position, catalog: Catalog, *, among: Iterable[int] | None) -> dict[int, str]:
+    """In words, for each partition of which something is gone that was there when `start` was reached."""
+    followed = start.next.keys() if among is None else start.next.keys() & set(among)
+    said = ((each, _what_is_lost(each, start.next[each], catalog.spans.get(each))) for each in sorted(followed))
+    return {partition: what for partition, what in said if what is not None}
 
 
 def _what_is_lost(partition: int, id_: int, span: Span | None) -> str | None:

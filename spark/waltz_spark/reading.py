@@ -6,7 +6,8 @@ sent to an executor, and may run twice there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -20,9 +21,11 @@ from waltz_spark.columns import Projection, Surroundings
 from waltz_spark.origin import Catalog, Extent, Origin, Span
 from waltz_spark.plan import Part, Sizing, Split, plan
 from waltz_spark.pushdown import UNFILTERED, Filters
+from waltz_spark.selection import FAIL_ON_DATA_LOSS
 from waltzd.errors import WaltzError
 from waltzd.layout import FileHeader
 
+_log = logging.getLogger("waltz.spark")
 BATCH_BYTES = 4 << 20
 """Smaller batches cost more for each (1 MiB: a fifth), larger ones leave the caches of the processor."""
 READ_TOGETHER = 10_000
@@ -91,6 +94,13 @@ def _left(split: Split, filters: Filters) -> Split | None:
         Part(part.extent, piece) for part in split.parts for piece in filters.txid.within(part.span, nearer=READ_TOGETHER)
     ]
     return replace(split, parts=tuple(parts)) if parts else None
+
+
+def tell_losses(losses: Iterable[str]) -> None:
+    """With `failOnDataLoss=false`. Whoever plans has no other way to say something: this is on the standard error of the
+    driver, or in its log."""
+    for loss in losses:
+        _log.warning("%s; passed over, because %s is false", loss, FAIL_ON_DATA_LOSS)
 
 
 @contextmanager

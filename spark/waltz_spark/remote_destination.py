@@ -16,10 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from waltz_spark.destination import Hold, Output, who_is
+from waltz_spark.destination import Hold, Output, failure, who_is
 from waltz_spark.manifest import LOCK
-from waltzd.disk import translate
-from waltzd.errors import BadArgument, ExportHeld, WaltzError
+from waltzd.errors import BadArgument, ExportHeld, StoreFailed, WaltzError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +56,7 @@ class RemoteDestination:
         try:
             yield
         except OSError as error:
-            raise translate(error, f"{doing} {self.place}/{path}: {error}") from error
+            raise _failed(error, f"{doing} {self.place}/{path}") from error
 
     def read(self, path: str) -> bytes | None:
         system, there = self._there(path)
@@ -67,7 +66,7 @@ class RemoteDestination:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise translate(error, f"reading {self.place}/{path}: {error}") from error
+            raise _failed(error, f"reading {self.place}/{path}") from error
 
     def names(self, path: str = "") -> list[str]:
         from pyarrow import fs
@@ -208,3 +207,9 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _failed(error: OSError, doing: str) -> WaltzError:
+    """Some errors are of an operating system; of the others there are only the words."""
+    said = " ".join(str(error).split())
+    return failure(error, f"{doing}: {said}") if error.errno else StoreFailed(f"{doing}: {said}")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from waltz_spark import bank, form
 from waltz_spark.destination import Destination
-from waltz_spark.manifest import Manifest
+from waltz_spark.manifest import Manifest, check_whole
 from waltz_spark.origin import Span
 from waltz_spark.payload import ERROR_COLUMN, Decoder, decoder_of
 from waltzd.errors import ExportDamaged, NoSuchPartition, NotReplayable, PathMissing, ReplayDiffers
@@ -64,6 +64,7 @@ def transfers() -> Decoder:
 
 def replay(archive: Destination, found: Manifest, ends: Mapping[int, int]) -> Iterator[Branch]:
     """One partition after the other. `ends`: for each, the last id to apply."""
+    check_whole(found, archive.place, not_done="nothing was replayed")
     decoder = transfers()
     for partition, end in sorted(ends.items()):
         branch = Branch(partition=partition)

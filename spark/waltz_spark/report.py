@@ -17,7 +17,7 @@ from waltz_spark.destination import Destination, destination_of
 from waltz_spark.manifest import Manifest, Piece
 from waltz_spark.origin import Origin
 from waltz_spark.restore import newest
-from waltzd.errors import ArchiveUnfit, ExportDamaged, NoSuchName, NoSuchPartition, WaltzError
+from waltzd.errors import ArchiveUnfit, ExportDamaged, NoSuchName, NoSuchPartition, PartOnly, WaltzError
 from waltzd.layout import FileHeader
 from waltzd.record import OVERHEAD_BYTES
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from waltz_spark.session import SparkSettings
 
 HOUR, DAY = "hour", "day"
-_FORMATS = ("parquet", "orc")
+_FORMATS = {"parquet": "parquet", "delta": "parquet", "orc": "orc"}
+"""What a report can read, and as what Spark does."""
+_COUNTED = frozenset(("partition", "txid", "header", "client_id", "data"))
 _ACCURACY = 10_000
 _CONF = {"spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": "16"}
 _TOTAL, _PARTITION, _HEADER, _CLIENT, _TIME = 0b1111, 0b0111, 0b1011, 0b1101, 0b1110
@@ -151,6 +153,13 @@ def archive_log(text: str, partitions: Collection[int] | None, time_column: str 
             not_done="nothing was read",
             next_step="report on the log itself: --source DIR, or the running cluster",
         )
+    lacking = sorted(_COUNTED - {name for name, _ in found.shape.schema})
+    if lacking:
+        raise PartOnly(
+            f"{archive.place} was exported with --select {found.shape.query.select!r}: it has no column {lacking[0]}",
+            not_done="nothing was read",
+            next_step=f"report on the log, or on an export with the columns {', '.join(sorted(_COUNTED))}",
+        )
     missing = sorted(set(partitions or ()) - set(found.partitions))
     if missing:
         raise NoSuchPartition(f"the export holds no partition {missing[0]}", not_done="nothing was read")
@@ -163,7 +172,7 @@ def archive_log(text: str, partitions: Collection[int] | None, time_column: str 
         raise ExportDamaged(f"{archive.place}/{gone[0]} is missing, and the manifest has it", not_done="nothing was read")
     has_days = found.shape.lossless and time_column is None
     return ArchiveLog(
-        archive=archive, pieces=pieces, format=found.shape.format, time_column=time_column or "",
+        archive=archive, pieces=pieces, format=_FORMATS[found.shape.format], time_column=time_column or "",
         time_unit=HOUR if time_column else DAY if has_days else "",
     )  # fmt: skip
 

@@ -15,12 +15,13 @@ from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from waltz_spark import form
 from waltz_spark.destination import Destination
 from waltz_spark.encode import encode, resealed
 from waltz_spark.export import newest_manifest
-from waltz_spark.manifest import Manifest, Piece, SegmentHead, joined_crc
+from waltz_spark.manifest import Manifest, Piece, SegmentHead, check_whole, joined_crc
 from waltz_spark.origin import Span
 from waltzd.checksum import crc32
 from waltzd.disk import Disk, File, join
@@ -31,16 +32,18 @@ from waltzd.errors import (
     DiskFull,
     ExportDamaged,
     FileThere,
+    NoSuchName,
     NoSuchPartition,
-    NothingHere,
     SegmentIncomplete,
     WaltzError,
 )
 from waltzd.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, NEW_SUFFIX, FileHeader, index_name, segment_name
+from waltzd.record import OVERHEAD_BYTES
 
 MARKER = "waltz-restore.json"
 """Says which export is being restored here."""
-_CHECK_BYTES = 4 << 20
+_CHECK_BYTES, _CHECK_ENTRIES = 4 << 20, 1 << 14
+_ID_BYTES = 8
 OnProgress = Callable[[int, int], None]
 
 
@@ -89,16 +92,17 @@ class Restored:
 def newest(archive: Destination) -> Manifest:
     found = newest_manifest(archive)
     if found is None:
-        raise NothingHere(
-            f"{archive.place} holds no export",
+        raise NoSuchName(
+            f"there is no export in {archive.place}",
             not_done="nothing was read",
-            next_step="give the output of `waltzctl spark-export`",
+            next_step="check the path; `waltzctl spark-export` makes one",
         )
     return found
 
 
 def segments_of(found: Manifest, partitions: Collection[int] | None = None) -> list[Segment]:
     """What an export can be made into. Pure. Everything that is wrong is found here, before a byte is written."""
+    check_whole(found, "the archive", not_done="nothing was written")
     if found.shape.format != "parquet" or not found.shape.lossless:
         how = f"--format {found.shape.format}" + (" --lossless" if found.shape.lossless else "")
         raise ArchiveUnfit(f"the export was made with {how}; only --format parquet --lossless keeps segments as they were")
@@ -217,11 +221,10 @@ def _is_there(disk: Disk, directory: str, segment: Segment) -> bool:
     try:
         size = file.size()
         is_right = size == HEADER_BYTES + segment.data_bytes and file.read(0, HEADER_BYTES) == segment.head.header
-        is_right = is_right and _crc_of(file, size) == segment.crc
+        is_right = is_right and _crc_of(file, size) == segment.crc and _is_index(disk, index_path, segment, file, size)
     finally:
         file.close()
-    entries = INDEX_ENTRY_BYTES * segment.span.count
-    if not is_right or not disk.exists(index_path) or disk.size(index_path) != HEADER_BYTES + entries:
+    if not is_right:
         raise FileThere(
             f"{path} or its index is there, and is not what the export holds of ids {segment.span.first} to "
             f"{segment.span.last} of partition {segment.partition}",
@@ -235,6 +238,35 @@ def _crc_of(file: File, size: int) -> int:
     for offset in range(HEADER_BYTES, size, _CHECK_BYTES):
         crc = crc32(file.read(offset, min(_CHECK_BYTES, size - offset)), crc)
     return crc
+
+
+def _is_index(disk: Disk, path: str, segment: Segment, file: File, size: int) -> bool:
+    """Whether it says where each record of the segment begins: at each entry stands the id that belongs there."""
+    if not disk.exists(path) or disk.size(path) != HEADER_BYTES + INDEX_ENTRY_BYTES * segment.span.count:
+        return False
+    index = disk.open(path)
+    try:
+        header = index.read(0, HEADER_BYTES)
+        entries = np.frombuffer(index.read(HEADER_BYTES, INDEX_ENTRY_BYTES * segment.span.count), ">i8").astype(np.int64)
+    finally:
+        index.close()
+    if header != (segment.head.index_header or segment.head.header) or entries[0] != HEADER_BYTES:
+        return False
+    if (np.diff(entries) < OVERHEAD_BYTES).any() or entries[-1] > size - OVERHEAD_BYTES:
+        return False
+    return all(
+        _ids_at(file, entries[at : at + _CHECK_ENTRIES]) == segment.span.first + at
+        for at in range(0, len(entries), _CHECK_ENTRIES)
+    )
+
+
+def _ids_at(file: File, offsets: np.ndarray[Any, Any]) -> int | None:
+    """The id at the first of these offsets, if those that follow stand at the others."""
+    start = int(offsets[0])
+    raw = file.read(start, int(offsets[-1]) - start + _ID_BYTES)
+    every = np.ndarray((len(raw) - _ID_BYTES + 1,), ">i8", buffer=raw, strides=(1,))
+    ids = every[offsets - start].astype(np.int64)
+    return int(ids[0]) if (np.diff(ids) == 1).all() else None
 
 
 def _write(archive: Destination, found: Manifest, segment: Segment, disk: Disk, directory: str) -> Iterator[int]:
@@ -275,7 +307,7 @@ def _records(archive: Destination, found: Manifest, piece: Piece) -> Iterator[tu
     crc, next_id, data_bytes = 0, piece.span.first, 0
     form_ = form.Form(format=found.shape.format, compression=found.shape.compression)
     with archive.open(piece.path) as source:
-        for batch in form.read_batches(form_, source, place):
+        for batch in _batches(form_, source, place, piece):
             if batch.num_rows == 0:
                 continue
             run = resealed(encode(batch))
@@ -288,6 +320,13 @@ def _records(archive: Destination, found: Manifest, piece: Piece) -> Iterator[tu
         raise _damaged(place, piece, f"its records end before id {next_id} and have {data_bytes} bytes")
     if crc != piece.crc:
         raise _damaged(place, piece, f"its records have the checksum {crc:08x} and should have {piece.crc:08x}")
+
+
+def _batches(form_: form.Form, source: pa.NativeFile, place: str, piece: Piece) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from form.read_batches(form_, source, place)
+    except ExportDamaged as error:
+        raise _damaged(place, piece, error.message.removeprefix(place).strip()) from error
 
 
 def _damaged(place: str, piece: Piece, what: str) -> ExportDamaged:

@@ -61,35 +61,53 @@ class Selection:
                 )
         return {number: self._span(number, there[number]) for number in wanted}
 
-    def _span(self, number: int, there: Span) -> Span:
+    def passed_over(self, there: Mapping[int, Span]) -> list[str]:
+        """What was asked for and is not there, in words: with `failOnDataLoss=false` it is no error, and is said all the
+        same. For what `spans` accepts."""
+        wanted = sorted(there) if self.partitions is None else self.partitions
+        losses = (self._loss(number, there[number], *self._bounds(number, there[number])) for number in wanted)
+        return [loss.message for loss in losses if loss is not None]
+
+    def _bounds(self, number: int, there: Span) -> tuple[int, int]:
         first, end = self.starting.of(number), self.ending.of(number)
         first = {EARLIEST: there.first, LATEST: there.last + 1}.get(first, first)
+        return first, end
+
+    def _span(self, number: int, there: Span) -> Span:
+        first, end = self._bounds(number, there)
         if LATEST != end < first:
             raise BadArgument(
                 f"partition {number}: {ENDING} is {end}, which lies before {first}, where reading starts",
                 not_done=_NOT_READ,
             )
+        loss = self._loss(number, there, first, end)
+        if self.fails_on_loss and loss is not None:
+            raise loss
+        found = Span(first, (there.last + 1 if end == LATEST else end) - 1).cut(there)
+        return found if found.count else Span(max(found.first, there.first), max(found.first, there.first) - 1)
+
+    @staticmethod
+    def _loss(number: int, there: Span, first: int, end: int) -> BeyondLog | None:
         end = there.last + 1 if end == LATEST else end
-        if self.fails_on_loss and first < there.first:
-            raise BeyondLog(
-                f"partition {number}: ids {first} to {min(end, there.first) - 1} are not there any more; the first id is "
-                f"{there.first}",
+        if first < there.first:
+            last = min(end, there.first) - 1
+            return BeyondLog(
+                f"partition {number}: ids {first} to {last} are not there any more; the first id is {there.first}",
                 not_done=_NOT_READ,
                 next_step=f"start at {there.first}, or set {FAIL_ON_DATA_LOSS} to false to read what is left",
                 first_id=first,
-                last_id=there.first - 1,
+                last_id=last,
             )
-        if self.fails_on_loss and max(first, end) > there.last + 1:
+        if max(first, end) > there.last + 1:
             what = f"{ENDING} is {end}" if end > there.last + 1 else f"{STARTING} is {first}"
-            raise BeyondLog(
+            return BeyondLog(
                 f"partition {number}: {what}, and "
                 + (f"the last id that can be read is {there.last}" if there.count else "nothing is there to read yet"),
                 not_done=_NOT_READ,
                 next_step=f"ask for ids up to {there.last}, or set {FAIL_ON_DATA_LOSS} to false to read what is there",
                 last_id=there.last,
             )
-        found = Span(first, end - 1).cut(there)
-        return found if found.count else Span(max(found.first, there.first), max(found.first, there.first) - 1)
+        return None
 
 
 def selection_of(options: Mapping[str, str], *, is_stream: bool = False) -> Selection:
@@ -100,8 +118,6 @@ def selection_of(options: Mapping[str, str], *, is_stream: bool = False) -> Sele
 
     starting = said(STARTING)
     ending = said(ENDING)
-    if is_stream and ending is not None:
-        raise BadArgument(f"{ENDING} makes no sense for a stream, which has no end", next_step=f"leave {ENDING} out")
     first = Bound(others=EARLIEST) if starting is None else _bound(STARTING, starting, others=EARLIEST)
     if not is_stream and LATEST in (first.others, *first.named.values()):
         raise BadArgument(f"{STARTING}: nothing lies behind the latest id, so there would be nothing to read")

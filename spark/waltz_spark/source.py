@@ -18,9 +18,9 @@ from waltz_spark.columns import wanted
 from waltz_spark.opening import given_options, open_origin
 from waltz_spark.plan import sizing_of
 from waltz_spark.pushdown import UNFILTERED
-from waltz_spark.reading import Reading, projection_of, tasks, telling
+from waltz_spark.reading import Reading, projection_of, tasks, tell_losses, telling
 from waltz_spark.selection import selection_of, truth_of
-from waltz_spark.stream import WaltzStreamReader
+from waltz_spark.stream import WaltzStreamReader, limit_of
 
 COLUMNS, METADATA = "columns", "includeMetadata"
 
@@ -33,8 +33,12 @@ class WaltzDataSource(DataSource):
         return "waltz"
 
     def schema(self) -> StructType:
+        """The first thing that Spark asks for, and the one place where a stream's options can be refused before it runs."""
         with telling():
             given = given_options(self.options)
+            sizing_of(given)
+            limit_of(given)
+            selection_of(given, is_stream=True)
             metadata = truth_of(METADATA, given.get(METADATA.lower(), "false"))
             return from_arrow_schema(wanted(given.get(COLUMNS), metadata=metadata))
 
@@ -70,7 +74,9 @@ class WaltzReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         with telling():
             catalog = self._origin.catalog(self._selection.partitions)
-            return [*tasks(catalog, self._selection.spans(catalog.spans), self._sizing, self._filters)]
+            spans = self._selection.spans(catalog.spans)
+            tell_losses(self._selection.passed_over(catalog.spans))
+            return [*tasks(catalog, spans, self._sizing, self._filters)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return Reading(self._origin, self._projection, self._filters).batches(partition)

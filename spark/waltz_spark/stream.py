@@ -24,9 +24,10 @@ from pyspark.sql.types import StructType
 from waltz_spark.opening import given_options, open_origin
 from waltz_spark.origin import Catalog
 from waltz_spark.plan import size_of, sizing_of
-from waltz_spark.position import NO_LIMIT, Limit, Position, advanced, between, covers, end_of, readable, reconciled
-from waltz_spark.reading import Reading, projection_of, tasks, telling
-from waltz_spark.selection import number_of, selection_of
+from waltz_spark.position import NO_LIMIT, Limit, Position, advanced, between, covers, end_of, lost, readable, reconciled
+from waltz_spark.reading import Reading, projection_of, tasks, tell_losses, telling
+from waltz_spark.selection import ENDING, number_of, selection_of
+from waltzd.errors import BadArgument
 
 MAX_TXNS, MAX_BYTES = "maxTxnsPerTrigger", "maxBytesPerTrigger"
 
@@ -35,6 +36,7 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         with telling():
             given = given_options(options)
+            self._has_end = given.pop(ENDING.lower(), None) is not None
             self._selection = selection_of(given, is_stream=True)
             self._sizing = sizing_of(given)
             self._limit = limit_of(given)
@@ -42,12 +44,15 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._origin = open_origin(options)
         self._catalog: Catalog | None = None
         self._bound: Position | None = None
+        self._told: set[str] = set()
+        """What was passed over and said: Spark asks again and again."""
 
     def initialOffset(self) -> dict[str, Any]:
         """Only a new query asks for it: `startingTxnIds` means nothing to one that has a checkpoint."""
         with telling():
             catalog = self._look()
             starts = {partition: span.first for partition, span in self._selection.spans(catalog.spans).items()}
+            tell_losses(self._selection.passed_over(catalog.spans))
             return Position(catalog.key, starts).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -87,11 +92,20 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Reading(self._origin, self._projection).batches(partition)
 
     def _look(self) -> Catalog:
+        if (
+            self._has_end
+        ):  # said here, because PySpark falls over itself where a reader cannot be made, and tells that instead
+            raise BadArgument(f"{ENDING} makes no sense for a stream, which has no end", next_step=f"leave {ENDING} out")
         self._catalog = self._origin.catalog(self._selection.partitions)
         return self._catalog
 
     def _reconciled(self, position: Position, catalog: Catalog) -> Position:
-        return reconciled(position, catalog, among=self._selection.partitions, fail_on_loss=self._selection.fails_on_loss)
+        among, fails = self._selection.partitions, self._selection.fails_on_loss
+        found = reconciled(position, catalog, among=among, fail_on_loss=fails)
+        news = [what for what in lost(position, catalog, among=among).values() if what not in self._told]
+        self._told.update(news)
+        tell_losses(news)
+        return found
 
 
 def limit_of(options: Mapping[str, str]) -> Limit:

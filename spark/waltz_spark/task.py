@@ -96,6 +96,8 @@ class Written:
     started: float = 0.0
     ended: float = 0.0
     """By the clock of the machine that ran it: for showing how fast it went, for nothing else."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """Names and types in the file, where nobody could tell before Spark was asked."""
 
 
 def schema_of(decoder: Decoder | None) -> pa.Schema:

@@ -2,7 +2,8 @@
 
 A file is right when it has its size and its hash, and when the records that its rows describe have the checksum that the
 log's records had: that is computed anew, byte for byte. The second check needs nobody's word, not even that of whoever
-wrote the file. Against a log, the log's records are read and their checksums compared, which does not need the files.
+wrote the file. Where SQL left out columns or records, there is only the number of rows to compare. Against a log, the log's
+records are read and their checksums compared, which does not need the files.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from waltz_spark.manifest import HIDDEN, Manifest, Piece
 from waltz_spark.origin import Catalog, Origin, Span
 from waltz_spark.plan import Part, Split, runs
 from waltzd.checksum import crc32
-from waltzd.errors import WaltzError
+from waltzd.errors import ExportDamaged, WaltzError
 
 READ_BYTES = 4 << 20
 _OURS = re.compile(r"partition-\d+-\d{19}-\d{19}\..+")
@@ -49,7 +50,8 @@ class Checked:
 def check_files(destination: Destination, manifest: Manifest) -> Iterator[Checked]:
     """Every file, several at a time, in the order in which they are done."""
     form = Form(format=manifest.shape.format, compression=manifest.shape.compression)
-    yield from _each(manifest.pieces, lambda piece: _wrong_with(destination, form, piece))
+    has_records = manifest.shape.query.keeps_records
+    yield from _each(manifest.pieces, lambda piece: _wrong_with(destination, form, piece, has_records=has_records))
 
 
 def check_log(origin: Origin, catalog: Catalog, manifest: Manifest) -> Iterator[Checked]:
@@ -65,6 +67,21 @@ def strays(destination: Destination, manifest: Manifest) -> list[str]:
         name
         for name in destination.names()
         if name not in known and name != HIDDEN and _OURS.fullmatch(name) and any(suffix in name for suffix in suffixes)
+    ]
+
+
+def check_table(destination: Destination, manifest: Manifest) -> list[Finding]:
+    """Whether the table beside the files, where there is one, has exactly these files."""
+    if manifest.shape.format != "delta":
+        return []
+    from waltz_spark.delta import differences
+
+    known = {piece.path: piece for piece in manifest.pieces}
+    return [
+        Finding(path=path, partition=known[path].partition, span=known[path].span, detail=detail)
+        if path in known
+        else Finding(path=path, partition=-1, span=Span(0, -1), detail=detail)
+        for path, detail in differences(destination, manifest)
     ]
 
 
@@ -84,7 +101,37 @@ def _each(pieces: Sequence[Piece], wrong: Callable[[Piece], str]) -> Iterator[Ch
             pool.shutdown(cancel_futures=True)
 
 
-def _wrong_with(destination: Destination, form: Form, piece: Piece) -> str:
+def row_count(form: Form, source: pa.NativeFile, place: str) -> int:
+    """How many rows a file has, whatever they are. `place`: its path, for messages."""
+    try:
+        match form.format:
+            case "parquet" | "delta":
+                import pyarrow.parquet as pq
+
+                return int(pq.ParquetFile(source).metadata.num_rows)
+            case "orc":
+                from pyarrow import orc
+
+                return int(orc.ORCFile(source).nrows)
+            case "json":
+                text, count = _plain(form, source), 0
+                while block := text.read(READ_BYTES):
+                    count += block.count(b"\n")  # within a value it would be escaped
+                return count
+            case _:
+                from pyarrow import csv
+
+                parse = csv.ParseOptions(newlines_in_values=True)
+                return sum(batch.num_rows for batch in csv.open_csv(_plain(form, source), parse_options=parse))
+    except (pa.ArrowException, OSError) as error:
+        raise ExportDamaged(f"{place} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def _plain(form: Form, source: pa.NativeFile) -> pa.NativeFile:
+    return source if form.codec == "none" else pa.CompressedInputStream(source, form.codec)
+
+
+def _wrong_with(destination: Destination, form: Form, piece: Piece, *, has_records: bool) -> str:
     """Empty when nothing is."""
     size = destination.size(piece.path)
     if size is None:
@@ -98,6 +145,9 @@ def _wrong_with(destination: Destination, form: Form, piece: Piece) -> str:
         if digest.hexdigest() != piece.sha256:
             return "its bytes are not those that were written: its hash is another"
         file.seek(0)
+        if not has_records:
+            found = row_count(form, file, piece.path)
+            return "" if found == piece.row_count else f"it has {found} rows, and {piece.row_count} were written"
         return _wrong_rows(piece, read_batches(form, file, piece.path))
 
 

@@ -7,13 +7,16 @@ What a wave tells arrives when it is over, and can be published then.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StringType, StructField, StructType
 
+from waltz_spark.sight import Sight, Watch, unwatched
 from waltz_spark.task import Assignment, Job, Written, answer_of, packed, unpacked, write, written_of
 
 IN_FLIGHT = 2
@@ -51,7 +54,9 @@ class WaltzExport(DataSource):
         return _Tasks(unpacked(self.options["job"]), unpacked(self.options["assignments"]))
 
 
-def run_waves(spark: Any, job: Job, assignments: Sequence[Assignment]) -> Generator[Written, None, None]:
+def run_waves(
+    spark: Any, job: Job, assignments: Sequence[Assignment], watch: Watch = unwatched
+) -> Generator[Written, None, None]:
     """What the tasks tell, wave by wave. When it is closed, what still runs is cancelled."""
     spark.dataSource.register(WaltzExport)
     packed_job = packed(job)
@@ -60,19 +65,38 @@ def run_waves(spark: Any, job: Job, assignments: Sequence[Assignment]) -> Genera
         frame = spark.read.format(WaltzExport.name()).option("job", packed_job).option("assignments", packed(list(wave)))
         return [written_of(row.answer) for row in frame.load().collect()]
 
+    yield from in_waves(spark, run, assignments, watch)
+
+
+def in_waves(
+    spark: Any, run: Callable[[Sequence[Assignment]], list[Written]], assignments: Sequence[Assignment],
+    watch: Watch = unwatched,
+) -> Generator[Written, None, None]:  # fmt: skip
+    """`run`: carries out one wave, in a thread of its own, by jobs of this Spark."""
     waves = deque(_waves(assignments, spark.sparkContext.defaultParallelism))
-    pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="waltz export wave")
+    sight = Sight(spark)
+
+    def seen(wave: Sequence[Assignment]) -> list[Written]:
+        with sight.of(wave):
+            return run(wave)
+
+    pool = ThreadPoolExecutor(IN_FLIGHT + 1, thread_name_prefix="waltz export wave")
     running: set[Future[list[Written]]] = set()
+    looking = pool.submit(sight.ended)  # not in this thread: signals come here, and would meet a question half asked
     try:
         while waves or running:
             while waves and len(running) < IN_FLIGHT:
-                running.add(pool.submit(run, waves.popleft()))
+                running.add(pool.submit(seen, waves.popleft()))
             done, running = wait(running, timeout=_TICK_SECONDS, return_when=FIRST_COMPLETED)
+            if looking.done():
+                watch(looking.result())
+                looking = pool.submit(sight.ended)
             for future in done:
                 yield from future.result()
     finally:
         if running:
-            spark.sparkContext.cancelAllJobs()
+            with suppress(Py4JError, OSError):  # a Java that is gone has no jobs
+                spark.sparkContext.cancelAllJobs()
         pool.shutdown(wait=True, cancel_futures=True)
 
 

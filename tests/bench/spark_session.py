@@ -1,4 +1,4 @@
-"""What is measured inside one Spark that goes on: reading, writing, planning, and exports beside a cluster that works.
+"""What is measured inside one Spark that goes on: reading, writing and planning.
 
 The Java of this session compiles as Java does by default, not as the commands' own does: the reference, Spark rewriting
 Parquet, needs that, and an export loses by it if anything.
@@ -6,14 +6,9 @@ Parquet, needs that, and an export loses by it if anything.
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -33,11 +28,9 @@ from waltz_spark.task import Assignment, Job, Written, schema_of
 from waltz_spark.wave import run_waves
 
 from tests.bench.cost import Cost, cost_here, forget_peaks, medians, peak_bytes
-from waltzctl.playground.local import ROOT, LocalCluster
 
 WORKER = "pyspark.daemon"
 """Stands in the command line of each Python that works for Spark, and not in that of its Java."""
-APPEND_RATE, APPEND_BYTES = 300, 175
 _NUMBERS = count()
 
 
@@ -215,78 +208,3 @@ def worker_peaks(spark: Any, home: Path, storage: Path, large: Path) -> tuple[in
     forget_peaks(WORKER)
     read(large)
     return small, peak_bytes(WORKER)
-
-
-# -- B12 ---------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Beside:
-    p99: dict[str, list[float]]
-    """In ms, of transactions that were appended alone, beside an export at full speed, and beside one with a rate."""
-    full_rates: list[float]
-    """Bytes a second of the log that exports at full speed read meanwhile."""
-    rate: float
-    """What the others were told."""
-    kept_rates: list[float]
-
-
-def beside_appends(spark: Any, home: Path, records: int, seconds: float, rate: float | None, rounds: int) -> Beside:
-    cluster = LocalCluster.make(home / "cluster", servers=1)
-    cluster.start()
-    try:
-        servers = ",".join(cluster.server_addresses)
-        _bench(servers, "--producers", 8, "--batch", 500, "--count", records)
-        origin = open_origin({"coordinator": cluster.coordinator_hosts, "root": ROOT})
-        warm = export(spark, origin, _removed(home / "export"))
-        rate = rate or warm.data_bytes / (seconds + 2)
-        p99: dict[str, list[float]] = {"alone": [], "full": [], "rate": []}
-        full_rates, kept_rates = [], []
-        for _ in range(rounds):
-            p99["alone"].append(_p99(servers, seconds))
-            with _exporting(spark, origin, home, None) as done:
-                p99["full"].append(_p99(servers, seconds))
-            full_rates.append(sum(each.data_bytes for each in done) / sum(each.task_seconds for each in done))
-            pace = Pace(bytes_per_second=rate, path=str(home / "bucket"))
-            with _exporting(spark, origin, home, pace) as done:
-                p99["rate"].append(_p99(servers, seconds))
-            kept_rates.append(sum(each.data_bytes for each in done) / sum(each.task_seconds for each in done))
-    finally:
-        cluster.kill()
-    return Beside(p99=p99, full_rates=full_rates, rate=rate, kept_rates=kept_rates)
-
-
-@contextmanager
-def _exporting(spark: Any, origin: Origin, home: Path, pace: Pace | None) -> Iterator[list[Exported]]:
-    """One export after the other, until the block is over and the last one is done."""
-    done: list[Exported] = []
-    has_enough = threading.Event()
-
-    def work() -> None:
-        while not has_enough.is_set():
-            output = home / f"export-{next(_NUMBERS)}"
-            done.append(export(spark, origin, output, pace))
-            _removed(output)
-
-    with ThreadPoolExecutor(1) as pool:
-        exports = pool.submit(work)
-        try:
-            yield done
-        finally:
-            has_enough.set()
-        exports.result()
-
-
-def _p99(servers: str, seconds: float) -> float:
-    found = _bench(servers, "--rate", APPEND_RATE, "--producers", 8, "--seconds", seconds)
-    return float(found["series"][0]["latency_ms"]["p99"])
-
-
-def _bench(servers: str, *options: object) -> dict[str, Any]:
-    command = [str(Path(sys.executable).with_name("waltzctl")), "bench", "append", "--at", servers, "--yes",
-               "--size", str(APPEND_BYTES), "-o", "json", *map(str, options)]  # fmt: skip
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found

@@ -52,6 +52,7 @@ ELSEWHERE = {
     "cli/test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "tail"))],
     "cli/test_unit": [["generate", "unit"]],
     "cli/test_up": [[name] for name in ("down", "logs", "reset", "up")],
+    "spark/test_class_archive": [["spark", name] for name in ("status", "warmup")],
     "spark/test_replay": [["analysis", "replay"]],
     "spark/test_report": [["analysis", "report"]],
     "spark/test_restore": [["archive", "restore"]],

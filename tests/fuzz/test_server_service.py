@@ -40,8 +40,8 @@ from waltzd.log_messages import client_message
 from waltzd.loop import run
 from waltzd.storage_admin import AdminClient
 
-CALLS, ADMIN_CALLS, STREAMS = 500, 150, 400
-GARBAGE, FLOODS = 250, 1
+CALLS, ADMIN_CALLS, STREAMS = 250, 75, 200
+GARBAGE, FLOODS = 125, 1
 LOG, ADMIN = methods("Log"), methods("ServerAdmin")
 LOCKS = 100_000
 

@@ -50,8 +50,8 @@ from waltzd.storages import ReplicaClient
 from waltzd.stream_frame import Hello, records_parts
 from waltzd.verify import Options, Target, verify
 
-CALLS, ADMIN_CALLS, STREAMS, FILES = 500, 150, 400, 130
-GARBAGE, FLOODS = 250, 1
+CALLS, ADMIN_CALLS, STREAMS, FILES = 250, 75, 200, 65
+GARBAGE, FLOODS = 125, 1
 SESSION = 7
 OTHER_KEY = UUID(int=99)
 REPLICA, ADMIN = methods("Replica"), methods("StorageAdmin")

@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.crash import run_seed
 
 SLICES = 20
-WORKLOADS = 10 if not os.environ.get("WALTZ_LONG") else 200
+WORKLOADS = 6 if not os.environ.get("WALTZ_LONG") else 200
 
 
 @pytest.mark.parametrize("part", range(SLICES))

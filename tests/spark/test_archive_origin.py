@@ -18,7 +18,7 @@ from waltz_spark.origin import Catalog, Span
 from waltz_spark.plan import Sizing, plan, runs
 from waltz_spark.task import Job, assignments_of, write
 
-from waltzd.errors import BadArgument, ExportDamaged, NoSuchPartition, NothingHere
+from waltzd.errors import BadArgument, ExportDamaged, NoSuchName, NoSuchPartition
 from waltzd.record import join_runs
 
 BATCH = 4 << 20
@@ -123,7 +123,7 @@ def test_what_is_not_there(log: DirectoryOrigin, tmp_path: Path) -> None:
     with pytest.raises(NoSuchPartition, match="has nothing of partition 3, 8"):
         ArchiveOrigin(output=str(tmp_path / "out")).catalog([0, 3, 8])
     (tmp_path / "begun" / "_waltz").mkdir(parents=True)
-    with pytest.raises(NothingHere, match="holds no export"):
+    with pytest.raises(NoSuchName, match="there is no export in"):
         open_origin({"path": str(tmp_path / "begun")}).catalog()
     with pytest.raises(BadArgument, match="an export holds only what is committed"):
         open_origin({"path": str(tmp_path / "out"), "allowUncommitted": "true"})

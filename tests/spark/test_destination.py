@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from pyarrow import fs
@@ -17,7 +19,7 @@ from waltz_spark.destination import Destination, Hold, LocalDestination, destina
 from waltz_spark.manifest import LOCK
 from waltz_spark.remote_destination import RemoteDestination
 
-from waltzd.errors import BadArgument, ExportHeld, WaltzError
+from waltzd.errors import BadArgument, DiskFull, ExportHeld, NoPermission, StoreFailed, WaltzError
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -146,3 +148,48 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
         LocalDestination(str(tmp_path / "file" / "out")).create("x")
     with pytest.raises(WaltzError, match="Not a directory"):
         LocalDestination(str(tmp_path / "file")).names()
+
+
+def test_a_store_that_refuses_is_told_in_its_own_words() -> None:
+    """There is no number of an operating system in it, and so no advice about disks."""
+
+    class Refusing:
+        def get_file_info(self, _: object) -> None:
+            raise OSError("When listing objects in bucket 'gone': AWS Error NO_SUCH_BUCKET")
+
+        def open_input_stream(self, _: object) -> None:
+            raise PermissionError(13, "no way")
+
+    destination = RemoteDestination("gone/export", Refusing())
+    with pytest.raises(StoreFailed, match="reading the directory gone/export"):
+        destination.names()
+    with pytest.raises(NoPermission):
+        destination.read("x")
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_full_disk_is_said_once_and_as_what_it_is(tmp_path: Path, is_whole: bool) -> None:
+    """What could not be written is still in the file's buffer, and closing it fails once more."""
+    output = LocalDestination(str(tmp_path)).create("file")
+    cast(Any, output)._file.close()
+    cast(Any, output)._file = open("/dev/full", "wb")  # noqa: SIM115 - the output closes it
+
+    def put() -> None:
+        with output as file:
+            file.write(b"x" * 100)
+            if not is_whole:
+                raise DiskFull("somewhere else")
+
+    with pytest.raises(DiskFull) as told:
+        put()
+    assert ("writing" in told.value.message) == is_whole
+    assert not is_whole or "free space there" in told.value.detail_next_step
+
+
+def test_a_lock_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(number: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(DiskFull, match="_waltz/lock"), LocalDestination(str(tmp_path)).hold("me"):
+        pytest.fail("held")

@@ -248,6 +248,125 @@ def test_segments_alone_say_nothing_about_what_is_committed() -> None:
     assert read_all(origin) == bytes(log.part(30, 60).data)
 
 
+# -- logs whose old segments were moved away -------------------------------------------------------------------------------
+
+
+def trim(disk: SimDisk, directory: str, first_ids: list[int]) -> None:
+    for first_id in first_ids:
+        disk.remove(f"{directory}/{segment_name(first_id)}")
+
+
+@pytest.mark.parametrize("allows_uncommitted", [False, True])
+def test_a_log_begins_where_its_first_segment_does(allows_uncommitted: bool) -> None:
+    log = log_of(90)
+    disk = SimDisk()
+    directory = store(disk, "s", log, [0, 30, 60], mark=89)
+    trim(disk, directory, [0])
+    origin = DirectoryOrigin(storages=("s",), allows_uncommitted=allows_uncommitted, disk=disk)
+    assert spans(origin) == {0: Span(30, 89)}
+    assert read_all(origin) == bytes(log.part(30, 90).data)
+
+
+def test_nothing_is_left_but_the_segment_that_waits_for_records() -> None:
+    log = log_of(90)
+    disk = SimDisk()
+    directory = store(disk, "s", log, [0, 30, 90], mark=89)
+    assert spans(DirectoryOrigin(storages=("s",), disk=disk)) == {0: Span(0, 89)}
+    trim(disk, directory, [0, 30])
+    catalog = DirectoryOrigin(storages=("s",), disk=disk).catalog()
+    assert (catalog.spans, catalog.extents) == ({0: Span(90, 89)}, ())
+
+
+def test_several_directories_are_together_what_each_of_them_begins_with() -> None:
+    """Where they overlap, the one that reaches furthest is read."""
+    log = log_of(100)
+    disk = SimDisk()
+    trim(disk, store(disk, "a", log, [0, 50, 70], mark=99), [0])
+    trim(disk, store(disk, "b", log.part(0, 80), [0, 20, 40], mark=79), [0])
+    store(disk, "c", log.part(0, 30), [0, 10], mark=25)
+    origin = DirectoryOrigin(storages=("a", "b", "c"), disk=disk)
+    assert spans(origin) == {0: Span(0, 99)}
+    found = [(extent.place.split("/")[0], extent.span.first, extent.span.last) for extent in origin.catalog().extents]
+    assert found == [("c", 0, 9), ("c", 10, 19), ("b", 20, 39), ("b", 40, 49), ("a", 50, 69), ("a", 70, 99)]
+    assert read_all(origin) == bytes(log.data)
+
+
+def test_between_two_directories_ids_are_missing() -> None:
+    """Those who ask for other ids are not held up."""
+    log = log_of(100)
+    disk = SimDisk()
+    trim(disk, store(disk, "new", log, [0, 70], mark=99), [0])
+    store(disk, "old", log.part(0, 60), [0, 30], mark=44)  # ids 45 to 59 are there, and were never known to be committed
+    origin = DirectoryOrigin(storages=("old", "new"), disk=disk)
+    catalog = origin.catalog()
+    assert catalog.spans == {0: Span(0, 99)}
+    assert [extent.span for extent in catalog.extents] == [Span(0, 29), Span(30, 44), Span(45, 69), Span(70, 99)]
+    assert [extent.bytes > 0 for extent in catalog.extents] == [True, True, False, True]
+    seen: list[Run] = []
+    with pytest.raises(PartitionDamaged, match="new/0: ids 45 to 69 of partition 0 are missing") as caught:
+        seen.extend(everything(origin))
+    assert [caught.value.number(name) for name in ("partition", "first_id", "last_id")] == [0, 45, 69]
+    assert bytes(join_runs(seen).data) == bytes(log.part(0, 45).data)
+    assert origin.header(catalog.extents[2]) is None
+    last = catalog.extents[3]
+    assert bytes(join_runs(list(origin.read(last, last.span, batch_bytes=BATCH))).data) == bytes(log.part(70, 100).data)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_directories_together_hold_what_one_of_them_holds(seed: int) -> None:
+    """Each begins and ends somewhere, and may have lost a segment in between. The twin looks for each id in all of them."""
+    pick = random.Random(seed)
+    log = log_of(100)
+    disk = SimDisk()
+    held: list[set[int]] = []
+    spans_of: list[Span] = []
+    names = [f"s{number}" for number in range(pick.randrange(1, 5))]
+    for name in names:
+        count = pick.randrange(20, 101)
+        cuts = sorted({0, *(pick.randrange(1, count) for _ in range(pick.randrange(1, 7)))})
+        mark = pick.randrange(cuts[-1], count)
+        directory = store(disk, name, log.part(0, count), cuts, mark=mark)
+        gone = cuts[: pick.randrange(len(cuts))]
+        left = cuts[len(gone) :]
+        lost = pick.choice(left[1:-1]) if len(left) > 2 and pick.random() < 0.3 else None
+        trim(disk, directory, gone if lost is None else [*gone, lost])
+        follows = left[left.index(lost) + 1] if lost is not None else 0
+        held.append({id_ for id_ in range(left[0], mark + 1) if lost is None or not lost <= id_ < follows})
+        spans_of.append(Span(left[0], mark))
+    origin = DirectoryOrigin(storages=tuple(names), disk=disk)
+    catalog = origin.catalog()
+    first, last = min(span.first for span in spans_of), max(span.last for span in spans_of)
+    assert catalog.spans == {0: Span(first, last)}
+    ids = [id_ for extent in catalog.extents for id_ in range(extent.span.first, extent.span.last + 1)]
+    assert ids == list(range(first, last + 1)), "the extents cover the span, each id once"
+    for id_ in pick.sample(ids, min(len(ids), 40)):
+        extent = the_extent(catalog, id_)
+        if any(id_ in each for each in held):
+            (run,) = origin.read(extent, Span(id_, id_), batch_bytes=BATCH)
+            assert bytes(run.data) == bytes(log.part(id_, id_ + 1).data)
+        else:
+            with pytest.raises(PartitionDamaged, match=r"of partition 0 (is|are) missing") as caught:
+                list(origin.read(extent, Span(id_, id_), batch_bytes=BATCH))
+            low, high = (caught.value.number(name) for name in ("first_id", "last_id"))
+            assert low is not None
+            assert high is not None
+            assert low <= id_ <= high
+
+
+def test_where_a_segment_began_is_null_while_its_header_cannot_be_read() -> None:
+    """The records come from another directory then."""
+    log = log_of(60)
+    disk = SimDisk()
+    directory = store(disk, "s", log, [0, 30], mark=59)
+    store(disk, "t", log, [0], mark=59)
+    disk.corrupt(f"{directory}/{segment_name(30)}", 12, b"\xff")
+    disk.corrupt(f"{directory}/{segment_name(0)}", 0, b"\xff")
+    origin = DirectoryOrigin(storages=("s", "t"), disk=disk)
+    first, second = origin.catalog().extents
+    assert origin.header(first) is None
+    assert bytes(join_runs(list(origin.read(second, second.span, batch_bytes=BATCH))).data) == bytes(log.part(30, 60).data)
+
+
 # -- any part of a segment, whatever its index says ------------------------------------------------------------------------
 
 
@@ -368,8 +487,8 @@ def lose_middle_segment(disk: SimDisk) -> None:
     disk.remove(f"s/0/{segment_name(30)}")
 
 
-def lose_first_segment(disk: SimDisk) -> None:
-    disk.remove(f"s/0/{segment_name(0)}")
+def lose_all_segments(disk: SimDisk) -> None:
+    trim(disk, "s/0", [0, 30, 60])
 
 
 def lose_partition(disk: SimDisk) -> None:
@@ -403,7 +522,7 @@ def other_name(disk: SimDisk) -> None:
         (cut_tail, PartitionDamaged, "record of id 60"),
         (lose_last_segment, PartitionDamaged, "ids 60 to 89 are missing: no segment starts at id 60"),
         (lose_middle_segment, PartitionDamaged, "ids 30 to 59 of partition 0 are missing"),
-        (lose_first_segment, PartitionDamaged, "ids 0 to 29 are missing: no segment starts before id 30"),
+        (lose_all_segments, PartitionDamaged, "ids 0 to 89 are missing: no segment starts before id 90"),
         (lose_partition, PartitionDamaged, "the control file says that it is here, and its directory is missing"),
         (lose_promise, PartitionDamaged, "the promise file is missing"),
         (break_promise, PartitionDamaged, "fails its checksum"),
@@ -435,6 +554,18 @@ def test_of_a_storage_that_cannot_be_read_nobody_knows_what_it_had(original: Pat
     assert list(DirectoryOrigin(storages=(broken, part)).catalog([0, 1]).spans) == [0, 1]
     with pytest.raises(ControlDamaged):
         DirectoryOrigin(storages=(broken, part)).catalog()
+
+
+@pytest.mark.parametrize("what", [IDENTITY_NAME, CONTROL_NAME])
+def test_either_of_two_files_says_which_cluster_it_is(what: str) -> None:
+    log = log_of(60)
+    disk = SimDisk()
+    store(disk, "s", log, [0, 30], mark=59)
+    origin = DirectoryOrigin(storages=("s",), disk=disk)
+    catalog = origin.catalog()
+    disk.corrupt(f"s/{what}", 24, b"\xff")  # in the key
+    assert origin.catalog() == catalog
+    assert read_all(origin) == bytes(log.data)
 
 
 def test_two_clusters_are_never_mixed() -> None:

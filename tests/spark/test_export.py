@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -22,7 +24,7 @@ from waltz_spark import destination, java, pace
 from waltz_spark.decode import SCHEMA, record_batch
 from waltz_spark.destination import LocalDestination
 from waltz_spark.directory_origin import DirectoryOrigin
-from waltz_spark.export import Range, Run, has_leftovers, newest_manifest, planned, wanted
+from waltz_spark.export import Range, Run, behind, has_leftovers, newest_manifest, planned, wanted
 from waltz_spark.form import KINDS, Form, form_of, read_batches
 from waltz_spark.manifest import Manifest, Shape, encode, manifest_path
 from waltz_spark.origin import Catalog, Span
@@ -310,15 +312,52 @@ def test_two_at_the_same_time(exporting: Exporting) -> None:
     exporting.check()
 
 
-def test_a_name_that_is_taken_is_not_written_over(exporting: Exporting, tmp_path: Path) -> None:
+def test_a_name_that_is_taken_is_neither_written_over_nor_removed(exporting: Exporting, tmp_path: Path) -> None:
     path = tmp_path / "out" / exporting.prepared().assignments[0].path(exporting.form)
-    exporting.destination.names()
     (tmp_path / "out" / "_waltz").mkdir(parents=True)
     path.write_bytes(b"somebody's")
     with pytest.raises(NotOurExport, match="is there, and no manifest has it"):
         exporting.export()
-    path.write_bytes(b"somebody's")
     assert path.read_bytes() == b"somebody's"
+
+
+def test_a_name_that_is_taken_while_a_run_is_at_work_stays(exporting: Exporting, tmp_path: Path) -> None:
+    run = exporting.prepared()
+    path = tmp_path / "out" / run.assignments[-1].path(exporting.form)
+
+    def meanwhile(name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+        path.write_bytes(b"somebody's")
+        yield from exporting.tasks(name, given)
+
+    with pytest.raises(NotOurExport, match="is there, and no manifest has it"):
+        run.carry_out(meanwhile)
+    assert path.read_bytes() == b"somebody's"
+
+
+def test_files_whose_manifest_was_set_aside_are_kept(exporting: Exporting, tmp_path: Path) -> None:
+    """They may be all that there is of a log that was trimmed since."""
+    exporting.export(Range(partitions=(0,)))
+    exporting.export()
+    manifests = sorted((tmp_path / "out" / "_waltz" / "manifest").iterdir())
+    manifests[-1].rename(tmp_path / "aside.json")
+    there = sorted(os.listdir(tmp_path / "out"))
+    with pytest.raises(NotOurExport, match="is there, and no manifest has it"):
+        exporting.export()
+    assert sorted(os.listdir(tmp_path / "out")) == there
+    (tmp_path / "aside.json").rename(manifests[-1])
+    exporting.check()
+
+
+def test_a_log_that_ends_before_the_export_is_noticed(exporting: Exporting, storage: GrowingStorage) -> None:
+    exporting.export()
+    newest = newest_manifest(exporting.destination)
+    catalog = exporting.origin.catalog()
+    assert behind(catalog, newest) == {}
+    last = catalog.spans[0].last
+    shorter = replace(catalog, spans={**catalog.spans, 0: Span(catalog.spans[0].first, last - 3)})
+    assert behind(shorter, newest) == {0: last - 3}
+    assert behind(replace(catalog, spans={0: Span(0, -1)}), newest) == {0: -1}
+    assert behind(catalog, None) == {}
 
 
 @pytest.mark.parametrize("format_", KINDS)
@@ -374,6 +413,57 @@ def test_no_gap_is_ever_made(exporting: Exporting) -> None:
         wanted(trimmed, newest_manifest(exporting.destination), Range())
     with pytest.raises(ExportGap, match="--from-txn is 3, and the first id that is still there is 20"):
         wanted(trimmed, None, Range(first_of_others=3))
+    nothing_left = replace(catalog, spans={number: Span(36, 35) for number in catalog.spans})
+    with pytest.raises(ExportGap, match="the export ends before id 8, and the log begins at 36 now"):
+        wanted(nothing_left, newest_manifest(exporting.destination), Range())
+
+
+def test_a_directory_that_is_behind_the_export(
+    exporting: Exporting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As that of a slow replica is: nothing is added, and nobody is told that all is well."""
+    shutil.copytree(exporting.storage.directory, tmp_path / "slow")
+    grow(exporting.storage, 2)
+    exporting.export()
+    line = ["spark-export", exporting.destination.place, f"--source={tmp_path / 'slow'}"]
+    assert waltzctl(line) == 0
+    said = (
+        "The export is ahead of what was read: partition 0 ends at id 35, 1 ends at id 35. Nothing of them was exported.\n"
+    )
+    assert capsys.readouterr().err == said
+    exporting.check()
+    inside = ["spark-export", str(tmp_path / "slow" / "data" / "9"), f"--source={tmp_path / 'slow'}", "--dry-run"]
+    assert waltzctl(inside) == 2
+    assert "lie within each other" in capsys.readouterr().err
+
+
+def test_a_log_whose_old_segments_are_gone(
+    exporting: Exporting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new export begins where the log does and says so, unless that was asked for; one that knows of less is refused."""
+    exporting.export(Range(last_of_others=5))
+    for partition in (0, 1):
+        (exporting.storage.directory / str(partition) / segment_name(0)).unlink()
+    source = f"--source={exporting.storage.directory}"
+    assert waltzctl(["spark-export", str(tmp_path / "new"), source, "--dry-run", "-o", "json"]) == 0
+    said = capsys.readouterr()
+    begins = "The log does not begin at id 0 there: partition 0 at id 12, 1 at id 12. What lay before is not exported.\n"
+    assert begins in said.err
+    assert {part["first"] for part in json.loads(said.out)["partitions"]} == {12}
+    for more, code, words in (
+        (["--from-txn", "20"], 0, ""),
+        (["--partitions", "1"], 0, "begin at id 0 there: partition 1 at id 12. What"),
+        (["--from-txn", "0=3"], 4, "--from-txn is 3, and the first id that is still there is 12"),
+    ):
+        assert waltzctl(["spark-export", str(tmp_path / "new"), source, "--dry-run", *more]) == code
+        err = capsys.readouterr().err
+        assert words in " ".join(err.split())
+        assert ("does not begin at id 0" in err) == ("begin at id 0" in words)
+    assert waltzctl(["spark-export", str(exporting.destination.place), source]) == 4
+    assert "the export ends before id 6, and the log begins at 12 now" in " ".join(capsys.readouterr().err.split())
+    exporting.destination = LocalDestination(str(tmp_path / "new"))
+    exporting.export()
+    exporting.check()
 
 
 @pytest.fixture
@@ -425,7 +515,12 @@ def test_with_nothing_new_what_a_killed_run_left_goes_away_all_the_same(exportin
     assert exporting.destination.size("partition-9.parquet") is None
 
 
-def test_a_dry_run_writes_nothing(exporting: Exporting, tool: Tool, tmp_path: Path) -> None:
+def test_a_dry_run_writes_nothing(
+    exporting: Exporting, tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    there = java.Java(home="/opt/java", version="17.0.9", place="$JAVA_HOME")
+    monkeypatch.setattr(java, "find_java", lambda home: there)
     code, out, _ = tool("spark-export OUT SOURCE --dry-run --partitions 1 --from-txn 1=4 -o json")
     found = json.loads(out)
     assert (code, found["result"]) == (0, "planned")
@@ -436,7 +531,24 @@ def test_a_dry_run_writes_nothing(exporting: Exporting, tool: Tool, tmp_path: Pa
     assert code == 0
     assert "Nothing was written." in out
     assert max(len(line) for line in out.splitlines() if line.startswith(" ")) <= 80
+    assert out.splitlines()[-1] == "It would run on Java 17.0.9: /opt/java (from $JAVA_HOME)."
+    assert (found["runs_on"]["java"]["home"], found["runs_on"]["archive"]) == ("/opt/java", None)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_says_that_there_is_no_java(
+    exporting: Exporting, tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(_home: str | None) -> java.Java:
+        raise NoSparkJava("no Java 17 or later was found. $JAVA_HOME: nothing there")
+
+    monkeypatch.setattr(java, "find_java", found)
+    code, out, err = tool("spark-export OUT SOURCE --dry-run")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-2].startswith("It would not start: W2226 no Java 17 or later was found.")
+    assert out.splitlines()[-1].startswith("Next: install Java 17 or later")
+    code, out, _ = tool("spark-export OUT SOURCE --dry-run -o json")
+    assert (code, json.loads(out)["runs_on"]["error"]["code"]) == (0, "W2226")
 
 
 @pytest.mark.parametrize(
@@ -456,7 +568,9 @@ def test_a_dry_run_writes_nothing(exporting: Exporting, tool: Tool, tmp_path: Pa
         ("spark-export OUT SOURCE --partitions x", 2, "no partition and no range"),
         ("spark-export OUT SOURCE --compression zip", 2, "parquet has no zip"),
         ("spark-export OUT SOURCE --compression zstd:99", 2, "zstd has levels 1 to 22"),
+        ("spark-export NEW SOURCE --format json --compression gzip:9", 2, "there is no such level"),
         ("spark-export OUT SOURCE --rate fast", 2, "is not a size"),
+        ("spark-export OUT SOURCE --target-file-size 1", 2, "a file has at least 4096 bytes"),
         ("spark-export OUT SOURCE --conf x=y", 2, "spark.NAME=VALUE"),
         ("spark-export OUT SOURCE --py-files nowhere.py", 2, "there is no such file"),
         ("spark-export OUT SOURCE --lossless --decode text", 2, "--lossless keeps records and segments as they are"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from hashlib import sha256
 from uuid import UUID
 from zlib import crc32
 
@@ -15,6 +16,7 @@ from waltz_spark.manifest import (
     Piece,
     SegmentHead,
     Shape,
+    check_whole,
     decode,
     encode,
     joined_crc,
@@ -22,8 +24,9 @@ from waltz_spark.manifest import (
     totals_of,
 )
 from waltz_spark.origin import Span
+from waltz_spark.query import SPARK, Query
 
-from waltzd.errors import ManifestDamaged, UnknownVersion
+from waltzd.errors import ManifestDamaged, PartOnly, UnknownVersion
 
 SHAPE = Shape(
     format="parquet", compression="zstd:3", lossless=False, decoder="", decoder_fingerprint="", schema=(("txid", "int64"),)
@@ -154,3 +157,80 @@ def test_what_is_no_manifest_is_refused(text: bytes, said: str) -> None:
 def test_a_newer_version_is_not_guessed_at() -> None:
     with pytest.raises(UnknownVersion, match="version 2; this program knows 1"):
         decode(b'{"format": "waltz-export", "version": 2}', "here")
+
+
+# -- exports that SQL was at -------------------------------------------------------------------------------------------
+
+
+def test_without_sql_nothing_is_written_that_was_not_written_before() -> None:
+    """Older programs read what this one writes, byte for byte, and this one what they wrote."""
+    value = json.loads(encode(manifest_of(piece_of(0, 0, b"abc", 2))))
+    assert list(value["shape"]) == [
+        "format", "compression", "lossless", "decoder", "decoder_fingerprint", "schema", "schema_fingerprint"
+    ]  # fmt: skip
+    assert "rows" not in value["files"][0]
+    assert "rows" not in value["partitions"]["0"]
+
+
+@pytest.mark.parametrize(
+    "query", [Query(engine=SPARK), Query(engine=SPARK, where="txid > 5"), Query(engine=SPARK, select="a, b", where="c")]
+)
+def test_sql_and_numbers_of_rows_are_read_as_they_were_written(query: Query) -> None:
+    pieces = [
+        replace(piece_of(0, 0, b"abc", 2), rows=1),
+        piece_of(0, 2, b"de", 3),
+        replace(piece_of(1, 0, b"x", 1), rows=0),
+    ]
+    manifest = replace(manifest_of(*pieces), shape=replace(SHAPE, query=query))
+    found = decode(encode(manifest), "here")
+    assert found == manifest
+    assert {number: total.rows for number, total in found.partitions.items()} == {0: 4, 1: 0}
+    value = json.loads(encode(manifest))
+    assert {name: value["shape"].get(name) for name in ("engine", "select", "where")} == {
+        "engine": "spark", "select": query.select or None, "where": query.where or None
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("shape", "engine"), "arrow"),
+        (("shape", "engine"), "duckdb"),
+        (("shape", "where"), "txid > 1"),
+        (("shape", "select"), ""),
+        (("files", 0, "rows"), 2),
+        (("files", 0, "rows"), -1),
+        (("partitions", "0", "rows"), 7),
+    ],
+)
+def test_what_no_export_says_of_sql_is_damage(place: tuple[str | int, ...], value: object) -> None:
+    """With a checksum that fits: somebody made it."""
+    said = json.loads(encode(manifest_of(piece_of(0, 0, b"abc", 2))))
+    within = said
+    for name in place[:-1]:
+        within = within[name]
+    within[place[-1]] = value
+    said.pop("sha256")
+    text = json.dumps({**said, "sha256": digest_of(said)}).encode()
+    with pytest.raises(ManifestDamaged):
+        decode(text, "here")
+
+
+def digest_of(value: object) -> str:
+    return sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        (Query(engine=SPARK, where="txid > 5"), r"there is an export with --where 'txid > 5': it is not the log"),
+        (Query(engine=SPARK, select="txid"), r"there is an export with --select 'txid': it is not the log"),
+    ],
+)
+def test_a_part_is_not_taken_for_the_log(query: Query, said: str) -> None:
+    manifest = replace(manifest_of(), shape=replace(SHAPE, query=query))
+    with pytest.raises(PartOnly, match=said):
+        check_whole(manifest, "there", not_done="nothing was read")
+    check_whole(manifest_of(), "there", not_done="nothing was read")
+    whole = replace(SHAPE, query=Query(engine=SPARK, select="*, length(data) AS n"))
+    check_whole(replace(manifest_of(), shape=whole), "there", not_done="nothing was read")

@@ -16,7 +16,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 from waltz_spark.decode import SCHEMA, record_batch
-from waltz_spark.payload import ERROR_COLUMN, Decoder, decoder_of
+from waltz_spark.payload import ERROR_COLUMN, Decoder, Method, Sieve, Undecodable, decoder_of
 
 from waltzd.errors import BadDecoder, PathMissing
 from waltzd.record import encode_payloads
@@ -117,6 +117,31 @@ def test_json_agrees_with_the_json_of_python(rows: list[dict[str, Any]], indent:
         for name in "ilbs":
             assert now[name] == was.get(name)
         assert now["d"] == was.get("d") or math.isclose(now["d"], was["d"], rel_tol=1e-15)
+
+
+_BYTES = st.one_of(
+    st.binary(max_size=6), st.text(max_size=4).map(str.encode), st.sampled_from(_BAD_JSON),
+    st.integers(0, 0xFFFF).map(lambda code: bytes([0xE0 | code >> 12, 128 | code >> 6 & 63, 128 | code & 63])),
+    st.integers(0, 0x1FFFFF).map(lambda code: bytes([0xF0 | code >> 18, *(128 | code >> by & 63 for by in (12, 6, 0))])),
+)  # fmt: skip
+
+
+@given(payloads=st.lists(_BYTES, min_size=1, max_size=20))
+def test_what_is_refused_at_a_glance_is_refused_alone_for_the_same_reason(payloads: list[bytes]) -> None:
+    column = pa.array(payloads, pa.binary())
+    for method in (decoder_of("text").method, decoder_of("json:a bigint, s string").method):
+        assert isinstance(method, Sieve)
+        for number, reason in enumerate(method.refused(column).to_pylist()):
+            alone = why_not(method, column.slice(number, 1))
+            assert reason == (alone if alone in ("it is not UTF-8", "it is not a JSON object") else None)
+
+
+def why_not(method: Method, payloads: pa.Array) -> str:
+    try:
+        method.parse(payloads)
+    except (Undecodable, pa.ArrowException) as error:
+        return str(error)
+    return ""
 
 
 def test_json_types() -> None:

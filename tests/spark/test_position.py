@@ -19,6 +19,7 @@ from waltz_spark.position import (
     by_bytes,
     by_txns,
     end_of,
+    lost,
     readable,
     reconciled,
     weights,
@@ -154,6 +155,8 @@ def test_what_is_gone_is_said_or_passed_over(span: tuple[int, int] | None, said:
     with pytest.raises(TransactionsGone, match=said):
         reconciled(start, there, among=None, fail_on_loss=True)
     assert reconciled(start, there, among=None, fail_on_loss=False).next == {0: goes_on_at}
+    assert [what.startswith(said) for what in lost(start, there, among=None).values()] == [True]
+    assert lost(start, there, among=[1]) == {}
     assert reconciled(start, there, among=[1], fail_on_loss=True) == start
 
 

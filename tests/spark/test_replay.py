@@ -225,7 +225,7 @@ def test_a_log_in_which_somebody_overdraws(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["NOTHING"], 1, "holds no export"),
+        (["NOTHING"], 3, "there is no export in"),
         (["ARCHIVE", "--partitions", "7"], 3, "no partition 7"),
         (["ARCHIVE", "--view", "NOTHING"], 2, "does not exist"),
         (["ARCHIVE", "--view", "NO-DATABASE"], 2, "no database of the bank example"),

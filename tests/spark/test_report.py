@@ -205,8 +205,12 @@ def test_a_file_that_is_missing_is_noticed_before_spark_is_started(archive: Path
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["NOTHING"], 1, "holds no export"),
-        (["ARCHIVE", "--source", "X"], 2, "name two logs"),
+        (["NOTHING"], 3, "there is no export in"),
+        (["ARCHIVE", "--source", "X"], 2, "ARCHIVE and --source name two logs"),
+        (["ARCHIVE", "--directory", "X"], 2, "ARCHIVE and --directory name two logs"),
+        (["ARCHIVE", "--tls-key", "X"], 2, "ARCHIVE and --tls-key name two logs"),
+        (["ARCHIVE", "--allow-uncommitted"], 2, "--allow-uncommitted needs --source"),
+        (["--source", "X", "--coordinator", "z:1"], 2, "--source and --coordinator name two logs"),
         (["--source", "NOTHING"], 2, "does not exist"),
         (["--source", "NOTHING", "--time-column", "at"], 2, "--time-column needs ARCHIVE"),
         (["ARCHIVE", "--time-column", "at"], 3, "there is no column at"),

@@ -283,6 +283,21 @@ def test_nothing_is_written_over(archive: Path, source: Path, tmp_path: Path) ->
         carry_out(tmp_path / "another", target)
 
 
+@pytest.mark.parametrize("at", [0, 100, 128, 135, 200, -1])
+def test_a_damaged_index_does_not_count_as_whole(archive: Path, tmp_path: Path, at: int) -> None:
+    target = tmp_path / "restored"
+    carry_out(archive, target)
+    path = target / "0" / "0000000000000000190.idx"
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(FileThere, match=r"190\.seg or its index is there, and is not what"):
+        carry_out(archive, target)
+    raw[at] ^= 1
+    path.write_bytes(raw)
+    assert all(one.was_there for one in carry_out(archive, target))
+
+
 def test_two_at_once(archive: Path, tmp_path: Path) -> None:
     target = tmp_path / "restored"
     place = LocalDestination(str(archive))
@@ -325,7 +340,7 @@ def test_everything_is_on_the_disk_in_the_end(archive: Path, source: Path, loss:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["NOTHING", "DIR"], 1, "holds no export"),
+        (["NOTHING", "DIR"], 3, "there is no export in"),
         (["ARCHIVE", "DIR", "--partitions", "77"], 3, "holds no partition 77"),
         (["ARCHIVE", "DIR", "--partitions", "x"], 2, "is no partition"),
         (["ARCHIVE"], 2, "DIRECTORY"),

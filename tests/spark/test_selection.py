@@ -119,16 +119,26 @@ def test_nonsense_is_refused_by_the_name_of_the_option(
     assert message in caught.value.message
 
 
-def test_a_stream_can_start_at_the_end_and_has_none() -> None:
+def test_a_stream_can_start_at_the_end() -> None:
     found = selection_of({"startingtxnids": "latest"}, is_stream=True).spans(THERE)
     assert all(span.count == 0 for span in found.values())
     assert found[0].first == 100
-    with pytest.raises(BadArgument, match="endingTxnIds makes no sense for a stream"):
-        selection_of({"endingtxnids": "latest"}, is_stream=True)
 
 
 def test_what_was_lost_can_be_left_out() -> None:
     options = {"startingtxnids": '{"1": 40, "7": 20}', "endingtxnids": '{"0": 500}', "failondataloss": "FALSE"}
     found = selection_of(options).spans(THERE)
     assert (found[0], found[1], found[7].count) == (Span(0, 99), Span(50, 149), 0)
+    assert selection_of(options).passed_over(THERE) == [
+        "partition 0: endingTxnIds is 500, and the last id that can be read is 99",
+        "partition 1: ids 40 to 49 are not there any more; the first id is 50",
+        "partition 7: startingTxnIds is 20, and the last id that can be read is 9",
+    ]
+    assert (
+        selection_of({**options, "partitions": "7"} | {"startingtxnids": '{"7": 9}', "endingtxnids": "latest"}).passed_over(
+            THERE
+        )
+        == []
+    )
+    assert Selection(fails_on_loss=False).passed_over(THERE) == []
     assert Selection().spans({}) == {}

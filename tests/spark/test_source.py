@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,8 +22,10 @@ from waltz_spark.source import WaltzDataSource, WaltzReader
 
 from tests.spark.exporting import export
 from tests.spark.growing import CREATED_MS, GrowingStorage
+from waltzd.errors import BeyondLog
 from waltzd.layout import HEADER_BYTES, segment_name
 
+PYSPARK_WALTZ = Path(java.__file__).parents[1] / "pyspark_waltz" / "__init__.py"
 PUSHING = "spark.sql.python.filterPushdown.enabled"
 
 
@@ -263,6 +266,21 @@ def test_a_range_of_ids(spark: Any, original: Path) -> None:
     assert found == [*((0, id_) for id_ in range(380, 385)), *((1, id_) for id_ in range(3))]
 
 
+def test_what_was_moved_away_is_missed_by_those_who_ask_for_it(
+    growing: GrowingStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    growing.append(0, [b"old"] * 10)
+    growing.append(0, [b"new"] * 10)
+    (growing.directory / "0" / segment_name(0)).unlink()
+    left = [(0, id_) for id_ in range(10, 20)]
+    assert rows_read(reader_of(growing.directory)) == left
+    with pytest.raises(BeyondLog, match="partition 0: ids 3 to 9 are not there any more; the first id is 10"):
+        reader_of(growing.directory, startingTxnIds='{"0": 3}').partitions()
+    assert caplog.messages == []
+    assert rows_read(reader_of(growing.directory, startingTxnIds='{"0": 3}', failOnDataLoss="false")) == left
+    assert ["ids 3 to 9 are not there any more" in message for message in caplog.messages] == [True]
+
+
 def test_damage_names_the_partition_and_the_ids(spark: Any, growing: GrowingStorage) -> None:
     """Rows never end early: the whole query fails."""
     growing.append(0, [b"payload %d" % number for number in range(200)])
@@ -285,23 +303,30 @@ def test_damage_names_the_partition_and_the_ids(spark: Any, growing: GrowingStor
 ELSEWHERE = """
 import sys
 from pyspark.sql import SparkSession
-from waltz_spark.source import WaltzDataSource
 
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
 spark = builder.config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
-spark.dataSource.register(WaltzDataSource)
 version = spark._jvm.System.getProperty("java.version")
 print(spark.read.format("waltz").load(sys.argv[1]).count(), version)
 spark.stop()
 """
 
 
-def test_on_the_java_that_comes_with_the_packages(original: Path, tmp_path: Path) -> None:
-    """On a machine without a Java of its own."""
+def test_nothing_is_registered_and_java_comes_with_the_packages(original: Path, tmp_path: Path) -> None:
+    """On a machine without a Java of its own. Where packages are installed, Spark finds `pyspark_waltz` by its name; here
+    it lies in the checkout."""
     environment = {"PATH": os.defpath, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment["PYTHONPATH"] = str(PYSPARK_WALTZ.parents[1])
     found = java.find_java(java._bundled(environment))
     environment |= {"JAVA_HOME": found.home, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     asked = [sys.executable, "-c", ELSEWHERE, str(original / "storage0")]
     done = subprocess.run(asked, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(len(recorded(original, "storage0"))), found.version]
+
+
+def test_without_its_packages_nothing_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark would give up on all sources if this one could not be imported."""
+    assert runpy.run_path(str(PYSPARK_WALTZ))["DefaultSource"] is WaltzDataSource
+    monkeypatch.setitem(sys.modules, "waltz_spark.source", None)
+    assert "DefaultSource" not in runpy.run_path(str(PYSPARK_WALTZ))

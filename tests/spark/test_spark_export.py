@@ -31,7 +31,7 @@ from waltzd import BlockingClient, FeedMode
 
 PARTITIONS, RECORDS = 3, 1200
 COMMAND_SECONDS = 180
-KILLS = int(os.environ.get("WALTZ_KILLS", "3"))
+KILLS = int(os.environ.get("WALTZ_KILLS", "2"))
 """Each takes a start of Spark: more of them for whoever has the time."""
 Moment = Callable[[int], bool]
 """Given the number of the manifest before: whether it is time."""
@@ -185,13 +185,15 @@ def test_killed_again_and_again(cluster: LocalCluster, tmp_path: Path, noise: di
 def test_control_c_keeps_what_is_finished(cluster: LocalCluster, tmp_path: Path, noise: dict[str, str]) -> None:
     out = tmp_path / "out"
     line = ("spark-export", out, "--directory", cluster.directory, *SMALL_FILES, "--decode", "json:n bigint, p int")
-    process = command(*line, "--rate", "300kB", environment=noise)
+    process = command(*line, "--rate", "300kB", "-o", "json", environment=noise)
     wait_for(process, lambda: manifests(out) > 0)
     family = children(process.pid)
     lines = b"\n".join(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in family)
     assert b"--properties-file" in lines
     assert b"--conf" not in lines, "everybody on the machine can read a command line"
-    os.killpg(process.pid, signal.SIGINT)  # a terminal tells all of them
+    for _ in range(5):  # somebody is impatient; a terminal tells all of them
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.05)
     said, err = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, "")
     assert err == "Interrupted. What was finished is in the export, and the same command goes on from there.\n"
@@ -199,7 +201,7 @@ def test_control_c_keeps_what_is_finished(cluster: LocalCluster, tmp_path: Path,
     assert logs(noise) == []
     assert sorted(os.listdir(out / "_waltz/tmp")) == sorted(os.listdir(out / "_waltz/plan")) == []
     code, shown, err = done("spark-export", out, "--directory", cluster.directory, *SMALL_FILES, environment=noise)
-    assert (code, err) == (0, "")
+    assert (code, [said for said in err.splitlines() if " left" not in said]) == (0, [])
     assert "is complete up to these ids" in shown
     assert max(len(row) for row in shown.splitlines() if row.startswith(" ")) <= 80
     check_exact(out, cluster)

@@ -1,4 +1,5 @@
-"""A master and two workers of Spark on this machine, as processes of their own: the tasks run where the driver is not."""
+"""A master and two workers of Spark on this machine, as processes of their own: the tasks run where the driver is not, by a
+Python that has no Waltz. The tests are in the order in which the cluster falls apart."""
 
 from __future__ import annotations
 
@@ -10,24 +11,37 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+from waltz_spark.destination import LocalDestination
+from waltz_spark.directory_origin import DirectoryOrigin
+from waltz_spark.export import newest_manifest
 from waltz_spark.java import find_java
+from waltz_spark.manifest import Manifest
+from waltz_spark.verification import check_files, check_log, strays
 
+from tests.spark.bare import FOR_FILES, bare_python, forked, packed
+from tests.spark.exporting import export as export_without_spark
 from tests.spark.growing import GrowingStorage
 
 START_SECONDS, COMMAND_SECONDS = 90, 180
 CLASSES = "org.apache.spark.deploy"
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+NOBODY = ("--conf", "spark.executor.memory=900g")
+"""More than any worker has: the master is there, and gives nobody."""
 
 
 @dataclass(frozen=True)
 class Spark:
     master: str
+    process: subprocess.Popen[bytes]
     workers: list[subprocess.Popen[bytes]]
+    log: Path
+    """Of the master."""
 
 
 def start(name: str, log: Path, environment: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:
@@ -63,74 +77,170 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 @pytest.fixture(scope="module")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
     home = tmp_path_factory.mktemp("standalone")
-    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": find_java().home,
-                   "SPARK_WORKER_DIR": str(home / "work"), "SPARK_DAEMON_MEMORY": "256m",
-                   "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # fmt: skip
-    running = [start("master.Master", home / "master.log", environment)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": find_java().home, "SPARK_WORKER_DIR": str(home / "work"),
+                    "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK,
+                    "SPARK_LAUNCHER_OPTS": QUICK}  # fmt: skip
+    logs = [home / name for name in ("master.log", "worker-0.log", "worker-1.log")]
+    running = [start("master.Master", logs[0], environment)]
     try:
-        master = said(running[0], home / "master.log", r"Starting Spark master at (spark://\S+)")
-        for number in range(2):
-            log = home / f"worker-{number}.log"
+        master = said(running[0], logs[0], r"Starting Spark master at (spark://\S+)")
+        for log in logs[1:]:
             running.append(start("worker.Worker", log, environment, "--cores", "1", "--memory", "1g", master))
-            said(running[-1], log, r"(Successfully registered with master)")
-        yield Spark(master, running[1:])
+        for process, log in zip(running[1:], logs[1:], strict=True):
+            said(process, log, r"(Successfully registered with master)")
+        yield Spark(master, running[0], running[1:], logs[0])
     finally:
         for process in reversed(running):
             stop(process)
 
 
-@pytest.fixture
-def storage(tmp_path: Path) -> GrowingStorage:
-    made = GrowingStorage(tmp_path / "storage", key=UUID(int=77), partitions=2, assigned=(0, 1))
+def made_storage(directory: Path) -> GrowingStorage:
+    made = GrowingStorage(directory / "storage", key=UUID(int=77), partitions=2, assigned=(0, 1))
     for partition in (0, 1):
-        for segment in range(4):
-            made.append(partition, [b"%d %d %d" % (partition, segment, number) * 20 for number in range(300)])
+        for segment in range(6):
+            made.append(partition, [b"%d %d %d" % (partition, segment, number) * 20 for number in range(75)])
     return made
 
 
-def export(standalone: Spark, storage: GrowingStorage, tmp_path: Path, *more: str) -> subprocess.Popen[str]:
+def export(standalone: Spark, tmp_path: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "waltzctl", "spark-export", str(tmp_path / "out"), "--source", str(storage.directory),
+        [sys.executable, "-m", "waltzctl", "spark-export", str(tmp_path / "out"), "--source", str(tmp_path / "storage"),
          "--master", standalone.master, "--shared-path", "--conf", "spark.executor.memory=512m",
-         "--target-file-size", "30kB", "-o", "json", *more],
+         "--conf", f"spark.executor.extraJavaOptions={QUICK}", "--target-file-size", "6kB", "-o", "json", *more],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "XDG_CACHE_HOME": str(tmp_path / "cache")},
     )  # fmt: skip
 
 
-def check_exact(storage: GrowingStorage, out: Path) -> None:
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(str(out)).sort_by([("partition", "ascending"), ("txid", "ascending")])
-    assert list(zip(table.column("partition").to_pylist(), table.column("txid").to_pylist(), strict=True)) == [
-        (partition, id_) for partition, end in storage.ends.items() for id_ in range(end)
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "waltzctl", "export", "verify", str(out), "--against-log", "--source",
-         str(storage.directory), "-o", "json"],
-        stdout=subprocess.PIPE, timeout=COMMAND_SECONDS, check=False,
-    )  # fmt: skip
-    assert (done.returncode, json.loads(done.stdout)["result"]) == (0, "clean")
+def logs(tmp_path: Path) -> list[str]:
+    return [str(path) for path in (tmp_path / "cache").glob("waltz/spark/log/*")]
 
 
-def test_a_python_that_workers_do_not_have(standalone: Spark, storage: GrowingStorage, tmp_path: Path) -> None:
-    process = export(standalone, storage, tmp_path, "--conf", "spark.pyspark.python=/nowhere/python3")
-    out, err = process.communicate(timeout=COMMAND_SECONDS)
-    assert (process.returncode, out) == (2, "")
-    assert err.startswith("W2229 the workers cannot run this job")
-    assert "/nowhere/python3" in err
-    assert not list((tmp_path / "out").glob("*.parquet"))
-
-
-def test_a_worker_is_lost_in_the_middle(standalone: Spark, storage: GrowingStorage, tmp_path: Path) -> None:
-    """The code travels with the job, and what a lost worker was doing another one does."""
-    process = export(standalone, storage, tmp_path, "--rate", "40kB")
+def wait_until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
     end = time.monotonic() + COMMAND_SECONDS
-    while process.poll() is None and len(list((tmp_path / "out" / "_waltz" / "tmp").glob("*/*"))) < 3:
+    while not condition():
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def unfinished(tmp_path: Path) -> set[str]:
+    """Files of tasks that are at work, or not published yet."""
+    return {path.name for path in (tmp_path / "out" / "_waltz" / "tmp").glob("*/*")}
+
+
+def manifest(tmp_path: Path) -> Manifest | None:
+    return newest_manifest(LocalDestination(str(tmp_path / "out")))
+
+
+def check_exact(tmp_path: Path) -> dict[int, int]:
+    """What the manifest says is the log from its beginning on, and nothing else is there. How many records it has."""
+    place = LocalDestination(str(tmp_path / "out"))
+    found = newest_manifest(place)
+    assert found is not None
+    origin = DirectoryOrigin(storages=(str(tmp_path / "storage"),), allows_uncommitted=False)
+    for checks in (check_files(place, found), check_log(origin, origin.catalog(None), found)):
+        assert [checked.finding for checked in checks if checked.finding] == []
+    assert strays(place, found) == []
+    assert {total.span.first for total in found.partitions.values()} == {0}
+    return {number: total.span.count for number, total in found.partitions.items()}
+
+
+@dataclass(frozen=True)
+class Ended:
+    path: Path
+    code: int
+    out: str
+    err: str
+
+    @property
+    def said(self) -> str:
+        return " ".join(self.err.split())
+
+
+@pytest.fixture(scope="module")
+def ended(standalone: Spark, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """Commands that do not need each other, side by side: each of them waits for something most of the time."""
+    paths = {name: tmp_path_factory.mktemp(name) for name in ("nobody", "interrupted", "lacking", "packed")}
+    for path in paths.values():
+        made_storage(path)
+    python = forked(paths["lacking"] / "python", on_workers=bare_python(paths["lacking"] / "bare", ("numpy",)))
+    archive = packed(paths["packed"] / "environment", bare_python(paths["packed"] / "bare", FOR_FILES))
+    one = ("--conf", "spark.cores.max=1")
+    lines = {
+        "nobody": ("--executor-wait", "0.5", *NOBODY),
+        "interrupted": ("--conf", "spark.app.name=interrupted", *NOBODY),
+        "lacking": ("--conf", f"spark.pyspark.python={python}", *one),
+        "packed": ("--archives", f"{archive}#environment", "--conf", "spark.pyspark.python=./environment/bin/python",
+                   "--partitions", "0", "--target-file-size", "1MB", *one),
+    }  # fmt: skip
+    processes = {name: export(standalone, paths[name], *line) for name, line in lines.items()}
+    wait_until(processes["interrupted"], lambda: "Registered app interrupted" in standalone.log.read_text())
+    os.killpg(processes["interrupted"].pid, signal.SIGINT)
+    found = {}
+    for name, process in processes.items():
+        out, err = process.communicate(timeout=COMMAND_SECONDS)
+        found[name] = Ended(paths[name], process.returncode, out, err)
+    return found
+
+
+def test_nobody_runs_the_tasks(standalone: Spark, ended: dict[str, Ended]) -> None:
+    found = ended["nobody"]
+    assert (found.code, found.out) == (6, "")
+    (log,) = logs(found.path)
+    assert found.err.startswith(
+        f"W2227 the master {standalone.master} gave no executor within 0.5 s. What Spark said is in {log}\n"
+    )
+    assert "--executor-wait waits longer" in found.said
+
+
+def test_control_c_while_nobody_is_there(ended: dict[str, Ended]) -> None:
+    found = ended["interrupted"]
+    assert (found.code, found.out) == (130, "")
+    assert found.err == "Interrupted. The export is as it was; the same command begins again.\n"
+    assert logs(found.path) == []
+
+
+def test_workers_without_a_package(ended: dict[str, Ended]) -> None:
+    """What is looked for here is there; the workers have another Python by that name."""
+    found = ended["lacking"]
+    assert (found.code, found.out) == (3, "")
+    assert found.err.startswith("W2213 the Python of the workers lacks pyarrow 18 (on ")
+    assert "pip install pyarrow" in found.said
+    assert [log in found.said for log in logs(found.path)] == [True]
+    assert manifest(found.path) is None
+
+
+def test_a_packed_environment(ended: dict[str, Ended]) -> None:
+    """The code travels with the job, and its Python in an archive, which has nothing of Waltz."""
+    found = ended["packed"]
+    assert (found.code, found.err) == (0, "")
+    assert json.loads(found.out)["exported"]["records"] == 450
+    assert check_exact(found.path) == {0: 450}
+    assert logs(found.path) == []
+
+
+def test_one_after_the_other_is_lost(standalone: Spark, ended: dict[str, Ended], tmp_path: Path) -> None:
+    """What a lost worker was doing another one does, and goes on without a master. When nobody is left, the run ends by
+    itself and keeps what it has. It comes last."""
+    assert ended
+    storage = made_storage(tmp_path)
+    line = ("--rate", "30kB", "--executor-wait", "1", "--conf", "spark.standalone.executorRemoveDelayOnDisconnection=100ms")
+    process = export(standalone, tmp_path, *line)
+    wait_until(process, lambda: len(unfinished(tmp_path)) >= 3)
+    assert manifest(tmp_path) is None, "the tasks that are lost now are some of those that it waits for"
     stop(standalone.workers[0])
+    wait_until(process, lambda: manifest(tmp_path) is not None)
+    stop(standalone.process)
+    begun = unfinished(tmp_path)
+    wait_until(process, lambda: bool(unfinished(tmp_path) - begun))
+    stop(standalone.workers[1])
     out, err = process.communicate(timeout=COMMAND_SECONDS)
-    assert (process.returncode, err) == (0, "")
-    assert json.loads(out)["exported"]["records"] == 2400
-    check_exact(storage, tmp_path / "out")
+    assert (process.returncode, out) == (7, "")
+    kept = sum(check_exact(tmp_path).values())
+    assert 0 < kept < 900
+    assert err.startswith(f"W2224 after {kept:,} records: the master {standalone.master} has had no executor for 1 s")
+    assert [log in " ".join(err.split()) for log in logs(tmp_path)] == [True]
+    export_without_spark(tmp_path / "out", storage.directory, is_lossless=False)
+    assert check_exact(tmp_path) == {0: 450, 1: 450}

@@ -14,6 +14,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 from waltz_spark import stream
+from waltz_spark.columns import EVERY
 from waltz_spark.origin import Catalog, Extent, Span
 from waltz_spark.source import WaltzDataSource
 from waltz_spark.stream import WaltzStreamReader
@@ -166,6 +167,38 @@ def test_what_is_gone_is_told_or_passed_over(fake: FakeLog, spans: dict[int, Spa
     assert all(id_ >= start["next"][each] for each, id_ in after["next"].items())
 
 
+def test_what_is_passed_over_is_said_once(fake: FakeLog, caplog: pytest.LogCaptureFixture) -> None:
+    """Spark asks many times a second."""
+    start = reader_of(startingTxnIds='{"0": 10, "1": 5}').initialOffset()
+    fake.spans = {0: Span(20, 99), 1: Span(0, 3)}
+    reader = reader_of(failOnDataLoss="false", startingTxnIds='{"0": 10}')
+    said = (
+        "ids 10 to 19 of partition 0 were not read yet and are not there any more; it begins at 20; passed over, because "
+    )
+    for _ in range(3):
+        reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+    assert [message for message in caplog.messages if message.startswith(said)] == [said + "failOnDataLoss is false"]
+    assert [message for message in caplog.messages if "partition 1 ends at id 3" in message] == caplog.messages[1:]
+    caplog.clear()
+    assert reader.initialOffset()["next"]["0"] == 20, "a new stream likewise"
+    assert [message.partition(";")[0] for message in caplog.messages] == [
+        "partition 0: ids 10 to 19 are not there any more"
+    ]
+
+
+def test_a_stream_gives_the_columns_and_the_tasks_that_are_asked_for(fake: FakeLog) -> None:
+    reader = reader_of(columns="txid,record_bytes", minPartitions="7", PARTITIONS="0")
+    start = reader.initialOffset()
+    tasks = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+    assert len(tasks) == 7
+    assert {tuple(rows.schema.names) for task in tasks for rows in reader.read(task)} == {("txid", "record_bytes")}
+    assert sum(rows.num_rows for task in tasks for rows in reader.read(task)) == 100
+    whole = reader_of(includeMetadata="TRUE", maxRecordsPerPartition="30")
+    tasks = whole.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+    assert [rows.num_rows for task in tasks for rows in whole.read(task)] == [25, 25, 25, 25]
+    assert {rows.num_columns for task in tasks for rows in whole.read(task)} == {len(EVERY)}
+
+
 def test_a_checkpoint_of_another_kind_is_refused(fake: FakeLog) -> None:
     with pytest.raises(PositionUnknown, match="cannot be understood"):
         reader_of().latestOffset({"topic": {"0": 5}}, ReadAllAvailable())
@@ -174,14 +207,35 @@ def test_a_checkpoint_of_another_kind_is_refused(fake: FakeLog) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"endingTxnIds": "latest"}, "a stream, which has no end"),
         ({"maxTxnsPerTrigger": "0"}, "maxTxnsPerTrigger is '0'"),
         ({"maxBytesPerTrigger": "much"}, "maxBytesPerTrigger"),
+        ({"maxOffsetsPerTrigger": "5"}, "there is no option maxOffsetsPerTrigger"),
     ],
 )
 def test_options_that_make_no_sense(fake: FakeLog, options: dict[str, str], said: str) -> None:
     with pytest.raises(BadArgument, match=said):
         reader_of(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"maxTxnsPerTrigger": "0"}, "maxTxnsPerTrigger is '0'"),
+        ({"maxBytesPerTrigger": "much"}, "maxBytesPerTrigger"),
+        ({"minPartitions": "0"}, "minPartitions"),
+        ({"startingTxnIds": '{"0": -7}'}, "startingTxnIds: -7 for partition 0"),
+    ],
+)
+def test_a_stream_is_refused_before_it_runs(options: dict[str, str], said: str) -> None:
+    """When it runs, PySpark falls over itself where a reader cannot be made, and tells that."""
+    with pytest.raises(BadArgument, match=said):
+        WaltzDataSource({"path": "/nowhere", **options}).schema()
+
+
+def test_a_stream_has_no_end(fake: FakeLog) -> None:
+    reader = reader_of(endingTxnIds="latest")
+    with pytest.raises(BadArgument, match="a stream, which has no end"):
+        reader.initialOffset()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -76,6 +76,7 @@ EDGES = (
     "waltzd.storage_admin", "waltzd.storages",
 )  # fmt: skip
 """Modules at the root that turn messages into plain values, and the callers' sides of the services."""
+SPARK = ("waltz_spark", "pyspark_waltz")
 WIRE = ("grpc", "google.protobuf", "google.rpc", "grpc_status", "waltzd.wire_pb2", "waltzd.wire_pb2_grpc")
 
 
@@ -134,7 +135,7 @@ def rules(module: Module, name: str) -> Iterator[tuple[bool, str]]:
         "the root of waltzd/ is shared by all; move what is needed up to the root, or the user down into the daemon",
     )
     yield (
-        is_within(module.name, ("waltzd",)) and is_within(name, ("waltzctl", "waltz_spark", "tests")),
+        is_within(module.name, ("waltzd",)) and is_within(name, ("waltzctl", *SPARK, "tests")),
         "nothing in waltzd/ knows its users; move what is needed to the root of waltzd/",
     )
     for daemon, other in (daemons, daemons[::-1]):
@@ -143,11 +144,11 @@ def rules(module: Module, name: str) -> Iterator[tuple[bool, str]]:
             "the two daemons meet on the wire only; share through the root of waltzd/",
         )
     yield (
-        is_within(module.name, ("waltzctl", "waltz_spark")) and is_within(name, daemons),
+        is_within(module.name, ("waltzctl", *SPARK)) and is_within(name, daemons),
         "tools use the shared root of waltzd/ or the wire, never the inside of a daemon",
     )
     yield (
-        is_within(module.name, ("waltzctl",)) and is_within(name, ("waltz_spark",)),
+        is_within(module.name, ("waltzctl",)) and is_within(name, SPARK),
         "a storage node installs waltzctl without the spark extra; call it through an installed entry point",
     )
     yield (
@@ -161,8 +162,16 @@ def rules(module: Module, name: str) -> Iterator[tuple[bool, str]]:
         "only waltzd/zookeeper.py knows kazoo; take a `Coordinator` as an argument",
     )
     yield (
-        is_within(name, ("pyarrow", "pyspark")) and not is_within(module.name, ("waltz_spark",)),
+        is_within(name, ("deltalake", "pyarrow", "pyspark")) and not is_within(module.name, ("waltz_spark",)),
         "these come with the spark extra only; keep them in spark/",
+    )
+    yield (
+        is_within(module.name, ("pyspark_waltz",)) and not is_within(name, ("__future__", "waltz_spark.source")),
+        "every session of Spark on the machine imports it; what it does belongs in waltz_spark.source",
+    )
+    yield (
+        is_within(name, ("pyspark_waltz",)),
+        "only Spark looks for it, by its name; import waltz_spark.source",
     )
     yield (
         is_within(name, ("sqlalchemy",)) and module.name != "waltzd.sql",
@@ -183,14 +192,17 @@ def rules(module: Module, name: str) -> Iterator[tuple[bool, str]]:
         "this module must stay pure, so that the simulator can run it; take the value, or the Disk, as an argument",
     )
     yield (
-        module.package == "waltz_spark" and module.stem in PURE_SPARK and is_within(name, (*WORLD, "pyarrow", "pyspark")),
+        module.package == "waltz_spark"
+        and module.stem in PURE_SPARK
+        and is_within(name, (*WORLD, "deltalake", "pyarrow", "pyspark")),
         "this module decides; it must not know Spark, Arrow or the world",
     )
 
 
 def modules() -> list[Module]:
     found = []
-    for top, prefix in (("waltzd", ""), ("waltzctl", ""), ("spark/waltz_spark", "spark/")):
+    tops = [("waltzd", ""), ("waltzctl", ""), *((f"spark/{name}", "spark/") for name in SPARK)]
+    for top, prefix in tops:
         for path in sorted((ROOT / top).rglob("*.py")):
             parts = path.relative_to(ROOT / prefix).with_suffix("").parts
             found.append(Module(".".join(parts).removesuffix(".__init__"), path.read_text(encoding="utf-8")))
@@ -227,6 +239,9 @@ def test_the_modules_that_must_be_pure_are_there() -> None:
         ("waltzd.server.session", "from waltzd import wire_pb2"),
         ("waltzctl.records.segment", "if TYPE_CHECKING:\n    from waltzd.storage.segment import Segment"),
         ("waltz_spark.decode", "import waltzd.server"),
+        ("pyspark_waltz", "import pyarrow as pa"),
+        ("waltz_spark.session", "import pyspark_waltz"),
+        ("waltzctl.main", "import pyspark_waltz"),
         ("waltzd.client", "import sqlalchemy as sa"),
         ("waltzd.client", "from waltzd.testing import LocalCluster"),
         ("waltzd.testing", "from waltzd.server.host import Host"),
@@ -251,6 +266,7 @@ def test_the_rules_notice(name: str, source: str) -> None:
         ("waltzd.testing.cluster", "from waltzd.server.host import Host\nfrom waltzd.storage.keeper import Keeper"),
         ("waltzctl.records.segment", "import os\nfrom waltzd import record"),
         ("waltz_spark.decode", "import pyarrow as pa\nfrom waltzd.record import heads"),
+        ("pyspark_waltz", "from waltz_spark.source import WaltzDataSource as DefaultSource"),
         ("waltzd.wire_pb2_grpc", "import grpc"),
         ("waltzd.zookeeper", "import kazoo.client"),
     ],

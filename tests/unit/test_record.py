@@ -199,6 +199,39 @@ def test_fast_and_slow_checks_agree_on_any_damage(damage: list[tuple[int, int]],
     assert first_bad(damaged) == first_bad_one_by_one(damaged, 0, count)
 
 
+def test_ten_thousand_random_corruptions_are_all_named() -> None:
+    """One record of a batch: changed bits and bytes, a stretch of nothing, two records in each other's place, an index that
+    points beside. The first record that is not what it was is the one that is named."""
+    pick = random.Random(29)
+    runs = [
+        encode_payloads(
+            pick.randrange(1 << 40), [pick.randbytes(pick.randrange(OVERHEAD_BYTES, 300)) for _ in range(count)]
+        )
+        for count in (FEW_RECORDS - 1, FEW_RECORDS, 150, 400)
+    ]
+    for _ in range(10_000):
+        run = pick.choice(runs)
+        raw, bounds = bytearray(run.data), run.bounds.copy()
+        number = pick.randrange(len(run) - 1)
+        start, stop, next_stop = map(int, bounds[number : number + 3])
+        at = pick.randrange(start, stop)
+        match pick.randrange(5):
+            case 0:
+                raw[at] ^= 1 << pick.randrange(8)
+            case 1:
+                size = min(pick.choice([1, 2, 4, 8]), stop - at)
+                raw[at : at + size] = pick.randbytes(size)
+            case 2:
+                raw[at : min(at + 40, stop)] = bytes(min(at + 40, stop) - at)
+            case 3:
+                raw[start:next_stop] = raw[stop:next_stop] + raw[start:stop]
+                bounds[number + 1] = start + next_stop - stop
+            case _:
+                bounds[number + 1] += pick.choice([-1, 1]) * pick.randrange(1, OVERHEAD_BYTES)
+        is_changed = raw != run.data or bounds[number + 1] != stop
+        assert first_bad(Run(run.first_id, memoryview(raw), bounds)) == (number if is_changed else None)
+
+
 def test_every_flipped_bit_in_a_file_stops_the_scan_there_and_the_survey_goes_on_behind_it() -> None:
     run = small_run(3)
     disk = SimDisk()

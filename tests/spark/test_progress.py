@@ -1,0 +1,136 @@
+"""What people see of an export while it runs."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from waltz_spark import progress
+from waltz_spark.origin import Extent, Span
+from waltz_spark.plan import Part, Split
+from waltz_spark.progress import Course, Progress, duration, picture
+from waltz_spark.task import Assignment, Written
+from waltz_spark.wave import in_waves
+
+
+def given(number: int, partition: int, records: int = 100, data_bytes: int = 10_000) -> Assignment:
+    span = Span(number * records, number * records + records - 1)
+    return Assignment(number=number, split=Split((Part(Extent(partition=partition, span=span, bytes=data_bytes, place=""),
+                                                       span),)))  # fmt: skip
+
+
+def assignments(files: int, partitions: int) -> list[Assignment]:
+    return [given(number, number % partitions) for number in range(files)]
+
+
+def shown(course: Course, now: float, *, parts: int = 12, width: int = 80) -> list[str]:
+    out = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    out.print(picture(course, now, waited=3.0, parts=parts))
+    assert isinstance(out.file, io.StringIO)
+    return [line.rstrip() for line in out.file.getvalue().splitlines()]
+
+
+def test_a_task_counts_once_whoever_tells_it() -> None:
+    course = Course(assignments(4, 2))
+    for number in (0, 1, 0, 1, 2):
+        course.end(number, 1.0)
+    assert (course.records_done, course.records, course.percent) == (300, 400, 75)
+    assert [(part.partition, part.records_done) for part in course.parts.values()] == [(0, 200), (1, 100)]
+
+
+def test_the_estimate_goes_by_what_has_ended_and_runs_down_between_two_tasks() -> None:
+    course = Course(assignments(10, 1))
+    assert course.seconds_left(5.0) is None
+    course.begin(10.0)
+    course.end(0, 14.0)
+    course.end(1, 20.0)
+    assert course.rate == 2000.0
+    assert [course.seconds_left(at) for at in (20.0, 25.0, 70.0)] == [40.0, 35.0, 0.0]
+    assert course.sentence(20.0) == "20.0 kB of 100.0 kB, 0.0 MB/s, about 0:40 left"
+
+
+def test_the_estimate_forgets_how_fast_it_was_long_ago() -> None:
+    course = Course(assignments(10, 1))
+    course.begin(0.0)
+    for number, at in enumerate((100.0, 200.0, 210.0, 220.0, 230.0, 240.0, 250.0, 260.0, 270.0)):
+        course.end(number, at)
+    assert course.rate == 1000.0
+    assert course.seconds_left(270.0) == 10.0
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (61, "1:01"), (3600 * 25 + 62, "25:01:02")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_terminal_of_80_columns() -> None:
+    course = Course(assignments(8, 2))
+    assert shown(course, 3.0) == ["Starting Spark: 0:03"]
+    course.end(0, 10.0)
+    course.end(2, 20.0)
+    lines = shown(course, 20.0)
+    assert [line.split()[0] for line in lines] == ["partition", "partition", "together", "20.0"]
+    assert [line[-23:].strip() for line in lines[:3]] == ["200 of 400 records", "0 of 400 records", "200 of 800 records"]
+    assert max(map(len, lines)) <= 80
+    assert all(len(line) <= 40 for line in shown(course, 20.0, width=40))
+
+
+def test_of_many_partitions_those_at_work_are_shown_and_the_others_counted() -> None:
+    course = Course(assignments(100, 50))
+    for number in (0, 50, 1, 51, 3):
+        course.end(number, 1.0)
+    lines = shown(course, 2.0, parts=3)
+    assert [" ".join(line.split()[:2]) for line in lines[:4]] == ["partition 2", "partition 3", "partition 4", "and 47"]
+    assert lines[3].endswith("2 of them complete")
+    assert len(lines) == 6
+    assert len(shown(course, 2.0, parts=0)) == 3
+
+
+def test_what_is_no_terminal_gets_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with Progress(assignments(4, 2)) as watched, Progress(assignments(4, 2), is_quiet=True) as quiet:
+        for at, ended in ((100.0, []), (104.0, [0]), (108.0, [1]), (111.0, []), (115.0, [2]), (121.5, [])):
+            now = at
+            watched.ended(ended)
+            quiet.ended(ended)
+    assert capsys.readouterr().err.splitlines() == [
+        "50 %: 200 of 400 records, 20.0 kB of 40.0 kB, 0.0 MB/s, about 0:05 left",
+        "75 %: 300 of 400 records, 30.0 kB of 40.0 kB, 0.0 MB/s, about 0:00 left",
+    ]
+    assert progress.LINE_SECONDS == 10.0
+
+
+def test_tasks_are_seen_to_end_before_their_wave_does(spark: Any, tmp_path: Path) -> None:
+    """The last task of the only wave waits until the others have been told of."""
+    four = assignments(4, 2)
+    may_end = str(tmp_path / "may end")
+    told: list[int] = []
+
+    def task(number: int) -> int:
+        end = time.monotonic() + 60
+        while number == 3 and not Path(may_end).exists():
+            assert time.monotonic() < end, "nobody saw that the others had ended"
+            time.sleep(0.02)
+        return number
+
+    def run(wave: Sequence[Assignment]) -> list[Written]:
+        numbers = [one.number for one in wave]
+        found = spark.sparkContext.parallelize(numbers, len(numbers)).map(task).collect()
+        return [Written(number=number) for number in found]
+
+    def watch(numbers: Collection[int]) -> None:
+        told.extend(numbers)
+        if sorted(told) == [0, 1, 2]:
+            Path(may_end).touch()
+
+    assert [written.number for written in in_waves(spark, run, four, watch)] == [0, 1, 2, 3]
+    assert sorted(told)[:3] == [0, 1, 2]
+    assert len(set(told)) == len(told)

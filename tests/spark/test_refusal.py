@@ -1,0 +1,61 @@
+"""What is refused before anything is written: places within each other, logs that were set back, odd columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from waltz_spark.decode import SCHEMA
+from waltz_spark.form import KINDS, form_of
+from waltz_spark.refusal import check_apart, check_ends, check_rows
+
+from waltzd.errors import BadArgument, ExportGap
+
+PLAIN = [pa.int32(), pa.uint8(), pa.float64(), pa.string(), pa.bool_(), pa.binary(), pa.timestamp("us", "UTC"), pa.date32()]
+
+
+@pytest.mark.parametrize("format_", KINDS)
+def test_what_decoders_usually_make_has_a_place(format_: str) -> None:
+    schema = pa.schema([*SCHEMA, *(pa.field(f"c{number}", kind) for number, kind in enumerate(PLAIN))])
+    if format_ == "orc":
+        schema = schema.remove(schema.get_field_index("c1"))
+    check_rows(form_of(format_, None), schema)
+
+
+@pytest.mark.parametrize(
+    ("format_", "kind"),
+    [
+        ("orc", pa.uint64()),
+        ("orc", pa.duration("s")),
+        ("orc", pa.time64("us")),
+        ("csv", pa.list_(pa.int64())),
+        ("csv", pa.struct({"a": pa.int8()})),
+        ("parquet", pa.month_day_nano_interval()),
+    ],
+)
+def test_a_column_without_a_place_is_named(format_: str, kind: pa.DataType) -> None:
+    schema = pa.schema([*SCHEMA, pa.field("sound", pa.int64()), pa.field("odd", kind)])
+    with pytest.raises(BadArgument, match="no place for the column odd"):
+        check_rows(form_of(format_, None), schema)
+
+
+def test_an_output_within_what_is_read(tmp_path: Path) -> None:
+    source, beside = tmp_path / "storage", tmp_path / "storage-export"
+    source.mkdir()
+    check_apart(str(beside), [str(source)])
+    (tmp_path / "link").symlink_to(source)
+    for output, read in (
+        (source, source),
+        (source / "data" / "5", source),
+        (tmp_path, source),
+        (tmp_path / "link" / "x", source),
+    ):
+        with pytest.raises(BadArgument, match="lie within each other"):
+            check_apart(str(output), [str(beside), str(read)])
+
+
+def test_a_cluster_that_was_set_back() -> None:
+    check_ends({}, {0: 7}, "the cluster")
+    with pytest.raises(ExportGap, match="partition 1: the export has ids up to 9, and the cluster ends at id 3"):
+        check_ends({1: 3}, {0: 7, 1: 10}, "the cluster")

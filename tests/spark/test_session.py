@@ -1,0 +1,184 @@
+"""What can be refused, and what has to be said, before any Spark is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from waltz_spark.java import Java
+from waltz_spark.session import SparkSettings, check_deploy_mode, conf_of, is_local, settings_in, told, write_privately
+from waltz_spark.spark_choice import SparkChoice, chosen
+
+from tests.spark.bare import bare_python
+from tests.spark.growing import GrowingStorage
+from tests.spark.telling import Outcome, Tool
+from waltzd.errors import BadArgument, PythonDiffers, WaltzError
+
+
+def choice(**given: object) -> SparkChoice:
+    nothing = {"master": None, "deploy_mode": None, "conf": (), "properties_file": None, "py_files": (), "archives": (),
+               "shared_path": False, "executor_wait": None, "spark_submit": None, "java_home": None}  # fmt: skip
+    return chosen(**{**nothing, **given})  # type: ignore[arg-type]
+
+
+def written(path: Path, text: str, mode: int = 0o600) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_a_file_of_settings_and_what_is_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is typed goes before the file, and a file may name the master."""
+    path = written(tmp_path / "s", "spark.master yarn\nspark.submit.deployMode=cluster\nspark.a 1\nspark.b=2\nother.c 3\n")
+    found = choice(properties_file=path, conf=("spark.b=4",))
+    assert (found.master, found.deploy_mode, found.conf) == ("yarn", "cluster", {"spark.a": "1", "spark.b": "4"})
+    assert capsys.readouterr().err == f"{path}: other.c left out: settings of Spark begin with spark.\n"
+    found = choice(properties_file=path, master="local[1]", deploy_mode="client", conf=("spark.master=spark://x:1",))
+    assert (found.master, found.deploy_mode) == ("local[1]", "client")
+    assert is_local(choice().master)
+
+
+def test_secrets_that_others_can_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = "spark.hadoop.fs.s3a.secret.key hush\n"
+    choice(properties_file=written(tmp_path / "private", secret))
+    assert capsys.readouterr().err == ""
+    path = written(tmp_path / "public", secret, 0o644)
+    choice(properties_file=path)
+    assert capsys.readouterr().err == (
+        f"{path} holds spark.hadoop.fs.s3a.secret.key, and others on this machine can read it: chmod 600 {path}\n"
+    )
+    choice(properties_file=written(tmp_path / "plain", "spark.executor.cores 1", 0o644))
+    assert capsys.readouterr().err == ""
+    choice(conf=("spark.my.password=hush",))
+    said = capsys.readouterr().err
+    assert said.startswith("--conf spark.my.password: others on this machine can see what is typed.")
+    assert "--properties-file" in said
+    assert "hush" not in said
+
+
+@pytest.mark.parametrize(("name", "text", "said"), [
+    ("bad", "spark.a \\u12", "four hexadecimal digits"),
+    ("none", None, "No such file"),
+])  # fmt: skip
+def test_a_file_that_cannot_be_read(tmp_path: Path, name: str, text: str | None, said: str) -> None:
+    if text is not None:
+        written(tmp_path / name, text)
+    with pytest.raises(WaltzError, match="--properties-file") as caught:
+        settings_in(str(tmp_path / name))
+    assert said in caught.value.message
+
+
+def test_a_file_of_bytes(tmp_path: Path) -> None:
+    (tmp_path / "s").write_bytes(b"spark.a \xff")
+    with pytest.raises(BadArgument):
+        settings_in(str(tmp_path / "s"))
+
+
+def test_modes() -> None:
+    for master in ("yarn", "k8s://https://x:443"):
+        check_deploy_mode("cluster", master)
+        check_deploy_mode("client", master)
+    for mode, master in (("cluster", "spark://a:1"), ("cluster", "local[2]"), ("elsewhere", "yarn")):
+        with pytest.raises(BadArgument):
+            check_deploy_mode(mode, master)
+    with pytest.raises(BadArgument, match="--spark-submit"):
+        choice(spark_submit="/usr/bin/spark-submit", master="yarn")
+
+
+def test_settings_that_are_none() -> None:
+    for text in ("spark.a", "a=b", "spark.a=b\nspark.c=d"):
+        with pytest.raises(BadArgument):
+            conf_of([text])
+
+
+def test_whose_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    def python(master: str, **conf: str) -> str:
+        named = {name.replace("_", "."): value for name, value in conf.items()}
+        return SparkSettings(master=master, java=Java(home="", version="", place=""), conf=named).python
+
+    monkeypatch.setenv("PYSPARK_PYTHON", "/of/the/environment")
+    assert python("local[2]") == sys.executable
+    assert python("yarn") == "/of/the/environment"
+    assert python("yarn", spark_pyspark_python="./e/bin/python") == "./e/bin/python"
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    assert python("yarn") == sys.executable
+
+
+def test_settings_are_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert write_privately(tmp_path / "s", "x").stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+
+
+# -- what Spark says ---------------------------------------------------------------------------------------------------
+
+MISMATCH = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 0.0 failed 4 times
+Traceback (most recent call last):
+  File "worker.py", line 3300, in main
+pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has version 3.12
+"""
+NO_PYTHON = """: org.apache.spark.SparkException: Job aborted due to stage failure: Lost task 1.3 in stage 0.0 (TID 6): \
+org.apache.spark.SparkException:
+Error from python worker:
+  /opt/python: 2: exec: /nowhere/python3: not found
+PYTHONPATH was:
+  /x
+"""
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    (MISMATCH, "the workers cannot run this job: Python in worker has version 3.12"),
+    (NO_PYTHON, "the workers cannot run their Python: /opt/python: 2: exec: /nowhere/python3: not found"),
+])  # fmt: skip
+def test_workers_with_another_python(text: str, said: str) -> None:
+    error = told(RuntimeError(text), "x.log")
+    assert isinstance(error, PythonDiffers)
+    assert error.message == f"{said}. What Spark said is in x.log"
+
+
+def test_a_java_that_did_not_come_up(tmp_path: Path) -> None:
+    """Only its log has the reason."""
+    (tmp_path / "x.log").write_text("WARNING: incubating\nException in thread main: no room.\n\tat org.Error\n")
+    error = told(RuntimeError("[JAVA_GATEWAY_EXITED] Java gateway process exited"), tmp_path / "x.log")
+    assert error.message == f"Spark failed: Exception in thread main: no room. All that it said is in {tmp_path}/x.log"
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def refused(capsys: pytest.CaptureFixture[str], growing: GrowingStorage, tmp_path: Path, *line: str | Path) -> Outcome:
+    """No Java is started: there is none."""
+    growing.append(0, [b"one"])
+    found = Tool(capsys)("spark-export", tmp_path / "out", "--source", growing.directory, *line)
+    assert found.out == ""
+    assert not (tmp_path / "out").exists()
+    return found
+
+
+def test_a_python_that_lacks_something(growing: GrowingStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    python = bare_python(tmp_path / "bare", ("numpy",))
+    found = refused(capsys, growing, tmp_path, "--conf", f"spark.pyspark.python={python}")
+    assert (found.code, found.err.splitlines()[0]) == (3, f"W2213 {python} lacks pyarrow 18")
+
+
+def test_a_python_that_is_not_here(growing: GrowingStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = refused(capsys, growing, tmp_path, "--conf", "spark.pyspark.python=/nowhere/python3")
+    assert found.code == 2
+    assert found.err.startswith("W2229 /nowhere/python3 is not on this machine")
+
+
+def test_a_master_that_does_not_answer(growing: GrowingStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = refused(capsys, growing, tmp_path, "--master", "spark://127.0.0.1:1", "--shared-path")
+    assert found.code == 6
+    assert found.err.startswith("W2227 the master spark://127.0.0.1:1 does not answer: 127.0.0.1:1: Connection refused")
+
+
+def test_a_directory_of_this_machine(growing: GrowingStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = refused(capsys, growing, tmp_path, "--master", "yarn", "--deploy-mode", "cluster")
+    assert found.code == 2
+    assert "is a directory of this machine" in found.err

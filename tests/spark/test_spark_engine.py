@@ -1,0 +1,421 @@
+"""An export that Spark computes and writes: the same protocol, and the same proof of what was read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
+import pytest
+from waltz_spark import export as protocol
+from waltz_spark.archive_origin import ArchiveOrigin
+from waltz_spark.decode import record_batch
+from waltz_spark.destination import LocalDestination
+from waltz_spark.directory_origin import DirectoryOrigin
+from waltz_spark.export import Range, Run, Told, has_leftovers, newest_manifest, planned, wanted
+from waltz_spark.exporter import Exporter
+from waltz_spark.form import Form, form_of, read_batches
+from waltz_spark.manifest import HIDDEN, Manifest, Shape, encode, manifest_path
+from waltz_spark.origin import Span
+from waltz_spark.payload import Decoder, decoder_of
+from waltz_spark.query import SPARK, Query
+from waltz_spark.replay import replay
+from waltz_spark.report import archive_log
+from waltz_spark.restore import segments_of
+from waltz_spark.spark_form import NEEDED
+from waltz_spark.task import Assignment, Written
+from waltz_spark.verification import check_files, check_log, strays
+
+from tests.spark.growing import GrowingStorage
+from waltzctl.main import run
+from waltzd.errors import EXIT_CONFLICT, BadDecoder, BadSql, NotOurExport, PartitionDamaged, PartOnly, SqlFailed, WaltzError
+from waltzd.layout import segment_name
+
+DECODER = "json:n bigint, s string, at timestamp"
+TEXTS = ["", " a\"b,\\ \n'c' ", "plain", "\t\r\n", None]
+
+
+class Killed(BaseException):
+    """Not an error: nobody may catch it and go on."""
+
+
+class Mortal(LocalDestination):
+    """Of a driver that is gone from a moment on: nothing reaches the disk any more."""
+
+    def put_new(self, path: str, content: bytes) -> bool:
+        if path == manifest_path(2):
+            self.__dict__["place"] = "/dev/null/gone"
+            raise Killed
+        return super().put_new(path, content)
+
+
+@dataclass(kw_only=True)
+class Exporting:
+    spark: Any
+    storage: GrowingStorage
+    destination: LocalDestination
+    query: Query
+    form: Form = field(default_factory=lambda: form_of("parquet", None))
+    decoder: Decoder | None = None
+    file_data_bytes: int | None = 1
+    bytes_per_second: int | None = None
+    told: list[Told] = field(default_factory=list)
+
+    @property
+    def origin(self) -> DirectoryOrigin:
+        return DirectoryOrigin(storages=(str(self.storage.directory),))
+
+    def prepared(self, asked: Range | None = None) -> Run:
+        catalog, before = self.origin.catalog(), newest_manifest(self.destination)
+        shape = Shape(
+            format=self.form.format, compression=self.form.compression, lossless=False,
+            decoder=self.decoder.text if self.decoder else "",
+            decoder_fingerprint=self.decoder.fingerprint if self.decoder else "", schema=(), query=self.query,
+        )  # fmt: skip
+        spans = wanted(catalog, before, asked or Range())
+        assignments = planned(catalog, spans, is_lossless=False, file_data_bytes=self.file_data_bytes)
+        return Run(
+            destination=self.destination, before=before, cluster=catalog.key, shape=shape, source=self.origin.describe(),
+            assignments=assignments, paths=[given.path(self.form) for given in assignments], watch=self.told.append,
+        )  # fmt: skip
+
+    def tasks(self, name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+        before = newest_manifest(self.destination)
+        exporter = Exporter(
+            origin=self.origin, destination=self.destination, cluster=str(self.storage.key), form=self.form,
+            is_lossless=False, decoder=self.decoder, bytes_per_second=self.bytes_per_second, query=self.query,
+            columns=before.shape.schema if before else None,
+        )  # fmt: skip
+        return exporter.tasks(self.spark, self.storage.directory.parent / "bucket", name, given)
+
+    def export(self, asked: Range | None = None) -> Manifest:
+        found = self.prepared(asked).carry_out(self.tasks)
+        assert found is not None
+        self.check(found)
+        return found
+
+    def check(self, manifest: Manifest) -> None:
+        assert findings(self.destination, manifest) == []
+        assert [
+            checked.finding for checked in check_log(self.origin, self.origin.catalog(), manifest) if checked.finding
+        ] == []
+        assert strays(self.destination, manifest) == []
+        assert not has_leftovers(self.destination)
+
+    def table(self) -> list[dict[str, Any]]:
+        """As any reader of a directory sees it."""
+        order = [("partition", "ascending"), ("txid", "ascending")]
+        rows: list[dict[str, Any]] = pq.read_table(self.destination.place).sort_by(order).to_pylist()
+        return rows
+
+
+def findings(destination: LocalDestination, manifest: Manifest) -> list[str]:
+    return [checked.finding.detail for checked in check_files(destination, manifest) if checked.finding]
+
+
+def payload(partition: int, number: int) -> bytes:
+    at = f"2026-01-01T00:00:{number % 60:02d}.{number:06d}Z"
+    return json.dumps({"n": number, "s": TEXTS[number % len(TEXTS)], "at": at, "p": partition}).encode()
+
+
+def grow(storage: GrowingStorage, segments: int, records: int = 12) -> None:
+    for partition, end in dict(storage.ends).items():
+        for segment in range(segments):
+            start = end + segment * records
+            numbers = range(start, start + records)
+            storage.append(
+                partition, [payload(partition, number) for number in numbers], headers=[number % 3 for number in numbers]
+            )
+
+
+def rows_of(storage: GrowingStorage) -> list[dict[str, Any]]:
+    origin = DirectoryOrigin(storages=(str(storage.directory),))
+    return [
+        row
+        for extent in origin.catalog().extents
+        for run in origin.read(extent, extent.span, batch_bytes=1 << 20)
+        for row in record_batch(run, extent.partition).to_pylist()
+    ]
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> GrowingStorage:
+    made = GrowingStorage(tmp_path / "storage", key=UUID(int=77), partitions=3, assigned=(0, 1))
+    grow(made, 2)
+    return made
+
+
+@pytest.fixture
+def exporting(spark: Any, storage: GrowingStorage, tmp_path: Path) -> Iterator[Exporting]:
+    before = {name: spark.conf.get(name, None) for name in NEEDED}
+    try:
+        place = LocalDestination(str(tmp_path / "out a{b}%20"))
+        yield Exporting(spark=spark, storage=storage, destination=place, query=Query(engine=SPARK), file_data_bytes=None)
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
+
+
+# -- all of it ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("format_", "compression"), [("parquet", "lz4"), ("orc", None), ("json", None), ("csv", "none")])
+def test_the_files_are_the_log(exporting: Exporting, format_: str, compression: str | None) -> None:
+    exporting.form = form_of(format_, compression)
+    exporting.file_data_bytes = 1000
+    manifest = exporting.export()
+    found = []
+    for piece in manifest.pieces:
+        with exporting.destination.open(piece.path) as file:
+            found += [row for batch in read_batches(exporting.form, file, piece.path) for row in batch.to_pylist()]
+    assert found == rows_of(exporting.storage)
+    assert {number: total.span for number, total in manifest.partitions.items()} == {0: Span(0, 23), 1: Span(0, 23)}
+    origin = ArchiveOrigin(output=exporting.destination.place)
+    catalog = origin.catalog()
+    assert (
+        sum(len(run) for extent in catalog.extents for run in origin.read(extent, extent.span, batch_bytes=1 << 20)) == 48
+    )
+
+
+def test_columns_beside_all_of_the_log_leave_it_the_log(exporting: Exporting) -> None:
+    exporting.query = Query(engine=SPARK, select="*, length(data) AS size")
+    manifest = exporting.export()
+    assert manifest.shape.query.keeps_records
+    table = exporting.table()
+    assert [row.pop("size") for row in table] == [len(row["data"]) for row in table]
+    assert table == rows_of(exporting.storage)
+    assert ArchiveOrigin(output=exporting.destination.place).catalog().spans == {0: Span(0, 23), 1: Span(0, 23)}
+
+
+def test_text_is_as_elsewhere(exporting: Exporting) -> None:
+    """Nulls, empty texts, quotes, line ends, spaces and microseconds come back."""
+    exporting.decoder = decoder_of(DECODER)
+    exporting.query = Query(engine=SPARK, select="partition, txid, s, at, data", where="txid < 10 AND partition = 0")
+    exporting.form = form_of("csv", "gzip")
+    manifest = exporting.export()
+    assert [piece.row_count for piece in manifest.pieces] == [10, 0]
+    options = pc.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""])
+    parse = pc.ParseOptions(newlines_in_values=True)
+    path = Path(exporting.destination.place, manifest.pieces[0].path)
+    rows = pc.read_csv(path, parse_options=parse, convert_options=options).to_pylist()
+    assert [row["s"] for row in rows] == [TEXTS[number % len(TEXTS)] for number in range(10)]
+    assert [row["at"].isoformat() for row in rows[:2]] == ["2026-01-01T00:00:00+00:00", "2026-01-01T00:00:01.000001+00:00"]
+
+
+# -- a part of it ------------------------------------------------------------------------------------------------------
+
+
+def test_some_records_and_other_columns(exporting: Exporting) -> None:
+    exporting.decoder = decoder_of(DECODER)
+    exporting.query = Query(engine=SPARK, where="n % 5 = 2 AND header < 2", select="partition, txid, upper(s) AS big, at")
+    first = exporting.export()
+    assert first.shape.schema == (
+        ("partition", "int32"), ("txid", "int64"), ("big", "string"), ("at", "timestamp[us, tz=UTC]")
+    )  # fmt: skip
+    grow(exporting.storage, 2)
+    exporting.storage.assign(2)
+    exporting.storage.append(2, [payload(2, 0)])
+    second = exporting.export()
+    assert set(first.pieces) < set(second.pieces)
+    expected = [row for row in rows_of(exporting.storage) if row["txid"] % 5 == 2 and row["header"] < 2]
+    table = exporting.table()
+    assert [(row["partition"], row["txid"]) for row in table] == [(row["partition"], row["txid"]) for row in expected]
+    assert {row["big"] for row in table} == {"PLAIN"}
+    assert [row["at"].microsecond for row in table] == [row["txid"] for row in table]
+    totals = second.partitions
+    assert {number: total.span for number, total in totals.items()} == {0: Span(0, 47), 1: Span(0, 47), 2: Span(0, 0)}
+    assert {number: total.rows for number, total in totals.items()} == {0: 6, 1: 6, 2: 0}
+    empty = second.pieces[-1]
+    assert pq.read_schema(Path(exporting.destination.place, empty.path)).names == ["partition", "txid", "big", "at"]
+
+
+@pytest.mark.parametrize("where", ["header = 1 AND header = 2", "1 = 0"])
+def test_a_condition_that_is_never_true_still_reads_all(exporting: Exporting, where: str) -> None:
+    exporting.query = Query(engine=SPARK, where=where, select="1 AS one")
+    manifest = exporting.export()
+    assert {number: (total.span.count, total.rows) for number, total in manifest.partitions.items()} == {
+        0: (24, 0),
+        1: (24, 0),
+    }
+
+
+def test_what_is_not_the_log_is_not_taken_for_it(exporting: Exporting) -> None:
+    exporting.query = Query(engine=SPARK, where="txid > 3", select="partition, txid")
+    manifest = exporting.export()
+    place = exporting.destination.place
+    said = r"is an export with --select 'partition, txid' and --where 'txid > 3': it is not the log"
+    with pytest.raises(PartOnly, match=said):
+        ArchiveOrigin(output=place).catalog()
+    with pytest.raises(PartOnly, match=said):
+        segments_of(manifest)
+    with pytest.raises(PartOnly, match=said):
+        next(replay(exporting.destination, manifest, {0: 3}))
+    with pytest.raises(PartOnly, match="it has no column client_id"):
+        archive_log(place, None, None)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({"where": "nope = 1"}, "--where nope = 1: A column.*`nope` cannot be resolved"),
+        ({"where": "txid >"}, "--where txid >: Syntax error at or near end of input$"),
+        ({"where": "txid"}, r"--where txid: .*is not a boolean$"),
+        ({"where": "rand() > 0.5"}, "another value each time"),
+        ({"where": "current_timestamp() > date'2020-01-01'"}, "another value each time"),
+        ({"where": "txid IN (SELECT 1)"}, "a subquery looks at more than one transaction"),
+        ({"where": "count(*) > 1"}, "invalid expressions: count"),
+        ({"select": "count(*) AS n"}, "an aggregate does not give one row"),
+        ({"select": "txid, count(*)"}, "--select txid, count.*GROUP BY"),
+        ({"select": "explode(array(1, 2)) AS x"}, "a generator does not give one row"),
+        ({"select": "row_number() OVER (ORDER BY txid) AS x"}, "a window does not give one row"),
+        ({"select": "uuid() AS x"}, "another value each time"),
+        ({"select": "txid, header AS TXID"}, "two columns are called TXID"),
+        ({"select": "NULL AS x"}, "the column x is void, for which parquet has no place"),
+        ({"select": "array(parse_json('1')) AS x"}, "the column x is variant"),
+        ({"select": "f(txid"}, "a parenthesis is not closed"),
+    ],
+)
+def test_sql_that_cannot_be(exporting: Exporting, query: dict[str, str], said: str) -> None:
+    """Before a record is read: the log is one that nobody could read."""
+    for path in exporting.storage.directory.glob("*/*.seg"):
+        path.write_bytes(path.read_bytes()[:128] + b"x" * 100)
+    exporting.query = Query(engine=SPARK, **query)
+    with pytest.raises(BadSql, match=said):
+        next(exporting.tasks("run", []))
+    assert exporting.destination.names() == []
+
+
+def test_what_nests_has_no_place_in_csv(exporting: Exporting) -> None:
+    exporting.query, exporting.form = Query(engine=SPARK, select="array(txid) AS x"), form_of("csv", None)
+    with pytest.raises(BadSql, match="the column x is array<bigint>, for which csv has no place"):
+        next(exporting.tasks("run", []))
+
+
+def test_a_decoder_whose_type_spark_does_not_have(exporting: Exporting, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "odd_decoder.py").write_text(
+        "import pyarrow as pa\n\n\ndef odd(payloads):\n"
+        "    return pa.RecordBatch.from_arrays([pa.nulls(len(payloads), pa.uint32())], names=['u'])\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    exporting.decoder = decoder_of("odd_decoder:odd")
+    with pytest.raises(BadDecoder, match="a column u of type uint32, for which Spark has none"):
+        next(exporting.tasks("run", []))
+
+
+def test_other_columns_than_before_are_refused(exporting: Exporting) -> None:
+    exporting.query = Query(engine=SPARK, select="txid")
+    exporting.export(Range(last={0: 5, 1: 5}))
+    exporting.query = Query(engine=SPARK, select="txid, header")
+    with pytest.raises(NotOurExport, match="its columns are txid int64, and the SQL makes txid int64, header int32 now"):
+        exporting.prepared().carry_out(exporting.tasks)
+
+
+# -- what goes wrong on the way ----------------------------------------------------------------------------------------
+
+
+def test_an_expression_that_fails_names_itself(exporting: Exporting, capfd: pytest.CaptureFixture[str]) -> None:
+    exporting.query = Query(engine=SPARK, select="txid, 1 / (txid - 20) AS x")
+    with pytest.raises(SqlFailed, match=r"^Division by zero. Use `try_divide`"):
+        exporting.prepared().carry_out(exporting.tasks)
+    assert newest_manifest(exporting.destination) is None
+    assert exporting.destination.names(HIDDEN) == ["lock", "plan", "tmp"]
+    assert capfd.readouterr().err == ""
+
+
+def test_damage_ends_a_run_and_what_was_finished_stays(exporting: Exporting) -> None:
+    grow(exporting.storage, 1)
+    path = exporting.storage.directory / "1" / segment_name(12)
+    content = bytearray(path.read_bytes())
+    content[300] ^= 1
+    path.write_bytes(content)
+    exporting.query, exporting.file_data_bytes = Query(engine=SPARK, where="header = 0"), 2000
+    with pytest.raises(PartitionDamaged) as raised:
+        exporting.prepared().carry_out(exporting.tasks)
+    assert "partition 1" in str(raised.value)
+    manifest = newest_manifest(exporting.destination)
+    assert manifest is not None
+    assert manifest.partitions[1].span == Span(0, 11)
+    assert manifest.next_ids[0] >= 24, "what shared a wave with the damage"
+    assert findings(exporting.destination, manifest) == []
+
+
+def test_a_run_that_was_killed_goes_on_exactly(exporting: Exporting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dead between two waves: one manifest is published, files of the next wave have their names, nobody cleared up."""
+    monkeypatch.setattr(protocol, "PUBLISH_SECONDS", 0.0)
+    exporting.query = Query(engine=SPARK, where="header = 1", select="partition, txid, data")
+    exporting.file_data_bytes = 800
+    run = exporting.prepared()
+    assert len(run.assignments) > 4, "more than a wave"
+    run.destination = Mortal(exporting.destination.place)
+    with pytest.raises((Killed, WaltzError)):
+        run.carry_out(exporting.tasks)
+    reached = newest_manifest(exporting.destination)
+    assert reached is not None
+    assert reached.number == 1
+    assert strays(exporting.destination, reached) != []
+    assert has_leftovers(exporting.destination)
+    grow(exporting.storage, 1)
+    found = exporting.export()
+    assert set(reached.pieces) < set(found.pieces)
+    expected = [row for row in rows_of(exporting.storage) if row["header"] == 1]
+    assert exporting.table() == [{name: row[name] for name in ("partition", "txid", "data")} for row in expected]
+
+
+def test_verification_names_what_is_wrong(exporting: Exporting) -> None:
+    exporting.query = Query(engine=SPARK, where="header = 1", select="txid")
+    manifest = exporting.export()
+    first, second = manifest.pieces
+    forged = replace(manifest, pieces=(replace(first, rows=(first.rows or 0) + 1), second))
+    assert findings(exporting.destination, forged) == ["it has 8 rows, and 9 were written"]
+    path = Path(exporting.destination.place, first.path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert findings(exporting.destination, manifest) == ["its bytes are not those that were written: its hash is another"]
+    assert encode(newest_manifest(exporting.destination) or pytest.fail("gone")) == encode(manifest)
+
+
+def test_the_rate_is_kept_here_too(exporting: Exporting) -> None:
+    """All that is read is drawn from the one bucket."""
+    exporting.bytes_per_second = 1 << 30
+    exporting.export()
+    assert (exporting.storage.directory.parent / "bucket").stat().st_size == 8
+
+
+# -- the tools ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_tools_know_what_sql_was_at_an_export(exporting: Exporting, capsys: pytest.CaptureFixture[str]) -> None:
+    """And need no Spark for it."""
+    exporting.query = Query(engine=SPARK, where="header = 1")
+    exporting.export()
+    place, source = exporting.destination.place, ["--source", str(exporting.storage.directory)]
+
+    def said(*line: str, code: int = 0) -> str:
+        assert run(list(line)) == code
+        return "".join(capsys.readouterr())
+
+    assert json.loads(said("spark-export", place, *source, "-o", "json"))["result"] == "nothing new"
+    other = said("spark-export", place, *source, "--where", "header = 2", code=EXIT_CONFLICT)
+    assert other.startswith("W2222")
+    assert "--where was header = 1, and is to be header = 2" in other
+    assert "the engine was spark, and is to be arrow" in said(
+        "spark-export", place, *source, "--where", "", "--engine", "arrow", code=EXIT_CONFLICT
+    )
+    state = json.loads(said("export", "status", place, "-o", "json"))
+    assert [state[name] for name in ("engine", "where", "select")] == ["spark", "header = 1", None]
+    assert [part["rows"] for part in state["partitions"]] == [8, 8]
+    assert "--where header = 1\n" in said("export", "status", place)
+    checked = json.loads(said("export", "verify", place, *source, "--against-log", "-o", "json"))
+    assert (checked["result"], checked["summary"]["rows"], checked["summary"]["records_checked"]) == ("clean", 16, False)
