@@ -864,8 +864,8 @@ class PythonDiffers(WaltzError):
 
 
 class PackageMissing(WaltzError):
-    """A Python that is to run the tasks of an export lacks a package that cannot travel with the job, because it has machine
-    code, or has one that is too old. The message names the packages. Nothing was written."""
+    """A Python that is to run the tasks of an export lacks a package that cannot travel with the job, because it has
+    machine code, or has one that is too old. The message names the packages. Nothing was written."""
 
     code, exit_code = "W2213", EXIT_NOT_FOUND
     not_done = "nothing was written"
@@ -873,9 +873,9 @@ class PackageMissing(WaltzError):
 
 
 class ClusterJobFailed(WaltzError):
-    """A job whose driver runs on the cluster (`--deploy-mode cluster`) ended before the export was complete, or could not be
-    handed over. What it finished is in the manifest and stays. What the driver said is kept by the cluster, and the message
-    names the file with what was said here."""
+    """A job whose driver runs on the cluster (`--deploy-mode cluster`) ended before the export was complete, or could not
+    be handed over. What it finished is in the manifest and stays. What the driver said is kept by the cluster, and the
+    message names the file with what was said here."""
 
     code = "W2214"
     not_done = "what was not finished is not in the export"
