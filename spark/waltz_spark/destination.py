@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gs": "gs"}
 
 
+STEP_BYTES = 64 << 10
+"""A flush of much at the end keeps others from the disk for as long as it takes. Of so little, nobody feels it."""
+
+
 class Output(Protocol):
     """A file that is being written. It is whole, and on the disk if there is one, when it was closed without an error."""
 
@@ -74,7 +78,9 @@ class Destination(Protocol):
         """A whole small file; False if the name is taken."""
         ...
 
-    def create(self, path: str) -> Output: ...
+    def create(self, path: str, *, in_small_steps: bool = False) -> Output:
+        """`in_small_steps`: whoever else writes to the same disk is not to wait for this."""
+        ...
 
     def move_new(self, old: str, new: str) -> bool:
         """False if the new name is taken."""
@@ -178,11 +184,11 @@ class LocalDestination:
         finally:
             self.remove(beside)
 
-    def create(self, path: str) -> Output:
+    def create(self, path: str, *, in_small_steps: bool = False) -> Output:
         target = self._path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            return _Flushed(target)
+            return _Flushed(target, STEP_BYTES if in_small_steps else None)
         except OSError as error:
             raise failure(error, f"writing {target}") from error
 
@@ -253,15 +259,25 @@ class _Certain:
 class _Flushed:
     """A file that is on the disk when it is closed, and gone when it could not be."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, step_bytes: int | None = None) -> None:
         self._path = path
+        self._step = step_bytes
         self._file = path.open("xb")
 
     def write(self, data: Any) -> int:
         try:
-            return self._file.write(data)
+            return self._file.write(data) if self._step is None else self._write_in_steps(memoryview(data).cast("B"))
         except OSError as error:
             raise failure(error, f"writing {self._path}") from error
+
+    def _write_in_steps(self, data: memoryview) -> int:
+        assert self._step is not None
+        for at in range(0, len(data), self._step):
+            self._file.write(data[at : at + self._step])
+            if at + self._step <= len(data):
+                self._file.flush()
+                os.fdatasync(self._file.fileno())
+        return len(data)
 
     def __enter__(self) -> _Flushed:
         return self

@@ -14,6 +14,9 @@ from uuid import UUID
 
 from waltzd.record import Run
 
+BATCH_BYTES = 4 << 20
+"""What to read at once. Smaller batches cost more for each (1 MiB: a fifth), larger ones leave the processor's caches."""
+
 
 @dataclass(frozen=True, order=True)
 class Span:

@@ -13,6 +13,9 @@ import struct
 import time
 from dataclasses import dataclass
 
+from waltz_spark.origin import BATCH_BYTES
+
+_BATCH_SECONDS, _LEAST_BYTES = 0.05, 64 << 10
 _MOMENT = struct.Struct("=d")
 _BURST_SECONDS = 0.25
 """What was not used for so long may be caught up with: a task that begins, or one slow answer, costs no rate."""
@@ -23,6 +26,15 @@ class Pace:
     bytes_per_second: float
     path: str | None
     """Of the bucket, on this machine; None where a task keeps its rate alone."""
+
+    @property
+    def batch_bytes(self) -> int:
+        """To read at once: little at a time, and often, is felt less than the same in gulps."""
+        return int(min(BATCH_BYTES, max(_LEAST_BYTES, self.bytes_per_second * _BATCH_SECONDS)))
+
+
+def batch_bytes_of(pace: Pace | None) -> int:
+    return BATCH_BYTES if pace is None else pace.batch_bytes
 
 
 class Walk:

@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from waltz_spark.columns import Projection, Surroundings
-from waltz_spark.origin import Catalog, Extent, Origin, Span
+from waltz_spark.origin import BATCH_BYTES, Catalog, Extent, Origin, Span
 from waltz_spark.plan import Part, Sizing, Split, plan
 from waltz_spark.pushdown import UNFILTERED, Filters
 from waltz_spark.selection import FAIL_ON_DATA_LOSS
@@ -26,8 +26,6 @@ from waltzd.errors import WaltzError
 from waltzd.layout import FileHeader
 
 _log = logging.getLogger("waltz.spark")
-BATCH_BYTES = 4 << 20
-"""Smaller batches cost more for each (1 MiB: a fifth), larger ones leave the caches of the processor."""
 READ_TOGETHER = 10_000
 """Ids that are not wanted between two that are: to read past so many costs less than to start reading anew."""
 

@@ -94,7 +94,7 @@ class RemoteDestination:
         with self.create(path) as file:
             file.write(content)
 
-    def create(self, path: str) -> Output:
+    def create(self, path: str, *, in_small_steps: bool = False) -> Output:
         system, there = self._there(path)
         with self._said("writing", path):
             system.create_dir(there.rpartition("/")[0], recursive=True)

@@ -30,7 +30,7 @@ from waltz_spark.executors import watched
 from waltz_spark.failure import raised_by_us, summary
 from waltz_spark.java import Java, cache_directory
 from waltz_spark.leftovers import clear_logs, clear_up, lock_log, scratch
-from waltz_spark.priority import behind_others
+from waltz_spark.priority import IN_A_SESSION, behind_others, java_behind
 from waltz_spark.properties import BadLine, encode, parse
 from waltz_spark.shipping import ALWAYS, Need, stand_in, zipped
 from waltzd.disk import translate
@@ -216,10 +216,12 @@ def new_log(environment: Mapping[str, str]) -> Path:
 
 def _start(settings: SparkSettings, folder: Path, log: Path) -> Any:
     from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
+    is_behind = settings.is_local and settings.is_behind_others
     properties = write_privately(folder / "settings.properties", encode(_settings(settings, folder)))
-    os.environ["JAVA_HOME"] = settings.java.home
+    os.environ["JAVA_HOME"] = java_behind(settings.java.home, folder) if is_behind else settings.java.home
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} pyspark-shell"
     os.environ.pop("SPARK_HOME", None)  # this package's Spark, and not one of another version that is installed beside it
     os.environ["PYSPARK_PYTHON"] = settings.python
@@ -228,8 +230,9 @@ def _start(settings: SparkSettings, folder: Path, log: Path) -> Any:
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", _FAST_START)  # of the Java that only finds out how to start Java
     with noise_into(log), _standing_in(folder, settings), _quiet_workers():
-        if settings.is_local and settings.is_behind_others:
-            behind_others(SparkContext._ensure_initialized)
+        if is_behind:
+            launch: Any = launch_gateway
+            behind_others(lambda: SparkContext._ensure_initialized(gateway=launch(popen_kwargs=IN_A_SESSION)))
         builder: Any = SparkSession.builder
         with _our_interruption():
             session = builder.getOrCreate()

@@ -20,9 +20,8 @@ from pyspark.sql.types import StructType
 
 from waltz_spark.decode import SCHEMA, record_batch
 from waltz_spark.manifest import UNFINISHED
-from waltz_spark.pace import Walk
+from waltz_spark.pace import Walk, batch_bytes_of
 from waltz_spark.plan import runs
-from waltz_spark.reading import BATCH_BYTES
 from waltz_spark.task import Assignment, Job, Written, answer_of, schema_of, unpacked, written_of
 from waltzd.checksum import crc32
 from waltzd.errors import BadDecoder, SparkFailed, SqlFailed, WaltzError
@@ -71,7 +70,7 @@ class Feed:
         crc = data_bytes = 0
         next_id = given.span.first
         try:
-            for run in runs(self.job.origin, given.split, batch_bytes=BATCH_BYTES):
+            for run in runs(self.job.origin, given.split, batch_bytes=batch_bytes_of(self.job.pace)):
                 walk.wait(len(run.data))
                 assert run.first_id == next_id, f"id {run.first_id} came when {next_id} was to come"
                 crc, data_bytes, next_id = crc32(run.data, crc), data_bytes + len(run.data), run.last_id + 1

@@ -40,16 +40,13 @@ from waltz_spark.manifest import (
     path_of,
 )
 from waltz_spark.origin import Extent, Origin, Span
-from waltz_spark.pace import Pace, Walk
+from waltz_spark.pace import Pace, Walk, batch_bytes_of
 from waltz_spark.payload import Decoder
 from waltz_spark.plan import Split, runs
 from waltzd.checksum import crc32
 from waltzd.errors import BadArgument, ExportDamaged, WaltzError, tree
 from waltzd.layout import HEADER_BYTES, SEGMENT_SUFFIX, first_id_of, index_name
 from waltzd.ledger import read_whole
-
-BATCH_BYTES = 4 << 20
-"""Smaller batches cost more for each, larger ones leave the caches of the processor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +136,7 @@ def write(job: Job, given: Assignment) -> Written:
 
 def _written(job: Job, given: Assignment, place: str) -> Piece:
     head = segment_head(job.origin, given.split.parts[0].extent) if job.is_lossless else None
-    with job.destination.create(place) as file:
+    with job.destination.create(place, in_small_steps=job.pace is not None) as file:
         sink = _Sink(file)
         try:
             crc, data_bytes = _fill(job, given, head, sink)
@@ -170,7 +167,7 @@ def _fill(job: Job, given: Assignment, head: SegmentHead | None, sink: _Sink) ->
     writer = open_writer(job.form, sink, schema_of(decoder), _metadata(job, given, head))
     crc = data_bytes = 0
     next_id = given.span.first
-    for run in runs(job.origin, given.split, batch_bytes=BATCH_BYTES):
+    for run in runs(job.origin, given.split, batch_bytes=batch_bytes_of(job.pace)):
         walk.wait(len(run.data))
         assert run.first_id == next_id, f"id {run.first_id} came when {next_id} was to come"
         crc, data_bytes, next_id = crc32(run.data, crc), data_bytes + len(run.data), run.last_id + 1

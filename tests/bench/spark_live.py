@@ -26,6 +26,7 @@ from waltzd.storages import ReplicaClient
 
 APPEND_RATE, APPEND_BYTES = 300, 175
 """Transactions a second, and the bytes of each."""
+POLL_SECONDS = 0.1
 BULK_BYTES = 1 << 20
 SINGLE_RECORDS = 20_000
 
@@ -74,7 +75,8 @@ def beside_appends(cluster: LocalCluster, home: Path, seconds: float, rate: floa
 
 @contextmanager
 def _exporting(cluster: LocalCluster, home: Path, rate: float | None) -> Iterator[list[dict[str, Any]]]:
-    """One export after the other, until the block is over and the last one is done."""
+    """One export after the other, until the block is over and the last one is done. One with a rate lasts long: there, the
+    block begins when its tasks do."""
     done: list[dict[str, Any]] = []
     has_enough = threading.Event()
 
@@ -85,6 +87,8 @@ def _exporting(cluster: LocalCluster, home: Path, rate: float | None) -> Iterato
     with ThreadPoolExecutor(1) as pool:
         exports = pool.submit(work)
         try:
+            while rate is not None and not exports.done() and not list((home / "export").glob("_waltz/tmp/*/*")):
+                time.sleep(POLL_SECONDS)
             yield done
         finally:
             has_enough.set()

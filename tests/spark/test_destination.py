@@ -52,6 +52,15 @@ def test_files_come_back_as_they_were_written(destination: Destination) -> None:
     assert destination.names() == []
 
 
+def test_small_steps_make_the_same_file(destination: Destination) -> None:
+    content = bytes(range(256)) * 1000
+    with destination.create("x", in_small_steps=True) as file:
+        file.write(content[:70_000])
+        file.write(memoryview(content)[70_000:70_010])
+        file.write(content[70_010:])
+    assert destination.read("x") == content
+
+
 def test_a_small_file_never_takes_the_place_of_another(destination: Destination) -> None:
     assert destination.put_new("m/1", b"first")
     assert not destination.put_new("m/1", b"second")
