@@ -44,7 +44,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "segment": ("", "Look into single files of a storage."),
         "server": ("", "Servers, and which of them take partitions."),
         "spark": ("", "What exports run on, and how to make them start faster."),
-        "spark-export": ("waltz_spark.export_command:spark_export", "Export the log to Parquet, Delta, ORC, JSON or CSV."),
+        "spark-export": (
+            "waltz_spark.exporting.export_command:spark_export",
+            "Export the log to Parquet, Delta, ORC, JSON or CSV.",
+        ),
         "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),
         "storage": ("", "Storages: add, remove, replace, look."),
         "support": ("", "Collect what somebody who helps wants to see."),
@@ -54,11 +57,20 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "verify-segments": ("waltzctl.records.verify:verify_segments", "Check all files of a storage, offline."),
     },
     "analysis": {
-        "replay": ("waltz_spark.analysis_command:replay_", "Make an application's view again from an export, and compare."),
-        "report": ("waltz_spark.analysis_command:report_", "Transactions, bytes, hot partitions, sizes and clients."),
+        "replay": (
+            "waltz_spark.analysis.analysis_command:replay_",
+            "Make an application's view again from an export, and compare.",
+        ),
+        "report": (
+            "waltz_spark.analysis.analysis_command:report_",
+            "Transactions, bytes, hot partitions, sizes and clients.",
+        ),
     },
     "archive": {
-        "restore": ("waltz_spark.archive_command:restore_", "Make segments again from a lossless export, byte for byte."),
+        "restore": (
+            "waltz_spark.restoring.archive_command:restore_",
+            "Make segments again from a lossless export, byte for byte.",
+        ),
     },
     "bench": {
         "append": ("waltzctl.bench.command:append", "Append transactions."),
@@ -91,8 +103,11 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "lookup": ("waltzctl.error:lookup", "Explain one error code."),
     },
     "export": {
-        "status": ("waltz_spark.manifest_command:status", "What an export holds, as its manifest says."),
-        "verify": ("waltz_spark.manifest_command:verify", "Check all files of an export, alone or against the log."),
+        "status": ("waltz_spark.exporting.manifest_command:status", "What an export holds, as its manifest says."),
+        "verify": (
+            "waltz_spark.exporting.manifest_command:verify",
+            "Check all files of an export, alone or against the log.",
+        ),
     },
     "generate": {
         "alerts": ("waltzctl.setup.generate:alerts", "Alert rules for Prometheus."),
@@ -121,8 +136,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "undrain": ("waltzctl.placement.server:undrain", "Let a server take partitions again."),
     },
     "spark": {
-        "status": ("waltz_spark.spark_command:status", "Which Java and which Spark an export here would run on."),
-        "warmup": ("waltz_spark.spark_command:warmup", "Make exports start faster."),
+        "status": ("waltz_spark.engine.spark_command:status", "Which Java and which Spark an export here would run on."),
+        "warmup": ("waltz_spark.engine.spark_command:warmup", "Make exports start faster."),
     },
     "storage": {
         "add": ("waltzctl.placement.membership:add", "Take a storage into the cluster."),

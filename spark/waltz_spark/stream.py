@@ -2,7 +2,7 @@
 
 Spark keeps one reader in a process beside the driver for as long as the query runs, and sends a second one, made of the
 same options, to the executors: the two share nothing. The last `commit` and `stop` may never come. So a batch follows from
-its two positions alone (`waltz_spark.position`), and nothing is remembered here but what can be asked for again.
+its two positions alone (`waltz_spark.table.position`), and nothing is remembered here but what can be asked for again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,23 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from waltz_spark.opening import given_options, open_origin
-from waltz_spark.origin import Catalog
-from waltz_spark.plan import size_of, sizing_of
-from waltz_spark.position import NO_LIMIT, Limit, Position, advanced, between, covers, end_of, lost, readable, reconciled
-from waltz_spark.reading import Reading, projection_of, tasks, tell_losses, telling
-from waltz_spark.selection import ENDING, number_of, selection_of
+from waltz_spark.log.opening import given_options, open_origin
+from waltz_spark.log.origin import Catalog
+from waltz_spark.log.plan import size_of, sizing_of
+from waltz_spark.log.selection import ENDING, number_of, selection_of
+from waltz_spark.table.position import (
+    NO_LIMIT,
+    Limit,
+    Position,
+    advanced,
+    between,
+    covers,
+    end_of,
+    lost,
+    readable,
+    reconciled,
+)
+from waltz_spark.table.reading import Reading, projection_of, tasks, tell_losses, telling
 from waltzd.errors import BadArgument
 
 MAX_TXNS, MAX_BYTES = "maxTxnsPerTrigger", "maxBytesPerTrigger"

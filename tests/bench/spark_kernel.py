@@ -36,9 +36,9 @@ def kernel_of(storage: Path, checksum: str, rounds: int) -> dict[str, dict[str, 
 
 
 def main(storage: str, rounds: int) -> None:
-    from waltz_spark.decode import record_batch
-    from waltz_spark.directory_origin import DirectoryOrigin
-    from waltz_spark.encode import encode
+    from waltz_spark.log.decode import record_batch
+    from waltz_spark.log.directory_origin import DirectoryOrigin
+    from waltz_spark.log.encode import encode
 
     from waltzd.layout import HEADER_BYTES
     from waltzd.record import Run, first_bad

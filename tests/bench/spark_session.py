@@ -15,17 +15,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from waltz_spark.destination import LocalDestination
-from waltz_spark.export import Range, Run, planned, wanted
-from waltz_spark.form import form_of
-from waltz_spark.java import find_java
-from waltz_spark.manifest import Shape
-from waltz_spark.opening import open_origin
-from waltz_spark.origin import Origin
-from waltz_spark.pace import Pace
-from waltz_spark.session import SparkSettings, default_master, running
-from waltz_spark.task import Assignment, Job, Written, schema_of
-from waltz_spark.wave import run_waves
+from waltz_spark.engine.java import find_java
+from waltz_spark.engine.session import SparkSettings, default_master, running
+from waltz_spark.exporting.destination import LocalDestination
+from waltz_spark.exporting.export import Range, Run, planned, wanted
+from waltz_spark.exporting.form import form_of
+from waltz_spark.exporting.manifest import Shape
+from waltz_spark.exporting.pace import Pace
+from waltz_spark.exporting.task import Assignment, Job, Written, schema_of
+from waltz_spark.exporting.wave import run_waves
+from waltz_spark.log.opening import open_origin
+from waltz_spark.log.origin import Origin
 
 from tests.bench.cost import Cost, cost_here, forget_peaks, medians, peak_bytes
 

@@ -19,7 +19,7 @@ from typing import Any
 import click
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
-from waltz_spark.bank import MINT, Movement, movement_of, payload_of
+from waltz_spark.analysis.bank import MINT, Movement, movement_of, payload_of
 
 from waltzd import loop
 from waltzd.client import Client

@@ -8,9 +8,9 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from waltz_spark.live_origin import LiveOrigin, Route
-from waltz_spark.opening import open_origin
-from waltz_spark.origin import Catalog, Span
+from waltz_spark.log.live_origin import LiveOrigin, Route
+from waltz_spark.log.opening import open_origin
+from waltz_spark.log.origin import Catalog, Span
 
 from tests.process.certificates import Authority, Files
 from tests.process.daemon import KEY, PARTITIONS, Daemon

@@ -6,13 +6,13 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from uuid import UUID
 
-from waltz_spark.destination import LocalDestination
-from waltz_spark.directory_origin import DirectoryOrigin
-from waltz_spark.export import Range, Run, newest_manifest, planned, wanted
-from waltz_spark.form import form_of
-from waltz_spark.manifest import Manifest, Shape
-from waltz_spark.payload import decoder_of
-from waltz_spark.task import Assignment, Job, Written, schema_of, write
+from waltz_spark.exporting.destination import LocalDestination
+from waltz_spark.exporting.export import Range, Run, newest_manifest, planned, wanted
+from waltz_spark.exporting.form import form_of
+from waltz_spark.exporting.manifest import Manifest, Shape
+from waltz_spark.exporting.task import Assignment, Job, Written, schema_of, write
+from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.payloads.payload import decoder_of
 
 from waltzd.layout import HEADER_BYTES, FileHeader, index_name, segment_name
 from waltzd.record import encode_payloads

@@ -8,15 +8,15 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from waltz_spark.archive_origin import ArchiveOrigin
-from waltz_spark.destination import destination_of
-from waltz_spark.directory_origin import DirectoryOrigin
-from waltz_spark.form import form_of
-from waltz_spark.manifest import Manifest, Piece, Shape, encode, manifest_path
-from waltz_spark.opening import open_origin
-from waltz_spark.origin import Catalog, Span
-from waltz_spark.plan import Sizing, plan, runs
-from waltz_spark.task import Job, assignments_of, write
+from waltz_spark.exporting.destination import destination_of
+from waltz_spark.exporting.form import form_of
+from waltz_spark.exporting.manifest import Manifest, Piece, Shape, encode, manifest_path
+from waltz_spark.exporting.task import Job, assignments_of, write
+from waltz_spark.log.archive_origin import ArchiveOrigin
+from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.log.opening import open_origin
+from waltz_spark.log.origin import Catalog, Span
+from waltz_spark.log.plan import Sizing, plan, runs
 
 from waltzd.errors import BadArgument, ExportDamaged, NoSuchName, NoSuchPartition
 from waltzd.record import join_runs

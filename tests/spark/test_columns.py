@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.columns import EVERY, METADATA, Projection, Surroundings, wanted
-from waltz_spark.decode import SCHEMA, record_batch
-from waltz_spark.pushdown import Filters, Ranges
+from waltz_spark.log.decode import SCHEMA, record_batch
+from waltz_spark.table.columns import EVERY, METADATA, Projection, Surroundings, wanted
+from waltz_spark.table.pushdown import Filters, Ranges
 
 from waltzd.checksum import crc32
 from waltzd.errors import BadArgument

@@ -11,7 +11,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pytest
-from waltz_spark.decode import SCHEMA, read_segment, record_batch
+from waltz_spark.log.decode import SCHEMA, read_segment, record_batch
 
 from waltzd.checksum import crc32
 from waltzd.disk import RealDisk, join

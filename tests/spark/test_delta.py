@@ -20,17 +20,17 @@ import pyarrow as pa
 import pytest
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
-from waltz_spark import payload_avro, payload_json, payload_protobuf
-from waltz_spark.decode import SCHEMA
-from waltz_spark.delta import DeltaTable, TableState, address_of, differences, state_of
-from waltz_spark.delta_schema import table_schema
-from waltz_spark.destination import LocalDestination, destination_of
-from waltz_spark.directory_origin import DirectoryOrigin
-from waltz_spark.export import Range, Run, Table, newest_manifest, planned, wanted
-from waltz_spark.form import form_of, open_writer
-from waltz_spark.manifest import Manifest, Piece, Shape, manifest_path
-from waltz_spark.origin import Span
-from waltz_spark.task import Assignment, Job, Written, schema_of, write
+from waltz_spark.exporting.delta import DeltaTable, TableState, address_of, differences, state_of
+from waltz_spark.exporting.delta_schema import table_schema
+from waltz_spark.exporting.destination import LocalDestination, destination_of
+from waltz_spark.exporting.export import Range, Run, Table, newest_manifest, planned, wanted
+from waltz_spark.exporting.form import form_of, open_writer
+from waltz_spark.exporting.manifest import Manifest, Piece, Shape, manifest_path
+from waltz_spark.exporting.task import Assignment, Job, Written, schema_of, write
+from waltz_spark.log.decode import SCHEMA
+from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.log.origin import Span
+from waltz_spark.payloads import payload_avro, payload_json, payload_protobuf
 
 from tests.spark.exporting import KEY, export
 from tests.spark.growing import GrowingStorage

@@ -14,10 +14,10 @@ from typing import Any, cast
 
 import pytest
 from pyarrow import fs
-from waltz_spark import remote_destination
-from waltz_spark.destination import Destination, Hold, LocalDestination, destination_of, who_we_are
-from waltz_spark.manifest import LOCK
-from waltz_spark.remote_destination import RemoteDestination
+from waltz_spark.exporting import remote_destination
+from waltz_spark.exporting.destination import Destination, Hold, LocalDestination, destination_of, who_we_are
+from waltz_spark.exporting.manifest import LOCK
+from waltz_spark.exporting.remote_destination import RemoteDestination
 
 from waltzd.errors import BadArgument, DiskFull, ExportHeld, NoPermission, StoreFailed, WaltzError
 
@@ -100,8 +100,8 @@ def test_a_lock_ends_with_its_process(destination: Destination) -> None:
     code = f"""
 import os, sys
 from pyarrow import fs
-from waltz_spark.destination import LocalDestination, who_we_are
-from waltz_spark.remote_destination import RemoteDestination
+from waltz_spark.exporting.destination import LocalDestination, who_we_are
+from waltz_spark.exporting.remote_destination import RemoteDestination
 place = sys.argv[1]
 with {kind}.hold(who_we_are("killed")):
     os.kill(os.getpid(), 9)

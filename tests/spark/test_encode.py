@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.decode import SCHEMA, read_segment, record_batch
-from waltz_spark.encode import encode, resealed
+from waltz_spark.log.decode import SCHEMA, read_segment, record_batch
+from waltz_spark.log.encode import encode, resealed
 
 from waltzd.checksum import crc32
 from waltzd.disk import RealDisk

@@ -20,18 +20,19 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from waltz_spark import destination, java, pace
-from waltz_spark.decode import SCHEMA, record_batch
-from waltz_spark.destination import LocalDestination
-from waltz_spark.directory_origin import DirectoryOrigin
-from waltz_spark.export import Range, Run, behind, has_leftovers, newest_manifest, planned, wanted
-from waltz_spark.form import KINDS, Form, form_of, read_batches
-from waltz_spark.manifest import Manifest, Shape, encode, manifest_path
-from waltz_spark.origin import Catalog, Span
-from waltz_spark.payload import Decoder, decoder_of
-from waltz_spark.task import Assignment, Job, Written, answer_of, schema_of, write, written_of
-from waltz_spark.text_rows import base64_of, bytes_of, json_lines
-from waltz_spark.verification import check_files, check_log, strays
+from waltz_spark.engine import java
+from waltz_spark.exporting import destination, pace
+from waltz_spark.exporting.destination import LocalDestination
+from waltz_spark.exporting.export import Range, Run, behind, has_leftovers, newest_manifest, planned, wanted
+from waltz_spark.exporting.form import KINDS, Form, form_of, read_batches
+from waltz_spark.exporting.manifest import Manifest, Shape, encode, manifest_path
+from waltz_spark.exporting.task import Assignment, Job, Written, answer_of, schema_of, write, written_of
+from waltz_spark.exporting.text_rows import base64_of, bytes_of, json_lines
+from waltz_spark.exporting.verification import check_files, check_log, strays
+from waltz_spark.log.decode import SCHEMA, record_batch
+from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.log.origin import Catalog, Span
+from waltz_spark.payloads.payload import Decoder, decoder_of
 
 from tests.spark.growing import GrowingStorage
 from waltzctl.main import run as waltzctl

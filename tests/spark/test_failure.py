@@ -5,9 +5,9 @@ from __future__ import annotations
 import traceback
 
 import pytest
-from waltz_spark.failure import raised_by_us, summary
-from waltz_spark.reading import telling
-from waltz_spark.session import told
+from waltz_spark.engine.failure import raised_by_us, summary
+from waltz_spark.engine.session import told
+from waltz_spark.table.reading import telling
 
 from waltzd.errors import BadDecoder, LogUnreadable, PartitionDamaged, SparkFailed, WaltzError
 

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from waltz_spark.leftovers import PREFIX, clear_logs, clear_up, lock_log, scratch
-from waltz_spark.session import new_log, noise_into
+from waltz_spark.engine.leftovers import PREFIX, clear_logs, clear_up, lock_log, scratch
+from waltz_spark.engine.session import new_log, noise_into
 
 WORKING = """
 import sys, tempfile
 from pathlib import Path
-from waltz_spark.leftovers import scratch
+from waltz_spark.engine.leftovers import scratch
 with scratch(Path(sys.argv[1])) as place:
     (place / "half").write_text("of something")
     print(place, flush=True)

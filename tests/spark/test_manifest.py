@@ -11,7 +11,7 @@ from zlib import crc32
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.manifest import (
+from waltz_spark.exporting.manifest import (
     Manifest,
     Piece,
     SegmentHead,
@@ -23,8 +23,8 @@ from waltz_spark.manifest import (
     path_of,
     totals_of,
 )
-from waltz_spark.origin import Span
-from waltz_spark.query import SPARK, Query
+from waltz_spark.exporting.query import SPARK, Query
+from waltz_spark.log.origin import Span
 
 from waltzd.errors import ManifestDamaged, PartOnly, UnknownVersion
 

@@ -15,8 +15,8 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.decode import SCHEMA, record_batch
-from waltz_spark.payload import ERROR_COLUMN, Decoder, Method, Sieve, Undecodable, decoder_of
+from waltz_spark.log.decode import SCHEMA, record_batch
+from waltz_spark.payloads.payload import ERROR_COLUMN, Decoder, Method, Sieve, Undecodable, decoder_of
 
 from waltzd.errors import BadDecoder, PathMissing
 from waltzd.record import encode_payloads

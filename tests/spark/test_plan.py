@@ -8,8 +8,8 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.origin import Catalog, Extent, Span
-from waltz_spark.plan import SPLITS_MAX, TASK_BYTES_MIN, Sizing, Split, plan, sizing_of
+from waltz_spark.log.origin import Catalog, Extent, Span
+from waltz_spark.log.plan import SPLITS_MAX, TASK_BYTES_MIN, Sizing, Split, plan, sizing_of
 
 from waltzd.errors import BadArgument
 

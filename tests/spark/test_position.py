@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.origin import Catalog, Extent, Span
-from waltz_spark.position import (
+from waltz_spark.log.origin import Catalog, Extent, Span
+from waltz_spark.table.position import (
     Limit,
     Position,
     advanced,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from waltz_spark.priority import behind_others
+from waltz_spark.engine.priority import behind_others
 
 _TELL = "import os, sys; sys.exit(os.sched_getscheduler(0) == os.SCHED_IDLE and os.getpriority(os.PRIO_PROCESS, 0) == 19)"
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from waltz_spark import progress
-from waltz_spark.origin import Extent, Span
-from waltz_spark.plan import Part, Split
-from waltz_spark.progress import Course, Progress, duration, picture
-from waltz_spark.task import Assignment, Written
-from waltz_spark.wave import in_waves
+from waltz_spark.exporting import progress
+from waltz_spark.exporting.progress import Course, Progress, duration, picture
+from waltz_spark.exporting.task import Assignment, Written
+from waltz_spark.exporting.wave import in_waves
+from waltz_spark.log.origin import Extent, Span
+from waltz_spark.log.plan import Part, Split
 
 
 def given(number: int, partition: int, records: int = 100, data_bytes: int = 10_000) -> Assignment:

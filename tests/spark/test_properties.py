@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.properties import BadLine, encode, parse, secret_names, trimmed
+from waltz_spark.engine.properties import BadLine, encode, parse, secret_names, trimmed
 
 FILE = r"""
 # a comment

@@ -24,8 +24,8 @@ from pyspark.sql.datasource import (
     Not,
     StringContains,
 )
-from waltz_spark.origin import Span
-from waltz_spark.pushdown import EVERYTHING, HIGHEST, LOWEST, NOTHING, UNFILTERED, Ranges
+from waltz_spark.log.origin import Span
+from waltz_spark.table.pushdown import EVERYTHING, HIGHEST, LOWEST, NOTHING, UNFILTERED, Ranges
 
 SMALL = range(-12, 13)
 PAIRS = st.lists(st.tuples(st.integers(-10, 10), st.integers(-10, 10)))

@@ -9,12 +9,12 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.asking import Wish, query_of
-from waltz_spark.decode import SCHEMA
-from waltz_spark.form import KINDS, form_of
-from waltz_spark.manifest import Manifest
-from waltz_spark.query import ARROW, SPARK, Query, items_of
-from waltz_spark.spark_form import PART, conf_for, options_of
+from waltz_spark.exporting.asking import Wish, query_of
+from waltz_spark.exporting.form import KINDS, form_of
+from waltz_spark.exporting.manifest import Manifest
+from waltz_spark.exporting.query import ARROW, SPARK, Query, items_of
+from waltz_spark.exporting.spark_form import PART, conf_for, options_of
+from waltz_spark.log.decode import SCHEMA
 
 from tests.spark.growing import GrowingStorage
 from tests.spark.test_manifest import SHAPE, manifest_of

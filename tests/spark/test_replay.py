@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark import replay
-from waltz_spark.bank import MINT, Movement, movement_of, payload_of
-from waltz_spark.decode import record_batch
-from waltz_spark.destination import LocalDestination
-from waltz_spark.restore import newest
+from waltz_spark.analysis import replay
+from waltz_spark.analysis.bank import MINT, Movement, movement_of, payload_of
+from waltz_spark.exporting.destination import LocalDestination
+from waltz_spark.log.decode import record_batch
+from waltz_spark.restoring.restore import newest
 
 from tests.examples.bank import Bank
 from tests.spark.exporting import export, storage_with

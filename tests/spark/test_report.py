@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waltz_spark import render_report, report, report_chart
-from waltz_spark.decode import read_segment
-from waltz_spark.directory_origin import DirectoryOrigin
-from waltz_spark.report import Measure, Part, Report
+from waltz_spark.analysis import render_report, report, report_chart
+from waltz_spark.analysis.report import Measure, Part, Report
+from waltz_spark.log.decode import read_segment
+from waltz_spark.log.directory_origin import DirectoryOrigin
 
 from tests.spark.exporting import export, storage_with
 from tests.spark.telling import run_examples
@@ -228,7 +228,7 @@ def test_mistakes_are_found_before_spark_is_started(
     archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     arguments: list[str], code: int, words: str,
 ) -> None:  # fmt: skip
-    from waltz_spark import session
+    from waltz_spark.engine import session
 
     monkeypatch.setattr(session, "running", None)
     places = {"ARCHIVE": str(archive), "NOTHING": str(tmp_path / "none")}

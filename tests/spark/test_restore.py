@@ -13,9 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from waltz_spark import restore
-from waltz_spark.destination import LocalDestination
-from waltz_spark.manifest import Manifest
+from waltz_spark.exporting.destination import LocalDestination
+from waltz_spark.exporting.manifest import Manifest
+from waltz_spark.restoring import restore
 
 from tests.spark.exporting import export
 from tests.spark.telling import run_examples

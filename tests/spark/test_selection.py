@@ -7,8 +7,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.origin import Span
-from waltz_spark.selection import EARLIEST, LATEST, Selection, partitions_of, selection_of
+from waltz_spark.log.origin import Span
+from waltz_spark.log.selection import EARLIEST, LATEST, Selection, partitions_of, selection_of
 
 from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition, WaltzError
 

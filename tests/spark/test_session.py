@@ -7,9 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from waltz_spark.java import Java
-from waltz_spark.session import SparkSettings, check_deploy_mode, conf_of, is_local, settings_in, told, write_privately
-from waltz_spark.spark_choice import SparkChoice, chosen
+from waltz_spark.engine.java import Java
+from waltz_spark.engine.session import (
+    SparkSettings,
+    check_deploy_mode,
+    conf_of,
+    is_local,
+    settings_in,
+    told,
+    write_privately,
+)
+from waltz_spark.engine.spark_choice import SparkChoice, chosen
 
 from tests.spark.bare import bare_python
 from tests.spark.growing import GrowingStorage

@@ -11,11 +11,7 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from waltz_spark.destination import LocalDestination
-from waltz_spark.directory_origin import DirectoryOrigin
-from waltz_spark.form import form_of
-from waltz_spark.plan import Sizing, plan
-from waltz_spark.shipping import (
+from waltz_spark.engine.shipping import (
     ALWAYS,
     OF_CLUSTERS,
     VERSION,
@@ -28,7 +24,11 @@ from waltz_spark.shipping import (
     stand_in,
     zipped,
 )
-from waltz_spark.task import Job, assignments_of, packed, written_of
+from waltz_spark.exporting.destination import LocalDestination
+from waltz_spark.exporting.form import form_of
+from waltz_spark.exporting.task import Job, assignments_of, packed, written_of
+from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.log.plan import Sizing, plan
 
 from tests.spark.bare import FOR_CLUSTERS, FOR_FILES, bare_python, pretending
 from tests.spark.exporting import storage_with
@@ -63,8 +63,8 @@ def test_the_zip_is_enough_for_a_task(tmp_path: Path) -> None:
     python = bare_python(tmp_path / "bare", FOR_FILES)
     assert "No module named 'waltzd'" in run(python, "import waltzd")
     code = f"""
-from waltz_spark.wave import write, answer_of, unpacked
-from waltz_spark.shipping import ALWAYS, OF_CLUSTERS, lacking
+from waltz_spark.exporting.wave import write, answer_of, unpacked
+from waltz_spark.engine.shipping import ALWAYS, OF_CLUSTERS, lacking
 assert lacking(ALWAYS) == []
 assert lacking(OF_CLUSTERS) == ["grpcio 1.85.1", "protobuf 7.35.1"], lacking(OF_CLUSTERS)
 for given in unpacked({packed(given)!r}):
@@ -80,8 +80,8 @@ for given in unpacked({packed(given)!r}):
 def test_the_zip_is_enough_to_read_a_cluster(tmp_path: Path) -> None:
     python = bare_python(tmp_path / "bare", FOR_CLUSTERS)
     code = """
-import waltz_spark.live_origin, waltz_spark.cluster_job, waltz_spark.wave
-from waltz_spark.shipping import ALWAYS, OF_CLUSTERS, lacking
+import waltz_spark.log.live_origin, waltz_spark.engine.cluster_job, waltz_spark.exporting.wave
+from waltz_spark.engine.shipping import ALWAYS, OF_CLUSTERS, lacking
 assert "kazoo" not in __import__("sys").modules
 print(lacking((*ALWAYS, *OF_CLUSTERS)))
 """
@@ -92,8 +92,9 @@ def test_what_is_in_the_zip(tmp_path: Path) -> None:
     with zipfile.ZipFile(zipped(tmp_path / "job.zip", {"waltz_spark/more": b"content"})) as archive:
         names = archive.namelist()
         assert archive.read("waltz_spark/more") == b"content"
-    assert {"waltzd/errors.py", "waltz_spark/task.py"} < set(names)
-    assert [name for name in names if name.count("/") != 1] == [], "no daemon"
+    assert {"waltzd/errors.py", "waltz_spark/exporting/task.py"} < set(names)
+    assert [name for name in names if name.startswith("waltzd/") and name.count("/") != 1] == [], "no daemon"
+    assert {name.partition("/")[0] for name in names} == {"waltzd", "waltz_spark"}, "no tool of operators"
 
 
 def test_needs() -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, InputPartition
-from waltz_spark import java
-from waltz_spark.columns import EVERY
-from waltz_spark.origin import Span
-from waltz_spark.reading import Task
+from waltz_spark.engine import java
+from waltz_spark.log.origin import Span
 from waltz_spark.source import WaltzDataSource, WaltzReader
+from waltz_spark.table.columns import EVERY
+from waltz_spark.table.reading import Task
 
 from tests.spark.exporting import export
 from tests.spark.growing import CREATED_MS, GrowingStorage

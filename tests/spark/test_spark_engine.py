@@ -12,24 +12,24 @@ from uuid import UUID
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
-from waltz_spark import export as protocol
-from waltz_spark.archive_origin import ArchiveOrigin
-from waltz_spark.decode import record_batch
-from waltz_spark.destination import LocalDestination
-from waltz_spark.directory_origin import DirectoryOrigin
-from waltz_spark.export import Range, Run, Told, has_leftovers, newest_manifest, planned, wanted
-from waltz_spark.exporter import Exporter
-from waltz_spark.form import Form, form_of, read_batches
-from waltz_spark.manifest import HIDDEN, Manifest, Shape, encode, manifest_path
-from waltz_spark.origin import Span
-from waltz_spark.payload import Decoder, decoder_of
-from waltz_spark.query import SPARK, Query
-from waltz_spark.replay import replay
-from waltz_spark.report import archive_log
-from waltz_spark.restore import segments_of
-from waltz_spark.spark_form import NEEDED
-from waltz_spark.task import Assignment, Written
-from waltz_spark.verification import check_files, check_log, strays
+from waltz_spark.analysis.replay import replay
+from waltz_spark.analysis.report import archive_log
+from waltz_spark.exporting import export as protocol
+from waltz_spark.exporting.destination import LocalDestination
+from waltz_spark.exporting.export import Range, Run, Told, has_leftovers, newest_manifest, planned, wanted
+from waltz_spark.exporting.exporter import Exporter
+from waltz_spark.exporting.form import Form, form_of, read_batches
+from waltz_spark.exporting.manifest import HIDDEN, Manifest, Shape, encode, manifest_path
+from waltz_spark.exporting.query import SPARK, Query
+from waltz_spark.exporting.spark_form import NEEDED
+from waltz_spark.exporting.task import Assignment, Written
+from waltz_spark.exporting.verification import check_files, check_log, strays
+from waltz_spark.log.archive_origin import ArchiveOrigin
+from waltz_spark.log.decode import record_batch
+from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.log.origin import Span
+from waltz_spark.payloads.payload import Decoder, decoder_of
+from waltz_spark.restoring.restore import segments_of
 
 from tests.spark.growing import GrowingStorage
 from waltzctl.main import run

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from waltz_spark.destination import LocalDestination
-from waltz_spark.export import newest_manifest
-from waltz_spark.manifest import Manifest
-from waltz_spark.verification import check_files, strays
+from waltz_spark.exporting.destination import LocalDestination
+from waltz_spark.exporting.export import newest_manifest
+from waltz_spark.exporting.manifest import Manifest
+from waltz_spark.exporting.verification import check_files, strays
 
 from tests.cli.example import examples
 from tests.conftest import SEED

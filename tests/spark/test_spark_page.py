@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from waltz_spark.columns import EVERY
-from waltz_spark.opening import OPTIONS
+from waltz_spark.log.opening import OPTIONS
+from waltz_spark.table.columns import EVERY
 
 from tests.spark.growing import GrowingStorage
 

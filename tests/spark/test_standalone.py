@@ -17,12 +17,12 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from waltz_spark.destination import LocalDestination
-from waltz_spark.directory_origin import DirectoryOrigin
-from waltz_spark.export import newest_manifest
-from waltz_spark.java import find_java
-from waltz_spark.manifest import Manifest
-from waltz_spark.verification import check_files, check_log, strays
+from waltz_spark.engine.java import find_java
+from waltz_spark.exporting.destination import LocalDestination
+from waltz_spark.exporting.export import newest_manifest
+from waltz_spark.exporting.manifest import Manifest
+from waltz_spark.exporting.verification import check_files, check_log, strays
+from waltz_spark.log.directory_origin import DirectoryOrigin
 
 from tests.spark.bare import FOR_FILES, bare_python, forked, packed
 from tests.spark.exporting import export as export_without_spark

@@ -14,10 +14,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 from waltz_spark import stream
-from waltz_spark.columns import EVERY
-from waltz_spark.origin import Catalog, Extent, Span
+from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.source import WaltzDataSource
 from waltz_spark.stream import WaltzStreamReader
+from waltz_spark.table.columns import EVERY
 
 from tests.spark.growing import GrowingStorage
 from waltzd.errors import BadArgument, ForeignCluster, PositionUnknown, TransactionsGone, WaltzError

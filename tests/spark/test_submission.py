@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from waltz_spark.cluster_job import failure, how_to_see, how_to_stop
-from waltz_spark.destination import LocalDestination
-from waltz_spark.export import has_leftovers, newest_manifest
+from waltz_spark.engine.cluster_job import failure, how_to_see, how_to_stop
+from waltz_spark.exporting.destination import LocalDestination
+from waltz_spark.exporting.export import has_leftovers, newest_manifest
 
 from tests.spark import stand_in_submit
 from tests.spark.bare import FOR_FILES, bare_python
@@ -72,8 +72,8 @@ def test_a_driver_on_the_cluster(
 DRIVER = """
 import sys
 sys.path.insert(0, next(line for line in open(sys.argv[6]) if "pyFiles" in line).strip().split("=")[1])
-from waltz_spark.cluster_job import leaving, received
-from waltz_spark.task import Job, write
+from waltz_spark.engine.cluster_job import leaving, received
+from waltz_spark.exporting.task import Job, write
 spec = received()
 def runner(name, assignments):
     given = spec.exporter

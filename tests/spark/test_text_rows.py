@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from waltz_spark import form
-from waltz_spark.decode import record_batch
-from waltz_spark.text_rows import as_text, base64_of, bytes_of, json_lines, text_schema
+from waltz_spark.exporting import form
+from waltz_spark.exporting.text_rows import as_text, base64_of, bytes_of, json_lines, text_schema
+from waltz_spark.log.decode import record_batch
 
 from waltzd.errors import ExportDamaged
 from waltzd.record import encode_payloads

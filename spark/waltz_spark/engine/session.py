@@ -1,0 +1,420 @@
+"""One Spark for one command: started when it is certain that it is needed, and gone with the command.
+
+Without a master, Spark runs in a process of its own on this machine. What Spark says goes to a file, which is named when
+something fails and removed when nothing did. Settings go to it in a file that only this user can read, because a command
+line can be read by everybody on the machine. On a cluster, what `shipping` says travels with the job, and who
+runs the tasks is watched. The driver is here; where it is on the cluster, `submission` is what starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from waltz_spark.engine.class_archive import folder_of
+from waltz_spark.engine.executors import watched
+from waltz_spark.engine.failure import raised_by_us, summary
+from waltz_spark.engine.java import Java, cache_directory
+from waltz_spark.engine.leftovers import clear_logs, clear_up, lock_log, scratch
+from waltz_spark.engine.priority import IN_A_SESSION, behind_others, java_behind
+from waltz_spark.engine.properties import BadLine, encode, parse
+from waltz_spark.engine.shipping import ALWAYS, Need, stand_in, zipped
+from waltzd.disk import translate
+from waltzd.errors import (
+    BadArgument,
+    MasterUnreachable,
+    NoSpark,
+    PackageMissing,
+    PythonDiffers,
+    SparkFailed,
+    WaltzError,
+)
+
+KNOCK_SECONDS, EXECUTOR_SECONDS, END_SECONDS = 5.0, 120.0, 20.0
+_NO_PYTHON = "Error from python worker:"
+_CAUSE = re.compile(r"Exception in |Error: |Error occurred |Caused by: ")
+_POLL_SECONDS = 0.5
+"""A Java that was killed needs a moment to be gone."""
+_ATTEMPTS = 3
+"""Of a task that failed by itself, on this machine; clusters have their own number."""
+_MASTERS = ("local", "spark://", "yarn", "k8s://")
+_GRPC_SPEAKS = "GRPC_VERBOSITY"
+_FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Java only hands out tasks here: what makes long computations fast costs more than it gives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkSettings:
+    master: str
+    java: Java
+    conf: Mapping[str, str]
+    """What the user says, over everything else."""
+    py_files: Sequence[str] = ()
+    archives: Sequence[str] = ()
+    """FILE or FILE#NAME, unpacked wherever tasks run."""
+    needs: tuple[Need, ...] = ALWAYS
+    """What a Python has to have to run the tasks."""
+    executor_seconds: float = EXECUTOR_SECONDS
+    """How long a cluster may have nobody who runs tasks, at the start and later."""
+    is_behind_others: bool = True
+    """On this machine: takes the processor only when nobody else wants it."""
+    java_flags: str = ""
+    """For a faster start (`waltz_spark.engine.class_archive`)."""
+    end_seconds: float = END_SECONDS
+    """How long Java may take to end."""
+    computes: bool = False
+    """Java is to do the work, and not only to hand it out."""
+
+    @property
+    def is_local(self) -> bool:
+        return is_local(self.master)
+
+    @property
+    def python(self) -> str:
+        """That runs the tasks."""
+        named = self.conf.get("spark.pyspark.python")
+        return named or (None if self.is_local else os.environ.get("PYSPARK_PYTHON")) or sys.executable
+
+
+def is_local(master: str) -> bool:
+    return master == "local" or master.startswith("local[")
+
+
+def default_master() -> str:
+    return f"local[{len(os.sched_getaffinity(0))},{_ATTEMPTS}]"
+
+
+def check_deploy_mode(mode: str, master: str) -> None:
+    """Whether the driver can be where it is wanted."""
+    if mode not in ("client", "cluster"):
+        raise BadArgument(
+            f"spark.submit.deployMode is {mode}: it has to be client or cluster", not_done="nothing was written"
+        )
+    if mode == "client" or master.startswith(("yarn", "k8s://")):
+        return
+    where = "this machine is all that there is" if is_local(master) else "Spark's own masters run no driver in Python"
+    raise BadArgument(
+        f"--deploy-mode {mode} does not go with the master {master}: {where}",
+        not_done="nothing was written",
+        next_step="leave --deploy-mode out: the driver then runs here; yarn and k8s:// masters can run it on the cluster",
+    )
+
+
+def check_master(master: str) -> None:
+    """Whether it can be one at all."""
+    if not master.startswith(_MASTERS):
+        raise BadArgument(
+            f"--master {master}: that is no master", next_step="say local[N], spark://HOST:PORT, yarn or k8s://…"
+        )
+    for address in _addresses(master):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise BadArgument(f"--master {master}: {address!r} is not HOST:PORT")
+
+
+def knock(master: str) -> None:
+    """Where it is easy to see whether anybody is there."""
+    wrong = []
+    for address in _addresses(master):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
+        except OSError as error:
+            wrong.append(f"{address}: {error.strerror or error}")
+        else:
+            return
+    if wrong:
+        raise MasterUnreachable(f"the master {master} does not answer: {'; '.join(wrong)}")
+
+
+def _addresses(master: str) -> list[str]:
+    return master.removeprefix("spark://").split(",") if master.startswith("spark://") else []
+
+
+def conf_of(given: Sequence[str]) -> dict[str, str]:
+    """Of --conf NAME=VALUE."""
+    found = {}
+    for text in given:
+        name, is_there, value = text.partition("=")
+        if not is_there or not name.startswith("spark.") or "\n" in text:
+            raise BadArgument(f"--conf {text}: it has to be spark.NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def settings_in(path: str) -> dict[str, str]:
+    """Of --properties-file: as Spark reads it, what is no setting of Spark as well."""
+    try:
+        return parse(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise translate(error, f"reading --properties-file {path}") from error
+    except (UnicodeDecodeError, BadLine) as error:
+        raise BadArgument(f"--properties-file {path}: {error}", not_done="nothing was written") from error
+
+
+@contextmanager
+def running(settings: SparkSettings, log: Path) -> Iterator[Any]:
+    """A session. Errors of Spark come out as ours, and then the log stays."""
+    try:
+        from pyspark.errors import PySparkException
+    except ImportError as error:
+        raise NoSpark("the package PySpark is not installed") from error
+    from py4j.protocol import Py4JError
+
+    clear_up((folder_of(os.environ),))
+    places = ExitStack()
+    folder = places.enter_context(scratch())
+    session, has_failed = None, False
+    try:
+        with ExitStack() as watching:
+            session = _start(settings, folder, log)
+            if not settings.is_local:
+                watching.enter_context(watched(session, settings.master, settings.executor_seconds, settings.needs, log))
+            yield session
+    except (PySparkException, Py4JError, ConnectionError) as error:
+        found = _gone(log) or told(error, log)
+        has_failed = str(log) in found.message  # else it says all that there is to say
+        raise found from error
+    except (MasterUnreachable, PackageMissing):
+        has_failed = True  # it names the log
+        raise
+    finally:
+        try:
+            _end(session, settings.end_seconds)
+        finally:  # also if somebody does not want to wait for Java
+            places.close()
+            if not has_failed:
+                with suppress(OSError):  # it may be on a file system that is full by now
+                    log.unlink(missing_ok=True)
+
+
+def new_log(environment: Mapping[str, str]) -> Path:
+    folder = cache_directory(environment) / "spark" / "log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        clear_logs(folder)
+        number, path = tempfile.mkstemp(prefix=time.strftime("%Y-%m-%d-%H%M%S-"), suffix=".log", dir=folder)
+    except OSError as error:
+        raise translate(error, f"writing to {folder}") from error
+    os.close(number)
+    return Path(path)
+
+
+def _start(settings: SparkSettings, folder: Path, log: Path) -> Any:
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    is_behind = settings.is_local and settings.is_behind_others
+    properties = write_privately(folder / "settings.properties", encode(_settings(settings, folder)))
+    os.environ["JAVA_HOME"] = java_behind(settings.java.home, folder) if is_behind else settings.java.home
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} pyspark-shell"
+    os.environ.pop("SPARK_HOME", None)  # this package's Spark, and not one of another version that is installed beside it
+    os.environ["PYSPARK_PYTHON"] = settings.python
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if settings.is_local:
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", _FAST_START)  # of the Java that only finds out how to start Java
+    with noise_into(log), _standing_in(folder, settings), _quiet_workers():
+        if is_behind:
+            launch: Any = launch_gateway
+            behind_others(lambda: SparkContext._ensure_initialized(gateway=launch(popen_kwargs=IN_A_SESSION)))
+        builder: Any = SparkSession.builder
+        with _our_interruption():
+            session = builder.getOrCreate()
+    _quiet(session.sparkContext, log)
+    for path in settings.py_files:
+        session.sparkContext.addPyFile(path if "://" in path else str(Path(path).absolute()))
+    if not settings.is_local:
+        session.sparkContext.addPyFile(zipped(folder / "waltz_job.zip"))
+    return session
+
+
+def _settings(settings: SparkSettings, folder: Path) -> dict[str, str]:
+    start = "" if settings.computes else _FAST_START
+    found = {
+        "spark.master": settings.master,
+        "spark.app.name": "waltz spark-export",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": f"{start} -Djava.io.tmpdir='{folder}' {settings.java_flags}".strip(),
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.speculation": "false",
+    }
+    if settings.is_local:
+        found["spark.driver.bindAddress"] = found["spark.driver.host"] = "127.0.0.1"
+    else:
+        found[f"spark.executorEnv.{_GRPC_SPEAKS}"] = os.environ.get(_GRPC_SPEAKS, "NONE")
+    if settings.archives:
+        found["spark.archives"] = ",".join(settings.archives)
+    return found | dict(settings.conf)
+
+
+def write_privately(path: Path, text: str) -> Path:
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@contextmanager
+def _our_interruption() -> Iterator[None]:
+    """PySpark puts a handler of its own in the place of ours, which asks Java in the middle of anything."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
+
+
+def _quiet(context: Any, log: Path) -> None:
+    """A thread of PySpark's takes what workers count, and prints a traceback when Java is gone."""
+
+    def note(_request: object, _address: object) -> None:
+        with suppress(OSError), log.open("a", encoding="utf-8") as file:
+            traceback.print_exc(file=file)
+
+    context._accumulatorServer.handle_error = note
+
+
+def ended(settings: SparkSettings, is_first: bool) -> None:
+    """Somebody told the command to end. On this machine Java has nothing that would be missed; a cluster is told that its
+    work is over, which whoever says so again does not want to wait for."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is not None and (settings.is_local or not is_first):
+        gateway.proc.kill()
+
+
+@contextmanager
+def _standing_in(folder: Path, settings: SparkSettings) -> Iterator[None]:
+    """A Python in an archive has a path that counts from where a worker runs; here, Java has to be started where the same
+    path leads to ours."""
+    if settings.is_local or not stand_in(folder, settings.python):
+        yield
+        return
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextmanager
+def _quiet_workers() -> Iterator[None]:
+    """In what is started meanwhile, gRPC says nothing: it tells of forks that harm nobody, for each worker. Errors of its
+    calls come back by themselves. In this process it speaks as before."""
+    if _GRPC_SPEAKS in os.environ:
+        yield
+        return
+    os.environ[_GRPC_SPEAKS] = "NONE"
+    try:
+        yield
+    finally:
+        del os.environ[_GRPC_SPEAKS]
+
+
+@contextmanager
+def noise_into(path: Path) -> Iterator[None]:
+    """What processes that are started meanwhile say goes to a file, for good: Java, and the workers that it starts. Java
+    complains on standard output, too, where results belong."""
+    own = {number: os.dup(number) for number in (1, 2)}
+    with path.open("ab") as file:
+        lock_log(file.fileno())
+        for number in own:
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        for number, kept in own.items():
+            os.dup2(kept, number)
+            os.close(kept)
+
+
+def _end(session: Any, seconds: float) -> None:
+    """Java ends with us; without waiting for it, files of ours would still be in its use."""
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    dead = (Py4JError, OSError)  # which is what we want
+    if session is not None:
+        with suppress(*dead):
+            session.stop()
+    if gateway is None:
+        return
+    process: subprocess.Popen[bytes] = gateway.proc
+    with suppress(*dead):
+        gateway.shutdown()
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    except KeyboardInterrupt:  # told once more, where nobody keeps that away: nobody wants to wait for it
+        process.kill()
+        process.wait()
+        raise
+    SparkContext._gateway = SparkContext._jvm = None
+
+
+def _gone(log: Path) -> WaltzError | None:
+    """Java itself, which nobody told to end."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return None
+    with suppress(subprocess.TimeoutExpired):
+        code = gateway.proc.wait(_POLL_SECONDS)
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with {code}"
+        return SparkFailed(f"Java {how}, in the middle of the run. What it said is in {log}")
+    return None
+
+
+def cause_in(said: str) -> str:
+    """Why a Java ended, out of what it said; empty if nothing looks like it."""
+    lines = [line.strip() for line in said.splitlines()]
+    return next((line for line in lines if _CAUSE.match(line)), "")[:300].rstrip(".")
+
+
+def told(error: Exception, log: Path | str) -> WaltzError:
+    """What went wrong, in our words."""
+    text = str(error)
+    ours = raised_by_us(text)
+    if ours is not None:
+        return ours
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if _NO_PYTHON in lines[:-1]:
+        why = lines[lines.index(_NO_PYTHON) + 1][:300].rstrip(".")
+        return PythonDiffers(f"the workers cannot run their Python: {why}. What Spark said is in {log}")
+    for sign in ("[PYTHON_VERSION_MISMATCH] ", "No module named", "Cannot run program"):
+        found = next((line[line.index(sign) :] for line in lines if sign in line), None)
+        if found:
+            found = found.removeprefix(sign if sign.startswith("[") else "")[:300].rstrip(".")
+            return PythonDiffers(f"the workers cannot run this job: {found}. What Spark said is in {log}")
+    said = summary(text) or type(error).__name__
+    if "JAVA_GATEWAY_EXITED" in text:  # it has only said so to its log
+        with suppress(OSError):
+            said = cause_in(Path(log).read_text(errors="replace")) or said
+    return SparkFailed(f"Spark failed: {said[:300].rstrip('.')}. All that it said is in {log}")

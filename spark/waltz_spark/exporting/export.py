@@ -1,0 +1,384 @@
+"""The protocol of an export: what is missing, who writes it, and when it counts.
+
+Nothing counts before a manifest says so. A run looks at the newest manifest, plans the ids behind it, and writes the plan
+down before its first file; tasks write under names that nobody looks at; the run gives finished files their names, in the
+order of their ids, and then publishes a manifest with all of them. A run that dies leaves the newest manifest as it was,
+and its plan says which names it may have given: the next run removes those that no manifest has. So each id is in exactly
+one file, whenever a run was stopped, and a run that was stopped goes on from its last manifest.
+
+Spark is not known here: whoever runs the tasks is a function from tasks to answers.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import zip_longest
+from typing import Protocol
+from uuid import UUID
+
+from waltz_spark.exporting.destination import Destination, Hold, who_we_are
+from waltz_spark.exporting.manifest import (
+    HIDDEN,
+    MANIFESTS,
+    PLANS,
+    UNFINISHED,
+    Manifest,
+    Piece,
+    Shape,
+    below_output,
+    decode,
+    encode,
+    manifest_path,
+)
+from waltz_spark.exporting.task import Assignment, Written, assignments_of
+from waltz_spark.log.origin import Catalog, Span
+from waltz_spark.log.plan import Sizing, Split, plan
+from waltzd.errors import (
+    BadArgument,
+    BeyondLog,
+    ExportGap,
+    ExportHeld,
+    ManifestDamaged,
+    NoSuchPartition,
+    NotOurExport,
+)
+
+PUBLISH_SECONDS, PUBLISH_SHARE = 2.0, 0.05
+"""A run that is killed loses so much work. Publishing is never more than this share of all: a manifest of many files takes
+its time."""
+KEPT_MANIFESTS = 3
+_NOT_WRITTEN = "nothing was written"
+
+Runner = Callable[[str, Sequence[Assignment]], Generator[Written, None, None]]
+"""Given the name of the run and its tasks: what they tell, in any order. Closing it stops what still runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """What ids were asked for."""
+
+    partitions: tuple[int, ...] | None = None
+    first: Mapping[int, int] = field(default_factory=dict)
+    last: Mapping[int, int] = field(default_factory=dict)
+    first_of_others: int | None = None
+    last_of_others: int | None = None
+
+    def first_of(self, partition: int) -> int | None:
+        return self.first.get(partition, self.first_of_others)
+
+    def last_of(self, partition: int) -> int | None:
+        return self.last.get(partition, self.last_of_others)
+
+
+# -- what there is and what is missing ---------------------------------------------------------------------------------
+
+
+def newest_manifest(destination: Destination) -> Manifest | None:
+    """None where there is no export yet. What is there and is no export is refused."""
+    names = destination.names(MANIFESTS)
+    numbers = sorted(int(name[:8]) for name in names if len(name) == 13 and name[:8].isdecimal() and name.endswith(".json"))
+    if not numbers:
+        foreign = [name for name in destination.names() if name != HIDDEN]
+        if foreign and HIDDEN not in destination.names():
+            raise NotOurExport(
+                f"{destination.place} exists and holds {foreign[0]}, but no export",
+                next_step="name a new directory, or an empty one",
+            )
+        return None
+    path = manifest_path(numbers[-1])
+    text = destination.read(path)
+    if text is None:  # another run went on meanwhile and cleared up
+        return newest_manifest(destination)
+    found = decode(text, f"{destination.place}/{path}")
+    if found.number != numbers[-1]:
+        raise ManifestDamaged(f"{destination.place}/{path} says that it is number {found.number}")
+    return found
+
+
+def check_same(before: Manifest, *, cluster: UUID, shape: Shape, place: str) -> None:
+    """An export goes on as it began."""
+    if before.cluster != cluster:
+        raise NotOurExport(f"{place} is an export of the cluster {before.cluster}, and what is to be read is {cluster}")
+    there = before.shape
+    for what, was, now in (
+        ("the format", there.format, shape.format),
+        ("the compression", there.compression, shape.compression),
+        ("lossless", there.lossless, shape.lossless),
+        ("the decoder", there.decoder or "none", shape.decoder or "none"),
+        ("what the decoder makes", there.decoder_fingerprint, shape.decoder_fingerprint),
+        ("the engine", there.query.engine, shape.query.engine),
+        ("--select", there.query.select or "none", shape.query.select or "none"),
+        ("--where", there.query.where or "none", shape.query.where or "none"),
+        ("the list of columns", there.fingerprint, shape.fingerprint),
+    ):
+        if was != now:
+            raise NotOurExport(f"{place} was made differently: {what} was {was}, and is to be {now}")
+
+
+def wanted(catalog: Catalog, before: Manifest | None, asked: Range) -> dict[int, Span]:
+    """The ids that are missing in the export. Pure."""
+    for named in (*(asked.partitions or ()), *asked.first, *asked.last):
+        if named not in catalog.spans:
+            raise NoSuchPartition(f"there is no partition {named} in what is to be read", not_done=_NOT_WRITTEN)
+    reached = {} if before is None else before.next_ids
+    numbers = sorted(catalog.spans) if asked.partitions is None else asked.partitions
+    return {number: _missing(number, catalog.spans[number], reached.get(number), before, asked) for number in numbers}
+
+
+def behind(catalog: Catalog, before: Manifest | None) -> dict[int, int]:
+    """The partitions whose log ends before the export does, and where. A replica may be slow; a cluster that is, was set
+    back, and what it appends from now on is not what the export has under the same ids. Pure."""
+    reached = {} if before is None else before.next_ids
+    return {
+        number: span.last for number, span in catalog.spans.items() if number in reached and span.last < reached[number] - 1
+    }
+
+
+def _missing(number: int, there: Span, reached: int | None, before: Manifest | None, asked: Range) -> Span:
+    first, last = asked.first_of(number), asked.last_of(number)
+    if first is not None and last is not None and last < first:
+        raise BadArgument(f"partition {number}: --to-txn {last} lies before --from-txn {first}", not_done=_NOT_WRITTEN)
+    if last is not None and last > there.last and number in asked.last:
+        raise BeyondLog(
+            f"partition {number}: --to-txn is {last}, and the last id that can be read is {there.last}",
+            not_done=_NOT_WRITTEN,
+            next_step=f"ask for ids up to {there.last}, or leave --to-txn out",
+        )
+    if reached is not None:
+        assert before is not None
+        begin = before.partitions[number].span.first
+        if first is not None and first > reached:
+            raise ExportGap(f"partition {number}: --from-txn is {first}, and the export ends before id {reached}")
+        if first is not None and first < begin:
+            raise ExportGap(f"partition {number}: --from-txn is {first}, and the export begins at id {begin} already")
+        start = reached
+    else:
+        start = there.first if first is None else first
+        if start < there.first:
+            raise ExportGap(
+                f"partition {number}: --from-txn is {start}, and the first id that is still there is {there.first}"
+            )
+    if start < there.first:
+        raise ExportGap(f"partition {number}: the export ends before id {start}, and the log begins at {there.first} now")
+    return Span(start, there.last if last is None else min(last, there.last))
+
+
+def planned(
+    catalog: Catalog, spans: Mapping[int, Span], *, is_lossless: bool, file_data_bytes: int | None
+) -> list[Assignment]:
+    """`file_data_bytes`: how many bytes of log to put in one file; else what a task is best at."""
+    missing = {number: span for number, span in spans.items() if span.count}
+    splits = plan(catalog, missing, Sizing(bytes_max=file_data_bytes))
+    if file_data_bytes is not None and not is_lossless:
+        splits = _together(splits, file_data_bytes)
+    return assignments_of(splits, is_lossless=is_lossless)
+
+
+def _together(splits: Iterable[Split], bytes_max: int) -> list[Split]:
+    """Neighbours in one file, as long as it does not become too large."""
+    grown: dict[int, list[Split]] = {}
+    for split in sorted(splits, key=lambda split: (split.partition, split.span)):
+        there = grown.setdefault(split.partition, [])
+        if there and there[-1].bytes + split.bytes <= bytes_max:
+            there[-1] = Split((*there[-1].parts, *split.parts))
+        else:
+            there.append(split)
+    return [split for turn in zip_longest(*grown.values()) for split in turn if split is not None]
+
+
+# -- a run -------------------------------------------------------------------------------------------------------------
+
+
+class Finished:
+    """What tasks told, until it can be published: a partition's files count in the order of their ids. Pure."""
+
+    def __init__(self, assignments: Iterable[Assignment]) -> None:
+        self._open = {given.number: given for given in assignments}
+        self._order: dict[int, list[Assignment]] = {}
+        for given in sorted(self._open.values(), key=lambda given: given.span):
+            self._order.setdefault(given.partition, []).append(given)
+        self._done: dict[int, Written] = {}
+        self._told: set[int] = set()
+
+    def add(self, written: Written) -> None:
+        """One that was told already is told again where Spark ran a task twice."""
+        given = self._open[written.number]
+        assert written.piece is not None
+        assert (written.piece.partition, written.piece.span) == (given.partition, given.span)
+        if written.number not in self._told:
+            self._told.add(written.number)
+            self._done[written.number] = written
+
+    def ready(self) -> list[Written]:
+        """Those that have no gap before them. They are not given again."""
+        found = []
+        for queue in self._order.values():
+            while queue and queue[0].number in self._done:
+                found.append(self._done.pop(queue.pop(0).number))
+        return found
+
+    @property
+    def waiting(self) -> int:
+        return len(self._done)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """For whoever watches."""
+
+    written: Written | None = None
+    published: Manifest | None = None
+
+
+Watcher = Callable[[Told], None]
+
+
+class Table(Protocol):
+    """Says to readers of another kind what the manifests say: what an export is beside its files."""
+
+    def is_behind(self, newest: Manifest | None) -> bool:
+        """Whether it does not say yet what this manifest says. Refuses a table that is not this export's."""
+        ...
+
+    def follow(self, newest: Manifest) -> None:
+        """Makes it say what this manifest says, which is published. Does nothing if it does already."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One run over a destination."""
+
+    destination: Destination
+    before: Manifest | None
+    cluster: UUID
+    shape: Shape
+    source: str
+    assignments: Sequence[Assignment]
+    paths: Collection[str]
+    """The names that the files will get."""
+    watch: Watcher
+    table: Table | None = None
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _foreign: frozenset[str] = frozenset()
+    """A name that somebody else took while this run was at work."""
+
+    def carry_out(self, runner: Runner) -> Manifest | None:
+        """All of it, or the first error; what is finished is published in any case. The newest manifest."""
+        with self.destination.hold(who_we_are(self.name)) as hold:
+            newest = newest_manifest(self.destination)
+            if (newest and newest.number) != (self.before and self.before.number):
+                raise ExportHeld(f"another run has just added to {self.destination.place}", next_step="run it again")
+            clear_up(self.destination, newest)
+            if self.table is not None and self.table.is_behind(newest):
+                self._tell_table(newest)
+            if not self.assignments:
+                return newest
+            self._check_names()
+            text = json.dumps({"run": self.name, "paths": sorted(self.paths)}).encode()
+            assert self.destination.put_new(f"{PLANS}/{self.name}.json", text)
+            try:
+                return self._write(runner, hold, newest)
+            finally:  # what counts is what is there, whatever this run believes that it published
+                clear_up(self.destination, newest_manifest(self.destination), spared=self._foreign)
+
+    def _check_names(self) -> None:
+        """What a plan names is the run's own from then on: it is removed when no manifest has it. So what lies there under
+        such a name already ends the run before it begins."""
+        taken = sorted(set(self.paths).intersection(self.destination.names()))
+        if taken:
+            raise self._taken(taken[0])
+
+    def _taken(self, path: str) -> NotOurExport:
+        return NotOurExport(
+            f"{self.destination.place}/{path} is there, and no manifest has it",
+            next_step="put the manifest back that has it, or move the file away; then run the same command again",
+        )
+
+    def _write(self, runner: Runner, hold: Hold, newest: Manifest | None) -> Manifest | None:
+        finished = Finished(self.assignments)
+        ready: list[Written] = []
+        answers = runner(self.name, self.assignments)
+        due = time.monotonic() + PUBLISH_SECONDS
+        try:
+            for written in answers:
+                if written.error is not None:
+                    raise written.error
+                finished.add(written)
+                self.watch(Told(written=written))
+                ready += finished.ready()
+                start = time.monotonic()
+                if start >= due:
+                    publishable, ready = ready, []
+                    newest = self._publish(hold, newest, publishable)
+                    end = time.monotonic()
+                    due = end + max(PUBLISH_SECONDS, (end - start) / PUBLISH_SHARE)
+            assert finished.waiting == 0
+        finally:
+            answers.close()
+            newest = self._publish(hold, newest, ready)
+        return newest
+
+    def _publish(self, hold: Hold, newest: Manifest | None, ready: Sequence[Written]) -> Manifest | None:
+        if not ready:
+            return newest
+        hold.check()
+        for written in ready:
+            assert written.piece is not None
+            if not self.destination.move_new(written.place, written.piece.path):
+                self._foreign = frozenset({written.piece.path})
+                raise self._taken(written.piece.path)
+        pieces: list[Piece] = [written.piece for written in ready if written.piece is not None]
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        if newest is None:
+            shape = replace(self.shape, schema=ready[0].columns or self.shape.schema)
+            newest = Manifest(number=0, export=uuid.uuid4(), cluster=self.cluster, source=self.source, written=now,
+                              shape=shape)  # fmt: skip
+        following = newest.extended(pieces, source=self.source, written=now)
+        hold.check()
+        if not self.destination.put_new(manifest_path(following.number), encode(following)):
+            raise ExportHeld(f"another run has published number {following.number} in {self.destination.place}")
+        if following.number > KEPT_MANIFESTS:
+            self.destination.remove(manifest_path(following.number - KEPT_MANIFESTS))
+        self.watch(Told(published=following))
+        self._tell_table(following)
+        return following
+
+    def _tell_table(self, newest: Manifest | None) -> None:
+        """After a manifest is published, never before: nobody reads in a table what no manifest has. A run may die between
+        the two, so the next one begins with it; one that could not do it ends. A table is one manifest behind at most."""
+        if self.table is not None and newest is not None:
+            self.table.follow(newest)
+
+
+def has_leftovers(destination: Destination) -> bool:
+    """Whether a run ended without clearing up, or is at work."""
+    return bool(destination.names(PLANS) or destination.names(UNFINISHED))
+
+
+def clear_up(destination: Destination, newest: Manifest | None, *, spared: Collection[str] = ()) -> None:
+    """What runs left that are over, under the lock. Files first: as long as a plan is there, it is known what may be."""
+    kept = {*spared, *(() if newest is None else (piece.path for piece in newest.pieces))}
+    for name in destination.names(PLANS):
+        plan_path = f"{PLANS}/{name}"
+        for path in _paths_in(destination.read(plan_path), f"{destination.place}/{plan_path}"):
+            if path not in kept:
+                destination.remove(path)
+        destination.remove(plan_path)
+    for name in destination.names(UNFINISHED):
+        destination.remove_tree(f"{UNFINISHED}/{name}")
+
+
+def _paths_in(text: bytes | None, place: str) -> list[str]:
+    try:
+        return [below_output(path) for path in json.loads(text or b'{"paths": []}')["paths"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ManifestDamaged(
+            f"{place} cannot be understood, so nobody knows which files a run left that was killed",
+            next_step="remove files that `waltzctl export verify` does not know, then that plan, and run it again",
+        ) from error

@@ -1,0 +1,357 @@
+"""`waltzctl spark-export`: from what was typed to a run, and to what is shown of it.
+
+Everything that can be refused is refused, and everything that is there already is found, before Java is started: a run
+with nothing to do costs what looking costs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from waltz_spark.engine.spark_choice import sparked
+from waltz_spark.exporting.asking import (
+    Wish,
+    data_bytes_of,
+    make_importable,
+    origin_of,
+    query_of,
+    range_of,
+    shape_of,
+    size_of_option,
+    sourced,
+)
+from waltzctl.interruption import Ending, ending_in_order
+from waltzctl.main import EXIT_INTERRUPTED, exit_codes
+from waltzctl.reach import Reach, addressing
+from waltzd.errors import (
+    EXIT_FINDINGS,
+    EXIT_OK,
+    BadArgument,
+    ExportUnfinished,
+    WaltzError,
+)
+
+FILE_BYTES_MIN = 4096
+"""Smaller ones would be nothing but their heads."""
+
+if TYPE_CHECKING:
+    from waltz_spark.engine.session import SparkSettings
+    from waltz_spark.engine.spark_choice import SparkChoice
+    from waltz_spark.exporting.delta import TableState
+    from waltz_spark.exporting.destination import Destination
+    from waltz_spark.exporting.export import Range, Run, Table
+    from waltz_spark.exporting.exporter import Exporter
+    from waltz_spark.exporting.form import Form
+    from waltz_spark.exporting.manifest import Manifest
+    from waltz_spark.exporting.query import Query
+    from waltz_spark.exporting.sight import Watch
+    from waltz_spark.exporting.task import Assignment, Written
+    from waltz_spark.log.origin import Catalog, Origin
+    from waltz_spark.payloads.payload import Decoder
+
+
+@click.command("spark-export", epilog=exit_codes())
+@click.argument("output", metavar="OUTPUT")
+@sourced
+@addressing
+@click.option("--format", "format_", type=click.Choice(["parquet", "delta", "orc", "json", "csv"]),
+              help="parquet by default; delta is parquet and a Delta table of it.")  # fmt: skip
+@click.option("--compression", metavar="CODEC[:LEVEL]", help="zstd:3 by default for parquet, zstd for orc, gzip for text.")
+@click.option("--partitions", metavar="LIST", help="Only these, as in 0-3,7.")
+@click.option(
+    "--from-txn", metavar="ID", help="The first id of each partition, or P=ID,… for some; the first that is there."
+)
+@click.option(
+    "--to-txn", metavar="ID", help="The last id of each partition, or P=ID,… for some; the last that is committed."
+)
+@click.option("--incremental/--no-incremental", default=True,
+              help="Go on from what OUTPUT has (the default), or refuse an OUTPUT that has something.")  # fmt: skip
+@click.option(
+    "--lossless", is_flag=True, default=None, help="Parquet from which `archive restore` makes the same segments."
+)
+@click.option("--decode", metavar="DECODER",
+              help="Columns out of payloads: json:'a bigint, b string', text, binary, avro:FILE, protobuf:FILE#MESSAGE, "
+              "MODULE:FUNCTION.")  # fmt: skip
+@click.option("--where", metavar="SQL", help="Only these records: a condition over the columns, in Spark's SQL.")
+@click.option(
+    "--select", metavar="SQL", help="These columns in place of all: expressions with commas between, in Spark's SQL."
+)
+@click.option("--engine", type=click.Choice(["arrow", "spark"]),
+              help="Who writes the files: arrow by default, Spark's own writers with --where and --select.")  # fmt: skip
+@click.option("--target-file-size", "file_size", metavar="SIZE", help="About so large files, as 256MB.")
+@click.option("--rate", metavar="SIZE", help="Read at most so much of the log a second, as 50MB.")
+@sparked
+@click.option("--dry-run", is_flag=True, help="Only show what would be exported.")
+@click.option(
+    "-o", "--output", "shown", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
+)
+def spark_export(
+    output: str, sources: tuple[str, ...], allow_uncommitted: bool, reach: Callable[[], Reach], tls: Callable[[], Any],
+    format_: str | None, compression: str | None, partitions: str | None, from_txn: str | None, to_txn: str | None,
+    incremental: bool, lossless: bool | None, decode: str | None, where: str | None, select: str | None,
+    engine: str | None, file_size: str | None, rate: str | None,
+    spark: SparkChoice, dry_run: bool, shown: str,
+) -> int:  # fmt: skip
+    """Export the log, or what has been added to it, to files that other tools read. OUTPUT is a directory, or a URI as
+    s3://bucket/export; it is read from the cluster that is meant, or from --source.
+
+    An export is exact: each committed transaction is in it once, and a manifest proves it. To run the command again adds
+    what is new, and does nothing if nothing is. Nothing has to be prepared: Spark runs on this machine unless --master says
+    otherwise.
+
+    \b
+    Examples:
+      waltzctl spark-export /tmp/export --dry-run
+      waltzctl spark-export /tmp/export
+      waltzctl spark-export /tmp/orders --decode text --partitions 0-1 --rate 50MB
+      waltzctl spark-export /tmp/few --where 'header = 0' --select 'partition, txid, data'
+    """
+    from waltz_spark.exporting.destination import destination_of
+    from waltz_spark.exporting.export import newest_manifest, wanted
+    from waltz_spark.exporting.export import planned as plan_of
+    from waltz_spark.exporting.progress import Progress
+    from waltz_spark.exporting.query import SPARK
+    from waltz_spark.exporting.refusal import check_apart, check_rows
+    from waltz_spark.exporting.render_export import Clock, exported, planned
+    from waltz_spark.exporting.task import schema_of, segment_head
+
+    clock = Clock()
+    if not output.strip():
+        raise BadArgument("OUTPUT is empty")
+    destination = destination_of(output)
+    if destination.is_on_this_machine:
+        check_apart(destination.place, sources)
+    spark.check_places(destination, sources)
+    bytes_per_second, file_bytes = size_of_option("--rate", rate), size_of_option("--target-file-size", file_size)
+    if file_bytes is not None and file_bytes < FILE_BYTES_MIN:
+        raise BadArgument(f"--target-file-size {file_size}: a file has at least {FILE_BYTES_MIN} bytes")
+    asked = range_of(partitions, from_txn, to_txn)
+    make_importable(spark.py_files)
+    before = newest_manifest(destination)
+    if before is not None and not incremental:
+        from waltzd.errors import NotOurExport
+
+        raise NotOurExport(
+            f"{destination.place} holds an export already",
+            next_step="leave --no-incremental out to add what is new, or name another output",
+        )
+    wish = Wish(
+        format=format_, compression=compression, decode=decode, lossless=lossless, engine=engine, select=select, where=where
+    )
+    form, decoder, is_lossless = shape_of(wish, before)
+    query = query_of(wish, before, form, is_lossless=is_lossless)
+    origin = origin_of(sources, allow_uncommitted, reach)
+    catalog = origin.catalog(asked.partitions)
+    spans = wanted(catalog, before, asked)
+    _say_beginnings(catalog, before, asked)
+    _say_ends(catalog, before, origin, is_live=not sources)
+    file_data = None if file_bytes is None else data_bytes_of(form, file_bytes)
+    assignments = plan_of(catalog, spans, is_lossless=is_lossless, file_data_bytes=file_data)
+    run = _run(destination, before, catalog.key, form, decoder, is_lossless, query, origin, assignments)
+    if assignments and is_lossless:
+        segment_head(origin, assignments[0].split.parts[0].extent)
+    if assignments and query.engine != SPARK:
+        check_rows(form, schema_of(decoder))
+    if dry_run:
+        java = spark.place() if assignments else None
+        planned(destination.place, origin.describe(), spans, assignments, form, java, shown)
+        if query.select or query.where:
+            click.echo("The SQL was not checked: only Spark can do that, and it was not started.", err=True)
+        return EXIT_OK
+    if not assignments:
+        _tidy(run)
+        table = _table_state(run, before)
+        exported(destination.place, origin.describe(), before, before, None, clock.seconds, shown, table)
+        return EXIT_OK
+
+    from waltz_spark.engine.session import ended
+    from waltz_spark.engine.shipping import needs_of
+    from waltz_spark.exporting.exporter import Exporter
+    from waltz_spark.exporting.spark_form import conf_for
+
+    settings = spark.settings(needs_of(is_live=not sources, decoder=decoder.text if decoder else ""))
+    if query.engine == SPARK:
+        settings = replace(settings, conf=conf_for(settings.conf), computes=True)
+    progress = Progress(assignments, is_quiet=shown == "json")
+    run.watch = progress.watch
+    exporter = Exporter(
+        origin=origin, destination=destination, cluster=str(catalog.key), form=form,
+        is_lossless=is_lossless, decoder=decoder, bytes_per_second=bytes_per_second, query=query,
+        columns=None if before is None else before.shape.schema,
+    )  # fmt: skip
+    newest, ending = None, Ending()
+    try:
+        with ending_in_order(partial(ended, settings)) as ending, progress:
+            if spark.is_driver_there:
+                newest = _handed_over(spark.program, settings, run, exporter)
+            else:
+                newest = run.carry_out(partial(_tasks, exporter, settings, progress.ended))
+    except KeyboardInterrupt as interruption:
+        if spark.is_driver_there:
+            _say_abandoned(interruption)
+        else:
+            _say_interrupted(destination, before)
+        return EXIT_INTERRUPTED
+    except WaltzError as error:
+        if ending.was_told:  # this is only what Spark said when it was ended
+            _say_interrupted(destination, before)
+            return EXIT_INTERRUPTED
+        _explain(error, destination, before)
+        raise
+    table = _table_state(run, newest)
+    exported(destination.place, origin.describe(), newest, before, progress, clock.seconds, shown, table)
+    return EXIT_OK
+
+
+def _say_interrupted(destination: Destination, before: Manifest | None) -> None:
+    from waltz_spark.exporting.export import newest_manifest
+
+    reached = newest_manifest(destination)
+    kept = (reached.number if reached else 0) > (before.number if before else 0)
+    click.echo(
+        "Interrupted. What was finished is in the export, and the same command goes on from there."
+        if kept
+        else "Interrupted. The export is as it was; the same command begins again.",
+        err=True,
+    )
+
+
+def _say_beginnings(catalog: Catalog, before: Manifest | None, asked: Range) -> None:
+    """Nobody asked for less than everything, so who begins with less is told."""
+    known = {} if before is None else before.partitions
+    wanted = catalog.spans if asked.partitions is None else asked.partitions
+    news = [number for number in sorted(wanted) if number not in known and asked.first_of(number) is None]
+    late = [f"{number} at id {catalog.spans[number].first:,}" for number in news if catalog.spans[number].first > 0]
+    if late:
+        listed = ", ".join(late[:5]) + (f" and {len(late) - 5:,} more" if len(late) > 5 else "")
+        click.echo(f"The log does not begin at id 0 there: partition {listed}. What lay before is not exported.", err=True)
+
+
+def _say_ends(catalog: Catalog, before: Manifest | None, origin: Origin, *, is_live: bool) -> None:
+    """Directories may be those of a replica that is slow: that is said, and nothing is added."""
+    from waltz_spark.exporting.export import behind
+    from waltz_spark.exporting.refusal import check_ends
+
+    ends = behind(catalog, before)
+    if before is None or not ends:
+        return
+    if is_live:
+        check_ends(ends, before.next_ids, origin.describe())
+    listed = ", ".join(f"{number} ends at id {last:,}" for number, last in sorted(ends.items())[:5])
+    more = f" and {len(ends) - 5:,} more" if len(ends) > 5 else ""
+    click.echo(f"The export is ahead of what was read: partition {listed}{more}. Nothing of them was exported.", err=True)
+
+
+def _explain(error: WaltzError, destination: Destination, before: Manifest | None) -> None:
+    """A failure after something was published is another one, unless it says that something is damaged."""
+    from waltz_spark.exporting.export import newest_manifest
+
+    reached = newest_manifest(destination)
+    if reached is None or reached.number == (before.number if before else 0):
+        return
+    records = sum(total.span.count for total in reached.partitions.values())
+    if error.exit_code == EXIT_FINDINGS:
+        click.echo(f"What was finished stays: {records:,} records are in the export.", err=True)
+        return
+    raise ExportUnfinished(
+        f"after {records:,} records: {error.message}", next_step=error.detail_next_step + "; the same command goes on"
+    ) from error
+
+
+def _tasks(
+    exporter: Exporter, settings: SparkSettings, watch: Watch, run: str, assignments: Sequence[Assignment]
+) -> Generator[Written, None, None]:
+    """The one place where Spark is started here."""
+    from waltz_spark.engine.leftovers import scratch
+    from waltz_spark.engine.session import new_log, running
+
+    with scratch() as place, running(settings, new_log(os.environ)) as spark:
+        bucket = place / "bucket"
+        yield from exporter.tasks(spark, bucket if settings.is_local else None, run, assignments, watch)
+
+
+def _handed_over(program: str | None, settings: SparkSettings, run: Run, exporter: Exporter) -> Manifest:
+    """To a driver that the cluster runs."""
+    from waltz_spark.engine.cluster_job import Spec
+    from waltz_spark.engine.session import new_log
+    from waltz_spark.engine.submission import carried_out, spark_submit
+
+    found = spark_submit(program, os.environ)
+    spec = Spec(run=run, exporter=exporter, needs=settings.needs, executor_seconds=settings.executor_seconds)
+    return carried_out(spec, settings, found, new_log(os.environ), is_own=program is None)
+
+
+def _say_abandoned(interruption: KeyboardInterrupt) -> None:
+    from waltz_spark.engine.submission import Abandoned
+
+    stop = interruption.stop if isinstance(interruption, Abandoned) else ""
+    click.echo(
+        "Interrupted. The job is not waited for any more, and may go on where it is"
+        + (f"; `{stop}` ends it." if stop else "; the cluster's own tools end it."),
+        err=True,
+    )
+
+
+def _run(
+    destination: Destination, before: Manifest | None, cluster: Any, form: Form, decoder: Decoder | None,
+    is_lossless: bool, query: Query, origin: Origin, assignments: Sequence[Assignment],
+) -> Any:  # fmt: skip
+    from waltz_spark.exporting.export import Run, check_same
+    from waltz_spark.exporting.manifest import Shape
+    from waltz_spark.exporting.query import SPARK
+    from waltz_spark.exporting.task import schema_of
+
+    shape = Shape(
+        format=form.format,
+        compression=form.compression,
+        lossless=is_lossless,
+        decoder=decoder.text if decoder else "",
+        decoder_fingerprint=decoder.fingerprint if decoder else "",
+        # what SQL makes, only Spark can tell: the engine compares that
+        schema=before.shape.schema if before and query.engine == SPARK
+        else tuple((field.name, str(field.type)) for field in schema_of(decoder)),
+        query=query,
+    )  # fmt: skip
+    table = _table(form, destination, decoder, before)
+    if before is not None:
+        check_same(before, cluster=cluster, shape=shape, place=destination.place)
+    return Run(
+        destination=destination, before=before, cluster=cluster, shape=shape, source=origin.describe(),
+        assignments=assignments, paths=[given.path(form) for given in assignments], watch=lambda told: None,
+        table=table,
+    )  # fmt: skip
+
+
+def _table(form: Form, destination: Destination, decoder: Decoder | None, before: Manifest | None) -> Table | None:
+    """Of `--format delta`. What there is against it is found here."""
+    if not form.is_table:
+        return None
+    from waltz_spark.exporting.delta import DeltaTable
+    from waltz_spark.exporting.task import schema_of
+
+    found = DeltaTable(destination, schema_of(decoder))
+    found.is_behind(before)
+    return found
+
+
+def _table_state(run: Run, newest: Manifest | None) -> TableState | None:
+    if run.table is None or newest is None:
+        return None
+    from waltz_spark.exporting.delta import state_of
+
+    return state_of(run.destination, newest)
+
+
+def _tidy(run: Any) -> None:
+    """Where there is nothing to do, a run that was killed may have left something all the same, or not told its table."""
+    from waltz_spark.exporting.export import has_leftovers
+
+    is_behind = run.table is not None and run.table.is_behind(run.before)
+    if has_leftovers(run.destination) or is_behind:
+        run.carry_out(None)

@@ -1,0 +1,324 @@
+"""The files of an export: how rows become one of them, and how they come out of it again.
+
+What a format can do is in one table. Payloads are never put in dictionaries and get no statistics, because both cost more
+than they give; the columns that hold nearly always the same value are nothing but a dictionary, and ids that rise by one
+take a few bits each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from waltz_spark.exporting.text_rows import as_text, bytes_of, json_lines, text_schema
+from waltz_spark.log.decode import SCHEMA
+from waltzd.errors import BadArgument, ExportDamaged
+
+ROW_GROUP_BYTES, ROW_GROUP_ROWS = 64 << 20, 1 << 20
+"""So much is held in memory until it is written; readers can skip as much by its statistics."""
+TEXT_BLOCK_BYTES = 16 << 20
+_DELTA = ("txid", "seq")
+_NO_DICTIONARY = ("txid", "seq", "crc", "data")
+_WITH_LEVELS = ("parquet", "delta")
+"""What PyArrow can write at a level."""
+_LEVELS = {"zstd": range(1, 23), "gzip": range(1, 10), "zlib": range(1, 10)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    suffix: str
+    codecs: tuple[str, ...]
+    """The first is the default."""
+    ratio: float
+    """About so many bytes of log are one byte of a file: for guessing sizes, for nothing else."""
+
+
+_PARQUET = _Kind(suffix=".parquet", codecs=("zstd:3", "zstd", "snappy", "gzip", "lz4", "none"), ratio=3)
+KINDS: Mapping[str, _Kind] = {
+    "parquet": _PARQUET,
+    "delta": _PARQUET,
+    "orc": _Kind(suffix=".orc", codecs=("zstd", "snappy", "zlib", "lz4", "none"), ratio=3),
+    "json": _Kind(suffix=".json", codecs=("gzip", "zstd", "none"), ratio=2.5),
+    "csv": _Kind(suffix=".csv", codecs=("gzip", "zstd", "none"), ratio=3),
+}
+"""Delta is Parquet whose files are in a table as well, which is none of a file's business: `delta`."""
+_STREAM_SUFFIX = {"gzip": ".gz", "zstd": ".zst", "none": ""}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A format and a compression."""
+
+    format: str
+    compression: str
+
+    @property
+    def suffix(self) -> str:
+        kind = KINDS[self.format]
+        return kind.suffix + (_STREAM_SUFFIX[self.codec] if self.is_text else "")
+
+    @property
+    def is_table(self) -> bool:
+        """Whether a table beside the files says which of them count, too."""
+        return self.format == "delta"
+
+    @property
+    def is_text(self) -> bool:
+        return self.format in ("json", "csv")
+
+    @property
+    def codec(self) -> str:
+        return self.compression.partition(":")[0]
+
+    @property
+    def level(self) -> int | None:
+        text = self.compression.partition(":")[2]
+        return int(text) if text else None
+
+    def guess(self, data_bytes: int) -> int:
+        """How large the files of so many bytes of records may be."""
+        return int(data_bytes / (KINDS[self.format].ratio if self.codec != "none" else 1))
+
+
+def form_of(format_: str, compression: str | None) -> Form:
+    """From what a user said."""
+    kind = KINDS[format_]
+    said = compression or kind.codecs[0]
+    codec, _, level = said.partition(":")
+    known = sorted({name.partition(":")[0] for name in kind.codecs})
+    if codec not in known:
+        raise BadArgument(
+            f"--compression {said}: {format_} has no {codec}",
+            not_done="nothing was written",
+            next_step=f"choose one of {', '.join(known)}",
+        )
+    levels = _LEVELS.get(codec, range(0)) if format_ in _WITH_LEVELS else range(0)
+    if level and (not level.isdecimal() or int(level) not in levels):
+        can = f"{codec} has levels {levels.start} to {levels.stop - 1}" if levels else "leave it out"
+        raise BadArgument(f"--compression {said}: there is no such level", not_done="nothing was written", next_step=can)
+    return Form(format=format_, compression=said)
+
+
+class Sink(Protocol):
+    """What PyArrow can write to."""
+
+    def write(self, data: Any, /) -> int | None: ...
+
+
+class RowWriter(Protocol):
+    def write(self, batch: pa.RecordBatch) -> None: ...
+    def close(self, metadata: Mapping[str, str]) -> None:
+        """`metadata`: what is known only at the end; formats without a place for it leave it out."""
+        ...
+
+
+def open_writer(form: Form, sink: Sink, schema: pa.Schema, metadata: Mapping[str, str]) -> RowWriter:
+    match form.format:
+        case "parquet" | "delta":
+            return _Parquet(form, sink, schema.with_metadata(dict(metadata)))
+        case "orc":
+            return _Orc(form, sink, schema)
+        case "json":
+            return _Json(form, sink)
+        case _:
+            return _Csv(form, sink, schema)
+
+
+class _Gathering:
+    """Batches until they are worth a row group."""
+
+    def __init__(self, schema: pa.Schema, put: Callable[[pa.Table], None]) -> None:
+        self._schema = schema
+        self._put = put
+        self._held: list[pa.RecordBatch] = []
+        self._bytes = self._rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if self._held and self._rows + batch.num_rows > ROW_GROUP_ROWS:
+            self.flush()
+        self._held.append(batch)
+        self._bytes += batch.nbytes
+        self._rows += batch.num_rows
+        if self._bytes >= ROW_GROUP_BYTES or self._rows >= ROW_GROUP_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._held:
+            self._put(pa.Table.from_batches([batch.cast(self._schema) for batch in self._held], self._schema))
+        self._held, self._bytes, self._rows = [], 0, 0
+
+
+class _Parquet:
+    def __init__(self, form: Form, sink: Sink, schema: pa.Schema) -> None:
+        import pyarrow.parquet as pq
+
+        self._writer = pq.ParquetWriter(
+            sink,
+            schema,
+            compression=form.codec,
+            compression_level=form.level,
+            use_dictionary=[name for name in schema.names if name not in _NO_DICTIONARY],
+            column_encoding=dict.fromkeys(_DELTA, "DELTA_BINARY_PACKED"),
+            write_statistics=[name for name in schema.names if name != "data"],
+        )
+        self._rows = _Gathering(schema, lambda table: self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS))
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._rows.write(batch)
+
+    def close(self, metadata: Mapping[str, str]) -> None:
+        self._rows.flush()
+        self._writer.add_key_value_metadata(dict(metadata))
+        self._writer.close()
+
+
+class _Orc:
+    def __init__(self, form: Form, sink: Sink, schema: pa.Schema) -> None:
+        from pyarrow import orc
+
+        codec = "uncompressed" if form.codec == "none" else form.codec
+        self._writer = orc.ORCWriter(sink, compression=codec, dictionary_key_size_threshold=0.0)
+        self._rows = _Gathering(schema, self._writer.write)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._rows.write(batch)
+
+    def close(self, metadata: Mapping[str, str]) -> None:
+        self._rows.flush()
+        self._writer.close()
+
+
+def _stream(form: Form, sink: Sink) -> Any:
+    raw = pa.PythonFile(sink, mode="w")
+    return raw if form.codec == "none" else pa.CompressedOutputStream(raw, form.codec)
+
+
+class _Json:
+    def __init__(self, form: Form, sink: Sink) -> None:
+        self._stream = _stream(form, sink)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._stream.write(json_lines(batch))
+
+    def close(self, metadata: Mapping[str, str]) -> None:
+        self._stream.close()
+
+
+class _Csv:
+    def __init__(self, form: Form, sink: Sink, schema: pa.Schema) -> None:
+        from pyarrow import csv
+
+        nested = [field.name for field in schema if pa.types.is_nested(field.type)]
+        if nested:
+            raise BadArgument(
+                f"CSV has no place for the column {nested[0]}, which nests",
+                not_done="nothing was written",
+                next_step="choose parquet, orc or json, or a decoder with plain columns",
+            )
+        self._stream = _stream(form, sink)
+        self._writer = csv.CSVWriter(self._stream, text_schema(schema))
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(as_text(batch))
+
+    def close(self, metadata: Mapping[str, str]) -> None:
+        self._writer.close()
+        self._stream.close()
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_batches(form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:
+    """The nine columns of the log (`decode.SCHEMA`) of a file, whatever else it has. `place`: its path, for messages."""
+    try:
+        yield from _READERS[form.format](form, source, place)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise ExportDamaged(f"{place} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def _read_parquet(_form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(source)
+    for batch in file.iter_batches(batch_size=1 << 16, columns=SCHEMA.names):
+        yield _right(batch, place)
+
+
+def _read_orc(_form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:
+    from pyarrow import orc
+
+    file = orc.ORCFile(source)
+    for number in range(file.nstripes):
+        yield _right(file.read_stripe(number, columns=SCHEMA.names), place)
+
+
+def _read_json(form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:
+    from pyarrow import json
+
+    parse = json.ParseOptions(explicit_schema=_TEXT_SCHEMA, unexpected_field_behavior="ignore")
+    for rows in _whole_rows(_plain(form, source), lambda text: text.rfind(b"\n") + 1):
+        table = json.read_json(pa.BufferReader(rows), json.ReadOptions(block_size=len(rows)), parse)
+        for batch in table.to_batches():
+            yield _from_text(batch, place)
+
+
+def _read_csv(form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:
+    from pyarrow import csv
+
+    types = {field.name: field.type for field in _TEXT_SCHEMA}
+    convert = csv.ConvertOptions(column_types=types, include_columns=SCHEMA.names, strings_can_be_null=False)
+    parse = csv.ParseOptions(newlines_in_values=True)
+    head = b""
+    for rows in _whole_rows(_plain(form, source), _end_of_csv):
+        whole = head + rows
+        head = head or rows[: rows.find(b"\n") + 1]
+        table = csv.read_csv(pa.BufferReader(whole), csv.ReadOptions(block_size=len(whole)), parse, convert)
+        for batch in table.to_batches():
+            yield _from_text(batch, place)
+
+
+def _whole_rows(stream: Any, end: Callable[[bytes], int]) -> Iterator[bytes]:
+    """A text in pieces of whole rows, however long a row is: PyArrow's readers want each row within one of their blocks.
+    `end`: behind the last whole row of a text."""
+    rest = b""
+    while text := stream.read(TEXT_BLOCK_BYTES):
+        rest += text
+        if cut := end(rest):
+            yield rest[:cut]
+            rest = rest[cut:]
+    if rest:
+        yield rest
+
+
+def _end_of_csv(text: bytes) -> int:
+    """A line ends a row where all quotes before it are closed."""
+    raw = np.frombuffer(text, np.uint8)
+    is_closed = np.bitwise_xor.accumulate(raw == ord('"')) == 0
+    ends = np.flatnonzero((raw == ord("\n")) & is_closed)
+    return int(ends[-1]) + 1 if len(ends) else 0
+
+
+_TEXT_SCHEMA = pa.schema([pa.field(f.name, pa.string() if f.name == "data" else f.type) for f in SCHEMA])
+_READERS = {"parquet": _read_parquet, "delta": _read_parquet, "orc": _read_orc, "json": _read_json, "csv": _read_csv}
+
+
+def _plain(form: Form, source: pa.NativeFile) -> Any:
+    return source if form.codec == "none" else pa.CompressedInputStream(source, form.codec)
+
+
+def _from_text(batch: pa.RecordBatch, place: str) -> pa.RecordBatch:
+    columns = {name: batch.column(name) for name in SCHEMA.names}
+    columns["data"] = bytes_of(columns["data"], place)
+    return _right(pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], names=SCHEMA.names), place)
+
+
+def _right(batch: pa.RecordBatch, place: str) -> pa.RecordBatch:
+    found = batch.select(SCHEMA.names).cast(SCHEMA)
+    if any(column.null_count for column in found.columns):
+        raise ExportDamaged(f"{place} has rows without a value in a column of the log")
+    return found

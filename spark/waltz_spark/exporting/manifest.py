@@ -1,0 +1,408 @@
+"""What an export is: a list of files, and what proves that they are the log.
+
+A manifest is complete in itself and never changed. The next one has the number after it, holds all files of the one before
+and some more, and takes its place by being there. So an export is always the manifest with the highest number, and whatever
+else lies in its directory does not belong to it.
+
+Each file holds the ids of one partition from a first to a last, and its `crc` is the CRC-32 of these records as the log has
+them, byte after byte. CRC-32 combines: that of a partition follows from those of its files, and is the same however the log
+was cut into files. Pure: how manifests get to where they are is `destination`.
+
+    <output>/_waltz/manifest/<number, 8 digits>.json      manifests; the newest counts
+    <output>/_waltz/plan/<run>.json                       what a run was going to write, from before its first file
+    <output>/_waltz/tmp/<run>/                            files under construction
+    <output>/_waltz/lock                                  who is writing
+    <output>/partition-<n>-<first>-<last>.<suffix>        files
+
+The files lie side by side, because that is the one layout that every reader of a directory takes as it is: Spark looks into
+subdirectories only if they are named after a column, and Arrow then refuses files that have this column themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+from uuid import UUID
+
+from waltz_spark.exporting.query import ARROW, ENGINES, Query
+from waltz_spark.log.origin import Span
+from waltzd.checksum import multiply_mod
+from waltzd.errors import ManifestDamaged, PartOnly, UnknownVersion
+from waltzd.layout import HEADER_BYTES
+
+MARK, VERSION = "waltz-export", 1
+HIDDEN = "_waltz"
+"""Spark and Arrow leave names with an underscore out when they read a directory of files."""
+MANIFESTS, PLANS, UNFINISHED, LOCK = f"{HIDDEN}/manifest", f"{HIDDEN}/plan", f"{HIDDEN}/tmp", f"{HIDDEN}/lock"
+
+META_CLUSTER, META_PARTITION = "waltz.cluster", "waltz.partition"
+META_FIRST, META_LAST, META_RECORDS, META_CRC = "waltz.first_txid", "waltz.last_txid", "waltz.records", "waltz.crc"
+META_SEGMENT, META_SEGMENT_HEADER = "waltz.segment_first_txid", "waltz.segment_header"
+META_INDEX_HEADER = "waltz.index_header"
+"""The keys in the metadata of Parquet files: numbers as decimal text, `crc` as 8 and headers as 256 hexadecimal digits. The
+last three only of a lossless export; the manifest says the same."""
+
+_WHOLE = (1 << 63) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentHead:
+    """The segment that the records of a file were in: what is needed to make it again, byte for byte."""
+
+    first: int
+    """Id of the segment's first record: its name. The file may begin later, and end before the segment does."""
+    header: bytes
+    """The 128 bytes at its start."""
+    index_header: bytes
+    """Those of its index, which has a creation time of its own; empty where there was no index."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One file of an export."""
+
+    path: str
+    """Below the output."""
+    partition: int
+    span: Span
+    data_bytes: int
+    """Of the records, as the log has them."""
+    crc: int
+    """CRC-32 of these bytes."""
+    size: int
+    """Of the file."""
+    sha256: str
+    """Of the file."""
+    segment: SegmentHead | None = None
+    rows: int | None = None
+    """In the file, where that is not one for each id; `row_count` is always right."""
+
+    @property
+    def row_count(self) -> int:
+        return self.span.count if self.rows is None else self.rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Total:
+    """One partition in an export: what all its files together hold, without a gap."""
+
+    span: Span
+    data_bytes: int
+    crc: int
+    size: int
+    files: int
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What the files of an export have in common. It never changes: readers rely on it."""
+
+    format: str
+    compression: str
+    lossless: bool
+    decoder: str
+    """How payloads were decoded, as it was asked for; empty if they were not."""
+    decoder_fingerprint: str
+    """Changes when the same decoder would make other rows; empty without one."""
+    schema: Sequence[tuple[str, str]]
+    """Names and types of all columns."""
+    query: Query = field(default=Query())
+    """What SQL made of the log, and who wrote the files."""
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(list(map(list, self.schema))).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    number: int
+    """From 1 on, one more for each that was published."""
+    export: UUID
+    """Made once, for all manifests of an output."""
+    cluster: UUID
+    """The key of the cluster whose log this is."""
+    source: str
+    """Where the newest files were read from, for people."""
+    written: str
+    """When, in UTC as ISO 8601; nothing is decided by it."""
+    shape: Shape
+    pieces: Sequence[Piece] = field(default=())
+    """In order of partition and id."""
+
+    @cached_property
+    def partitions(self) -> Mapping[int, Total]:
+        return totals_of(self.pieces)
+
+    @property
+    def next_ids(self) -> Mapping[int, int]:
+        """For each partition with files, the first id that is not in them."""
+        return {partition: part.span.last + 1 for partition, part in self.partitions.items()}
+
+    def extended(self, pieces: Iterable[Piece], *, source: str, written: str) -> Manifest:
+        """The next manifest: these files, too."""
+        grown = sorted((*self.pieces, *pieces), key=_order)
+        following = replace(self, number=self.number + 1, source=source, written=written, pieces=tuple(grown))
+        assert following.partitions.keys() >= self.partitions.keys()
+        return following
+
+
+def check_whole(found: Manifest, place: str, *, not_done: str) -> None:
+    """Whether the records of the log can be made of the rows again."""
+    query = found.shape.query
+    if query.keeps_records:
+        return
+    said = [f"--{name} {text!r}" for name, text in (("select", query.select), ("where", query.where)) if text]
+    raise PartOnly(f"{place} is an export with {' and '.join(said)}: it is not the log", not_done=not_done)
+
+
+def _order(piece: Piece) -> tuple[int, Span]:
+    return piece.partition, piece.span
+
+
+def path_of(partition: int, span: Span, suffix: str) -> str:
+    """The name depends on what is in the file and on nothing else: the same records never get two names."""
+    return f"partition-{partition}-{span.first:019d}-{span.last:019d}{suffix}"
+
+
+def manifest_path(number: int) -> str:
+    return f"{MANIFESTS}/{number:08d}.json"
+
+
+# -- checksums that combine --------------------------------------------------------------------------------------------
+
+
+def _squares() -> tuple[int, ...]:
+    out = [0x00800000]  # x^8, reflected: one byte
+    while len(out) < 64:
+        out.append(multiply_mod(out[-1], out[-1]))
+    return tuple(out)
+
+
+_FAR = _squares()
+"""x^(8 * 2^k): how far a checksum moves when 2^k bytes follow."""
+
+
+def joined_crc(first: int, second: int, second_bytes: int) -> int:
+    """The checksum of two stretches of bytes from those of each. Takes microseconds, however long they are."""
+    bit = 0
+    while second_bytes >> bit:
+        if second_bytes >> bit & 1:
+            first = multiply_mod(first, _FAR[bit])
+        bit += 1
+    return first ^ second
+
+
+def totals_of(pieces: Iterable[Piece]) -> dict[int, Total]:
+    """`pieces`: in order. A gap or an overlap is an error."""
+    found: dict[int, Total] = {}
+    for piece in pieces:
+        part = found.get(piece.partition)
+        if part is None:
+            found[piece.partition] = Total(
+                span=piece.span, data_bytes=piece.data_bytes, crc=piece.crc, size=piece.size, files=1, rows=piece.row_count
+            )
+            continue
+        if piece.span.first != part.span.last + 1:
+            raise ManifestDamaged(
+                f"{piece.path} begins at id {piece.span.first} of partition {piece.partition}, and the file before it ends "
+                f"at id {part.span.last}"
+            )
+        found[piece.partition] = Total(
+            span=Span(part.span.first, piece.span.last),
+            data_bytes=part.data_bytes + piece.data_bytes,
+            crc=joined_crc(part.crc, piece.crc, piece.data_bytes),
+            size=part.size + piece.size,
+            files=part.files + 1,
+            rows=part.rows + piece.row_count,
+        )
+    return found
+
+
+# -- as text -----------------------------------------------------------------------------------------------------------
+
+
+def encode(manifest: Manifest) -> bytes:
+    value = _manifest_json(manifest)
+    return json.dumps({**value, "sha256": _digest(value)}, indent=1).encode() + b"\n"
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    """Of everything else in the manifest: files of files rot as others do."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _manifest_json(manifest: Manifest) -> dict[str, Any]:
+    shape = manifest.shape
+    return {
+        "format": MARK,
+        "version": VERSION,
+        "number": manifest.number,
+        "export": str(manifest.export),
+        "cluster": str(manifest.cluster),
+        "source": manifest.source,
+        "written": manifest.written,
+        "shape": {
+            "format": shape.format,
+            "compression": shape.compression,
+            "lossless": shape.lossless,
+            "decoder": shape.decoder,
+            "decoder_fingerprint": shape.decoder_fingerprint,
+            "schema": [list(column) for column in shape.schema],
+            "schema_fingerprint": shape.fingerprint,
+            **_query_json(shape.query),
+        },
+        "partitions": {str(partition): _total_json(part) for partition, part in manifest.partitions.items()},
+        "files": [_piece_json(piece) for piece in manifest.pieces],
+    }
+
+
+def _query_json(query: Query) -> dict[str, Any]:
+    """Only what says something: an export without SQL is written as it was before there was any."""
+    plain = Query()
+    return {name: value for name, value in asdict(query).items() if value != getattr(plain, name)}
+
+
+def _total_json(part: Total) -> dict[str, Any]:
+    return {
+        "first": part.span.first,
+        "last": part.span.last,
+        "next": part.span.last + 1,
+        "records": part.span.count,
+        "data_bytes": part.data_bytes,
+        "crc": f"{part.crc:08x}",
+        "bytes": part.size,
+        "files": part.files,
+        **({"rows": part.rows} if part.rows != part.span.count else {}),
+    }
+
+
+def _piece_json(piece: Piece) -> dict[str, Any]:
+    found = {
+        "path": piece.path,
+        "partition": piece.partition,
+        "first": piece.span.first,
+        "last": piece.span.last,
+        "data_bytes": piece.data_bytes,
+        "crc": f"{piece.crc:08x}",
+        "bytes": piece.size,
+        "sha256": piece.sha256,
+    }
+    if piece.row_count != piece.span.count:
+        found["rows"] = piece.rows
+    if piece.segment is not None:
+        segment = piece.segment
+        found["segment"] = {
+            "first": segment.first,
+            "header": segment.header.hex(),
+            "index_header": segment.index_header.hex(),
+        }
+    return found
+
+
+def decode(text: bytes, place: str) -> Manifest:
+    """Strict: whatever is not exactly as it was written is damage. `place`: where it was read, for the message."""
+    try:
+        value = json.loads(text)
+        if not isinstance(value, dict) or value.get("format") != MARK:
+            raise ManifestDamaged(f"{place} is not the manifest of an export")
+        if value.get("version") != VERSION:
+            raise UnknownVersion(f"{place} is a manifest of version {value.get('version')!r}; this program knows {VERSION}")
+        said = value.pop("sha256", None)
+        if said != _digest(value):
+            raise ManifestDamaged(f"{place} does not have the checksum that it carries")
+        found = _manifest_of(value)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ManifestDamaged(f"{place} cannot be understood: {error}") from error
+    if _manifest_json(found) != value:
+        raise ManifestDamaged(f"{place} does not agree with itself: its sums are not those of its files")
+    return found
+
+
+def _manifest_of(value: Mapping[str, Any]) -> Manifest:
+    shape = value["shape"]
+    return Manifest(
+        number=_count(value["number"]),
+        export=UUID(value["export"]),
+        cluster=UUID(value["cluster"]),
+        source=_text(value["source"]),
+        written=_text(value["written"]),
+        shape=Shape(
+            format=_text(shape["format"]),
+            compression=_text(shape["compression"]),
+            lossless=shape["lossless"] is True,
+            decoder=_text(shape["decoder"]),
+            decoder_fingerprint=_text(shape["decoder_fingerprint"]),
+            schema=tuple((_text(name), _text(type_)) for name, type_ in shape["schema"]),
+            query=_query_of(shape),
+        ),
+        pieces=tuple(map(_piece_of, value["files"])),
+    )
+
+
+def _query_of(shape: Mapping[str, Any]) -> Query:
+    plain = Query()
+    found = Query(
+        engine=_text(shape.get("engine", plain.engine)),
+        select=_text(shape.get("select", plain.select)),
+        where=_text(shape.get("where", plain.where)),
+    )
+    if found.engine not in ENGINES or (found.engine == ARROW and found != plain):
+        raise ValueError(f"{found} is nothing that an export can be made by")
+    return found
+
+
+def _piece_of(value: Mapping[str, Any]) -> Piece:
+    segment = value.get("segment")
+    span = Span(_count(value["first"]), _count(value["last"]))
+    if span.count == 0:
+        raise ValueError(f"the file {value['path']} holds no id")
+    return Piece(
+        path=below_output(value["path"]),
+        partition=_count(value["partition"]),
+        span=span,
+        data_bytes=_count(value["data_bytes"]),
+        crc=_crc(value["crc"]),
+        size=_count(value["bytes"]),
+        sha256=_text(value["sha256"]),
+        rows=None if value.get("rows") is None else _count(value["rows"]),
+        segment=None if segment is None else _segment_of(segment),
+    )
+
+
+def _segment_of(value: Mapping[str, Any]) -> SegmentHead:
+    header, index_header = bytes.fromhex(value["header"]), bytes.fromhex(value["index_header"])
+    if len(header) != HEADER_BYTES or len(index_header) not in (0, HEADER_BYTES):
+        raise ValueError(f"the header of a segment has {HEADER_BYTES} bytes")
+    return SegmentHead(first=_count(value["first"]), header=header, index_header=index_header)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _WHOLE:
+        raise ValueError(f"{value!r} is no number of this kind")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def below_output(value: Any) -> str:
+    """A manifest that somebody made must not lead a reader or a remover out of the export."""
+    path = _text(value)
+    if not path or path.startswith(("/", HIDDEN)) or "\0" in path or {"..", ".", ""} & set(path.split("/")):
+        raise ValueError(f"{path!r} is no path below the output")
+    return path
+
+
+def _crc(value: Any) -> int:
+    if len(_text(value)) != 8:
+        raise ValueError(f"{value!r} is no checksum")
+    return int(value, 16)

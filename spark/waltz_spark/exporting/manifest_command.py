@@ -1,0 +1,128 @@
+"""`waltzctl export status` and `export verify`: what an export holds, and whether that is so. Without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from waltz_spark.exporting.asking import origin_of, sourced
+from waltzctl.main import exit_codes
+from waltzctl.reach import Reach, addressing
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, NoSuchName
+
+if TYPE_CHECKING:
+    from waltz_spark.exporting.delta import TableState
+    from waltz_spark.exporting.destination import Destination
+    from waltz_spark.exporting.manifest import Manifest
+
+
+def _manifest(destination: Destination) -> Manifest:
+    from waltz_spark.exporting.export import newest_manifest
+
+    found = newest_manifest(destination)
+    if found is None:
+        raise NoSuchName(
+            f"there is no export in {destination.place}",
+            not_done="nothing was read",
+            next_step="check the path; `waltzctl spark-export` makes one",
+        )
+    return found
+
+
+@click.command("status", epilog=exit_codes())
+@click.argument("output", metavar="OUTPUT")
+@click.option(
+    "-o", "--output", "shown", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
+)
+def status(output: str, shown: str) -> int:
+    """Show what an export holds, as its manifest says. The files are not read: `export verify` does that.
+
+    \b
+    Examples:
+      waltzctl export status /tmp/export
+      waltzctl export status /tmp/export -o json
+    """
+    from waltz_spark.exporting.destination import destination_of
+    from waltz_spark.exporting.export import has_leftovers
+    from waltz_spark.exporting.render_export import state
+
+    destination = destination_of(output)
+    manifest = _manifest(destination)
+    state(destination.place, manifest, _table_state(destination, manifest), has_leftovers(destination), shown)
+    return EXIT_OK
+
+
+def _table_state(destination: Destination, manifest: Manifest) -> TableState | None:
+    if manifest.shape.format != "delta":
+        return None
+    from waltz_spark.exporting.delta import state_of
+
+    return state_of(destination, manifest)
+
+
+@click.command("verify", epilog=exit_codes())
+@click.argument("output", metavar="OUTPUT")
+@click.option(
+    "--against-log", is_flag=True, help="Compare with the log as well: of the cluster that is meant, or of --source."
+)
+@sourced
+@addressing
+@click.option(
+    "-o", "--output", "shown", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
+)
+def verify(
+    output: str, against_log: bool, sources: tuple[str, ...], allow_uncommitted: bool, reach: Callable[[], Reach],
+    tls: Callable[[], Any], shown: str,
+) -> int:  # fmt: skip
+    """Check every file of an export: its size, its hash, and that its rows are the records that were exported, byte for
+    byte. Of a Delta table, also that it lists exactly these files. Needs nothing but the files; with --against-log, the log
+    is read and compared, too.
+
+    \b
+    Examples:
+      waltzctl export verify /tmp/export
+      waltzctl export verify /tmp/export --against-log
+    """
+    from waltz_spark.exporting.destination import destination_of
+    from waltz_spark.exporting.render_export import Clock, verified
+    from waltz_spark.exporting.verification import Finding, check_files, check_log, check_table, strays
+    from waltz_spark.log.origin import Span
+    from waltzctl.render import Progress
+
+    if sources and not against_log:
+        raise BadArgument("--source needs --against-log: without it, only the files are checked")
+    clock = Clock()
+    destination = destination_of(output)
+    manifest = _manifest(destination)
+    findings = [
+        Finding(path=name, partition=-1, span=Span(0, -1), detail="no manifest has it; whoever reads all files reads it")
+        for name in strays(destination, manifest)
+    ]
+    findings += check_table(destination, manifest)
+    total = sum(piece.size for piece in manifest.pieces)
+    with Progress("verifying") as progress:
+        done = 0
+        for checked in check_files(destination, manifest):
+            done += checked.piece.size
+            progress.update(done, total)
+            findings += [checked.finding] if checked.finding else []
+    against = None
+    if against_log:
+        origin = origin_of(sources, allow_uncommitted, reach)
+        against = origin.describe()
+        catalog = origin.catalog(sorted(manifest.partitions))
+        if catalog.key != manifest.cluster:
+            from waltzd.errors import ForeignCluster
+
+            raise ForeignCluster(f"{destination.place} is an export of {manifest.cluster}; {against} is {catalog.key}")
+        total = sum(piece.data_bytes for piece in manifest.pieces)
+        with Progress("comparing") as progress:
+            done = 0
+            for checked in check_log(origin, catalog, manifest):
+                done += checked.piece.data_bytes
+                progress.update(done, total)
+                findings += [checked.finding] if checked.finding else []
+    verified(destination.place, manifest, findings, against, clock.seconds, shown)
+    return EXIT_FINDINGS if findings else EXIT_OK

@@ -1,0 +1,214 @@
+"""How far an export has come, while it runs.
+
+A terminal gets a few lines that are written over: the partitions, and below them all together with an estimate. What is no
+terminal gets a line every some seconds, as soon as there is something to tell; who wants JSON gets none. A task counts when
+it has ended, once, whoever tells it first: Spark, or the task itself with what it wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import click
+
+from waltz_spark.exporting.export import Told
+from waltz_spark.exporting.task import Assignment
+from waltzctl.render import console, rate, size
+
+PARTS_MAX = 12
+"""With more partitions than this, the others are only counted while it runs."""
+LINE_SECONDS = 10.0
+_OTHER_LINES = 4
+_LATELY_SECONDS = 60.0
+"""What was done before says little of how fast it goes now."""
+_FRAMES_PER_SECOND = 4
+
+
+@dataclass
+class Part:
+    partition: int
+    records: int = 0
+    records_done: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.records_done == self.records
+
+
+class Course:
+    """What is known of the tasks, and what follows from it. Pure: moments are given to it."""
+
+    def __init__(self, assignments: Sequence[Assignment]) -> None:
+        self._open = {given.number: given for given in assignments}
+        self.parts: dict[int, Part] = {}
+        for given in sorted(assignments, key=lambda given: given.partition):
+            self.parts.setdefault(given.partition, Part(given.partition)).records += given.span.count
+        self.records = sum(part.records for part in self.parts.values())
+        self.data_bytes = sum(given.split.bytes for given in assignments)
+        self.records_done = self.data_bytes_done = 0
+        self._moves: deque[tuple[float, int]] = deque()
+        """Moments at which a task ended, of late, and how many bytes were done then."""
+
+    def begin(self, at: float) -> None:
+        """The tasks run from now on; told again, nothing changes."""
+        if not self._moves:
+            self._moves.append((at, 0))
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._moves)
+
+    def end(self, number: int, at: float) -> None:
+        self.begin(at)
+        given = self._open.pop(number, None)
+        if given is None:
+            return
+        self.parts[given.partition].records_done += given.span.count
+        self.records_done += given.span.count
+        self.data_bytes_done += given.split.bytes
+        self._moves.append((at, self.data_bytes_done))
+        while len(self._moves) > 2 and self._moves[1][0] <= at - _LATELY_SECONDS:
+            self._moves.popleft()
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second of late, up to when a task ended last: what the others have done since then is not known."""
+        if len(self._moves) < 2:
+            return 0.0
+        (start, before), (end, after) = self._moves[0], self._moves[-1]
+        return (after - before) / (end - start) if end > start else 0.0
+
+    def seconds_left(self, at: float) -> float | None:
+        speed = self.rate
+        return max(0.0, (self.data_bytes - self.data_bytes_done) / speed - (at - self._moves[-1][0])) if speed else None
+
+    def shown(self, lines: int) -> tuple[list[Part], int, int]:
+        """The parts to show, and how many others there are, and how many of those are done. Those at work come first."""
+        parts = list(self.parts.values())
+        if len(parts) <= lines:
+            return parts, 0, 0
+        first = sorted(parts, key=lambda part: (part.is_done, part.partition))
+        others = first[lines:]
+        return first[:lines], len(others), sum(part.is_done for part in others)
+
+    def sentence(self, at: float) -> str:
+        left = self.seconds_left(at)
+        words = [f"{size(self.data_bytes_done)} of {size(self.data_bytes)}"]
+        if left is not None:
+            words += [f"{rate(int(self.rate), 1)} MB/s", f"about {duration(left)} left"]
+        return ", ".join(words)
+
+    @property
+    def percent(self) -> int:
+        return 100 * self.records_done // max(1, self.records)
+
+
+def duration(seconds: float) -> str:
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+class Progress:
+    """On standard error."""
+
+    def __init__(self, assignments: Sequence[Assignment], *, is_quiet: bool = False) -> None:
+        self.records = self.data_bytes = self.files = 0
+        self._first = self._last = 0.0
+        self._course = Course(assignments)
+        self._said = self._started = time.monotonic()
+        self._says = not is_quiet and not sys.stderr.isatty()
+        self._parts_max = PARTS_MAX
+        self._file: Any = None
+        self._live: Any = None
+
+    def ended(self, numbers: Collection[int]) -> None:
+        """Told again and again while tasks run, also without news."""
+        now = time.monotonic()
+        if not self._course.has_begun:
+            self._said = now
+        self._course.begin(now)
+        for number in numbers:
+            self._course.end(number, now)
+        if self._says and self._course.records_done and now - self._said >= LINE_SECONDS:
+            self._said = now
+            course = self._course
+            click.echo(
+                f"{course.percent} %: {course.records_done:,} of {course.records:,} records, {course.sentence(now)}",
+                err=True,
+            )
+
+    def watch(self, told: Told) -> None:
+        written = told.written
+        if written is None or written.piece is None:
+            return
+        self._first = min(self._first or written.started, written.started)
+        self._last = max(self._last, written.ended)
+        self.files += 1
+        self.records += written.piece.span.count
+        self.data_bytes += written.piece.data_bytes
+        self.ended([written.number])
+
+    @property
+    def task_seconds(self) -> float:
+        """From the start of the first task to the end of the last: without what starting Spark takes."""
+        return self._last - self._first
+
+    def _picture(self) -> Any:
+        now = time.monotonic()
+        return picture(self._course, now, waited=now - self._started, parts=self._parts_max)
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            from rich.live import Live
+
+            out = console(to_stderr=True)
+            # A way to it of our own: what is meant for standard error goes to a file while Java starts.
+            out.file = self._file = os.fdopen(os.dup(2), "w", encoding="utf-8")
+            self._parts_max = max(0, min(PARTS_MAX, out.size.height - _OTHER_LINES))
+            self._live = Live(
+                console=out, get_renderable=self._picture, refresh_per_second=_FRAMES_PER_SECOND, transient=True,
+                redirect_stdout=False, redirect_stderr=False,
+            )  # fmt: skip
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._file.close()
+
+
+def picture(course: Course, now: float, *, waited: float, parts: int) -> Any:
+    """What a terminal shows; `parts`: how many partitions at most."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    if not course.has_begun:
+        return Text(f"Starting Spark: {duration(waited)}")
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(ratio=1, min_width=5)
+    grid.add_column(justify="right", no_wrap=True)
+    shown, others, others_done = course.shown(parts)
+    for part in shown:
+        bar = ProgressBar(total=part.records, completed=part.records_done)
+        grid.add_row(f"partition {part.partition}", bar, _of(part.records_done, part.records))
+    if others:
+        grid.add_row(f"and {others:,} more", "", f"{others_done:,} of them complete")
+    bar = ProgressBar(total=course.records, completed=course.records_done)
+    grid.add_row("together", bar, _of(course.records_done, course.records))
+    return Group(grid, Text(course.sentence(now), no_wrap=True, overflow="ellipsis"))
+
+
+def _of(done: int, total: int) -> str:
+    return f"{done:,} of {total:,} records"

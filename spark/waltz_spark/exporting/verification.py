@@ -1,0 +1,189 @@
+"""Whether an export is what its manifest says, from its files alone, and whether it is the log.
+
+A file is right when it has its size and its hash, and when the records that its rows describe have the checksum that the
+log's records had: that is computed anew, byte for byte. The second check needs nobody's word, not even that of whoever
+wrote the file. Where SQL left out columns or records, there is only the number of rows to compare. Against a log, the log's
+records are read and their checksums compared, which does not need the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from waltz_spark.exporting.destination import Destination
+from waltz_spark.exporting.form import KINDS, Form, read_batches
+from waltz_spark.exporting.manifest import HIDDEN, Manifest, Piece
+from waltz_spark.log.encode import encode, resealed
+from waltz_spark.log.origin import Catalog, Origin, Span
+from waltz_spark.log.plan import Part, Split, runs
+from waltzd.checksum import crc32
+from waltzd.errors import ExportDamaged, WaltzError
+
+READ_BYTES = 4 << 20
+_OURS = re.compile(r"partition-\d+-\d{19}-\d{19}\..+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    path: str
+    """Empty where it is not about a file."""
+    partition: int
+    span: Span
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """One file, or one stretch of a log."""
+
+    piece: Piece
+    finding: Finding | None
+
+
+def check_files(destination: Destination, manifest: Manifest) -> Iterator[Checked]:
+    """Every file, several at a time, in the order in which they are done."""
+    form = Form(format=manifest.shape.format, compression=manifest.shape.compression)
+    has_records = manifest.shape.query.keeps_records
+    yield from _each(manifest.pieces, lambda piece: _wrong_with(destination, form, piece, has_records=has_records))
+
+
+def check_log(origin: Origin, catalog: Catalog, manifest: Manifest) -> Iterator[Checked]:
+    """Every stretch of ids that is in a file, as the log has it."""
+    yield from _each(manifest.pieces, lambda piece: _differs(origin, catalog, piece))
+
+
+def strays(destination: Destination, manifest: Manifest) -> list[str]:
+    """Files that look like ours and are in no manifest: whoever reads the directory would read them, too."""
+    known = {piece.path for piece in manifest.pieces}
+    suffixes = tuple(kind.suffix for kind in KINDS.values())
+    return [
+        name
+        for name in destination.names()
+        if name not in known and name != HIDDEN and _OURS.fullmatch(name) and any(suffix in name for suffix in suffixes)
+    ]
+
+
+def check_table(destination: Destination, manifest: Manifest) -> list[Finding]:
+    """Whether the table beside the files, where there is one, has exactly these files."""
+    if manifest.shape.format != "delta":
+        return []
+    from waltz_spark.exporting.delta import differences
+
+    known = {piece.path: piece for piece in manifest.pieces}
+    return [
+        Finding(path=path, partition=known[path].partition, span=known[path].span, detail=detail)
+        if path in known
+        else Finding(path=path, partition=-1, span=Span(0, -1), detail=detail)
+        for path, detail in differences(destination, manifest)
+    ]
+
+
+def _each(pieces: Sequence[Piece], wrong: Callable[[Piece], str]) -> Iterator[Checked]:
+    def check(piece: Piece) -> Checked:
+        try:
+            detail = wrong(piece)
+        except WaltzError as error:
+            detail = error.message
+        found = Finding(path=piece.path, partition=piece.partition, span=piece.span, detail=detail) if detail else None
+        return Checked(piece=piece, finding=found)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        try:
+            yield from pool.map(check, pieces)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def row_count(form: Form, source: pa.NativeFile, place: str) -> int:
+    """How many rows a file has, whatever they are. `place`: its path, for messages."""
+    try:
+        match form.format:
+            case "parquet" | "delta":
+                import pyarrow.parquet as pq
+
+                return int(pq.ParquetFile(source).metadata.num_rows)
+            case "orc":
+                from pyarrow import orc
+
+                return int(orc.ORCFile(source).nrows)
+            case "json":
+                text, count = _plain(form, source), 0
+                while block := text.read(READ_BYTES):
+                    count += block.count(b"\n")  # within a value it would be escaped
+                return count
+            case _:
+                from pyarrow import csv
+
+                parse = csv.ParseOptions(newlines_in_values=True)
+                return sum(batch.num_rows for batch in csv.open_csv(_plain(form, source), parse_options=parse))
+    except (pa.ArrowException, OSError) as error:
+        raise ExportDamaged(f"{place} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def _plain(form: Form, source: pa.NativeFile) -> pa.NativeFile:
+    return source if form.codec == "none" else pa.CompressedInputStream(source, form.codec)
+
+
+def _wrong_with(destination: Destination, form: Form, piece: Piece, *, has_records: bool) -> str:
+    """Empty when nothing is."""
+    size = destination.size(piece.path)
+    if size is None:
+        return "the file is missing"
+    if size != piece.size:
+        return f"the file has {size} bytes; {piece.size} were written"
+    with destination.open(piece.path) as file:
+        digest = hashlib.sha256()
+        while block := file.read(READ_BYTES):
+            digest.update(block)
+        if digest.hexdigest() != piece.sha256:
+            return "its bytes are not those that were written: its hash is another"
+        file.seek(0)
+        if not has_records:
+            found = row_count(form, file, piece.path)
+            return "" if found == piece.row_count else f"it has {found} rows, and {piece.row_count} were written"
+        return _wrong_rows(piece, read_batches(form, file, piece.path))
+
+
+def _wrong_rows(piece: Piece, batches: Iterator[pa.RecordBatch]) -> str:
+    crc = data_bytes = 0
+    next_id = piece.span.first
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        run = resealed(encode(batch))
+        if run.first_id != next_id:
+            return f"its rows go on with id {run.first_id} where {next_id} was to come"
+        if set(batch.column("partition").unique().to_pylist()) != {piece.partition}:
+            return f"it has rows of another partition than {piece.partition}"
+        crc, data_bytes, next_id = crc32(run.data, crc), data_bytes + len(run.data), run.last_id + 1
+    if next_id != piece.span.last + 1:
+        return f"its rows end before id {next_id}, and it is to hold ids up to {piece.span.last}"
+    if (crc, data_bytes) != (piece.crc, piece.data_bytes):
+        return "the records that its rows describe are not those that were read from the log: their checksum is another"
+    return ""
+
+
+def _differs(origin: Origin, catalog: Catalog, piece: Piece) -> str:
+    there = catalog.spans.get(piece.partition)
+    if there is None:
+        return f"the log has no partition {piece.partition}"
+    if not there.first <= piece.span.first <= piece.span.last <= there.last:
+        return f"the log has ids {there.first} to {there.last} of this partition, and not all of these"
+    parts = tuple(
+        Part(extent, extent.span.cut(piece.span))
+        for extent in catalog.extents
+        if extent.partition == piece.partition and extent.span.cut(piece.span).count
+    )
+    crc = data_bytes = 0
+    for run in runs(origin, Split(parts), batch_bytes=READ_BYTES):
+        crc, data_bytes = crc32(run.data, crc), data_bytes + len(run.data)
+    if (crc, data_bytes) != (piece.crc, piece.data_bytes):
+        return "the log holds other records under these ids: their checksum is another"
+    return ""

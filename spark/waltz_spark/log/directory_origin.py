@@ -1,0 +1,388 @@
+"""Directories of storages as an origin, stopped or running, and copies of them.
+
+A replica may hold records that were never committed and will be cut. So only what the small files vouch for is given: what
+the owner said is committed, and the low-water mark as far as the replica had it on its disk. The last records before a stop
+may be missing here although they are committed; whoever wants what is there at all says `allowUncommitted`. Where several
+directories hold a partition, the one that vouches for most is read, and where its bytes are damaged, another one. What a
+running storage writes meanwhile does not matter: committed records never change.
+
+Old segments may have been moved away: a log begins where its first segment does. That is no damage, because nothing says
+that there ever should be more; what is missing behind that is, because ids have no gap. Where several directories begin
+at different ids, the log is what they hold together.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import pairwise
+from uuid import UUID
+
+from waltz_spark.log.origin import Catalog, Extent, Span
+from waltz_spark.log.segment_reading import Place, read_segment_runs
+from waltzd.disk import Disk, Entry, RealDisk, join
+from waltzd.errors import (
+    ControlDamaged,
+    ForeignCluster,
+    HeaderDamaged,
+    MarkUnknown,
+    NoSuchPartition,
+    NothingHere,
+    NotRegularFile,
+    PartitionDamaged,
+    PathMissing,
+    ReadFailed,
+    UnknownVersion,
+    WaltzError,
+)
+from waltzd.layout import (
+    CONTROL_NAME,
+    HEADER_BYTES,
+    IDENTITY_BYTES,
+    IDENTITY_NAME,
+    NO_MARK,
+    SEGMENT_SUFFIX,
+    ControlHeader,
+    ControlStruct,
+    FileHeader,
+    Identity,
+    Promise,
+    first_id_of,
+    index_entries,
+    index_name,
+    segment_name,
+)
+from waltzd.ledger import Ledger, marks_of, read_ledger, read_promise, read_whole
+from waltzd.record import Run
+from waltzd.scan import Tail, judge_tail, survey
+from waltzd.verify import partition_of
+
+_log = logging.getLogger("waltz.spark")
+_UNFIT = (ControlDamaged, HeaderDamaged, NotRegularFile, PartitionDamaged, PathMissing, ReadFailed, UnknownVersion)
+"""What another directory may make good."""
+
+
+def certain_mark(struct: ControlStruct | None, promise: Promise | None) -> int | None:
+    """Up to where a replica's records are committed, and on its disk; None when nothing says so. Pure.
+
+    The low-water mark may be above what this replica holds, while it is being brought level: then what it had when the mark
+    was set counts, and what it says is durable since. The original promised nothing, so there only the former."""
+    if promise is None:
+        return None if struct is None else min(struct.low_mark, struct.local_low_mark)
+    if struct is None:
+        return promise.committed
+    return max(promise.committed, min(struct.low_mark, max(struct.local_low_mark, promise.durable)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """One partition in one directory, by its names and small files."""
+
+    directory: str
+    partition: int
+    key: UUID
+    last_id: int
+    """The last one that may be given."""
+    first_ids: tuple[int, ...] = ()
+    """Of its segments."""
+    bytes: tuple[int, ...] = ()
+    """Of its segments, as far as they may be given."""
+    complaint: WaltzError | None = None
+    """Why it cannot be read at all."""
+
+    @property
+    def span(self) -> Span:
+        return Span(self.first_ids[0] if self.first_ids else 0, self.last_id)
+
+    def extents(self, span: Span) -> Iterator[Extent]:
+        """Of its segments, what lies in the span."""
+        starts = pairwise([*self.first_ids, self.last_id + 1])
+        for (first_id, following), size in zip(starts, self.bytes, strict=True):
+            whole = Span(first_id, following - 1)
+            part = whole.cut(span)
+            if part.count:
+                share = size * part.count // whole.count
+                yield Extent(partition=self.partition, span=part, bytes=share, place=self.place(first_id))
+
+    def place(self, first_id: int) -> str:
+        return join(self.directory, segment_name(first_id))
+
+
+def shared(replicas: Sequence[Replica]) -> list[tuple[Replica, Span]]:
+    """Who is read for which ids, in the order of the ids. Pure.
+
+    The one that reaches furthest gives all that it has; of what lies before, whoever begins first. Ids between two of them
+    that nobody has are given to the one behind them, which says that they are missing as soon as they are read: who asks
+    for others is not held up by them."""
+    newest = max(replicas, key=lambda replica: (replica.last_id, -replica.span.first))
+    found = [(newest, newest.span)]
+    first = newest.span.first
+    while older := [each for each in replicas if each.span.count and each.span.first < first]:
+        close = [each for each in older if each.last_id >= first - 1]
+        if not close:
+            reach = max(each.last_id for each in older)
+            found.append((found[-1][0], Span(reach + 1, first - 1)))
+            close, first = [each for each in older if each.last_id == reach], reach + 1
+        chosen = min(close, key=lambda replica: replica.span.first)
+        found.append((chosen, Span(chosen.span.first, first - 1)))
+        first = chosen.span.first
+    return found[::-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectoryOrigin:
+    storages: tuple[str, ...]
+    """Directories, of one cluster."""
+    allows_uncommitted: bool = False
+    disk: Disk = field(default_factory=RealDisk, repr=False, compare=False)
+
+    def describe(self) -> str:
+        what = "everything in" if self.allows_uncommitted else "what is committed in"
+        return f"{what} {', '.join(self.storages)}"
+
+    def catalog(self, partitions: Collection[int] | None = None) -> Catalog:
+        found: dict[int, list[Replica]] = {}
+        keys: dict[UUID, str] = {}
+        unfit: list[WaltzError] = []
+        wanted: set[int] = set(partitions or ())
+        for storage in self.storages:
+            try:
+                ledger = self._ledger(storage)
+                for replica in self._replicas(storage, ledger, partitions):
+                    keys.setdefault(replica.key, storage)
+                    found.setdefault(replica.partition, []).append(replica)
+            except _UNFIT as error:
+                _log.warning("%s cannot be read: %s", storage, error.message)
+                unfit.append(error)
+                continue
+            if partitions is None and ledger is not None:
+                wanted.update(ledger.structs)
+        if unfit and not (wanted and found.keys() >= wanted):
+            raise unfit[0]  # nobody knows what would be there
+        if not found and not partitions:
+            raise NothingHere(f"{', '.join(self.storages)}: no partition is there", not_done="nothing was read")
+        if len(keys) > 1:
+            (one, first), (other, second) = list(keys.items())[:2]
+            raise ForeignCluster(f"{first} belongs to the cluster {one}, {second} to {other}")
+        missing = sorted(set(partitions or ()) - found.keys())
+        if missing:
+            raise NoSuchPartition(
+                f"{', '.join(self.storages)}: partition {', '.join(map(str, missing))} is not there",
+                not_done="nothing was read",
+                next_step="leave it out, or name the directory of a storage that has it",
+            )
+        shares = {number: shared(_sound(replicas)) for number, replicas in sorted(found.items())}
+        return Catalog(
+            key=next(iter(keys)),
+            spans={number: Span(parts[0][1].first, parts[-1][1].last) for number, parts in shares.items()},
+            extents=tuple(extent for parts in shares.values() for part in parts for extent in _extents(*part)),
+        )
+
+    def header(self, extent: Extent) -> FileHeader | None:
+        """Of the segment that the extent lies in: where it begins, and when it was made. None where it cannot be read:
+        whether another directory has these records shows when they are read."""
+        try:
+            return FileHeader.decode(read_whole(self.disk, extent.place, HEADER_BYTES), extent.place)
+        except _UNFIT:
+            return None
+
+    def read(self, extent: Extent, span: Span, *, batch_bytes: int) -> Iterator[Run]:
+        next_id, problem = span.first, None
+        for place, has in self._places(extent):
+            rest = Span(next_id, span.last)
+            if has.cut(rest) != rest:
+                continue
+            try:
+                with closing(read_segment_runs(self.disk, place, rest, batch_bytes=batch_bytes)) as runs:
+                    for run in runs:
+                        next_id = run.last_id + 1
+                        yield run
+                return
+            except _UNFIT as error:
+                if len(self.storages) > 1:
+                    _log.warning("id %d of partition %d cannot be read there: %s", next_id, extent.partition, error.message)
+                problem = problem or error
+        assert problem is not None
+        raise problem
+
+    # -- what there is
+
+    def _places(self, extent: Extent) -> Iterator[tuple[Place, Span]]:
+        """The one that was chosen, then all others that have the partition; and which ids each of them has for certain."""
+        directory = extent.place.rpartition("/")[0]
+        storage = directory.rpartition("/")[0]
+        yield Place(directory, extent.partition, self._key(storage)), extent.span
+        for other in self.storages:
+            if other == storage:
+                continue
+            try:
+                replicas = list(self._replicas(other, self._ledger(other), {extent.partition}))
+            except _UNFIT as error:
+                _log.warning("%s cannot be read: %s", other, error.message)
+                continue
+            for replica in replicas:
+                if replica.complaint is None:
+                    yield Place(replica.directory, extent.partition, replica.key), replica.span
+
+    def _key(self, storage: str) -> UUID | None:
+        """What the ledger would say, without the marks of all partitions: those are many, and every extent is asked for."""
+        if not self._has_control(storage):
+            return None
+        path = join(storage, IDENTITY_NAME)
+        if self.disk.exists(path):
+            try:
+                return Identity.decode(read_whole(self.disk, path, IDENTITY_BYTES + 1), path).control.key
+            except _UNFIT as error:
+                _log.warning("%s, so the control file is believed", error.message)
+        path = join(storage, CONTROL_NAME)
+        return ControlHeader.decode(read_whole(self.disk, path, HEADER_BYTES), path).key
+
+    def _has_control(self, storage: str) -> bool:
+        """False where there are only partitions."""
+        there = self.disk.exists(join(storage, CONTROL_NAME))
+        if not there and not self.allows_uncommitted:
+            raise MarkUnknown(f"{storage} has no control file, so nothing says what in it is committed")
+        return there
+
+    def _ledger(self, storage: str) -> Ledger | None:
+        if not self._has_control(storage):
+            return None
+        ledger = read_ledger(self.disk, storage)
+        if ledger.key is None:
+            raise ControlDamaged(f"{storage}: {ledger.findings[0].sentence()}", not_done="nothing was read")
+        return ledger
+
+    def _replicas(self, storage: str, ledger: Ledger | None, partitions: Collection[int] | None) -> Iterator[Replica]:
+        if ledger is None or ledger.key is None:
+            yield from self._without_control(storage, partitions)
+            return
+        key = ledger.key
+        there = {entry.name for entry in self.disk.list(storage) if entry.is_directory}
+        for number in sorted(
+            ledger.structs.keys() | {found for name in there if (found := partition_of(name)) is not None}
+        ):
+            struct = ledger.structs.get(number)
+            if (partitions is not None and number not in partitions) or (struct is not None and not struct.is_assigned):
+                continue
+            yield self._replica(join(storage, str(number)), number, key, ledger, is_there=str(number) in there)
+
+    def _replica(self, directory: str, number: int, key: UUID, ledger: Ledger, *, is_there: bool) -> Replica:
+        bare = Replica(directory=directory, partition=number, key=key, last_id=NO_MARK)
+        if not is_there:
+            return _complaining(bare, "the control file says that it is here, and its directory is missing")
+        struct = ledger.structs.get(number)
+        promise, findings = read_promise(self.disk, directory, number, key, is_expected=ledger.has_identity)
+        if promise is None and findings:
+            return _complaining(bare, findings[0].sentence())
+        mark = certain_mark(struct, promise)
+        if mark is None:
+            return _complaining(bare, "its record in the control file is damaged, so nothing says what is committed")
+        if self.allows_uncommitted:
+            return self._whole(bare, floor=marks_of(struct, promise).floor)
+        newest = promise.newest if promise is not None else NO_MARK
+        return self._shelved(bare, mark, newest=newest)
+
+    def _shelved(self, bare: Replica, last_id: int, *, newest: int = NO_MARK) -> Replica:
+        """With the segments up to the id, from whichever is the first one on."""
+        entries = {entry.name: entry for entry in self.disk.list(bare.directory)}
+        first_ids = sorted(
+            first_id
+            for name in entries
+            if name.endswith(SEGMENT_SUFFIX) and (first_id := first_id_of(name)) is not None and first_id <= last_id + 1
+        )
+        if last_id >= 0 and not first_ids:
+            return _complaining(bare, f"ids 0 to {last_id} are missing: no segment starts before id {last_id + 1}")
+        if first_ids and first_ids[-1] < newest <= last_id:
+            return _complaining(bare, f"ids {newest} to {last_id} are missing: no segment starts at id {newest}")
+        return Replica(
+            directory=bare.directory,
+            partition=bare.partition,
+            key=bare.key,
+            last_id=last_id,
+            first_ids=tuple(first_ids),
+            bytes=tuple(_bytes(entries, first_id, last_id) for first_id in first_ids),
+        )
+
+    # -- what is not vouched for
+
+    def _without_control(self, storage: str, partitions: Collection[int] | None) -> Iterator[Replica]:
+        """Segments alone, as a restored archive has them."""
+        for entry in self.disk.list(storage):
+            number = partition_of(entry.name)
+            if number is None or not entry.is_directory or (partitions is not None and number not in partitions):
+                continue
+            directory = join(storage, entry.name)
+            names = [name for name in self.disk.names(directory) if name.endswith(SEGMENT_SUFFIX)]
+            if names:
+                path = join(directory, names[0])
+                key = FileHeader.decode(read_whole(self.disk, path, HEADER_BYTES), path).key
+                bare = Replica(directory=directory, partition=number, key=key, last_id=NO_MARK)
+                yield self._whole(bare, floor=NO_MARK)
+
+    def _whole(self, bare: Replica, *, floor: int) -> Replica:
+        """Up to its last sound record. What of it is damaged before that shows when it is read."""
+        first_ids = [
+            first_id
+            for name in self.disk.names(bare.directory)
+            if name.endswith(SEGMENT_SUFFIX) and (first_id := first_id_of(name)) is not None
+        ]
+        last_id = NO_MARK
+        if first_ids:
+            newest = max(first_ids)
+            path = join(bare.directory, segment_name(newest))
+            file = self.disk.open(path)
+            try:
+                found = survey(file, first_id=newest, end=file.size())
+            finally:
+                file.close()
+            tail = judge_tail(
+                tail_bytes=found.tail_bytes, next_id=found.next_id, is_last=True, has_gaps=bool(found.gaps), floor=floor
+            )
+            if tail is Tail.DAMAGED and not found.gaps:
+                last_byte = found.end + found.tail_bytes - 1
+                what = f"bytes {found.end} to {last_byte} of {path} are not the record of id {found.next_id}"
+                return _complaining(bare, what)
+            last_id = found.next_id - 1
+        if last_id < floor:
+            return _complaining(bare, f"ids {last_id + 1} to {floor} are missing: its log is shorter than it promised")
+        return self._shelved(bare, last_id)
+
+
+def _complaining(bare: Replica, why: str) -> Replica:
+    error = PartitionDamaged(
+        f"partition {bare.partition} in {bare.directory}: {why}",
+        not_done=f"nothing of partition {bare.partition} was read",
+        partition=bare.partition,
+    )
+    return Replica(directory=bare.directory, partition=bare.partition, key=bare.key, last_id=NO_MARK, complaint=error)
+
+
+def _sound(replicas: Sequence[Replica]) -> list[Replica]:
+    sound = [replica for replica in replicas if replica.complaint is None]
+    for replica in replicas:
+        if replica.complaint is not None and sound:
+            _log.warning("%s", replica.complaint.message)
+    if not sound:
+        assert replicas[0].complaint is not None
+        raise replicas[0].complaint
+    return sound
+
+
+def _extents(replica: Replica, span: Span) -> Iterator[Extent]:
+    """What one replica is read for, be it that nobody has it."""
+    if span.first < replica.span.first:
+        yield Extent(partition=replica.partition, span=span, bytes=0, place=replica.place(span.first))
+    else:
+        yield from replica.extents(span)
+
+
+def _bytes(entries: dict[str, Entry], first_id: int, last_id: int) -> int:
+    """Of the segment's file, as much as these ids are of all that it holds. The index, which knows how many, may be wrong:
+    this is only for weighing."""
+    size = entries[segment_name(first_id)].size
+    index = entries.get(index_name(first_id))
+    count = index_entries(index.size) if index is not None else 0
+    wanted = last_id - first_id + 1
+    return size * wanted // count if 0 < wanted < count else size

@@ -1,0 +1,104 @@
+"""Arrow columns as records again: the exact inverse of `waltz_spark.log.decode`, without a Python object per record.
+
+The checksum of a record follows from that of its head and that of its payload, which is one of the columns, so no payload
+is read. A payload that was changed on the way therefore makes a record that is visibly damaged. The other way round, a log
+can hold a record whose payload is not what its client's checksum says, and which is sound all the same because its own
+checksum was computed over it; only `resealed`, which reads everything, makes such a record as it was. What it makes is
+believed only where something else proves it, as the checksums in the manifest of an export do.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from waltz_spark.log.decode import BATCH_BYTES_MAX, SCHEMA
+from waltzd.checksum import crc32, crc_of_rows, shift, suspect_blocks
+from waltzd.errors import ArchiveUnfit, TooLarge
+from waltzd.record import HEAD, HEAD_BYTES, OVERHEAD_BYTES, TRAILER_BYTES, Run, empty_run, trailers
+
+_FIELDS = {
+    "id": "txid",
+    "client": "client_id",
+    "generation": "generation",
+    "partition": "req_partition",
+    "sequence": "seq",
+    "header": "header",
+}
+
+
+def encode(batch: pa.RecordBatch) -> Run:
+    """The records that these rows describe: rows of one partition, with ids that follow each other."""
+    _check(batch)
+    count = batch.num_rows
+    if count == 0:
+        return empty_run(0)
+    payloads = batch.column("data")
+    lengths = _numbers(pc.binary_length(payloads)).astype(np.int64)
+    size = int(lengths.sum()) + OVERHEAD_BYTES * count
+    if size > BATCH_BYTES_MAX:
+        raise TooLarge(
+            f"{count} records of {size} bytes do not fit one Arrow array of {BATCH_BYTES_MAX} bytes",
+            not_done="no record was made",
+            next_step="encode fewer rows at once",
+        )
+    data_crcs = _numbers(batch.column("crc")).view(np.uint32)
+    heads = np.zeros(count, HEAD)
+    for field, name in _FIELDS.items():
+        heads[field] = _numbers(batch.column(name))
+    heads["length"], heads["data_crc"] = lengths, data_crcs
+    rows = heads.view(np.uint8).reshape(count, HEAD_BYTES)
+    seals = (shift(crc_of_rows(rows), lengths) ^ data_crcs).astype(">u4")
+    records = pc.binary_join_element_wise(_fixed(rows, HEAD_BYTES), payloads, _fixed(seals, TRAILER_BYTES), b"")
+    _, offsets, data = records.buffers()
+    bounds = np.frombuffer(offsets, np.int32, count + 1, records.offset * 4).astype(np.int64)
+    first, last = int(bounds[0]), int(bounds[-1])
+    return Run(int(heads["id"][0]), memoryview(data)[first:last], bounds - first)
+
+
+def resealed(run: Run) -> Run:
+    """The same records, each with the checksum that its bytes have. One pass over the bytes; a copy only if one differs."""
+    suspects = suspect_blocks(run.data, run.bounds[1:], trailers(run))
+    if not suspects:
+        return run
+    data = bytearray(run.data)
+    view = memoryview(data)
+    for first, last in suspects:
+        for start, end in pairwise(run.bounds[first : last + 2].tolist()):
+            data[end - TRAILER_BYTES : end] = crc32(view[start : end - TRAILER_BYTES]).to_bytes(TRAILER_BYTES, "big")
+    return Run(run.first_id, view, run.bounds)
+
+
+def _check(batch: pa.RecordBatch) -> None:
+    for field in SCHEMA:
+        at = batch.schema.get_field_index(field.name)
+        if at < 0:
+            raise ArchiveUnfit(f"there is no column {field.name}, and a record cannot be made without it")
+        column = batch.column(at)
+        if column.type != field.type:
+            raise ArchiveUnfit(f"the column {field.name} is {column.type}; a record needs {field.type}")
+        if column.null_count:
+            raise ArchiveUnfit(f"the column {field.name} has rows without a value, and a record has no such thing")
+    if batch.num_rows == 0:
+        return
+    ids, partitions = _numbers(batch.column("txid")), _numbers(batch.column("partition"))
+    if ids[0] < 0 or (ids[1:] != ids[:-1] + 1).any():
+        raise ArchiveUnfit(f"the ids from {ids[0]} on do not follow each other")
+    if (partitions != partitions[0]).any():
+        raise ArchiveUnfit(f"rows of partition {partitions.min()} and {partitions.max()} are in one batch")
+
+
+def _numbers(column: pa.Array) -> NDArray[Any]:
+    found: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _fixed(values: NDArray[Any], width: int) -> pa.Array:
+    """Each row's bytes as an Arrow value."""
+    offsets = np.arange(0, (len(values) + 1) * width, width, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(values.tobytes())])

@@ -1,0 +1,409 @@
+"""A running cluster as an origin: marks from the owners of partitions, bytes from the storages that hold replicas.
+
+An owner says up to where its partition is committed, and nothing above that is asked for. The bytes come from replicas,
+which give a reader without a session only what they know to be committed, so reading costs the owners nothing. A replica
+that fails, or does not know enough yet, is followed by the next one, and the owner itself is asked at last. Whoever reads
+is told the addresses by the catalog; only the catalog asks ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar, cast
+from uuid import UUID
+from zlib import crc32
+
+from waltz_spark.log.blocking import items, wait_for
+from waltz_spark.log.origin import Catalog, Extent, Span
+from waltz_spark.log.throttle import Throttle
+from waltzd.errors import (
+    BadArgument,
+    BadConfig,
+    BadFrame,
+    BeyondLog,
+    CannotConnect,
+    LogUnreadable,
+    NoServerUp,
+    NoSuchPartition,
+    Retry,
+    WaltzError,
+)
+from waltzd.meta import Role as ReplicaRole
+from waltzd.record import Run, join_runs
+from waltzd.role import allowed
+from waltzd.servers import ServerClient
+from waltzd.storages import ReplicaClient
+from waltzd.tls import Tls
+from waltzd.whereabouts import Whereabouts, pause_seconds
+
+_log = logging.getLogger("waltz.spark")
+CALL_SECONDS = 5.0
+FRAME_SECONDS = 30.0
+"""How long to wait for the next records of a replica, before another one is asked."""
+PATIENCE_SECONDS = 30.0
+"""How long to wait for an owner of a partition, through a fail-over."""
+CALLS_MAX = 64
+"""So many partitions are asked about at once."""
+REMEMBERED_SECONDS = 10.0
+"""Which servers, storages and segments there are."""
+FRAME_BYTES = 1 << 20
+"""Of records in one message: smaller and larger ones were slower."""
+RECORD_BYTES_LIKELY = 256
+"""Where nothing is known about the size of records yet."""
+READ = "/waltz.v1.Replica/Read"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Three files, which have to be there wherever something is read."""
+
+    certificate: str
+    key: str
+    ca: str
+
+
+@functools.lru_cache(maxsize=8)
+def _tls(certificate: Certificate) -> Tls:
+    """One for the process: it notices by itself when the files are replaced."""
+    try:
+        return Tls(certificate.certificate, certificate.key, certificate.ca, role=None)
+    except BadConfig as error:
+        raise BadArgument(
+            error.message,
+            not_done="nothing was asked of the cluster",
+            next_step="correct the file, or give another one; it has to be on every machine that reads",
+        ) from error
+
+
+@dataclass(frozen=True)
+class Route:
+    """Whom to ask for the records of a partition; it travels with each extent."""
+
+    key: UUID
+    servers: tuple[str, ...]
+    replicas: tuple[tuple[str | None, str], ...]
+    """Name, where it is known, and address of each storage, those first that certainly have everything."""
+
+    def encode(self) -> str:
+        return json.dumps({"key": str(self.key), "servers": self.servers, "replicas": self.replicas})
+
+    @staticmethod
+    def decode(text: str) -> Route:
+        found = json.loads(text)
+        replicas = tuple((name, address) for name, address in found["replicas"])
+        return Route(UUID(found["key"]), tuple(found["servers"]), replicas)
+
+    def in_turn(self, partition: int, first_id: int) -> Sequence[tuple[str | None, str]]:
+        """Readers of different ids begin with different replicas."""
+        if not self.replicas:
+            return ()
+        start = crc32(b"%d %d" % (partition, first_id)) % len(self.replicas)
+        return self.replicas[start:] + self.replicas[:start]
+
+
+_Storages: TypeAlias = Callable[[int], Sequence[tuple[str | None, str]]]
+"""Of a partition: name and address of each."""
+_Sealed: TypeAlias = Sequence[tuple[int, int, int]]
+"""First id, last id and size of each segment."""
+
+
+class _Memory:
+    """For streams, which look again and again: what changes seldom need not be asked every time. And a mark that was seen
+    once stays: an owner that was replaced and does not know it yet may say less."""
+
+    def __init__(self) -> None:
+        self.until = 0.0
+        self.addresses: tuple[tuple[str, ...], _Storages] | None = None
+        self.sealed: dict[int, _Sealed] = {}
+        self.marks: dict[int, int] = {}
+        self.key: UUID | None = None
+
+    def __reduce__(self) -> tuple[type[_Memory], tuple[()]]:
+        """Elsewhere it begins anew."""
+        return _Memory, ()
+
+    def refresh(self, now: float) -> None:
+        if now >= self.until:
+            self.until, self.addresses = now + REMEMBERED_SECONDS, None
+            self.sealed.clear()
+
+    def highest(self, key: UUID, marks: Mapping[int, int]) -> dict[int, int]:
+        if self.key != key:
+            self.key = key
+            self.marks.clear()
+        found = {number: max(mark, self.marks.get(number, mark)) for number, mark in marks.items()}
+        self.marks |= found
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveOrigin:
+    servers: tuple[str, ...] = ()
+    """Addresses of some of them, for applications; the coordinator, where one is given, knows more."""
+    storages: tuple[str, ...] = ()
+    """Addresses for readers, where no coordinator is given. Without any, owners give all records."""
+    coordinator: str | None = None
+    root: str = "/waltz"
+    certificate: Certificate | None = None
+    bytes_per_second: int | None = None
+    """Of what one task reads."""
+    seconds: float = PATIENCE_SECONDS
+    _throttle: Throttle = field(init=False, repr=False, compare=False)
+    _memory: _Memory = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_throttle", Throttle(self.bytes_per_second))
+        object.__setattr__(self, "_memory", _Memory())
+
+    def describe(self) -> str:
+        where = f"{self.coordinator}{self.root}" if self.coordinator is not None else ", ".join(self.servers)
+        return f"the cluster at {where}"
+
+    def catalog(self, partitions: Collection[int] | None = None) -> Catalog:
+        return wait_for(self._catalog(partitions))
+
+    def read(self, extent: Extent, span: Span, *, batch_bytes: int) -> Iterator[Run]:
+        if span.count:
+            with closing(items(self._runs(extent, span))) as runs:
+                yield from _gathered(runs, batch_bytes)
+
+    # -- what there is
+
+    async def _catalog(self, partitions: Collection[int] | None) -> Catalog:
+        _ = self._identity  # what is wrong with its files is said before anybody is asked
+        memory = self._memory
+        memory.refresh(asyncio.get_running_loop().time())
+        try:
+            return await self._catalog_by(memory, partitions)
+        except WaltzError:
+            memory.until = 0.0
+            raise
+
+    async def _catalog_by(self, memory: _Memory, partitions: Collection[int] | None) -> Catalog:
+        servers, storages = memory.addresses = memory.addresses or await self._addresses()
+        where = Whereabouts(servers, self._server, call_seconds=CALL_SECONDS)
+        try:
+            await where.open(self.seconds)
+            topology = where.topology
+            numbers = range(where.partitions) if partitions is None else sorted(set(partitions))
+            missing = [str(number) for number in numbers if not 0 <= number < where.partitions]
+            if missing:
+                raise NoSuchPartition(
+                    f"{self.describe()} has no partition {', '.join(missing)}: it has {where.partitions}",
+                    not_done="nothing was read",
+                )
+            up = (*dict.fromkeys([address for _, address in topology.servers] + list(servers)),)
+            routes = {number: Route(topology.cluster_key, up, tuple(storages(number))) for number in numbers}
+            marks = memory.highest(topology.cluster_key, await _each(numbers, lambda number: self._mark(where, number)))
+        finally:
+            await where.close()
+        memory.sealed |= await self._sealed({number: routes[number] for number in numbers if number not in memory.sealed})
+        return Catalog(
+            key=topology.cluster_key,
+            spans={number: Span(0, marks[number]) for number in numbers},
+            extents=tuple(
+                extent
+                for number in numbers
+                for extent in extents_of(number, marks[number], memory.sealed[number], routes[number].encode())
+            ),
+        )
+
+    async def _mark(self, where: Whereabouts, number: int) -> int:
+        return await where.ask(number, "HighWaterMark", lambda port: port.high_water_mark(number), self.seconds)
+
+    async def _addresses(self) -> tuple[tuple[str, ...], _Storages]:
+        if self.coordinator is None:
+            found = tuple((None, address) for address in self.storages)
+            return self.servers, lambda _: found
+        from waltzd.cluster import Cluster
+        from waltzd.zookeeper import ZooKeeperCoordinator
+
+        coordinator = ZooKeeperCoordinator(self.coordinator, self.root)
+        await coordinator.start()
+        try:
+            cluster = Cluster(coordinator)
+            await cluster.meta()  # whether there is one at all
+            servers, storages, (sets, _) = await asyncio.gather(cluster.servers(), cluster.storages(), cluster.replicas())
+        finally:
+            await coordinator.close()
+        addresses = tuple(dict.fromkeys([*self.servers, *(server.listen for server in servers.values())]))
+        if not addresses:
+            raise NoServerUp(f"{self.describe()} has no server that is up, so nobody says what is committed")
+
+        def of(number: int) -> list[tuple[str | None, str]]:
+            replicas = sorted(sets.partitions.get(number, {}).items(), key=lambda each: each[1] is not ReplicaRole.MEMBER)
+            return [(name, storages[name].listen) for name, _ in replicas if name in storages]
+
+        return addresses, of
+
+    async def _sealed(self, routes: Mapping[int, Route]) -> dict[int, _Sealed]:
+        """Where a storage says so: good places for cuts, and what they weigh."""
+        silent: set[str] = set()
+        replicas: dict[str, ReplicaClient] = {}
+
+        async def ask(number: int) -> _Sealed:
+            for name, address in routes[number].in_turn(number, 0) if self._may_read_replicas else ():
+                if address in silent:
+                    continue
+                if address not in replicas:
+                    replicas[address] = self._replica(routes[number], name, address)
+                try:
+                    return await replicas[address].segments(number)
+                except CannotConnect as error:
+                    silent.add(address)
+                    _log.info("%s does not say which segments it has: %s", address, error.message)
+                except WaltzError as error:
+                    _log.info("%s does not say which segments of partition %d it has: %s", address, number, error.message)
+            return ()
+
+        try:
+            return await _each(routes, ask)
+        finally:
+            for replica in replicas.values():
+                await replica.close()
+
+    # -- reading
+
+    async def _runs(self, extent: Extent, span: Span) -> AsyncGenerator[Run, None]:
+        route = Route.decode(extent.place)
+        number, next_id = extent.partition, span.first
+        said: list[str] = []
+        sources = [
+            (name or address, functools.partial(self._of_replica, route, name, address))
+            for name, address in (route.in_turn(number, span.first) if self._may_read_replicas else ())
+        ]
+        for who, source in [*sources, ("its owner", functools.partial(self._of_owner, route))]:
+            try:
+                async with aclosing(source(number, Span(next_id, span.last))) as runs:
+                    async for run in runs:
+                        if run.first_id != next_id or run.last_id > span.last or not len(run):
+                            raise BadFrame(f"it sent ids {run.first_id} to {run.last_id} where id {next_id} was asked for")
+                        await self._throttle.wait(len(run.data))
+                        next_id = run.last_id + 1
+                        yield run
+                if next_id > span.last:
+                    return
+                said.append(f"{who}: it ended in front of id {next_id}")
+            except WaltzError as error:
+                said.append(f"{who}: {error.message}")
+                # That a replica does not know yet what has just been committed is nothing to worry about.
+                level = logging.DEBUG if isinstance(error, BeyondLog) else logging.WARNING
+                _log.log(level, "ids from %d of partition %d are asked of another one. %s", next_id, number, said[-1])
+        raise LogUnreadable(
+            f"nobody gives ids {next_id} to {span.last} of partition {number}. {'; '.join(said)}",
+            partition=number, first_id=next_id, last_id=span.last,
+        )  # fmt: skip
+
+    async def _of_replica(
+        self, route: Route, name: str | None, address: str, number: int, span: Span
+    ) -> AsyncGenerator[Run, None]:
+        size = FRAME_BYTES if self.bytes_per_second is None else min(FRAME_BYTES, max(1 << 14, self.bytes_per_second // 8))
+        async with self._replica(route, name, address) as replica:
+            runs = replica.read(number, span.first, span.last, frame_bytes=size)
+            while True:
+                try:
+                    async with asyncio.timeout(FRAME_SECONDS):
+                        run = await anext(runs, None)
+                except TimeoutError:
+                    raise CannotConnect(f"{address} sent nothing for {FRAME_SECONDS:.0f} seconds") from None
+                if run is None:
+                    return
+                yield run
+
+    async def _of_owner(self, route: Route, number: int, span: Span) -> AsyncGenerator[Run, None]:
+        """Through a fail-over, as long as something comes."""
+        where = Whereabouts(route.servers, self._server, call_seconds=CALL_SECONDS)
+        next_id, attempt, loop = span.first, 0, asyncio.get_running_loop()
+        try:
+            await where.open(self.seconds)
+            until = loop.time() + self.seconds
+            while next_id <= span.last:
+                try:
+                    async with aclosing(self._fetched(where, number, Span(next_id, span.last))) as runs:
+                        async for run in runs:
+                            yield run
+                            next_id, attempt, until = run.last_id + 1, 0, loop.time() + self.seconds
+                except WaltzError as error:
+                    if error.retry is Retry.NEVER or loop.time() > until:
+                        raise
+                    await asyncio.sleep(pause_seconds(attempt, number))
+                    attempt += 1
+        finally:
+            await where.close()
+
+    @staticmethod
+    async def _fetched(where: Whereabouts, number: int, span: Span) -> AsyncGenerator[Run, None]:
+        place = await where.find(number)
+        assert place.address is not None
+        try:
+            async with where.at(place.address) as port:
+                stream = cast(AsyncGenerator[Run, None], port.fetch(number, span.first, span.last))
+                async with aclosing(stream) as runs:
+                    async for run in runs:
+                        yield run
+        except WaltzError as error:
+            where.failed(number, place, error)
+            raise
+
+    # -- connections
+
+    @property
+    def _identity(self) -> Tls | None:
+        return _tls(self.certificate) if self.certificate is not None else None
+
+    @property
+    def _may_read_replicas(self) -> bool:
+        """An application may not; its owners give it what it may read."""
+        tls = self._identity
+        return tls is None or tls.identity.role in allowed(READ)
+
+    def _server(self, address: str, key: UUID | None) -> ServerClient:
+        return ServerClient(address, key, seconds=CALL_SECONDS, tls=self._identity)
+
+    def _replica(self, route: Route, name: str | None, address: str) -> ReplicaClient:
+        return ReplicaClient(address, route.key, seconds=CALL_SECONDS, tls=self._identity, name=name)
+
+
+async def _each(numbers: Collection[int], ask: Callable[[int], Awaitable[T]]) -> dict[int, T]:
+    turn = asyncio.Semaphore(CALLS_MAX)
+
+    async def one(number: int) -> T:
+        async with turn:
+            return await ask(number)
+
+    return dict(zip(numbers, await asyncio.gather(*map(one, numbers)), strict=True))
+
+
+def extents_of(partition: int, mark: int, sealed: _Sealed, place: str) -> Iterator[Extent]:
+    """Ids 0 to `mark`, cut where segments are. Pure. What they weigh is taken from those segments whose size is known."""
+    known = [(last_id - first_id + 1, size) for first_id, last_id, size in sealed if size and last_id >= first_id]
+    records = sum(count for count, _ in known)
+    likely = sum(size for _, size in known) / records if records else RECORD_BYTES_LIKELY
+    sizes = {(first_id, last_id): size for first_id, last_id, size in sealed if size}
+    starts = sorted({0, *(id_ for first_id, last_id, _ in sealed for id_ in (first_id, last_id + 1) if 0 < id_ <= mark)})
+    for first_id, following in zip(starts, [*starts[1:], mark + 1], strict=True):
+        span = Span(first_id, following - 1)
+        if span.count:
+            size = sizes.get((span.first, span.last), int(likely * span.count))
+            yield Extent(partition=partition, span=span, bytes=size, place=place)
+
+
+def _gathered(runs: Iterator[Run], batch_bytes: int) -> Iterator[Run]:
+    """Small ones together."""
+    waiting: list[Run] = []
+    size = 0
+    for run in runs:
+        if waiting and size + len(run.data) > batch_bytes:
+            yield join_runs(waiting)
+            waiting, size = [], 0
+        waiting.append(run)
+        size += len(run.data)
+    if waiting:
+        yield join_runs(waiting)

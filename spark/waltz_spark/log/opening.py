@@ -1,0 +1,187 @@
+"""From the options of a reading to the origin that they name.
+
+One of three things says where the log is: `path` (directories of storages, or an export), `bootstrap.servers` (addresses of
+servers), `coordinator` (addresses of ZooKeeper). Spark gives the names of options in lower case, so case means nothing. A
+name that nobody knows is refused with the nearest one that somebody does: a misspelt limit would read everything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Collection, Mapping
+
+from waltz_spark.log import plan, selection
+from waltz_spark.log.origin import Origin
+from waltzd.disk import Disk, RealDisk, join
+from waltzd.errors import BadArgument, NothingHere, PathMissing
+from waltzd.layout import CONTROL_NAME, SEGMENT_SUFFIX
+
+PATH, PATHS, ALLOW_UNCOMMITTED = "path", "paths", "allowUncommitted"
+SERVERS, STORAGES, COORDINATOR, ROOT = "bootstrap.servers", "storages", "coordinator", "root"
+TLS_CERTIFICATE, TLS_KEY, TLS_CA = "tlsCertificate", "tlsKey", "tlsCa"
+RATE = "maxBytesPerSecond"
+_PLACES = (PATH, SERVERS, COORDINATOR)
+_OF_DIRECTORIES = (PATH, PATHS, ALLOW_UNCOMMITTED)
+_OF_CLUSTERS = (SERVERS, STORAGES, COORDINATOR, ROOT, TLS_CERTIFICATE, TLS_KEY, TLS_CA, RATE)
+_OF_READERS = ("columns", "includeMetadata", "maxTxnsPerTrigger", "maxBytesPerTrigger")
+"""What `waltz_spark.source` and `waltz_spark.stream` make of the origin."""
+OPTIONS = (*_OF_DIRECTORIES, *_OF_CLUSTERS, *selection.OPTIONS, *plan.OPTIONS, *_OF_READERS)
+_ELSEWHERE = {"assign": "partitions", "subscribe": "partitions", "directory": PATH, "servers": SERVERS,
+              "zookeeper": COORDINATOR}  # fmt: skip
+"""What other sources, and other tools of ours, call it."""
+MANIFESTS = "_waltz"
+"""The directory in an export that says what it holds."""
+DEFAULT_ROOT = "/waltz"
+_NOT_READ = "nothing was read"
+
+
+def given_options(options: Mapping[str, str], known: Collection[str] = OPTIONS) -> dict[str, str]:
+    """By names in lower case. Refuses a name that is not known, and one that was given twice with different values."""
+    canonical = {name.lower(): name for name in known}
+    found: dict[str, str] = {}
+    for name, value in options.items():
+        low = name.lower()
+        if low not in canonical:
+            raise BadArgument(f"there is no option {name}", not_done=_NOT_READ, next_step=_instead_of(low, canonical))
+        if low in found and found[low] != value:
+            raise BadArgument(
+                f"the option {canonical[low]} was given twice: {found[low]!r} and {value!r}", not_done=_NOT_READ
+            )
+        found[low] = value
+    return found
+
+
+def _instead_of(name: str, canonical: Mapping[str, str]) -> str:
+    if name == "verify":
+        return "leave it out: every record's checksum is checked, always"
+    other = _ELSEWHERE.get(name, "").lower()
+    near = [low for low in canonical if low.startswith(name) or low == other]
+    near = near or difflib.get_close_matches(name, canonical, n=1)
+    return f"did you mean {canonical[near[0]]}?" if near else f"there are: {', '.join(sorted(canonical.values()))}"
+
+
+def open_origin(options: Mapping[str, str], *, disk: Disk | None = None) -> Origin:
+    """Nothing of a cluster is asked yet; of files, only what kind they are."""
+    given = given_options(options)
+    if PATHS in given:
+        if PATH in given:
+            raise BadArgument(f"{PATH} and {PATHS} name places twice", not_done=_NOT_READ, next_step="say one of them only")
+        given[PATH] = given.pop(PATHS)
+    named = [name for name in _PLACES if given.get(name, "").strip()]
+    if len(named) != 1:
+        raise BadArgument(
+            f"{' and '.join(named)} name {len(named)} places to read from" if named else "nothing says what to read",
+            not_done=_NOT_READ,
+            next_step=f"give one of {', '.join(_PLACES)}",
+        )
+    others = _OF_CLUSTERS if named == [PATH] else _OF_DIRECTORIES
+    foreign = [name for name in others if name.lower() in given]
+    if foreign:
+        raise BadArgument(
+            f"the option {foreign[0]} makes no sense with {named[0]}",
+            not_done=_NOT_READ,
+            next_step=f"leave {foreign[0]} out",
+        )
+    return _files(given, disk or RealDisk()) if named == [PATH] else _cluster(given)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _files(given: Mapping[str, str], disk: Disk) -> Origin:
+    from waltz_spark.log.directory_origin import DirectoryOrigin
+
+    text = given.get(ALLOW_UNCOMMITTED.lower())
+    allows = False if text is None else selection.truth_of(ALLOW_UNCOMMITTED, text)
+    places = paths_of(given[PATH])
+    exports = [place for place in places if "://" in place or disk.exists(join(place, MANIFESTS))]
+    if exports:
+        return _export(places, exports, is_plain=text is None)
+    storages = [storage for place in places for storage in _storages(disk, place)]
+    if len(set(storages)) < len(storages):
+        raise BadArgument(f"{PATH} names a directory twice", not_done=_NOT_READ)
+    return DirectoryOrigin(storages=tuple(storages), allows_uncommitted=allows, disk=disk)
+
+
+def paths_of(text: str) -> list[str]:
+    """One path, or several as JSON, which is how Spark hands over several."""
+    if not text.lstrip().startswith("["):
+        return [_plain(text)]
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadArgument(f"{PATH} starts like a list and is no JSON: {text!r}", not_done=_NOT_READ) from error
+    if not found or not all(isinstance(place, str) and place for place in found):
+        raise BadArgument(f"{PATH} has to be a list of paths, not {text!r}", not_done=_NOT_READ)
+    return [_plain(place) for place in found]
+
+
+def _plain(place: str) -> str:
+    for prefix in ("file://", "file:"):
+        if place.startswith(prefix):
+            place = place.removeprefix(prefix)
+            break
+    return place if "://" in place else os.path.abspath(place)  # tasks may run in another directory
+
+
+def _storages(disk: Disk, place: str) -> list[str]:
+    """The directory itself, or the storages that lie in it, as in a cluster of `waltzctl up`."""
+    if not disk.exists(place):
+        raise PathMissing(f"{PATH}: {place} does not exist")
+    if disk.exists(join(place, CONTROL_NAME)):
+        return [place]
+    inner = [join(place, entry.name) for entry in disk.list(place) if entry.is_directory]
+    found = [home for path in inner for home in (path, join(path, "data")) if disk.exists(join(home, CONTROL_NAME))]
+    if found:
+        return found
+    if any(name.endswith(SEGMENT_SUFFIX) for path in inner for name in disk.names(path)):
+        return [place]  # partitions without a storage: the origin asks for `allowUncommitted`
+    raise NothingHere(
+        f"{PATH}: {place} holds no storage and no export",
+        not_done=_NOT_READ,
+        next_step="give the directory of a storage, one that holds several, or the output of `waltzctl spark-export`",
+    )
+
+
+def _export(places: list[str], exports: list[str], *, is_plain: bool) -> Origin:
+    from waltz_spark.log.archive_origin import ArchiveOrigin
+
+    if len(places) > 1:
+        raise BadArgument(f"{PATH} names several places, and {exports[0]} is an export", not_done=_NOT_READ,
+                          next_step="read one export at a time")  # fmt: skip
+    if not is_plain:
+        raise BadArgument(f"an export holds only what is committed: {ALLOW_UNCOMMITTED} makes no sense with it",
+                          not_done=_NOT_READ, next_step=f"leave {ALLOW_UNCOMMITTED} out")  # fmt: skip
+    return ArchiveOrigin(output=exports[0])
+
+
+# -- clusters ----------------------------------------------------------------------------------------------------------
+
+
+def _cluster(given: Mapping[str, str]) -> Origin:
+    from waltz_spark.log.live_origin import Certificate, LiveOrigin
+    from waltzd.whereabouts import addresses_of
+
+    files = {name: given.get(name.lower()) for name in (TLS_CERTIFICATE, TLS_KEY, TLS_CA)}
+    missing = [name for name, path in files.items() if not path]
+    if 0 < len(missing) < len(files):
+        raise BadArgument(f"{' and '.join(missing)} missing: a certificate needs all three of {', '.join(files)}",
+                          not_done=_NOT_READ)  # fmt: skip
+    certificate, key, ca = files.values()
+    rate = given.get(RATE.lower())
+    coordinator = given.get(COORDINATOR)
+    if coordinator is None and ROOT in given:
+        raise BadArgument(f"{ROOT} is where the cluster is in ZooKeeper; say {COORDINATOR}, too", not_done=_NOT_READ)
+    storages = given.get(STORAGES)
+    if coordinator is not None and storages is not None:
+        raise BadArgument(f"{STORAGES} makes no sense with {COORDINATOR}, which knows them", not_done=_NOT_READ)
+    return LiveOrigin(
+        servers=addresses_of(given[SERVERS]) if SERVERS in given else (),
+        storages=addresses_of(storages) if storages is not None else (),
+        coordinator=coordinator,
+        root=given.get(ROOT, DEFAULT_ROOT),
+        certificate=Certificate(certificate, key, ca) if certificate and key and ca else None,
+        bytes_per_second=plan.size_of(RATE, rate) if rate is not None else None,
+    )

@@ -1,0 +1,200 @@
+"""Which ids of which partitions a user asked for: options in, spans out. Pure.
+
+The words are those of the Kafka source, because users know them: `startingTxnIds` is included, `endingTxnIds` is not, and
+in JSON -2 stands for the earliest id and -1 for the latest. What a user names and the log does not have is an error, never
+fewer rows in silence, unless `failOnDataLoss` is off. An option that makes no sense is refused with its name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from waltz_spark.log.origin import Span
+from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition
+from waltzd.layout import ID_MAX, PARTITIONS_MAX
+
+STARTING, ENDING, PARTITIONS, FAIL_ON_DATA_LOSS = "startingTxnIds", "endingTxnIds", "partitions", "failOnDataLoss"
+OPTIONS = (STARTING, ENDING, PARTITIONS, FAIL_ON_DATA_LOSS)
+LATEST, EARLIEST = -1, -2
+_WORDS = {"earliest": EARLIEST, "latest": LATEST}
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
+_RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
+_NOT_READ = "nothing was read"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """An id for each partition that was named, and `EARLIEST` or `LATEST` for all others."""
+
+    others: int
+    named: Mapping[int, int] = field(default_factory=dict)
+
+    def of(self, partition: int) -> int:
+        return self.named.get(partition, self.others)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    starting: Bound = Bound(others=EARLIEST)
+    ending: Bound = Bound(others=LATEST)
+    partitions: tuple[int, ...] | None = None
+    """None: all that there are."""
+    fails_on_loss: bool = True
+
+    def spans(self, there: Mapping[int, Span]) -> dict[int, Span]:
+        """Of what can be read, what was asked for, in the order of the partitions; a span can be empty."""
+        wanted = sorted(there) if self.partitions is None else self.partitions
+        missing = [number for number in wanted if number not in there]
+        if missing:
+            raise NoSuchPartition(f"{PARTITIONS}: there is no partition {_listed(missing)}", not_done=_NOT_READ)
+        for name, bound in ((STARTING, self.starting), (ENDING, self.ending)):
+            foreign = sorted(set(bound.named) - set(wanted))
+            if foreign:
+                raise NoSuchPartition(
+                    f"{name} names partition {_listed(foreign)}, which is not read",
+                    not_done=_NOT_READ,
+                    next_step=f"leave it out of {name}, or name it in {PARTITIONS} if the log has it",
+                )
+        return {number: self._span(number, there[number]) for number in wanted}
+
+    def passed_over(self, there: Mapping[int, Span]) -> list[str]:
+        """What was asked for and is not there, in words: with `failOnDataLoss=false` it is no error, and is said all the
+        same. For what `spans` accepts."""
+        wanted = sorted(there) if self.partitions is None else self.partitions
+        losses = (self._loss(number, there[number], *self._bounds(number, there[number])) for number in wanted)
+        return [loss.message for loss in losses if loss is not None]
+
+    def _bounds(self, number: int, there: Span) -> tuple[int, int]:
+        first, end = self.starting.of(number), self.ending.of(number)
+        first = {EARLIEST: there.first, LATEST: there.last + 1}.get(first, first)
+        return first, end
+
+    def _span(self, number: int, there: Span) -> Span:
+        first, end = self._bounds(number, there)
+        if LATEST != end < first:
+            raise BadArgument(
+                f"partition {number}: {ENDING} is {end}, which lies before {first}, where reading starts",
+                not_done=_NOT_READ,
+            )
+        loss = self._loss(number, there, first, end)
+        if self.fails_on_loss and loss is not None:
+            raise loss
+        found = Span(first, (there.last + 1 if end == LATEST else end) - 1).cut(there)
+        return found if found.count else Span(max(found.first, there.first), max(found.first, there.first) - 1)
+
+    @staticmethod
+    def _loss(number: int, there: Span, first: int, end: int) -> BeyondLog | None:
+        end = there.last + 1 if end == LATEST else end
+        if first < there.first:
+            last = min(end, there.first) - 1
+            return BeyondLog(
+                f"partition {number}: ids {first} to {last} are not there any more; the first id is {there.first}",
+                not_done=_NOT_READ,
+                next_step=f"start at {there.first}, or set {FAIL_ON_DATA_LOSS} to false to read what is left",
+                first_id=first,
+                last_id=last,
+            )
+        if max(first, end) > there.last + 1:
+            what = f"{ENDING} is {end}" if end > there.last + 1 else f"{STARTING} is {first}"
+            return BeyondLog(
+                f"partition {number}: {what}, and "
+                + (f"the last id that can be read is {there.last}" if there.count else "nothing is there to read yet"),
+                not_done=_NOT_READ,
+                next_step=f"ask for ids up to {there.last}, or set {FAIL_ON_DATA_LOSS} to false to read what is there",
+                last_id=there.last,
+            )
+        return None
+
+
+def selection_of(options: Mapping[str, str], *, is_stream: bool = False) -> Selection:
+    """From options whose names are in lower case, as Spark gives them. What is not about the selection is left alone."""
+
+    def said(name: str) -> str | None:
+        return options.get(name.lower())
+
+    starting = said(STARTING)
+    ending = said(ENDING)
+    first = Bound(others=EARLIEST) if starting is None else _bound(STARTING, starting, others=EARLIEST)
+    if not is_stream and LATEST in (first.others, *first.named.values()):
+        raise BadArgument(f"{STARTING}: nothing lies behind the latest id, so there would be nothing to read")
+    last = Bound(others=LATEST) if ending is None else _bound(ENDING, ending, others=LATEST)
+    if EARLIEST in (last.others, *last.named.values()):
+        raise BadArgument(f"{ENDING}: nothing lies before the earliest id, so there would be nothing to read")
+    numbers, loss = said(PARTITIONS), said(FAIL_ON_DATA_LOSS)
+    return Selection(
+        starting=first,
+        ending=last,
+        partitions=None if numbers is None else partitions_of(numbers),
+        fails_on_loss=True if loss is None else truth_of(FAIL_ON_DATA_LOSS, loss),
+    )
+
+
+def partitions_of(text: str) -> tuple[int, ...]:
+    """`0-3,7` as (0, 1, 2, 3, 7): each once, in order."""
+    found: set[int] = set()
+    for part in text.split(","):
+        given = _RANGE.fullmatch(part.strip())
+        numbers = range(int(given[1]), int(given[2] or given[1]) + 1) if given is not None else range(0)
+        if not numbers or numbers[-1] >= PARTITIONS_MAX:
+            raise BadArgument(
+                f"{PARTITIONS}: {part.strip()!r} is no partition and no range of partitions", next_step="write it as 0-3,7"
+            )
+        found.update(numbers)
+    return tuple(sorted(found))
+
+
+def truth_of(name: str, text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise BadArgument(f"{name} is {text!r}; it can be true or false")
+    return text.strip().lower() == "true"
+
+
+def number_of(name: str, text: str) -> int:
+    """A number of things, at least one of them."""
+    if not re.fullmatch(r"[0-9]{1,18}", text.strip()) or int(text) == 0:
+        raise BadArgument(f"{name} is {text!r}; it has to be a whole number above 0")
+    return int(text)
+
+
+def _bound(name: str, text: str, *, others: int) -> Bound:
+    word = _WORDS.get(text.strip().lower())
+    if word is not None:
+        return Bound(others=word)
+    how = f'{name} is {text!r}; it can be earliest, latest, or JSON that gives an id for each partition, as in {{"0": 100}}'
+    try:
+        found = json.loads(text, object_pairs_hook=lambda pairs: _once(name, pairs))
+    except (ValueError, RecursionError) as error:
+        raise BadArgument(how) from error
+    if not isinstance(found, dict):
+        raise BadArgument(how)
+    return Bound(others=others, named={_partition(name, key): _id(name, key, value) for key, value in found.items()})
+
+
+def _once(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise BadArgument(f"{name} names a partition twice")
+    return found
+
+
+def _partition(name: str, key: str) -> int:
+    if not _NUMBER.fullmatch(key) or int(key) >= PARTITIONS_MAX:
+        raise BadArgument(f"{name}: {key!r} is not the number of a partition")
+    return int(key)
+
+
+def _id(name: str, key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not EARLIEST <= value <= ID_MAX:
+        raise BadArgument(
+            f"{name}: {json.dumps(value)[:40]} for partition {key} is no transaction id, nor -1 (latest) or -2 (earliest)"
+        )
+    return value
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    found = list(numbers)
+    return ", ".join(map(str, found[:10])) + (f" and {len(found) - 10} more" if len(found) > 10 else "")

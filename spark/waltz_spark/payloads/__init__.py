@@ -1,0 +1,1 @@
+"""Columns out of payloads."""

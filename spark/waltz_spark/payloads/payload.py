@@ -1,0 +1,326 @@
+"""Payloads as columns: what a log holds is bytes, and only its application knows what they mean.
+
+A decoder turns an array of payloads into columns, a batch at a time. A payload that does not decode is never dropped and
+never becomes a row of nulls in silence: its row has the reason in `_decode_error`, and the payload itself stays in `data`,
+as it does in all rows. Whether a payload decodes depends on nothing but the payload: a batch in which one does not is cut
+in pieces until that one is alone, so that the rest of it takes the same way as ever. That is slow where many do not, so
+a decoder may tell at a glance which ones are hopeless. A decoder is a value with a fingerprint, so that an export can
+refuse to go on with another one; its files are in it, and travel with it.
+
+    json:a bigint, b string    the named members of JSON objects; or a file: json:SCHEMA.json, a JSON schema
+    text                       UTF-8
+    binary                     the payload as it is
+    avro:FILE                  Avro without a container, by the schema in FILE
+    protobuf:FILE#MESSAGE      by a descriptor set (protoc --include_imports --descriptor_set_out=FILE)
+    module:function            a function from an Arrow array of payloads to a record batch of as many rows
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waltz_spark.table.columns import EVERY
+from waltzd.disk import translate
+from waltzd.errors import BadDecoder
+
+ERROR_COLUMN = "_decode_error"
+PREFIX = "payload_"
+"""In front of columns whose names a log has already."""
+FILE_BYTES_MAX = 16 << 20
+_REASON_CHARACTERS = 300
+_PIECES = 8
+"""A batch with a payload that does not decode is cut in so many."""
+
+
+class Undecodable(ValueError):
+    """Some payload of a batch; the text is the reason if it is the only one."""
+
+
+_UNDECODABLE = (Undecodable, pa.ArrowException, UnicodeDecodeError)
+
+
+class Method(Protocol):
+    """A way to decode. A value: it is pickled and sent to the executors."""
+
+    @property
+    def columns(self) -> pa.Schema: ...
+    @property
+    def identity(self) -> bytes:
+        """Changes when the same payload may give other columns."""
+        ...
+
+    def parse(self, payloads: pa.Array) -> Sequence[pa.Array]:
+        """The columns, each as long as `payloads`. Raises when one payload does not decode."""
+        ...
+
+
+@runtime_checkable
+class Sieve(Protocol):
+    """A method that sees of many payloads at once that they do not decode."""
+
+    def refused(self, payloads: pa.Array) -> pa.Array:
+        """For each payload the reason, the same that `parse` has for it alone; null where it has to be tried."""
+        ...
+
+
+@dataclass(frozen=True)
+class Decoder:
+    text: str
+    """As the user asked for it."""
+    method: Method
+    names: tuple[str, ...]
+    """Of the columns that it adds, without the one for errors."""
+
+    @property
+    def fingerprint(self) -> str:
+        kind = self.text.partition(":")[0].encode()
+        types = "\n".join(f"{field.name} {field.type}" for field in self.columns).encode()
+        return hashlib.sha256(b"\0".join((kind, types, self.method.identity))).hexdigest()
+
+    @property
+    def columns(self) -> pa.Schema:
+        """What it adds."""
+        own = [pa.field(name, field.type) for name, field in zip(self.names, self.method.columns, strict=True)]
+        return pa.schema([*own, (ERROR_COLUMN, pa.string())])
+
+    def schema(self, before: pa.Schema) -> pa.Schema:
+        """Of rows with these columns, when they are decoded."""
+        return pa.schema([*before, *self.columns])
+
+    def decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The same rows with the decoder's columns behind those that are there; `data` has to be one of them."""
+        payloads = batch.column("data")
+        try:
+            columns, errors = self.method.parse(payloads), pa.nulls(len(payloads), pa.string())
+        except _UNDECODABLE:
+            columns, errors = self._sieved(payloads)
+        return pa.RecordBatch.from_arrays([*batch.columns, *columns, errors], schema=self.schema(batch.schema))
+
+    def _sieved(self, payloads: pa.Array) -> tuple[Sequence[pa.Array], pa.Array]:
+        """The columns, and the reason for each payload that was not decoded."""
+        if not isinstance(self.method, Sieve):
+            return self._apart(payloads)
+        reasons = self.method.refused(payloads)
+        is_tried = reasons.is_null()
+        columns, errors = self._apart(payloads.filter(is_tried))
+        tried = is_tried.to_numpy(zero_copy_only=False)
+        rows = pa.array(np.cumsum(tried) - 1, mask=~tried)
+        return [column.take(rows) for column in columns], pc.coalesce(reasons, errors.take(rows))
+
+    def _apart(self, payloads: pa.Array) -> tuple[Sequence[pa.Array], pa.Array]:
+        """By stretches, from first to last."""
+        parts: list[Sequence[pa.Array]] = []
+        errors: list[str | None] = []
+        waiting = [payloads] if len(payloads) else []
+        while waiting:
+            stretch = waiting.pop()
+            try:
+                part = self.method.parse(stretch)
+            except _UNDECODABLE as error:
+                if len(stretch) > 1:
+                    step = -(-len(stretch) // _PIECES)
+                    waiting += [stretch.slice(start, step) for start in reversed(range(0, len(stretch), step))]
+                    continue
+                parts.append([pa.nulls(1, field.type) for field in self.method.columns])
+                errors.append(_reason(error))
+                continue
+            parts.append(part)
+            errors += [None] * len(stretch)
+        columns = [
+            pa.concat_arrays([part[number] for part in parts]) if parts else pa.array([], field.type)
+            for number, field in enumerate(self.method.columns)
+        ]
+        return columns, pa.array(errors, pa.string())
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _REASON_CHARACTERS else text[: _REASON_CHARACTERS - 1] + "…"
+
+
+def decoder_of(text: str) -> Decoder:
+    """What `--decode` says."""
+    kind, _, rest = text.partition(":")
+    match kind:
+        case "text":
+            method: Method = Text()
+        case "binary":
+            method = Binary()
+        case "json":
+            from waltz_spark.payloads.payload_json import json_method
+
+            return _named(text, json_method(rest))
+        case "avro":
+            from waltz_spark.payloads.payload_avro import avro_method
+
+            return _named(text, avro_method(rest))
+        case "protobuf":
+            from waltz_spark.payloads.payload_protobuf import protobuf_method
+
+            return _named(text, protobuf_method(rest))
+        case _:
+            return _named(text, _function(text))
+    if text != kind:
+        raise BadDecoder(f"--decode {text}: {kind} takes no argument")
+    return _named(text, method)
+
+
+def _named(text: str, method: Method) -> Decoder:
+    taken = {*EVERY.names, ERROR_COLUMN}
+    names: list[str] = []
+    for field in method.columns:
+        name = PREFIX + field.name if field.name.lower() in taken else field.name
+        if name.lower() in map(str.lower, names):
+            raise BadDecoder(f"--decode {text} makes two columns {name}, which differ in case at most")
+        names.append(name)
+    return Decoder(text, method, tuple(names))
+
+
+def read_file(path: str, what: str) -> bytes:
+    """A small file that a decoder is described by. Its content goes to the executors, not its path."""
+    try:
+        with open(path, "rb") as file:
+            found = file.read(FILE_BYTES_MAX + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError):
+            raise translate(error, f"reading {what} {path}") from error
+        raise BadDecoder(f"{path!r} is no path") from error
+    if len(found) > FILE_BYTES_MAX:
+        raise BadDecoder(f"{path} has more than {FILE_BYTES_MAX >> 20} MiB, which no {what} has")
+    return found
+
+
+# -- the plain ones ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Text:
+    columns = pa.schema([("text", pa.string())])
+    identity = b""
+
+    def parse(self, payloads: pa.Array) -> Sequence[pa.Array]:
+        return [utf8(payloads)]
+
+    def refused(self, payloads: pa.Array) -> pa.Array:
+        return not_utf8(payloads)
+
+
+@dataclass(frozen=True)
+class Binary:
+    columns = pa.schema([])
+    identity = b""
+
+    def parse(self, payloads: pa.Array) -> Sequence[pa.Array]:
+        return []
+
+
+_NOT_UTF8 = "it is not UTF-8"
+_UTF8 = (
+    r"^(?:[\x00-\x7f]|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2}"
+    r"|\xed[\x80-\x9f][\x80-\xbf]|\xf0[\x90-\xbf][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3}|\xf4[\x80-\x8f][\x80-\xbf]{2})*$"
+)
+"""Of bytes: neither longer than needed, nor a half of a pair, nor above the last character."""
+
+
+def utf8(payloads: pa.Array) -> pa.Array:
+    try:
+        return payloads.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise Undecodable(_NOT_UTF8) from error
+
+
+def not_utf8(payloads: pa.Array) -> pa.Array:
+    """A reason for each payload that is not UTF-8, null for all others."""
+    return reason_where(pc.invert(pc.match_substring_regex(payloads, _UTF8)), _NOT_UTF8)
+
+
+def reason_where(truths: pa.Array, reason: str) -> pa.Array:
+    return pc.if_else(truths, pa.scalar(reason, pa.string()), pa.scalar(None, pa.string()))
+
+
+def rows(payloads: pa.Array, columns: pa.Schema, take_apart: Callable[[bytes], dict[str, Any]]) -> Sequence[pa.Array]:
+    """For formats that Arrow does not read: a payload after the other, `take_apart` gives the values by name."""
+    found = [take_apart(payload) for payload in payloads.to_pylist()]
+    try:
+        return [pa.array([row[field.name] for row in found], field.type) for field in columns]
+    except (OverflowError, TypeError, ValueError) as error:
+        raise Undecodable(f"it has a value that its column cannot hold: {error}") from error
+
+
+# -- a function of the user --------------------------------------------------------------------------------------------
+
+_FUNCTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True)
+class Function:
+    """It is found by its name on each executor: what `--py-files` ships, or what is installed there."""
+
+    module: str
+    name: str
+    columns: pa.Schema
+    identity: bytes
+
+    def parse(self, payloads: pa.Array) -> Sequence[pa.Array]:
+        found = _called(getattr(importlib.import_module(self.module), self.name), payloads)
+        if found.schema.remove_metadata() != self.columns:
+            raise Undecodable(f"{self.module}:{self.name} made the columns {_listed(found.schema)}")
+        if found.num_rows != len(payloads):
+            raise Undecodable(f"{self.module}:{self.name} made {found.num_rows} rows of {len(payloads)} payloads")
+        return list(found.columns)
+
+
+def _called(function: Any, payloads: pa.Array) -> pa.RecordBatch:
+    try:
+        found = function(payloads)
+    except Exception as error:  # the user's code: whatever it is, it is why a payload has no row
+        raise Undecodable(f"{type(error).__name__}: {error}") from error
+    if isinstance(found, pa.StructArray):
+        return pa.RecordBatch.from_struct_array(found)
+    if not isinstance(found, pa.RecordBatch):
+        raise Undecodable(f"it returned {type(found).__name__}, and not a pyarrow.RecordBatch")
+    return found
+
+
+def _function(text: str) -> Function:
+    given = _FUNCTION.fullmatch(text)
+    if given is None:
+        raise BadDecoder(f"there is no decoder {text!r}")
+    module_name, name = given[1], given[2]
+    try:
+        with redirect_stdout(sys.stderr):  # where results go is no place for what a module says when it is imported
+            module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise BadDecoder(
+            f"--decode {text}: {error}", next_step="say where the module is: PYTHONPATH here, --py-files for the executors"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise BadDecoder(f"--decode {text}: {module_name} has no function {name}")
+    try:
+        none = _called(function, pa.array([], pa.binary()))
+    except Undecodable as error:
+        raise BadDecoder(
+            f"--decode {text} failed on an empty array, which is how its columns are found out: {error}"
+        ) from error
+    source = getattr(module, "__file__", None)
+    return Function(module_name, name, none.schema.remove_metadata(), read_file(source, "the module") if source else b"")
+
+
+def _listed(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema) or "none at all"
+
+
+def is_all(truths: pa.Array) -> bool:
+    return bool(pc.all(truths, min_count=0).as_py())

@@ -1,0 +1,1 @@
+"""Segments again, out of a lossless export."""

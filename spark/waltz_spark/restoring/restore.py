@@ -1,0 +1,343 @@
+"""Segments from an archive, byte for byte: the inverse of a lossless export. Needs no Spark and no cluster.
+
+Each segment and its index are written beside their names, checked against the manifest while they are, and take their
+names when they are on the disk, the index first: a segment that has its name is whole. So a restore that was stopped goes
+on where it was, and nothing that is there is ever written over. What comes out is an archive, not a replica: it has no
+control file and no promise, so it has no vote, and no daemon takes it for a storage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from waltz_spark.exporting import form
+from waltz_spark.exporting.destination import Destination
+from waltz_spark.exporting.export import newest_manifest
+from waltz_spark.exporting.manifest import Manifest, Piece, SegmentHead, check_whole, joined_crc
+from waltz_spark.log.encode import encode, resealed
+from waltz_spark.log.origin import Span
+from waltzd.checksum import crc32
+from waltzd.disk import Disk, File, join
+from waltzd.errors import (
+    ArchiveUnfit,
+    DirectoryHeld,
+    DirectoryTaken,
+    DiskFull,
+    ExportDamaged,
+    FileThere,
+    NoSuchName,
+    NoSuchPartition,
+    SegmentIncomplete,
+    WaltzError,
+)
+from waltzd.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, NEW_SUFFIX, FileHeader, index_name, segment_name
+from waltzd.record import OVERHEAD_BYTES
+
+MARKER = "waltz-restore.json"
+"""Says which export is being restored here."""
+_CHECK_BYTES, _CHECK_ENTRIES = 4 << 20, 1 << 14
+_ID_BYTES = 8
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """One segment to make: the files of the export that hold it, in order."""
+
+    partition: int
+    head: SegmentHead
+    pieces: tuple[Piece, ...]
+
+    @property
+    def span(self) -> Span:
+        return Span(self.pieces[0].span.first, self.pieces[-1].span.last)
+
+    @property
+    def data_bytes(self) -> int:
+        return sum(piece.data_bytes for piece in self.pieces)
+
+    @property
+    def crc(self) -> int:
+        """Of its records, as the manifest has it."""
+        found = 0
+        for piece in self.pieces:
+            found = joined_crc(found, piece.crc, piece.data_bytes)
+        return found
+
+    @property
+    def bytes(self) -> int:
+        """Of both files."""
+        return 2 * HEADER_BYTES + self.data_bytes + INDEX_ENTRY_BYTES * self.span.count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """What was done with one segment."""
+
+    segment: Segment
+    was_there: bool
+    """From a restore that was stopped."""
+
+
+# -- what there is to do -----------------------------------------------------------------------------------------------
+
+
+def newest(archive: Destination) -> Manifest:
+    found = newest_manifest(archive)
+    if found is None:
+        raise NoSuchName(
+            f"there is no export in {archive.place}",
+            not_done="nothing was read",
+            next_step="check the path; `waltzctl spark-export` makes one",
+        )
+    return found
+
+
+def segments_of(found: Manifest, partitions: Collection[int] | None = None) -> list[Segment]:
+    """What an export can be made into. Pure. Everything that is wrong is found here, before a byte is written."""
+    check_whole(found, "the archive", not_done="nothing was written")
+    if found.shape.format != "parquet" or not found.shape.lossless:
+        how = f"--format {found.shape.format}" + (" --lossless" if found.shape.lossless else "")
+        raise ArchiveUnfit(f"the export was made with {how}; only --format parquet --lossless keeps segments as they were")
+    missing = sorted(set(partitions or ()) - set(found.partitions))
+    if missing:
+        raise NoSuchPartition(
+            f"the export holds no partition {', '.join(map(str, missing))}",
+            not_done="nothing was written",
+            next_step=f"it holds {', '.join(map(str, found.partitions)) or 'none at all'}",
+        )
+    pieces = [piece for piece in found.pieces if partitions is None or piece.partition in partitions]
+    groups = groupby(pieces, key=lambda piece: (piece.partition, piece.segment))
+    made = [_segment(found, partition, head, tuple(group)) for (partition, head), group in groups]
+    for before, after in pairwise(made):
+        if before.partition == after.partition and after.head.first == before.head.first:
+            raise SegmentIncomplete(
+                f"partition {after.partition}: ids {before.span.first} to {before.span.last} and those from "
+                f"{after.span.first} on come from two different segments that both begin at id {after.head.first}"
+            )
+    return made
+
+
+def _segment(found: Manifest, partition: int, head: SegmentHead | None, pieces: tuple[Piece, ...]) -> Segment:
+    if head is None:
+        raise ArchiveUnfit(f"{pieces[0].path} says that it is lossless and not which segment it comes from")
+    first = pieces[0].span.first
+    header = FileHeader.decode(head.header, f"the header that {pieces[0].path} keeps")
+    if (header.key, header.partition, header.first_id) != (found.cluster, partition, head.first):
+        raise ExportDamaged(
+            f"{pieces[0].path} keeps the header of a segment of partition {header.partition} of cluster {header.key} from "
+            f"id {header.first_id} on, which is not that of its records",
+            not_done="nothing was written",
+        )
+    if first != head.first:
+        raise SegmentIncomplete(
+            f"partition {partition}: the segment that begins at id {head.first} is in the export from id {first} on only"
+        )
+    return Segment(partition=partition, head=head, pieces=pieces)
+
+
+# -- doing it ----------------------------------------------------------------------------------------------------------
+
+
+def restore(
+    archive: Destination, found: Manifest, segments: Sequence[Segment], disk: Disk, directory: str, on_progress: OnProgress
+) -> Generator[Restored, None, None]:
+    """Writes the segments, one after the other; nobody else does there until it is over or closed."""
+    marker, has_begun = _prepare(disk, directory, found)
+    try:
+        there = [has_begun and _is_there(disk, directory, segment) for segment in segments]
+        _check_room(disk, directory, [segment for segment, is_there in zip(segments, there, strict=True) if not is_there])
+        total, done = sum(segment.data_bytes for segment in segments), 0
+        for segment, was_there in zip(segments, there, strict=True):
+            if not was_there:
+                for count in _write(archive, found, segment, disk, directory):
+                    on_progress(done + count, total)
+            done += segment.data_bytes
+            on_progress(done, total)
+            yield Restored(segment=segment, was_there=was_there)
+    finally:
+        marker.close()
+
+
+def _prepare(disk: Disk, directory: str, found: Manifest) -> tuple[File, bool]:
+    """The marker, locked until it is closed, and whether a restore of this export was at work here before."""
+    said = json.dumps({"restored": "waltz-export", "export": str(found.export), "cluster": str(found.cluster)}).encode()
+    if not disk.exists(directory):
+        disk.make_directory(directory)
+        disk.flush_directory(directory.rpartition("/")[0] or "/")
+    names, path = set(disk.names(directory)), join(directory, MARKER)
+    if names and MARKER not in names:
+        raise DirectoryTaken(f"{directory} is not empty")
+    marker = disk.open(path, write=True) if MARKER in names else disk.create(path)
+    try:
+        marker.lock()
+        there = marker.read(0, marker.size())
+        if there == said:
+            return marker, True
+        if not said.startswith(there) or names - {MARKER}:
+            raise DirectoryTaken(f"{directory} is where another export was restored to: {path} says which")
+        marker.write(0, said)  # nothing is there, or what the first moment of a restore left
+        marker.flush()
+        disk.flush_directory(directory)
+    except DirectoryHeld as error:
+        marker.close()
+        raise DirectoryTaken(
+            f"another process restores to {directory} at this moment", next_step="wait until it is done"
+        ) from error
+    except WaltzError:
+        marker.close()
+        raise
+    return marker, False
+
+
+def _check_room(disk: Disk, directory: str, segments: Iterable[Segment]) -> None:
+    needed, free = sum(segment.bytes for segment in segments), disk.free_bytes(directory)
+    if needed > free:
+        raise DiskFull(
+            f"{directory} needs {needed} bytes more, and its file system has {free}",
+            not_done="no segment was written",
+            next_step="make room, or restore fewer partitions at once with --partitions",
+        )
+
+
+def _names(directory: str, segment: Segment) -> tuple[str, str]:
+    inner = join(directory, str(segment.partition))
+    return join(inner, segment_name(segment.head.first)), join(inner, index_name(segment.head.first))
+
+
+def _is_there(disk: Disk, directory: str, segment: Segment) -> bool:
+    """Whether a restore before this one finished the segment. What is there and differs is somebody's: it is an error."""
+    path, index_path = _names(directory, segment)
+    if not disk.exists(path):
+        return False
+    file = disk.open(path)
+    try:
+        size = file.size()
+        is_right = size == HEADER_BYTES + segment.data_bytes and file.read(0, HEADER_BYTES) == segment.head.header
+        is_right = is_right and _crc_of(file, size) == segment.crc and _is_index(disk, index_path, segment, file, size)
+    finally:
+        file.close()
+    if not is_right:
+        raise FileThere(
+            f"{path} or its index is there, and is not what the export holds of ids {segment.span.first} to "
+            f"{segment.span.last} of partition {segment.partition}",
+            next_step="restore into another directory; an export that has grown since needs a new one, too",
+        )
+    return True
+
+
+def _crc_of(file: File, size: int) -> int:
+    crc = 0
+    for offset in range(HEADER_BYTES, size, _CHECK_BYTES):
+        crc = crc32(file.read(offset, min(_CHECK_BYTES, size - offset)), crc)
+    return crc
+
+
+def _is_index(disk: Disk, path: str, segment: Segment, file: File, size: int) -> bool:
+    """Whether it says where each record of the segment begins: at each entry stands the id that belongs there."""
+    if not disk.exists(path) or disk.size(path) != HEADER_BYTES + INDEX_ENTRY_BYTES * segment.span.count:
+        return False
+    index = disk.open(path)
+    try:
+        header = index.read(0, HEADER_BYTES)
+        entries = np.frombuffer(index.read(HEADER_BYTES, INDEX_ENTRY_BYTES * segment.span.count), ">i8").astype(np.int64)
+    finally:
+        index.close()
+    if header != (segment.head.index_header or segment.head.header) or entries[0] != HEADER_BYTES:
+        return False
+    if (np.diff(entries) < OVERHEAD_BYTES).any() or entries[-1] > size - OVERHEAD_BYTES:
+        return False
+    return all(
+        _ids_at(file, entries[at : at + _CHECK_ENTRIES]) == segment.span.first + at
+        for at in range(0, len(entries), _CHECK_ENTRIES)
+    )
+
+
+def _ids_at(file: File, offsets: np.ndarray[Any, Any]) -> int | None:
+    """The id at the first of these offsets, if those that follow stand at the others."""
+    start = int(offsets[0])
+    raw = file.read(start, int(offsets[-1]) - start + _ID_BYTES)
+    every = np.ndarray((len(raw) - _ID_BYTES + 1,), ">i8", buffer=raw, strides=(1,))
+    ids = every[offsets - start].astype(np.int64)
+    return int(ids[0]) if (np.diff(ids) == 1).all() else None
+
+
+def _write(archive: Destination, found: Manifest, segment: Segment, disk: Disk, directory: str) -> Iterator[int]:
+    """Gives, again and again, how many bytes of records are written."""
+    path, index_path = _names(directory, segment)
+    inner = path.rpartition("/")[0]
+    if not disk.exists(inner):
+        disk.make_directory(inner)
+        disk.flush_directory(directory)
+    if disk.exists(index_path):
+        disk.remove(index_path)  # a restore was stopped between the two names; the segment did not get its own
+    file, index = disk.create(path + NEW_SUFFIX), disk.create(index_path + NEW_SUFFIX)
+    try:
+        file.write(0, segment.head.header)
+        index.write(0, segment.head.index_header or segment.head.header)
+        offset, index_offset = HEADER_BYTES, HEADER_BYTES
+        for piece in segment.pieces:
+            for data, bounds in _records(archive, found, piece):
+                entries = (bounds[:-1] + offset).astype(">i8").tobytes()
+                file.write(offset, data)
+                index.write(index_offset, entries)
+                offset, index_offset = offset + len(data), index_offset + len(entries)
+                yield offset - HEADER_BYTES
+        file.flush()
+        index.flush()
+    finally:
+        file.close()
+        index.close()
+    disk.rename(index_path + NEW_SUFFIX, index_path)
+    disk.flush_directory(inner)
+    disk.rename(path + NEW_SUFFIX, path)
+    disk.flush_directory(inner)
+
+
+def _records(archive: Destination, found: Manifest, piece: Piece) -> Iterator[tuple[memoryview, np.ndarray[Any, Any]]]:
+    """The records of one file, and where each begins. Ends with an error unless they are what the manifest says."""
+    place = f"{archive.place}/{piece.path}"
+    crc, next_id, data_bytes = 0, piece.span.first, 0
+    form_ = form.Form(format=found.shape.format, compression=found.shape.compression)
+    with archive.open(piece.path) as source:
+        for batch in _batches(form_, source, place, piece):
+            if batch.num_rows == 0:
+                continue
+            run = resealed(encode(batch))
+            if run.first_id != next_id or batch.column("partition")[0].as_py() != piece.partition:
+                raise _damaged(place, piece, f"it has id {run.first_id} where {next_id} has to be")
+            crc, data_bytes = crc32(run.data, crc), data_bytes + len(run.data)
+            next_id = run.last_id + 1
+            yield run.data, run.bounds
+    if next_id != piece.span.last + 1 or data_bytes != piece.data_bytes:
+        raise _damaged(place, piece, f"its records end before id {next_id} and have {data_bytes} bytes")
+    if crc != piece.crc:
+        raise _damaged(place, piece, f"its records have the checksum {crc:08x} and should have {piece.crc:08x}")
+
+
+def _batches(form_: form.Form, source: pa.NativeFile, place: str, piece: Piece) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from form.read_batches(form_, source, place)
+    except ExportDamaged as error:
+        raise _damaged(place, piece, error.message.removeprefix(place).strip()) from error
+
+
+def _damaged(place: str, piece: Piece, what: str) -> ExportDamaged:
+    return ExportDamaged(
+        f"{place}, ids {piece.span.first} to {piece.span.last} of partition {piece.partition}: {what}",
+        not_done="the segment with these ids was not restored; those before it are whole",
+    )
+
+
+def by_partition(restored: Iterable[Restored]) -> Mapping[int, list[Restored]]:
+    found: dict[int, list[Restored]] = {}
+    for one in restored:
+        found.setdefault(one.segment.partition, []).append(one)
+    return found

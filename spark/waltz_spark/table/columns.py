@@ -1,0 +1,205 @@
+"""Which columns a reader wants, and runs of records as Arrow batches of exactly these.
+
+Spark passes the columns that a query needs to no Python source, but it passes the schema that the user asked for: that is
+the projection. A column costs only when it is wanted, and a filter on the header is decided before a row is made. The twin
+in the tests is `waltz_spark.log.decode.record_batch`, which makes all columns of all records.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from waltz_spark.log.decode import BATCH_BYTES_MAX, SCHEMA
+from waltz_spark.table.pushdown import EVERYTHING, UNFILTERED, Filters
+from waltzd.errors import BadArgument, TooLarge
+from waltzd.layout import FileHeader
+from waltzd.record import HEAD_BYTES, TRAILER_BYTES, HeadArray, Run, heads, trailers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a record does not say itself: it is the same for all records of one run."""
+
+    partition: int
+    source: str
+    """What is read, for people: the description of the origin."""
+    segment: FileHeader | None = None
+    """The header of the segment that they lie in, where the origin knows segments."""
+
+
+class _Rows:
+    """A run, or some of its records. What several columns need is made once, and only when it is needed."""
+
+    def __init__(self, run: Run, around: Surroundings, chosen: NDArray[np.int64] | None) -> None:
+        self.run = run
+        self.around = around
+        self.chosen = chosen
+        self.count = len(run) if chosen is None else len(chosen)
+
+    @cached_property
+    def heads(self) -> HeadArray:
+        return self.pick(heads(self.run))
+
+    def pick(self, values: NDArray[Any]) -> NDArray[Any]:
+        return values if self.chosen is None else values[self.chosen]
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """Of a run whose checksums were checked, no record has to be asked for its id."""
+        if self.chosen is None:
+            return np.arange(self.run.first_id, self.run.first_id + self.count, dtype=np.int64)
+        return self.chosen + self.run.first_id
+
+    def same(self, value: object, kind: pa.DataType) -> pa.Array:
+        return pa.repeat(pa.scalar(value, kind), self.count)
+
+    def payloads(self) -> pa.Array:
+        run = self.run
+        records = pa.Array.from_buffers(
+            pa.binary(), len(run), [None, pa.py_buffer(run.bounds.astype(np.int32)), pa.py_buffer(run.data)]
+        )
+        if self.chosen is not None:
+            records = records.take(pa.array(self.chosen))
+        return pc.binary_slice(records, HEAD_BYTES, -TRAILER_BYTES)
+
+
+def _field(name: str) -> Callable[[_Rows], pa.Array]:
+    return lambda rows: pa.array(rows.heads[name].astype(np.int32))
+
+
+def _bits(values: NDArray[Any]) -> pa.Array:
+    """A checksum as signed 32 bits: Arrow readers on the JVM have no unsigned integers."""
+    return pa.array(values.astype(np.uint32).view(np.int32))
+
+
+_CREATED = pa.timestamp("us", tz="UTC")
+
+
+def _segment_created(rows: _Rows) -> pa.Array:
+    segment = rows.around.segment
+    return rows.same(None if segment is None else datetime.fromtimestamp(segment.created_ms / 1000, UTC), _CREATED)
+
+
+def _segment_first(rows: _Rows) -> pa.Array:
+    return rows.same(None if rows.around.segment is None else rows.around.segment.first_id, pa.int64())
+
+
+_MAKERS: Mapping[str, Callable[[_Rows], pa.Array]] = {
+    "partition": lambda rows: rows.same(rows.around.partition, pa.int32()),
+    "txid": lambda rows: pa.array(rows.ids),
+    "client_id": _field("client"),
+    "generation": _field("generation"),
+    "req_partition": _field("partition"),
+    "seq": _field("sequence"),
+    "header": _field("header"),
+    "crc": lambda rows: _bits(rows.heads["data_crc"]),
+    "data": _Rows.payloads,
+    "record_crc": lambda rows: _bits(rows.pick(trailers(rows.run))),
+    "record_bytes": lambda rows: pa.array(rows.pick(np.diff(rows.run.bounds)).astype(np.int32)),
+    "segment_first_txid": _segment_first,
+    "segment_created": _segment_created,
+    "source": lambda rows: rows.same(rows.around.source, pa.string()),
+}
+
+METADATA = pa.schema(
+    [
+        ("record_crc", pa.int32()),
+        ("record_bytes", pa.int32()),
+        ("segment_first_txid", pa.int64()),
+        ("segment_created", _CREATED),
+        ("source", pa.string()),
+    ]
+)
+"""What `includeMetadata` adds. What only the segment says differs among replicas."""
+
+EVERY = pa.schema([*SCHEMA, *METADATA])
+assert set(EVERY.names) == set(_MAKERS)
+
+
+def wanted(names: str | None, *, metadata: bool) -> pa.Schema:
+    """The columns of the option `columns`, a list with commas; or all that there are without being asked for by name."""
+    if names is None:
+        return EVERY if metadata else SCHEMA
+    listed = [name.strip() for name in names.split(",")]
+    return pa.schema([_known(name, "the option columns") for name in _once(listed)])
+
+
+def _once(names: Sequence[str]) -> Sequence[str]:
+    twice = {name for name in names if [other.lower() for other in names].count(name.lower()) > 1}
+    if twice:
+        raise BadArgument(f"the column {min(twice)} is asked for twice", not_done="nothing was read")
+    return names
+
+
+def _known(name: str, asked_by: str) -> pa.Field:
+    lower = name.lower()
+    if lower in EVERY.names:
+        return EVERY.field(lower)
+    near = difflib.get_close_matches(lower, EVERY.names, n=1)
+    hint = f"; the nearest is {near[0]}" if near else ""
+    raise BadArgument(
+        f"{asked_by} names a column {name!r} that a log does not have{hint}",
+        not_done="nothing was read",
+        next_step=f"choose from {', '.join(EVERY.names)}",
+    )
+
+
+class Projection:
+    """Runs as batches of the columns of one schema, in its order and under its names, which may differ in case."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        if not schema.names:
+            raise BadArgument("the schema names no column", not_done="nothing was read", next_step="name at least one")
+        for field in schema:
+            known = _known(field.name, "the schema")
+            if field.type != known.type:
+                raise BadArgument(
+                    f"the schema says that {field.name} is {field.type}; it is {known.type}",
+                    not_done="nothing was read",
+                    next_step="name the type that the column has, and cast it in the query",
+                )
+        _once(schema.names)
+        self.schema = schema
+        self._columns = [name.lower() for name in schema.names]
+
+    @property
+    def asks_for_segments(self) -> bool:
+        return any(name.startswith("segment_") for name in self._columns)
+
+    def batch(self, run: Run, around: Surroundings, filters: Filters = UNFILTERED) -> pa.RecordBatch:
+        """The records of a checked run, or those of them that the filters let through; of which partition they are is not
+        asked again."""
+        if len(run.data) > BATCH_BYTES_MAX:
+            raise TooLarge(
+                f"{len(run.data)} bytes of records from id {run.first_id} of partition {around.partition} on do not fit one"
+                f" Arrow batch of {BATCH_BYTES_MAX} bytes",
+                not_done="no batch was made",
+                next_step="read fewer records at once",
+            )
+        rows = _Rows(run, around, _chosen(run, filters))
+        return pa.RecordBatch.from_arrays([_MAKERS[name](rows) for name in self._columns], schema=self.schema)
+
+
+def _chosen(run: Run, filters: Filters) -> NDArray[np.int64] | None:
+    """The numbers of the records that the filters let through; None for all."""
+    if filters.txid == filters.header == EVERYTHING:
+        return None
+    is_in = filters.txid.hold(np.arange(run.first_id, run.first_id + len(run), dtype=np.int64))
+    if filters.header != EVERYTHING:
+        is_in &= filters.header.hold(heads(run)["header"].astype(np.int64))
+    return None if is_in.all() else np.flatnonzero(is_in)
+
+
+def columns_of(names: Iterable[str]) -> Projection:
+    """Of these columns, for whoever has no schema at hand."""
+    return Projection(pa.schema([_known(name, "the list") for name in names]))
