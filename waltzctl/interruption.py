@@ -24,17 +24,28 @@ def ending_in_order(hear: Callable[[bool], object] | None = None) -> Iterator[En
     It is called each time, with whether this is the first one, to end at once what nobody has to wait for."""
     ending = Ending()
 
-    def told(_number: int, _frame: FrameType | None) -> None:
+    def told(number: int, frame: FrameType | None) -> None:
         is_first, ending.was_told = not ending.was_told, True
         if hear is not None:
             hear(is_first)
         if is_first or hear is None:
-            raise KeyboardInterrupt
+            signal.default_int_handler(number, frame)
 
     # Ctrl-C, too: a shell without job control lets its background programs ignore it.
-    before = {number: signal.signal(number, told) for number in NUMBERS}
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, told)}
+    for number in (
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # through Ctrl-C, which others keep away while they must not be disturbed
+        before[number] = signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield ending
     finally:
         for number, handler in before.items():
-            signal.signal(number, signal.SIG_IGN if ending.was_told and hear is not None else handler)
+            signal.signal(number, handler)
+
+
+def deaf() -> None:
+    """The program was told to end, and does: who says it once more finds it ending, and not a traceback."""
+    for number in NUMBERS:
+        signal.signal(number, signal.SIG_IGN)

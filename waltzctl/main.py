@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from waltzctl.interruption import deaf
 from waltzd.errors import EXIT_ERROR, EXIT_MEANING, EXIT_OK, EXIT_USAGE, NoSpark, WaltzError
 
 EXIT_INTERRUPTED = 130
@@ -292,7 +293,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code == EXIT_INTERRUPTED:
+        deaf()
+    sys.exit(code)
 
 
 if __name__ == "__main__":

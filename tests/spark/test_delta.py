@@ -189,11 +189,11 @@ class Counting:
         if name in ("place", "hold", "is_on_this_machine") or not callable(found):
             return found
 
-        def counted(*given: Any) -> Any:
+        def counted(*given: Any, **named: Any) -> Any:
             if self.left[0] <= 0:
                 raise Killed
             self.left[0] -= 1
-            return found(*given)
+            return found(*given, **named)
 
         return counted
 

@@ -212,11 +212,11 @@ class Dying:
         if name in ("place", "hold") or not callable(found):
             return found
 
-        def counted(*given: Any) -> Any:
+        def counted(*given: Any, **named: Any) -> Any:
             if self._left <= 0:
                 raise Killed
             self._left -= 1
-            return found(*given)
+            return found(*given, **named)
 
         return counted
 

@@ -9,22 +9,29 @@ import sys
 import pytest
 
 _COMMAND = """
-import sys, time
-from waltzctl.interruption import ending_in_order
+import select, sys, time
+from waltzctl.interruption import deaf, ending_in_order
+
+def wait_for_a_line():  # in small steps: a signal that comes just before a read would not end it
+    while not select.select([sys.stdin], [], [], 0.05)[0]:
+        pass
+    sys.stdin.readline()
 
 heard = []
 try:
     with ending_in_order(heard.append if sys.argv[1] == "hears" else None) as ending:
-        print("ready", flush=True)
         try:
-            time.sleep(60)
+            print("ready", flush=True)
+            while True:
+                time.sleep(0.05)
         finally:
             print("clearing up", flush=True)
-            sys.stdin.readline()
+            wait_for_a_line()
             print("cleared", heard, flush=True)
 except KeyboardInterrupt:
+    deaf()
     print("told", ending.was_told, flush=True)
-    sys.stdin.readline()
+    wait_for_a_line()
     sys.exit(130)
 """
 

@@ -26,7 +26,7 @@ from waltz_spark.exporting.asking import (
     size_of_option,
     sourced,
 )
-from waltzctl.interruption import Ending, ending_in_order
+from waltzctl.interruption import ending_in_order
 from waltzctl.main import EXIT_INTERRUPTED, exit_codes
 from waltzctl.reach import Reach, addressing
 from waltzd.errors import (
@@ -185,25 +185,25 @@ def spark_export(
         is_lossless=is_lossless, decoder=decoder, bytes_per_second=bytes_per_second, query=query,
         columns=None if before is None else before.shape.schema,
     )  # fmt: skip
-    newest, ending = None, Ending()
-    try:
-        with ending_in_order(partial(ended, settings)) as ending, progress:
+    with ending_in_order(partial(ended, settings)) as ending:
+        try:
+            with progress:
+                if spark.is_driver_there:
+                    newest = _handed_over(spark.program, settings, run, exporter)
+                else:
+                    newest = run.carry_out(partial(_tasks, exporter, settings, progress.ended))
+        except KeyboardInterrupt as interruption:
             if spark.is_driver_there:
-                newest = _handed_over(spark.program, settings, run, exporter)
+                _say_abandoned(interruption)
             else:
-                newest = run.carry_out(partial(_tasks, exporter, settings, progress.ended))
-    except KeyboardInterrupt as interruption:
-        if spark.is_driver_there:
-            _say_abandoned(interruption)
-        else:
-            _say_interrupted(destination, before)
-        return EXIT_INTERRUPTED
-    except WaltzError as error:
-        if ending.was_told:  # this is only what Spark said when it was ended
-            _say_interrupted(destination, before)
+                _say_interrupted(destination, before)
             return EXIT_INTERRUPTED
-        _explain(error, destination, before)
-        raise
+        except WaltzError as error:
+            if ending.was_told:  # this is only what Spark said when it was ended
+                _say_interrupted(destination, before)
+                return EXIT_INTERRUPTED
+            _explain(error, destination, before)
+            raise
     table = _table_state(run, newest)
     exported(destination.place, origin.describe(), newest, before, progress, clock.seconds, shown, table)
     return EXIT_OK
