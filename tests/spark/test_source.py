@@ -25,7 +25,7 @@ from tests.spark.growing import CREATED_MS, GrowingStorage
 from waltzd.errors import BeyondLog
 from waltzd.layout import HEADER_BYTES, segment_name
 
-PYSPARK_WALTZ = Path(java.__file__).parents[1] / "pyspark_waltz" / "__init__.py"
+PYSPARK_WALTZ = Path(java.__file__).parents[2] / "pyspark_waltz" / "__init__.py"
 PUSHING = "spark.sql.python.filterPushdown.enabled"
 
 
