@@ -53,16 +53,18 @@ def run(
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent)
     futures: dict[Future[Result], Task] = {}
+    is_done = False
     try:
         with _interrupts_wait():
             for task in tasks:
                 futures[executor.submit(function, disk, task)] = task
         for future in as_completed(futures):
             yield futures.pop(future), future.result()
+        is_done = True
     except BrokenProcessPool as error:
         raise WorkerLost("a worker process ended before its work was done") from error
     finally:
-        if futures:
+        if not is_done:  # an interrupt may come in the middle of the first hand-over, too
             executor.shutdown(wait=False, cancel_futures=True)
             for child in set(multiprocessing.active_children()) - others:
                 child.terminate()

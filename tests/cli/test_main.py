@@ -220,8 +220,17 @@ def test_an_interrupt_is_one_line_and_130(storage: Path) -> None:
     assert ended.stderr.strip() == "Interrupted. Data files are as they were."
 
 
-def test_an_interrupt_ends_the_workers_too(storage: Path) -> None:
+@pytest.mark.parametrize("is_early", [False, True], ids=["while they work", "in the middle of the first hand-over"])
+def test_an_interrupt_ends_the_workers_too(storage: Path, is_early: bool) -> None:
     """Workers are made to hang; the parent gets the signal alone, and nobody is left when it has ended."""
+    early = (
+        "    from concurrent.futures import ProcessPoolExecutor\n"
+        "    submit = ProcessPoolExecutor.submit\n"
+        "    def interrupted(*given):\n"
+        "        submit(*given)\n"
+        "        raise KeyboardInterrupt\n"
+        "    ProcessPoolExecutor.submit = interrupted\n"
+    )
     program = (
         "import os, signal, threading, time\n"
         "from waltzd.disk import RealDisk\n"
@@ -231,8 +240,8 @@ def test_an_interrupt_ends_the_workers_too(storage: Path) -> None:
         "        import multiprocessing\n"
         "        while len(multiprocessing.active_children()) < 2: time.sleep(0.01)\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "    threading.Thread(target=poke, daemon=True).start()\n"
-        "    try:\n"
+        + (early if is_early else "    threading.Thread(target=poke, daemon=True).start()\n")
+        + "    try:\n"
         "        list(run(hang, RealDisk(), [1, 2, 3], jobs=2, total_bytes=1, few_bytes=0))\n"
         "    except KeyboardInterrupt:\n"
         "        print('interrupted')\n"
