@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from waltz_spark.engine.java import Java
 from waltz_spark.engine.session import (
     SparkSettings,
+    _py4j_into,
     check_deploy_mode,
     conf_of,
     is_local,
@@ -190,3 +192,19 @@ def test_a_directory_of_this_machine(growing: GrowingStorage, tmp_path: Path, ca
     found = refused(capsys, growing, tmp_path, "--master", "yarn", "--deploy-mode", "cluster")
     assert found.code == 2
     assert "is a directory of this machine" in found.err
+
+
+def test_what_py4j_logs_of_a_java_that_is_gone_is_not_for_the_terminal(
+    tmp_path: Path,
+) -> None:
+    """It logs in the name of nobody; only the place of its code tells it from others."""
+    log = tmp_path / "log"
+    source = "import logging\ndef tell(): logging.getLogger().error('Exception while sending command.')\n"
+    spaces: dict[str, dict[str, Any]] = {"py4j": {}, "ours": {}}
+    for name, space in spaces.items():
+        exec(compile(source, f"/packages/{name}/clientserver.py", "exec"), space)
+    with _py4j_into(log):
+        spaces["py4j"]["tell"]()
+        assert "Exception while sending" in log.read_text()
+        spaces["ours"]["tell"]()
+    assert log.read_text().count("Exception") == 1

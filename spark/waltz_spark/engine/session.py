@@ -8,6 +8,7 @@ runs the tasks is watched. The driver is here; where it is on the cluster, `subm
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
@@ -177,6 +178,7 @@ def running(settings: SparkSettings, log: Path) -> Iterator[Any]:
 
     clear_up((folder_of(os.environ),))
     places = ExitStack()
+    places.enter_context(_py4j_into(log))
     folder = places.enter_context(scratch())
     session, has_failed = None, False
     try:
@@ -291,6 +293,31 @@ def _quiet(context: Any, log: Path) -> None:
             traceback.print_exc(file=file)
 
     context._accumulatorServer.handle_error = note
+
+
+class _OfPy4J(logging.Filter):
+    """It logs each call that a Java that is gone does not answer, in the name of nobody. Whoever made the call is told."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__()
+        self._log = log
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if "py4j" not in Path(record.pathname).parts:
+            return True
+        with suppress(OSError), self._log.open("a", encoding="utf-8") as file:
+            file.write(logging.Formatter().format(record) + "\n")
+        return False
+
+
+@contextmanager
+def _py4j_into(log: Path) -> Iterator[None]:
+    wanted = _OfPy4J(log)
+    logging.getLogger().addFilter(wanted)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeFilter(wanted)
 
 
 def ended(settings: SparkSettings, is_first: bool) -> None:
