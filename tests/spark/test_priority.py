@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from waltz_spark.engine.priority import behind_others
+from waltz_spark.engine.priority import IN_A_SESSION, behind_others, java_behind
 
 _TELL = "import os, sys; sys.exit(os.sched_getscheduler(0) == os.SCHED_IDLE and os.getpriority(os.PRIO_PROCESS, 0) == 19)"
 
@@ -28,6 +29,40 @@ def test_what_is_started_inside_is_behind_and_we_are_not() -> None:
     behind_others(start)
     assert codes == [1], "a process that is started by what was started is behind, too"
     assert (os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)) == before
+
+
+def test_where_it_is_forbidden_it_is_started_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", forbidden, raising=False)
+    started: list[bool] = []
+    behind_others(lambda: started.append(True))
+    assert started == [True]
+
+
+def test_the_session_of_java_has_the_least_share_and_ours_keeps_its_own(tmp_path: Path) -> None:
+    share = Path("/proc/self/autogroup")
+    if not share.exists():
+        pytest.skip("this system does not share the processor between sessions")
+    before = share.read_text()
+    real = tmp_path / "it's a java" / "bin" / "java"
+    real.parent.mkdir(parents=True)
+    real.write_text('#!/bin/sh\ncat /proc/self/autogroup\necho "$@"\n')
+    real.chmod(0o755)
+    home = java_behind(str(real.parents[1]), tmp_path / "run")
+    command = [f"{home}/bin/java", "-D a=b", "main"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, **IN_A_SESSION)
+    told, arguments = done.stdout.splitlines()
+    assert told.endswith("nice 19")
+    assert (arguments, done.stderr) == ("-D a=b main", "")
+    assert share.read_text() == before
+
+
+def test_what_lies_among_temporary_files_may_not_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that is mounted so."""
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.X_OK)
+    assert java_behind("/opt/java", tmp_path) == "/opt/java"
 
 
 def test_a_failure_reaches_whoever_asked() -> None:

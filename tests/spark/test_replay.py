@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from waltz_spark.analysis import replay
 from waltz_spark.analysis.bank import MINT, Movement, movement_of, payload_of
 from waltz_spark.exporting.destination import LocalDestination
+from waltz_spark.exporting.export import the_manifest
 from waltz_spark.log.decode import record_batch
-from waltz_spark.restoring.restore import newest
 
 from tests.examples.bank import Bank
 from tests.spark.exporting import export, storage_with
@@ -263,7 +263,7 @@ def test_a_file_that_lacks_rows(archive: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(archive, copy)
     place = LocalDestination(str(copy))
-    found = newest(place)
+    found = the_manifest(place)
     path = copy / found.pieces[0].path
     table = pq.read_table(path)
     for wrong in (table.slice(1), table.slice(0, 5), table.take(np.arange(table.num_rows)[::-1])):

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from waltz_spark.exporting.destination import LocalDestination
+from waltz_spark.exporting.export import the_manifest
 from waltz_spark.exporting.manifest import Manifest
 from waltz_spark.restoring import restore
 
@@ -60,7 +61,7 @@ def segments_in(directory: Path) -> dict[str, bytes]:
 
 def carry_out(archive: Path, directory: str | Path, found: Manifest | None = None) -> list[restore.Restored]:
     place = LocalDestination(str(archive))
-    found = found or restore.newest(place)
+    found = found or the_manifest(place)
     segments = restore.segments_of(found)
     return list(restore.restore(place, found, segments, RealDisk(), str(directory), lambda done, total: None))
 
@@ -140,7 +141,7 @@ def test_a_restore_that_was_stopped_anywhere_goes_on(archive: Path, source: Path
             super().flush_directory(path)
 
     place = LocalDestination(str(archive))
-    found = restore.newest(place)
+    found = the_manifest(place)
     segments = restore.segments_of(found)
     with contextlib.suppress(Cut):
         list(restore.restore(place, found, segments, Stopping(), str(target), lambda done, total: None))
@@ -171,7 +172,7 @@ def test_power_may_fail_anywhere(archive: Path, source: Path, turn: int, loss: L
     disk.flush_directory("/")
     disk.left = turn
     place = LocalDestination(str(archive))
-    found = restore.newest(place)
+    found = the_manifest(place)
     segments = restore.segments_of(found)
     with pytest.raises(Cut):
         list(restore.restore(place, found, segments, disk, "/data/restored", lambda done, total: None))
@@ -237,7 +238,7 @@ def test_a_file_that_is_missing(archive: Path, tmp_path: Path) -> None:
 
 
 def test_exports_that_are_no_segments(archive: Path, source: Path, tmp_path: Path) -> None:
-    found = restore.newest(LocalDestination(str(archive)))
+    found = the_manifest(LocalDestination(str(archive)))
     with pytest.raises(ArchiveUnfit, match="was made with --format parquet; only"):
         restore.segments_of(replace(found, shape=replace(found.shape, lossless=False)))
     with pytest.raises(ArchiveUnfit, match="not which segment it comes from"):
@@ -301,7 +302,7 @@ def test_a_damaged_index_does_not_count_as_whole(archive: Path, tmp_path: Path, 
 def test_two_at_once(archive: Path, tmp_path: Path) -> None:
     target = tmp_path / "restored"
     place = LocalDestination(str(archive))
-    found = restore.newest(place)
+    found = the_manifest(place)
     first = restore.restore(place, found, restore.segments_of(found), RealDisk(), str(target), lambda done, total: None)
     next(first)
     with pytest.raises(DirectoryTaken, match="another process restores to"):
@@ -316,7 +317,7 @@ def test_a_disk_without_room_is_noticed_before_the_first_segment(archive: Path, 
             return 1000
 
     place = LocalDestination(str(archive))
-    found = restore.newest(place)
+    found = the_manifest(place)
     with pytest.raises(DiskFull, match="its file system has 1000"):
         list(restore.restore(place, found, restore.segments_of(found), Small(), str(tmp_path / "r"), lambda *_: None))
     assert not list((tmp_path / "r").glob("*/*"))
@@ -329,7 +330,7 @@ def test_everything_is_on_the_disk_in_the_end(archive: Path, source: Path, loss:
     disk.make_directory("/data")
     disk.flush_directory("/")
     place = LocalDestination(str(archive))
-    found = restore.newest(place)
+    found = the_manifest(place)
     list(restore.restore(place, found, restore.segments_of(found), disk, "/data/restored", lambda done, total: None))
     disk.power_cut(loss)
     for name, raw in segments_in(source).items():

@@ -44,11 +44,11 @@ def replay_(archive: str, view: Path | None, partitions: str | None, output: str
     """
     from waltz_spark.analysis import replay
     from waltz_spark.exporting.destination import destination_of
+    from waltz_spark.exporting.export import the_manifest
     from waltz_spark.log.selection import partitions_of
-    from waltz_spark.restoring.restore import newest
 
     place = destination_of(archive)
-    found = newest(place)
+    found = the_manifest(place)
     wanted = None if partitions is None else partitions_of(partitions)
     there = None if view is None else replay.view_of(view)
     branches = list(replay.replay(place, found, replay.ends_of(found, there, wanted)))

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from waltz_spark.exporting.destination import Destination, destination_of
+from waltz_spark.exporting.export import the_manifest
 from waltz_spark.exporting.manifest import Manifest, Piece
 from waltz_spark.log.origin import Origin
-from waltz_spark.restoring.restore import newest
 from waltzd.errors import ArchiveUnfit, ExportDamaged, NoSuchName, NoSuchPartition, PartOnly, WaltzError
 from waltzd.layout import FileHeader
 from waltzd.record import OVERHEAD_BYTES
@@ -146,7 +146,7 @@ class OriginLog:
 def archive_log(text: str, partitions: Collection[int] | None, time_column: str | None) -> ArchiveLog:
     """Of an export. What cannot be is refused here, before there is a Spark."""
     archive = destination_of(text)
-    found = newest(archive)
+    found = the_manifest(archive)
     if found.shape.format not in _FORMATS:
         raise ArchiveUnfit(
             f"the export is {found.shape.format}; a report reads {' and '.join(_FORMATS)}",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ IN_A_SESSION: dict[str, Any] = {"start_new_session": True}
 
 
 def java_behind(home: str, folder: Path) -> str:
-    """A JAVA_HOME with the same Java, whose whole session has the least share. `folder`: for it, and for this run alone."""
+    """A JAVA_HOME with the same Java, whose whole session has the least share. `folder`: for it, and for this run alone.
+    Many a machine lets nobody run what lies among temporary files: there, it is the Java itself."""
     program = folder / "java" / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(_SCRIPT.format(java=f"{home}/bin/java".replace("'", "'\\''")))
     program.chmod(0o755)
-    return str(folder / "java")
+    return str(folder / "java") if os.access(program, os.X_OK) else home
 
 
 def behind_others(start: Callable[[], object]) -> None:
@@ -60,5 +62,6 @@ def behind_others(start: Callable[[], object]) -> None:
 def _step_back() -> None:
     """On Linux both are of the calling thread alone; elsewhere of the process, and so are not touched."""
     if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+        with suppress(OSError):  # a sandbox may forbid it: an export is as right in front of others
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)

@@ -27,10 +27,9 @@ from urllib.parse import parse_qsl, urlsplit
 import pyarrow as pa
 
 from waltz_spark.exporting.delta_schema import table_schema
-from waltz_spark.exporting.destination import Destination
+from waltz_spark.exporting.destination import Destination, flush
 from waltz_spark.exporting.export import newest_manifest
 from waltz_spark.exporting.manifest import Manifest, Piece, decode, manifest_path
-from waltzd.disk import translate
 from waltzd.errors import BadArgument, NoDeltaLake, TableDiffers, TableFailed
 
 LOG = "_delta_log"
@@ -279,15 +278,5 @@ def _flush(log: Path) -> None:
     numbered = [name for name in os.listdir(log) if name[:_NUMBER_DIGITS].isdecimal() and name.endswith(".json")]
     newest = max(numbered)[:_NUMBER_DIGITS]
     for path in (*log.glob(f"{newest}.*"), log / "_last_checkpoint", log, log.parent):
-        try:
-            number = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise translate(error, f"reading {path}") from error
-        try:
-            os.fsync(number)
-        except OSError as error:
-            raise translate(error, f"writing {path}") from error
-        finally:
-            os.close(number)
+        if path.exists():
+            flush(path)

@@ -198,7 +198,7 @@ class LocalDestination:
             target.parent.mkdir(parents=True, exist_ok=True)
             os.link(source, target)  # unlike a rename, never takes the place of another file
             source.unlink()
-            _flush_directory(target.parent)
+            flush(target.parent)
         except FileExistsError:
             return False
         except OSError as error:
@@ -305,9 +305,13 @@ class _Flushed:
             self._file.close()
 
 
-def _flush_directory(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def flush(path: Path) -> None:
+    """A directory, or a file that somebody else wrote."""
     try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+    except OSError as error:
+        raise failure(error, f"writing {path}") from error

@@ -44,6 +44,7 @@ from waltzd.errors import (
     ExportGap,
     ExportHeld,
     ManifestDamaged,
+    NoSuchName,
     NoSuchPartition,
     NotOurExport,
 )
@@ -97,6 +98,18 @@ def newest_manifest(destination: Destination) -> Manifest | None:
     found = decode(text, f"{destination.place}/{path}")
     if found.number != numbers[-1]:
         raise ManifestDamaged(f"{destination.place}/{path} says that it is number {found.number}")
+    return found
+
+
+def the_manifest(destination: Destination) -> Manifest:
+    """The newest, where there has to be one."""
+    found = newest_manifest(destination)
+    if found is None:
+        raise NoSuchName(
+            f"there is no export in {destination.place}",
+            not_done="nothing was read",
+            next_step="check the path; `waltzctl spark-export` makes one",
+        )
     return found
 
 

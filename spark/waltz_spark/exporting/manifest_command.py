@@ -10,25 +10,12 @@ import click
 from waltz_spark.exporting.asking import origin_of, sourced
 from waltzctl.main import exit_codes
 from waltzctl.reach import Reach, addressing
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, NoSuchName
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument
 
 if TYPE_CHECKING:
     from waltz_spark.exporting.delta import TableState
     from waltz_spark.exporting.destination import Destination
     from waltz_spark.exporting.manifest import Manifest
-
-
-def _manifest(destination: Destination) -> Manifest:
-    from waltz_spark.exporting.export import newest_manifest
-
-    found = newest_manifest(destination)
-    if found is None:
-        raise NoSuchName(
-            f"there is no export in {destination.place}",
-            not_done="nothing was read",
-            next_step="check the path; `waltzctl spark-export` makes one",
-        )
-    return found
 
 
 @click.command("status", epilog=exit_codes())
@@ -45,11 +32,11 @@ def status(output: str, shown: str) -> int:
       waltzctl export status /tmp/export -o json
     """
     from waltz_spark.exporting.destination import destination_of
-    from waltz_spark.exporting.export import has_leftovers
+    from waltz_spark.exporting.export import has_leftovers, the_manifest
     from waltz_spark.exporting.render_export import state
 
     destination = destination_of(output)
-    manifest = _manifest(destination)
+    manifest = the_manifest(destination)
     state(destination.place, manifest, _table_state(destination, manifest), has_leftovers(destination), shown)
     return EXIT_OK
 
@@ -86,6 +73,7 @@ def verify(
       waltzctl export verify /tmp/export --against-log
     """
     from waltz_spark.exporting.destination import destination_of
+    from waltz_spark.exporting.export import the_manifest
     from waltz_spark.exporting.render_export import Clock, verified
     from waltz_spark.exporting.verification import Finding, check_files, check_log, check_table, strays
     from waltz_spark.log.origin import Span
@@ -95,7 +83,7 @@ def verify(
         raise BadArgument("--source needs --against-log: without it, only the files are checked")
     clock = Clock()
     destination = destination_of(output)
-    manifest = _manifest(destination)
+    manifest = the_manifest(destination)
     findings = [
         Finding(path=name, partition=-1, span=Span(0, -1), detail="no manifest has it; whoever reads all files reads it")
         for name in strays(destination, manifest)

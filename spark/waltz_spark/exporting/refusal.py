@@ -34,9 +34,10 @@ def check_ends(ends: Mapping[int, int], reached: Mapping[int, int], place: str) 
     export does, and where; `reached`: the first id that the export does not have."""
     for number, last in sorted(ends.items()):
         raise ExportGap(
-            f"partition {number}: the export has ids up to {reached[number] - 1}, and {place} ends at id {last}: it was "
-            "set back, and what it appends now has ids that the export has already",
-            next_step="`waltzctl export verify OUTPUT --against-log` says whether they differ; if so, take a new output",
+            f"partition {number}: the export has ids up to {reached[number] - 1}, and {place} ends at id {last}, as its "
+            "owner says",
+            next_step="run it again: an owner that was replaced just now may know less. If it stays so, the cluster was "
+            "set back, and what it appends now has ids that the export has already: take a new output",
         )
 
 
@@ -53,7 +54,7 @@ def check_rows(form: Form, schema: pa.Schema) -> None:
                     not_done=_NOT_WRITTEN,
                     next_step="choose parquet, or let the decoder make a simpler type",
                 ) from error
-        raise
+        raise BadArgument(f"{form.format} cannot be written: {error}", not_done=_NOT_WRITTEN) from error
 
 
 def _takes(form: Form, field: pa.Field) -> bool:

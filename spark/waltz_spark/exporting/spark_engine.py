@@ -25,7 +25,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType
 
-from waltz_spark.exporting.destination import LocalDestination
+from waltz_spark.exporting.destination import LocalDestination, flush
 from waltz_spark.exporting.manifest import UNFINISHED, Piece
 from waltz_spark.exporting.query import Query
 from waltz_spark.exporting.sight import Watch, unwatched
@@ -34,7 +34,6 @@ from waltz_spark.exporting.sql_source import Feed, WaltzRows, columns_of, told_o
 from waltz_spark.exporting.task import Assignment, Job, Written, packed
 from waltz_spark.exporting.verification import READ_BYTES, row_count
 from waltz_spark.exporting.wave import in_waves
-from waltzd.disk import translate
 from waltzd.errors import BadArgument, BadSql, DiskFull, ExportDamaged, NotOurExport, SparkFailed, SqlFailed, WaltzError
 
 _HADOOP_SCHEMES = {"s3": "s3a"}
@@ -237,19 +236,8 @@ class SparkEngine:
                 digest.update(block)
                 size += len(block)
         if isinstance(self._job.destination, LocalDestination):
-            _flush(Path(self._job.destination.place, place))
+            flush(Path(self._job.destination.place, place))
         return size, digest.hexdigest()
-
-
-def _flush(path: Path) -> None:
-    try:
-        number = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
-    except OSError as error:
-        raise translate(error, f"writing {path}") from error
 
 
 def _looked_at(plan: Any) -> frozenset[str]:

@@ -34,11 +34,12 @@ def restore_(archive: str, directory: str, partitions: str | None, output: str) 
       waltzctl archive restore /data/export /data/restored-0 --partitions 0 -o json
     """
     from waltz_spark.exporting.destination import destination_of
+    from waltz_spark.exporting.export import the_manifest
     from waltz_spark.log.selection import partitions_of
     from waltz_spark.restoring import restore
 
     place = destination_of(archive)
-    found = restore.newest(place)
+    found = the_manifest(place)
     segments = restore.segments_of(found, None if partitions is None else partitions_of(partitions))
     directory = os.path.realpath(directory)
     started = time.monotonic()

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from waltz_spark.exporting import form
 from waltz_spark.exporting.destination import Destination
-from waltz_spark.exporting.export import newest_manifest
 from waltz_spark.exporting.manifest import Manifest, Piece, SegmentHead, check_whole, joined_crc
 from waltz_spark.log.encode import encode, resealed
 from waltz_spark.log.origin import Span
@@ -32,7 +31,6 @@ from waltzd.errors import (
     DiskFull,
     ExportDamaged,
     FileThere,
-    NoSuchName,
     NoSuchPartition,
     SegmentIncomplete,
     WaltzError,
@@ -87,17 +85,6 @@ class Restored:
 
 
 # -- what there is to do -----------------------------------------------------------------------------------------------
-
-
-def newest(archive: Destination) -> Manifest:
-    found = newest_manifest(archive)
-    if found is None:
-        raise NoSuchName(
-            f"there is no export in {archive.place}",
-            not_done="nothing was read",
-            next_step="check the path; `waltzctl spark-export` makes one",
-        )
-    return found
 
 
 def segments_of(found: Manifest, partitions: Collection[int] | None = None) -> list[Segment]:
