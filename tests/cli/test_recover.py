@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -123,6 +124,14 @@ def follow(waltzctl: Tool, cluster: LocalCluster, name: str, *more: str, code: i
         told = waltzctl(*words, "--directory", cluster.directory)
     assert told.code == code, told.err
     return json.loads(told.out)
+
+
+def wait_until_healthy(waltzctl: Tool, cluster: LocalCluster) -> None:
+    """A server that came back recovers its partitions first; no storage can be spared meanwhile."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (told := waltzctl("status", "--directory", cluster.directory)).code != 0:
+        assert time.monotonic() < deadline, told.out
+        time.sleep(0.1)
 
 
 # -- what is judged, without a cluster ---------------------------------------------------------------------------------
@@ -305,6 +314,7 @@ def test_what_does_not_come_in_time_is_said(own: LocalCluster, waltzctl: Tool) -
     assert (told.code, told.out) == (7, "")
     assert "W2171 not done within 0.5 seconds: partition 0: " in told.err
     own.start_one(server)
+    wait_until_healthy(waltzctl, own)
     assert (
         waltzctl("storage", "availability", "storage-3", "1", "--offline", "--yes", "--confirm", "storage-3", *place).code
         == 0
