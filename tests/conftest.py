@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from waltzctl.playground import blueprint
+
 settings.register_profile("waltz", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("waltz")
 
@@ -19,6 +21,14 @@ SEED = "WALTZ_SEED"
 
 def pytest_configure() -> None:
     os.environ.setdefault(SEED, str(random.SystemRandom().randrange(1_000_000, 1 << 40)))  # workers inherit it
+    blueprint.PORTS = ports_of_this_worker(blueprint.PORTS)
+
+
+def ports_of_this_worker(ports: range) -> range:
+    """A part for each: a port whose daemon is down for a moment is not given to a cluster of another worker."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    size = len(ports) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return ports[number * size :][:size]
 
 
 def pytest_report_header() -> str:

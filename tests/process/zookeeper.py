@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from waltzctl.playground.blueprint import PORTS, free_ports
 from waltzd.errors import CannotConnect
 from waltzd.loop import run
 from waltzd.zookeeper import ZooKeeperCoordinator
@@ -17,11 +18,8 @@ END_SECONDS = 60
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on, and that no outgoing connection is given while its ZooKeeper is down."""
+    return next(free_ports(random.randrange(len(PORTS))))
 
 
 class LocalZooKeeper:
