@@ -1,4 +1,5 @@
-"""Frames over a plain connection: a length, a kind, and bytes. For the one stream that carries everything that is written.
+"""Frames over a plain connection: a length, a kind, and bytes. For what carries everything that is written: records as they
+are appended, and segment files.
 
 gRPC costs some hundred microseconds a message, which is more than a storage needs to write it; this costs a tenth. A frame
 that is large is received straight into memory of its own, and sent without being copied. There is no flow control besides
@@ -33,7 +34,7 @@ QUIET_SECONDS = 5.0
 
 class Kind(enum.IntEnum):
     HELLO = 1
-    """Who calls, and for what; the first frame, and only the first."""
+    """Who calls, and will append; the first frame, and only the first."""
     RECORDS = 2
     END = 3
     """No more records will come."""
@@ -42,6 +43,18 @@ class Kind(enum.IntEnum):
     """The last frame: why."""
     ASKED = 6
     ALIVE = 7
+    FETCH = 8
+    """In the place of HELLO: who calls, and which segment file is to be sent."""
+    INSTALL = 9
+    """In the place of HELLO: who calls, and which segment file will come."""
+    GO_ON = 10
+    """From whoever receives a segment file: one more piece may come."""
+    PIECE = 11
+    """Of a segment file."""
+    WHOLE = 12
+    """All pieces were sent."""
+    STATUS = 13
+    """The last frame: what the replica is with the file in its place."""
 
 
 _KINDS = frozenset(Kind)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from waltzd.buffer import Buffer
 from waltzd.frame import ClientFrame, ServerFrame, Topology
 from waltzd.record import HeadArray, Run
 from waltzd.replica import ReplicaStatus
@@ -46,11 +47,12 @@ class ReplicaPort(Protocol):
         """First id, last id and size of each sealed segment."""
         ...
 
-    def fetch_segment(
-        self, partition: int, first_id: int, *, offset: int = 0, session: int | None = None
-    ) -> AsyncIterator[bytes]: ...
+    def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
+        """A sealed segment file as it is."""
+        ...
+
     async def install_segment(
-        self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[bytes]
+        self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
         """A whole segment file, to stand behind the last id or in the place of a damaged segment."""
         ...

@@ -23,8 +23,6 @@ from waltzd.setting import Address
 from waltzd.tls import Credentials, Tls
 
 ERROR_KEY = "waltz-error-bin"
-GO_ON_KEY = "waltz-go-on"
-"""In the initial metadata of a call that takes a file: the storage wants it."""
 _ERRORS = tree()
 _STATUS = {
     "W1001": grpc.StatusCode.INVALID_ARGUMENT,

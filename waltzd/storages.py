@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any, TypeVar
 from uuid import UUID
 
-import grpc.aio
-
 from waltzd import wire_pb2 as wire
+from waltzd.buffer import Buffer
 from waltzd.caller import Caller
-from waltzd.checksum import crc32
 from waltzd.errors import BadFrame, CannotConnect, WaltzError
 from waltzd.framing import Connection, Kind
 from waltzd.link import run_of
@@ -25,15 +22,14 @@ from waltzd.messages import status_of
 from waltzd.record import Run, first_bad
 from waltzd.replica import ReplicaStatus
 from waltzd.role import Role, dns_name
-from waltzd.rpc import GO_ON_KEY, error_of
+from waltzd.segment_stream import FileSender, received
 from waltzd.setting import parse_address
-from waltzd.stream_frame import Hello, mark_of, records_parts, refusal_of
+from waltzd.stream_frame import FileHello, Hello, mark_of, records_parts, refusal_of
 from waltzd.tls import Tls
 from waltzd.wire_pb2_grpc import ReplicaStub
 
-T = TypeVar("T")
-MARKS_BYTES_MAX = 1 << 20
-"""Of what a storage says on a stream: marks, and why it ends."""
+ANSWER_BYTES_MAX = 1 << 20
+"""Of what a storage says on a stream: marks, pieces of files, and why it ends."""
 CALL_SECONDS = 30.0
 """Every call has a deadline. Proving a long tail at `open` may need more; give it there."""
 
@@ -109,73 +105,65 @@ class ReplicaClient(Caller):
         reply: wire.SegmentList = await self._call(self._stub.ListSegments, request)
         return [(found.first_id, found.last_id, found.bytes) for found in reply.segments]
 
-    async def fetch_segment(
-        self, partition: int, first_id: int, *, offset: int = 0, session: int | None = None
-    ) -> AsyncIterator[bytes]:
-        """The bytes of a sealed segment from `offset` on, each piece and the whole checked."""
-        request = wire.FetchRequest(target=self._target(partition, session), first_id=first_id, offset=offset)
-        sent_crc, is_whole = 0, False
-        async with aclosing(self._stream(self._stub.FetchSegment, request)) as chunks:
-            async for chunk in chunks:
-                if chunk.offset != offset or crc32(chunk.data) != chunk.crc:
-                    raise BadFrame(f"segment {first_id} from {self.address} was damaged on the way, at byte {offset}")
-                offset += len(chunk.data)
-                sent_crc = crc32(chunk.data, sent_crc)
-                if chunk.HasField("sent_crc"):
-                    is_whole = chunk.sent_crc == sent_crc and offset == chunk.file_bytes
-                yield chunk.data
-        if not is_whole:
-            raise BadFrame(f"segment {first_id} from {self.address} ended early, at byte {offset}")
+    async def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
+        """The bytes of a sealed segment file. The replica was opened by this client before, as for `append`."""
+        hello = FileHello(Hello(self._key, partition, session), first_id)
+        connection = await self._connect(Kind.FETCH, hello.encode())
+        try:
+            async with aclosing(received(connection)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            connection.lose(CannotConnect("no more of the file is needed here"))
 
     async def install_segment(
-        self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[bytes]
+        self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
         """Send a whole segment file. The pieces are asked for when the storage has agreed to take it; `file_bytes` is 0
         where the size is not known before. What is wrong with the pieces themselves is raised as it is."""
-        call = self._stub.InstallSegment()
+        hello = FileHello(Hello(self._key, partition, session), first_id, file_bytes)
         try:
-            await self._send_file(call, self._target(partition, session), first_id, file_bytes, pieces)
-            return status_of(await self._finished(call, call))
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
+            connection = await self._connect(Kind.INSTALL, hello.encode())
+            try:
+                answer = await FileSender(connection, receiver=self.address, seconds=self._seconds).send(pieces)
+            finally:
+                connection.lose(CannotConnect("the file was given up here"))
         finally:
-            call.cancel()
             if isinstance(pieces, AsyncGenerator):
                 await pieces.aclose()
+        match answer:
+            case Kind.STATUS, content:
+                return status_of(wire.ReplicaStatus.FromString(bytes(content)))
+            case Kind.REFUSED, content:
+                raise refusal_of(content)
+            case None:
+                raise CannotConnect(f"{self.address} closed the stream of a segment file")
+            case kind, _:
+                raise BadFrame(f"a storage answered a segment file with a frame of the kind {kind.name}")
 
-    async def _send_file(
-        self, call: Any, target: wire.Target, first_id: int, file_bytes: int, pieces: AsyncIterator[bytes]
-    ) -> None:
-        """Until all is sent, or the storage has answered before; what it answered is found by whoever awaits the call."""
-        first = wire.InstallChunk(target=target, first_id=first_id, file_bytes=file_bytes)
+    async def _connect(self, kind: Kind, hello: bytes) -> Connection:
+        assert self._stream_port, "open the replica first"
         try:
-            await self._finished(call, call.write(first))
-            if GO_ON_KEY not in dict(await self._finished(call, call.initial_metadata())):
-                return  # a write to a call that is over would take the place of its status
-            offset, crc = 0, 0
-            async for piece in pieces:
-                crc = crc32(piece, crc)
-                await self._finished(call, call.write(wire.InstallChunk(offset=offset, data=piece, crc=crc32(piece))))
-                offset += len(piece)
-            await self._finished(call, call.write(wire.InstallChunk(offset=offset, sent_crc=crc)))
-            await self._finished(call, call.done_writing())
-        except asyncio.InvalidStateError:  # it has answered already
-            return
+            async with asyncio.timeout(self._seconds):
+                return await connect(self._host, self._stream_port, kind, hello, tls=self._tls, name=self._name)
+        except TimeoutError:
+            raise CannotConnect(f"cannot open a stream to {self.address} within {self._seconds:.0f} seconds") from None
 
-    async def _finished(self, call: Any, work: Awaitable[T]) -> T:
-        """The outcome of one step of a call, in time. The call is cancelled before the step is: the other way round gRPC
-        ends it here only, and the storage would never hear of it."""
-        step = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait((step,), timeout=self._seconds)
-        finally:
-            if not step.done():
-                call.cancel()
-                step.cancel()
-                await asyncio.gather(step, return_exceptions=True)
-        if step.cancelled():
-            raise CannotConnect(f"{self.address} did not go on with a segment file for {self._seconds:.0f} seconds")
-        return step.result()
+
+async def connect(host: str, port: int, kind: Kind, hello: bytes, *, tls: Tls | None, name: str | None) -> Connection:
+    """A stream to a storage, and the first frame on it. With a `name`, only the storage of that name may answer."""
+    secured, expected = None, None
+    if tls is not None:
+        secured = tls.calling()
+        expected = dns_name(tls.identity.key, Role.STORAGE, name)
+    try:
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(ANSWER_BYTES_MAX), host, port, ssl=secured, server_hostname=expected
+        )
+    except (OSError, ssl.SSLError) as error:
+        raise CannotConnect(f"cannot open a stream to {host}:{port}: {error}") from error
+    await connection.send(kind, (hello,))
+    return connection
 
 
 class AppendStream:
@@ -194,23 +182,11 @@ class AppendStream:
 
     async def _connection(self) -> Connection:
         if self._connecting is None:
-            self._connecting = asyncio.create_task(self._connect())
+            self._connecting = asyncio.create_task(
+                connect(self._host, self._port, Kind.HELLO, self._hello.encode(), tls=self._tls, name=self._name)
+            )
             self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever waits raises it
         return await asyncio.shield(self._connecting)
-
-    async def _connect(self) -> Connection:
-        secured, expected = None, None
-        if self._tls is not None:
-            secured = self._tls.calling()
-            expected = dns_name(self._tls.identity.key, Role.STORAGE, self._name)
-        try:
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(MARKS_BYTES_MAX), self._host, self._port, ssl=secured, server_hostname=expected
-            )
-        except (OSError, ssl.SSLError) as error:
-            raise CannotConnect(f"cannot open a stream to {self._host}:{self._port}: {error}") from error
-        await connection.send(Kind.HELLO, (self._hello.encode(),))
-        return connection
 
     async def start(self) -> None:
         """Say who calls without sending records yet: what is wrong with the session shows before the first record."""

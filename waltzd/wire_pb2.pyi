@@ -272,7 +272,7 @@ class ReplicaStatus(_message.Message):
 
     @_builtins.property
     def damaged_segments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The first ids of segments that `InstallSegment` can replace to heal it."""
+        """The first ids of segment files that heal it when they are installed."""
 
     def __init__(
         self,
@@ -426,115 +426,6 @@ class Segment(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Segment: _TypeAlias = Segment  # noqa: Y015
-
-@_typing.final
-class FetchRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TARGET_FIELD_NUMBER: _builtins.int
-    FIRST_ID_FIELD_NUMBER: _builtins.int
-    OFFSET_FIELD_NUMBER: _builtins.int
-    first_id: _builtins.int
-    offset: _builtins.int
-    """Continue a transfer: the first byte that is wanted."""
-    @_builtins.property
-    def target(self) -> Global___Target: ...
-    def __init__(
-        self,
-        *,
-        target: Global___Target | None = ...,
-        first_id: _builtins.int = ...,
-        offset: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_id", b"first_id", "offset", b"offset", "target", b"target"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
-
-@_typing.final
-class FileChunk(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    OFFSET_FIELD_NUMBER: _builtins.int
-    DATA_FIELD_NUMBER: _builtins.int
-    CRC_FIELD_NUMBER: _builtins.int
-    FILE_BYTES_FIELD_NUMBER: _builtins.int
-    SENT_CRC_FIELD_NUMBER: _builtins.int
-    offset: _builtins.int
-    data: _builtins.bytes
-    crc: _builtins.int
-    """CRC-32 of `data`."""
-    file_bytes: _builtins.int
-    """Size of the whole file."""
-    sent_crc: _builtins.int
-    """In the last chunk: CRC-32 of everything that was sent in this call."""
-    def __init__(
-        self,
-        *,
-        offset: _builtins.int = ...,
-        data: _builtins.bytes = ...,
-        crc: _builtins.int = ...,
-        file_bytes: _builtins.int = ...,
-        sent_crc: _builtins.int | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_sent_crc", b"_sent_crc", "sent_crc", b"sent_crc"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sent_crc", b"_sent_crc", "crc", b"crc", "data", b"data", "file_bytes", b"file_bytes", "offset", b"offset", "sent_crc", b"sent_crc"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__sent_crc: _TypeAlias = _typing.Literal["sent_crc"]  # noqa: Y015
-    _WhichOneofArgType__sent_crc: _TypeAlias = _typing.Literal["_sent_crc", b"_sent_crc"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__sent_crc) -> _WhichOneofReturnType__sent_crc | None: ...
-
-Global___FileChunk: _TypeAlias = FileChunk  # noqa: Y015
-
-@_typing.final
-class InstallChunk(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TARGET_FIELD_NUMBER: _builtins.int
-    FIRST_ID_FIELD_NUMBER: _builtins.int
-    OFFSET_FIELD_NUMBER: _builtins.int
-    DATA_FIELD_NUMBER: _builtins.int
-    CRC_FIELD_NUMBER: _builtins.int
-    FILE_BYTES_FIELD_NUMBER: _builtins.int
-    SENT_CRC_FIELD_NUMBER: _builtins.int
-    first_id: _builtins.int
-    """The first id of the segment."""
-    offset: _builtins.int
-    data: _builtins.bytes
-    crc: _builtins.int
-    """CRC-32 of `data`."""
-    file_bytes: _builtins.int
-    """Size of the whole file."""
-    sent_crc: _builtins.int
-    """In the last chunk: CRC-32 of everything."""
-    @_builtins.property
-    def target(self) -> Global___Target:
-        """In the first chunk only."""
-
-    def __init__(
-        self,
-        *,
-        target: Global___Target | None = ...,
-        first_id: _builtins.int = ...,
-        offset: _builtins.int = ...,
-        data: _builtins.bytes = ...,
-        crc: _builtins.int = ...,
-        file_bytes: _builtins.int = ...,
-        sent_crc: _builtins.int | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_sent_crc", b"_sent_crc", "sent_crc", b"sent_crc", "target", b"target"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sent_crc", b"_sent_crc", "crc", b"crc", "data", b"data", "file_bytes", b"file_bytes", "first_id", b"first_id", "offset", b"offset", "sent_crc", b"sent_crc", "target", b"target"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__sent_crc: _TypeAlias = _typing.Literal["sent_crc"]  # noqa: Y015
-    _WhichOneofArgType__sent_crc: _TypeAlias = _typing.Literal["_sent_crc", b"_sent_crc"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__sent_crc) -> _WhichOneofReturnType__sent_crc | None: ...
-
-Global___InstallChunk: _TypeAlias = InstallChunk  # noqa: Y015
 
 @_typing.final
 class DescribeRequest(_message.Message):

@@ -60,16 +60,6 @@ class ReplicaStub:
                 request_serializer=waltzd_dot_wire__pb2.SegmentsRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire__pb2.SegmentList.FromString,
                 _registered_method=True)
-        self.FetchSegment = channel.unary_stream(
-                '/waltz.v1.Replica/FetchSegment',
-                request_serializer=waltzd_dot_wire__pb2.FetchRequest.SerializeToString,
-                response_deserializer=waltzd_dot_wire__pb2.FileChunk.FromString,
-                _registered_method=True)
-        self.InstallSegment = channel.stream_unary(
-                '/waltz.v1.Replica/InstallSegment',
-                request_serializer=waltzd_dot_wire__pb2.InstallChunk.SerializeToString,
-                response_deserializer=waltzd_dot_wire__pb2.ReplicaStatus.FromString,
-                _registered_method=True)
 
 
 class ReplicaServicer:
@@ -108,20 +98,6 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def FetchSegment(self, request, context):
-        """A sealed segment as it is on the disk.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def InstallSegment(self, request_iterator, context):
-        """A whole segment, to stand behind the last one or in the place of a damaged one.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_ReplicaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -149,16 +125,6 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.ListSegments,
                     request_deserializer=waltzd_dot_wire__pb2.SegmentsRequest.FromString,
                     response_serializer=waltzd_dot_wire__pb2.SegmentList.SerializeToString,
-            ),
-            'FetchSegment': grpc.unary_stream_rpc_method_handler(
-                    servicer.FetchSegment,
-                    request_deserializer=waltzd_dot_wire__pb2.FetchRequest.FromString,
-                    response_serializer=waltzd_dot_wire__pb2.FileChunk.SerializeToString,
-            ),
-            'InstallSegment': grpc.stream_unary_rpc_method_handler(
-                    servicer.InstallSegment,
-                    request_deserializer=waltzd_dot_wire__pb2.InstallChunk.FromString,
-                    response_serializer=waltzd_dot_wire__pb2.ReplicaStatus.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -297,60 +263,6 @@ class Replica:
             '/waltz.v1.Replica/ListSegments',
             waltzd_dot_wire__pb2.SegmentsRequest.SerializeToString,
             waltzd_dot_wire__pb2.SegmentList.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def FetchSegment(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/waltz.v1.Replica/FetchSegment',
-            waltzd_dot_wire__pb2.FetchRequest.SerializeToString,
-            waltzd_dot_wire__pb2.FileChunk.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def InstallSegment(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/waltz.v1.Replica/InstallSegment',
-            waltzd_dot_wire__pb2.InstallChunk.SerializeToString,
-            waltzd_dot_wire__pb2.ReplicaStatus.FromString,
             options,
             channel_credentials,
             insecure,

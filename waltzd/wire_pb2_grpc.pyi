@@ -44,10 +44,6 @@ class ReplicaStub:
     Read: _grpc.UnaryStreamMultiCallable[_wire_pb2.ReadRequest, _wire_pb2.RunFrame]
     """Without a session: only what is known to be committed."""
     ListSegments: _grpc.UnaryUnaryMultiCallable[_wire_pb2.SegmentsRequest, _wire_pb2.SegmentList]
-    FetchSegment: _grpc.UnaryStreamMultiCallable[_wire_pb2.FetchRequest, _wire_pb2.FileChunk]
-    """A sealed segment as it is on the disk."""
-    InstallSegment: _grpc.StreamUnaryMultiCallable[_wire_pb2.InstallChunk, _wire_pb2.ReplicaStatus]
-    """A whole segment, to stand behind the last one or in the place of a damaged one."""
 
 @_typing.type_check_only
 class ReplicaAsyncStub(ReplicaStub):
@@ -61,10 +57,6 @@ class ReplicaAsyncStub(ReplicaStub):
     Read: _aio.UnaryStreamMultiCallable[_wire_pb2.ReadRequest, _wire_pb2.RunFrame]  # type: ignore[assignment]
     """Without a session: only what is known to be committed."""
     ListSegments: _aio.UnaryUnaryMultiCallable[_wire_pb2.SegmentsRequest, _wire_pb2.SegmentList]  # type: ignore[assignment]
-    FetchSegment: _aio.UnaryStreamMultiCallable[_wire_pb2.FetchRequest, _wire_pb2.FileChunk]  # type: ignore[assignment]
-    """A sealed segment as it is on the disk."""
-    InstallSegment: _aio.StreamUnaryMultiCallable[_wire_pb2.InstallChunk, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
-    """A whole segment, to stand behind the last one or in the place of a damaged one."""
 
 class ReplicaServicer(metaclass=_abc_1.ABCMeta):
     """A replica seen by the owner of its partition. Every call carries the cluster key and the session."""
@@ -105,22 +97,6 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request: _wire_pb2.SegmentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.SegmentList, _abc.Awaitable[_wire_pb2.SegmentList]]: ...
-
-    @_abc_1.abstractmethod
-    def FetchSegment(
-        self,
-        request: _wire_pb2.FetchRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_wire_pb2.FileChunk], _abc.AsyncIterator[_wire_pb2.FileChunk]]:
-        """A sealed segment as it is on the disk."""
-
-    @_abc_1.abstractmethod
-    def InstallSegment(
-        self,
-        request_iterator: _MaybeAsyncIterator[_wire_pb2.InstallChunk],
-        context: _ServicerContext,
-    ) -> _typing.Union[_wire_pb2.ReplicaStatus, _abc.Awaitable[_wire_pb2.ReplicaStatus]]:
-        """A whole segment, to stand behind the last one or in the place of a damaged one."""
 
 def add_ReplicaServicer_to_server(servicer: ReplicaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

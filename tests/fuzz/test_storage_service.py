@@ -39,7 +39,6 @@ from tests.fuzz.mutate import INTEGERS, mutated
 from tests.process.daemon import KEY, Daemon
 from waltzd import loop
 from waltzd import wire_pb2 as wire
-from waltzd.checksum import crc32
 from waltzd.disk import RealDisk
 from waltzd.errors import CannotConnect, NoSuchPartition
 from waltzd.finding import Finding
@@ -47,7 +46,7 @@ from waltzd.framing import HEAD, Kind
 from waltzd.record import Run, encode_payloads
 from waltzd.storage_admin import AdminClient
 from waltzd.storages import ReplicaClient
-from waltzd.stream_frame import Hello, records_parts
+from waltzd.stream_frame import FileHello, Hello, piece_parts, records_parts, whole_bytes
 from waltzd.verify import Options, Target, verify
 
 CALLS, ADMIN_CALLS, STREAMS, FILES = 250, 75, 200, 65
@@ -111,26 +110,29 @@ def _frame(chance: random.Random, kind: int, content: bytes) -> bytes:
     return HEAD.pack(length, kind if chance.random() < 0.97 else chance.randrange(256)) + content
 
 
-def any_file(chance: random.Random) -> tuple[str, Sequence[bytes]]:
-    return "/waltz.v1.Replica/InstallSegment", _file(chance)
-
-
-def _file(chance: random.Random) -> list[bytes]:
-    chunks = [
-        wire.InstallChunk(
-            target=target(chance), first_id=chance.choice([0, 0, 3, *INTEGERS]), file_bytes=chance.choice(INTEGERS)
-        )
-    ]
+def any_file(chance: random.Random) -> list[bytes]:
+    """A segment file that begins well, or a wish for one: with pieces that lie about where they stand or what they are."""
+    spoken = target(chance)
+    hello = FileHello(
+        Hello(KEY if chance.random() < 0.9 else OTHER_KEY, spoken.partition, spoken.session),
+        chance.choice([0, 0, 3, *INTEGERS]),
+        chance.choice([0, *INTEGERS]),
+    ).encode()
+    kind = chance.choice([Kind.FETCH, Kind.INSTALL, Kind.INSTALL, Kind.INSTALL])
+    frames = [_frame(chance, kind, hello if chance.random() < 0.9 else mutated(chance, hello))]
     offset = 0
-    for _ in range(chance.randrange(3)):
+    for _ in range(chance.randrange(4)):
         data = chance.randbytes(chance.choice([0, 1, 128, 5000]))
-        chunks.append(wire.InstallChunk(offset=offset, data=data, crc=crc32(data)))
+        content = b"".join(piece_parts(offset, data))
+        if chance.random() < 0.3:
+            content = mutated(chance, content)
+        frames.append(_frame(chance, chance.choice([Kind.PIECE] * 9 + list(Kind)), content))
         offset += len(data)
     if chance.random() < 0.6:
-        chunks[-1].sent_crc = chance.choice([0, 1, (1 << 32) - 1])
+        frames.append(_frame(chance, Kind.WHOLE, whole_bytes(chance.choice([offset, offset, *INTEGERS]))))
     if chance.random() < 0.3:
-        chance.shuffle(chunks)
-    return [chunk.SerializeToString() for chunk in chunks]
+        chance.shuffle(frames)
+    return frames
 
 
 async def send_too_much(address: str) -> None:
@@ -175,8 +177,8 @@ async def besiege(daemon: Daemon, siege: Siege) -> None:
     slow = asyncio.create_task(siege.starve(daemon.listen, is_over))
     await asyncio.gather(
         siege.calls(daemon.listen, CALLS, any_call),
-        siege.calls(daemon.listen, FILES, any_file),
         siege.streams(daemon.stream_listen, STREAMS, any_stream),
+        siege.streams(daemon.stream_listen, FILES, any_file),
         siege.throw(daemon.stream_listen, GARBAGE),
         siege.flood(daemon.stream_listen, FLOODS),
         siege.calls(daemon.admin_listen, ADMIN_CALLS, any_admin_call),

@@ -7,28 +7,29 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-import grpc.aio
 import pytest
 
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.test_storage import append, begin, clients, read_all, runs_of
 from waltzd import loop
 from waltzd import wire_pb2 as wire
-from waltzd.checksum import crc32
 from waltzd.errors import (
     BadFrame,
     Displaced,
     ForeignCluster,
+    NoSuchPartition,
     NotNextId,
     NotOpened,
     StaleSession,
     UnfitSegment,
     WaltzError,
 )
+from waltzd.framing import Kind
 from waltzd.layout import HEADER_BYTES, FileHeader
-from waltzd.rpc import error_of
-from waltzd.storages import ReplicaClient
+from waltzd.storages import ReplicaClient, connect
+from waltzd.stream_frame import FileHello, Hello, piece_parts, refusal_of, whole_bytes
 
 MakeDaemon = Callable[..., Daemon]
 SETTINGS = {"segment_bytes_max": "20KiB", "read_chunk_bytes": "4KiB"}
@@ -63,7 +64,7 @@ def test_a_replica_is_filled_with_the_files_of_another(make_daemon: MakeDaemon) 
             sealed = await from_.segments(0)
             assert len(sealed) >= 5
             for first_id, last_id, size in sealed:
-                status = await to.install_segment(0, 1, first_id, size, from_.fetch_segment(0, first_id))
+                status = await to.install_segment(0, 1, first_id, size, from_.fetch_segment(0, first_id, session=1))
                 assert (status.last_id, status.is_sound) == (last_id, True)
             assert [found[:2] for found in await to.segments(0, session=1)] == [found[:2] for found in sealed[:-1]]
             rest = [run async for run in from_.read(0, sealed[-1][1] + 1)]
@@ -144,42 +145,104 @@ def test_every_refusal_keeps_its_class(make_daemon: MakeDaemon, turn: int) -> No
     loop.run(check())
 
 
-def damaged_chunks(content: bytes) -> dict[str, list[wire.InstallChunk]]:
-    target = wire.Target(cluster_key=KEY.bytes, partition=0, session=1)
-    whole = wire.InstallChunk(target=target, file_bytes=len(content), data=content, crc=crc32(content))
-    end = wire.InstallChunk(offset=len(content), sent_crc=crc32(content))
+Said = list[tuple[Kind, bytes]]
+
+
+def piece(offset: int, data: bytes) -> tuple[Kind, bytes]:
+    return Kind.PIECE, b"".join(piece_parts(offset, data))
+
+
+def damaged_files(content: bytes) -> dict[str, Said]:
+    def end(size: int) -> tuple[Kind, bytes]:
+        return Kind.WHOLE, whole_bytes(size)
+
+    whole = piece(0, content)
     return {
-        "no chunk at all": [],
-        "no target": [wire.InstallChunk(data=content, crc=crc32(content)), end],
-        "a wrong checksum": [wire.InstallChunk(target=target, data=content, crc=crc32(content) ^ 1), end],
-        "another offset": [whole, wire.InstallChunk(offset=7, data=b"x", crc=crc32(b"x"))],
-        "no end": [whole],
-        "a wrong checksum of everything": [whole, wire.InstallChunk(offset=len(content), sent_crc=5)],
+        "damaged": [(Kind.PIECE, whole[1][:-1] + bytes([whole[1][-1] ^ 1])), end(len(content))],
+        "another offset": [whole, piece(7, b"x"), end(len(content) + 1)],
+        "a piece of nothing": [whole, piece(len(content), b""), end(len(content))],
+        "a piece that is too short": [(Kind.PIECE, b"short"), end(len(content))],
+        "another size at its end": [whole, end(len(content) + 1)],
+        "an end that is too short": [whole, (Kind.WHOLE, b"end")],
+        "another kind": [whole, (Kind.RECORDS, b"")],
     }
 
 
-@pytest.mark.parametrize("name", sorted(damaged_chunks(b"")))
+async def say(daemon: Daemon, kind: Kind, hello: bytes, said: Said) -> tuple[Kind, bytes]:
+    """What the storage says at the end."""
+    host, port = daemon.stream_listen.rsplit(":", 1)
+    connection = await connect(host, int(port), kind, hello, tls=None, name=None)
+    try:
+        for frame in said:
+            await connection.send(frame[0], (frame[1],))
+        async with asyncio.timeout(20):
+            while (found := await connection.receive()) is not None and found[0] is Kind.GO_ON:
+                continue
+        assert found is not None
+        return found[0], bytes(found[1])
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("name", sorted(damaged_files(b"?")))
 def test_damage_on_the_way_is_noticed(make_daemon: MakeDaemon, name: str) -> None:
     daemon = make_daemon().start()
     content = content_of(0, 100)
 
-    async def send(stub: Any, chunks: list[wire.InstallChunk]) -> wire.ReplicaStatus:
-        try:
-            status: wire.ReplicaStatus = await stub.InstallSegment(iter(chunks))
-            return status
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
+    async def check() -> None:
+        async with clients(daemon) as (replicas, admin):
+            await begin(replicas, admin)
+            hello = FileHello(Hello(KEY, 0, 1), 0, len(content)).encode()
+            kind, why = await say(daemon, Kind.INSTALL, hello, damaged_files(content)[name])
+            assert (kind, type(refusal_of(why))) == (Kind.REFUSED, BadFrame)
+            assert leftovers(daemon) == []
+            kind, what = await say(
+                daemon, Kind.INSTALL, hello, [piece(0, content), (Kind.WHOLE, whole_bytes(len(content)))]
+            )
+            assert kind is Kind.STATUS
+            assert wire.ReplicaStatus.FromString(what).last_id == 99
+
+    loop.run(check())
+
+
+@pytest.mark.parametrize("kind", [Kind.FETCH, Kind.INSTALL])
+def test_a_stream_for_no_file_is_refused(make_daemon: MakeDaemon, kind: Kind) -> None:
+    daemon = make_daemon().start()
+    hello = Hello(KEY, 0, 1)
 
     async def check() -> None:
         async with clients(daemon) as (replicas, admin):
             await begin(replicas, admin)
-            chunks = damaged_chunks(content)
-            with pytest.raises(BadFrame):
-                await send(replicas._stub, chunks[name])
-            assert leftovers(daemon) == []
-            whole = chunks["a wrong checksum of everything"][0]
-            end = wire.InstallChunk(offset=len(content), sent_crc=crc32(content))
-            assert (await send(replicas._stub, [whole, end])).last_id == 99
+            for said, expected in (
+                (hello.encode(), BadFrame),
+                (FileHello(hello, -1).encode(), BadFrame),
+                (FileHello(hello, 0, -1).encode(), BadFrame),
+                (FileHello(Hello(UUID(int=9), 0, 1), 0).encode(), ForeignCluster),
+                (FileHello(Hello(KEY, 2, 1), 0).encode(), NoSuchPartition),
+            ):
+                found, why = await say(daemon, kind, said, [(Kind.GO_ON, b"")])
+                assert (found, type(refusal_of(why))) == (Kind.REFUSED, expected)
+
+    loop.run(check())
+
+
+def test_a_sender_that_goes_leaves_nothing(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon().start()
+    content = content_of(0, 100)
+
+    async def check() -> None:
+        async with clients(daemon) as (replicas, admin):
+            await begin(replicas, admin)
+            host, port = daemon.stream_listen.rsplit(":", 1)
+            hello = FileHello(Hello(KEY, 0, 1), 0, len(content)).encode()
+            connection = await connect(host, int(port), Kind.INSTALL, hello, tls=None, name=None)
+            await connection.send(Kind.PIECE, piece_parts(0, content[:5000]))
+            async with asyncio.timeout(20):
+                while not leftovers(daemon):
+                    await asyncio.sleep(0.01)
+                connection.close()
+                while leftovers(daemon):
+                    await asyncio.sleep(0.01)
 
     loop.run(check())
 

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from tests.simulation.loop import Life
 from tests.simulation.network import End, Network, Stream
+from waltzd.buffer import Buffer
 from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
 from waltzd.frame import ClientFrame, ServerFrame, Topology
 from waltzd.link import Frame
@@ -138,23 +139,21 @@ class SimReplicaPort(_Port[Keeper]):
 
         return await self._ask(self._known(answer))
 
-    async def fetch_segment(
-        self, partition: int, first_id: int, *, offset: int = 0, session: int | None = None
-    ) -> AsyncIterator[bytes]:
+    async def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
         async def work(keeper: Keeper, end: End) -> None:
             keeper.check_key(self._key)
-            async for piece in keeper.fetch_segment(partition, session, first_id, offset):
-                await end.send(piece.data)
+            async for piece in keeper.fetch_segment(partition, session, first_id):
+                await end.send(piece)
 
         async with aclosing(self._each(work)) as pieces:
             async for data in pieces:
                 yield data
 
     async def install_segment(
-        self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[bytes]
+        self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
         async def work(keeper: Keeper, end: End) -> None:
-            async def arriving() -> AsyncIterator[bytes]:
+            async def arriving() -> AsyncIterator[Buffer]:
                 await end.send(_GO_ON)
                 while not isinstance(found := await end.receive(), _Done):
                     if found is None:
@@ -179,7 +178,7 @@ class SimReplicaPort(_Port[Keeper]):
         status: ReplicaStatus = answer[0]
         return status
 
-    async def _send_file(self, stream: Stream, pieces: AsyncIterator[bytes]) -> None:
+    async def _send_file(self, stream: Stream, pieces: AsyncIterator[Buffer]) -> None:
         async for piece in pieces:
             if stream.caller.is_over:  # it has answered already
                 return

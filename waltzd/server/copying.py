@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TypeVar
 
+from waltzd.buffer import Buffer
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.port import AppendPort, ReplicaPort
 from waltzd.record import Run
@@ -100,13 +101,13 @@ class Copier:
         assert failed is not None
         raise CannotConnect(f"the damaged segment {segment} could not be replaced: {failed.error.message}") from failed
 
-    async def _segment(self, source: str, first_id: int, last_id: int) -> AsyncIterator[bytes]:
+    async def _segment(self, source: str, first_id: int, last_id: int) -> AsyncIterator[Buffer]:
         yield self._header(first_id)
         async for run in self._records(source, first_id, last_id):
-            yield bytes(run.data)
+            yield run.data
             await self._throttle(len(run.data))
 
-    async def _install(self, first_id: int, size: int, pieces: AsyncIterator[bytes]) -> ReplicaStatus:
+    async def _install(self, first_id: int, size: int, pieces: AsyncIterator[Buffer]) -> ReplicaStatus:
         return await self._target.install_segment(self._partition, self._session, first_id, size, pieces)
 
     async def _append(self, runs: AsyncIterator[Run], last_id: int) -> None:
@@ -162,7 +163,7 @@ class Copier:
         except WaltzError as error:
             raise SourceFailed(source, error) from error
 
-    async def _file(self, source: str, first_id: int) -> AsyncIterator[bytes]:
+    async def _file(self, source: str, first_id: int) -> AsyncIterator[Buffer]:
         pieces = self._source(source).fetch_segment(self._partition, first_id, session=self._session)
         try:
             async for piece in timely(pieces, self._seconds, source):

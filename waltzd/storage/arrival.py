@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
+from waltzd.buffer import Buffer
 from waltzd.errors import CannotConnect, Displaced, FlushFailed
 from waltzd.replica import ReplicaStatus
 from waltzd.storage.installation import Installation
@@ -31,7 +32,7 @@ class Arrivals:
         self._turns: dict[int, object] = {}
 
     async def take(
-        self, lane: Lane, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[bytes]
+        self, lane: Lane, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
         partition = lane.partition
         turn = self._turns[partition.number] = object()
@@ -76,7 +77,7 @@ class Arrivals:
             raise
 
 
-async def _timely(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _timely(pieces: AsyncIterator[Buffer]) -> AsyncIterator[Buffer]:
     iterator = aiter(pieces)
     while True:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from waltzd.buffer import Buffer
 from waltzd.disk import Disk, File, join
 from waltzd.errors import HeaderDamaged, TooLarge, UnfitSegment, WaltzError
 from waltzd.index import offsets_of
@@ -74,7 +75,7 @@ class Installation:
     def _unfit(self, why: str) -> UnfitSegment:
         return UnfitSegment(f"the file for the segment at id {self.first_id} of partition {self.expected.partition} {why}")
 
-    def write(self, piece: bytes) -> None:
+    def write(self, piece: Buffer) -> None:
         """The next bytes of the file."""
         if self._file_bytes and self._size + len(piece) > self._file_bytes:
             raise self._unfit(f"is larger than the {self._file_bytes} bytes that were announced")

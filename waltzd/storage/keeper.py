@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from time import monotonic_ns
 from uuid import UUID
 
-from waltzd.checksum import crc32
+from waltzd.buffer import Buffer
 from waltzd.config import StorageConfig
 from waltzd.digest import Digest
 from waltzd.disk import Disk
@@ -25,6 +24,7 @@ from waltzd.errors import (
     FlushFailed,
     ForeignCluster,
     NoSuchPartition,
+    ReadFailed,
     TooManyCallers,
     WaltzError,
 )
@@ -43,18 +43,8 @@ from waltzd.storage.lane import Lane, RunBlocking, Waiting
 from waltzd.storage.partition import Partition
 from waltzd.storage.segment import Suspect
 from waltzd.storage.stream import Stream, refuse
+from waltzd.stream_frame import PIECE_BYTES
 from waltzd.verify import PartitionReport, verify_partition
-
-
-@dataclass(frozen=True)
-class FilePiece:
-    offset: int
-    data: bytes
-    crc: int
-    file_bytes: int
-    sent_crc: int | None
-    """In the last piece: the checksum of everything that was sent."""
-
 
 APPENDERS_MAX = 16
 """Append streams for each partition: each may have one message in memory beside what is queued, and an owner has one or two
@@ -84,6 +74,7 @@ class Keeper:
         self._streams: dict[Stream, None] = {}
         self._waiting = Waiting(config.queue_bytes_max)
         self._readers = 0
+        self._piece_bytes = min(config.read_chunk_bytes, PIECE_BYTES)
         self._changes = Changes()
         self._arrivals = Arrivals(run_writing=run_writing, on_fatal=on_fatal, check_open=self._check_open)
         self._proving = asyncio.Semaphore(max(1, config.flush_threads // 2))
@@ -176,7 +167,7 @@ class Keeper:
         return await lane.call(lambda: lane.partition.truncate(session, mark))
 
     async def install_segment(
-        self, number: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[bytes]
+        self, number: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
         """A whole segment file, to stand behind the last id or where one is damaged. The first piece is asked for when
         the replica has agreed to take it."""
@@ -288,39 +279,23 @@ class Keeper:
     def _may_see(partition: Partition, last_id: int, session: int | None) -> bool:
         return session is not None or last_id <= partition.visible_mark
 
-    async def fetch_segment(self, number: int, session: int | None, first_id: int, offset: int) -> AsyncIterator[FilePiece]:
-        """A sealed segment as it is. Its records are proven by whoever receives it; each piece has a checksum."""
+    async def fetch_segment(self, number: int, session: int, first_id: int) -> AsyncGenerator[bytes, None]:
+        """A sealed segment as it is. Its records are proven by whoever receives it."""
         with self._reader():
-            async for piece in self._fetch_segment(number, session, first_id, offset):
-                yield piece
-
-    async def _fetch_segment(
-        self, number: int, session: int | None, first_id: int, offset: int
-    ) -> AsyncIterator[FilePiece]:
-        partition = self._lane(number).partition
-        if session is not None:
+            partition = self._lane(number).partition
             partition.check_session(session)
-        path = partition.sealed_path(first_id)
-        last_id = dict(partition.sealed_segments())[first_id]
-        if not self._may_see(partition, last_id, session):
-            raise BeyondLog(f"partition {number}: id {last_id} is not known to be committed", last_id=last_id)
-        file = self._disk.open(path)
-        try:
-            size = file.size()
-            if not 0 <= offset <= size:
-                raise BadArgument(f"offset {offset} is outside the {size} bytes of {path}")
-            sent_crc = 0
-            while True:
-                data: bytes = await self._run_reading(file.read, offset, self._config.read_chunk_bytes)
-                sent_crc = crc32(data, sent_crc)
-                is_last = offset + len(data) >= size or not data
-                yield FilePiece(offset, data, crc32(data), size, sent_crc if is_last else None)
-                self.statistics.read_bytes += len(data)
-                offset += len(data)
-                if is_last:
-                    return
-        finally:
-            file.close()
+            file = self._disk.open(partition.sealed_path(first_id))
+            try:
+                offset, size = 0, file.size()
+                while offset < size:
+                    data: bytes = await self._run_reading(file.read, offset, self._piece_bytes)
+                    if not data:
+                        raise ReadFailed(f"{file.path} had {size} bytes and ends at {offset} now")
+                    yield data
+                    self.statistics.read_bytes += len(data)
+                    offset += len(data)
+            finally:
+                file.close()
 
     # -- administration
 

@@ -71,6 +71,16 @@ class _Group:
     frames: list[Frame] = field(default_factory=list)
     bytes: int = 0
 
+    def bytes_between(self, above: int, up_to: int) -> int:
+        """Of the records with these ids: what is sent again is not counted again."""
+        found = 0
+        for run in (frame.run for frame in self.frames):
+            first, last = max(run.first_id, above + 1), min(run.last_id, up_to)
+            if first <= last:
+                found += int(run.bounds[last + 1 - run.first_id] - run.bounds[first - run.first_id])
+                above = last
+        return found
+
 
 @dataclass
 class _Call:
@@ -212,7 +222,7 @@ class Lane:
         statistics.group_microseconds_max = max(statistics.group_microseconds_max, took)
         statistics.flush = statistics.flush.more(took / 1e6)
         statistics.appended_records += self.partition.last_id - before
-        statistics.appended_bytes += group.bytes if error is None else 0
+        statistics.appended_bytes += group.bytes_between(before, self.partition.last_id)
         if durable_id is not None:
             group.appender.acknowledge(durable_id)
         if error is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -12,7 +11,6 @@ import grpc.aio
 
 from waltzd import logs
 from waltzd import wire_pb2 as wire
-from waltzd.checksum import crc32
 from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
 from waltzd.finding import Finding
 from waltzd.health_service import add_health, add_reflection
@@ -20,9 +18,8 @@ from waltzd.listener import Listener
 from waltzd.messages import description_message, detail_of, events_message, finding_message, status_message
 from waltzd.replica import ReplicaStatus
 from waltzd.role import Role
-from waltzd.rpc import GO_ON_KEY, Server, abort, caller_of, key_of
+from waltzd.rpc import Server, abort, caller_of, key_of
 from waltzd.storage.keeper import Keeper
-from waltzd.storage.stream import REFUSED_SECONDS
 from waltzd.storage.stream_port import StreamPort
 from waltzd.tls import Tls
 from waltzd.vitals import vitals
@@ -51,28 +48,6 @@ def _optional_session(target: wire.Target, context: Context) -> int | None:
     if caller is not None and caller.role is not Role.SERVER:
         raise NotPermitted(f"{caller.name} has the role {caller.role}; only a server reads with a session")
     return target.session
-
-
-async def _pieces(
-    first: wire.InstallChunk, rest: AsyncIterator[wire.InstallChunk], context: Context
-) -> AsyncIterator[bytes]:
-    """The bytes that the chunks carry, checked. The caller is told to go on (initial metadata) when they are asked for."""
-    await context.send_initial_metadata(((GO_ON_KEY, "1"),))
-    size, crc = 0, 0
-    chunk: wire.InstallChunk | None = first
-    while chunk is not None:
-        if chunk.offset != size or crc32(chunk.data) != chunk.crc:
-            raise BadFrame(f"a segment file was damaged on the way, at byte {size}")
-        size += len(chunk.data)
-        crc = crc32(chunk.data, crc)
-        if chunk.HasField("sent_crc") and chunk.sent_crc != crc:
-            raise BadFrame(f"a segment file was damaged on the way: the checksum of all {size} bytes does not match")
-        if chunk.data:
-            yield chunk.data
-        if chunk.HasField("sent_crc"):
-            return
-        chunk = await anext(rest, None)
-    raise BadFrame(f"a segment file ended early, at byte {size}")
 
 
 class ReplicaService(ReplicaServicer):
@@ -115,28 +90,6 @@ class ReplicaService(ReplicaServicer):
             await self._refuse(context, error)
             raise
 
-    async def InstallSegment(
-        self, request_iterator: AsyncIterator[wire.InstallChunk], context: Context
-    ) -> wire.ReplicaStatus:
-        messages = aiter(request_iterator)
-        try:
-            first = await anext(messages, None)
-            if first is None or not first.HasField("target"):
-                raise BadFrame("the first chunk of a segment must say cluster, partition and session")
-            number, session = self._check(first.target), _session(first.target)
-            pieces = _pieces(first, messages, context)
-            return status_message(
-                await self._keeper.install_segment(number, session, first.first_id, first.file_bytes, pieces)
-            )
-        except WaltzError as error:
-            # The status could be overtaken by chunks that are still on their way: let the sender stop first, within reason.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REFUSED_SECONDS):
-                    async for _ in messages:
-                        continue
-            await self._refuse(context, error)
-            raise
-
     async def Read(self, request: wire.ReadRequest, context: Context) -> AsyncIterator[wire.RunFrame]:
         try:
             number, session = self._check(request.target), _optional_session(request.target, context)
@@ -156,20 +109,6 @@ class ReplicaService(ReplicaServicer):
         return wire.SegmentList(
             segments=[wire.Segment(first_id=first, last_id=last, bytes=size) for first, last, size in found]
         )
-
-    async def FetchSegment(self, request: wire.FetchRequest, context: Context) -> AsyncIterator[wire.FileChunk]:
-        try:
-            number, session = self._check(request.target), _optional_session(request.target, context)
-            async for piece in self._keeper.fetch_segment(number, session, request.first_id, request.offset):
-                yield wire.FileChunk(
-                    offset=piece.offset,
-                    data=piece.data,
-                    crc=piece.crc,
-                    file_bytes=piece.file_bytes,
-                    sent_crc=piece.sent_crc,
-                )
-        except WaltzError as error:
-            await self._refuse(context, error)
 
 
 class StorageAdminService(StorageAdminServicer):

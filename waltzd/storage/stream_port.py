@@ -1,24 +1,27 @@
-"""The port of append streams: connections to calls of the keeper, errors to the last frame. It decides nothing.
+"""The port of streams: connections to calls of the keeper, errors to the last frame. It decides nothing.
 
-A connection is one stream. It has some seconds to say who calls; what it says is checked like every other call, and with
-certificates only servers are let in.
+A connection is one stream: of records that are appended, or of one segment file, in or out. It has some seconds to say who
+calls; what it says is checked like every other call, and with certificates only servers are let in.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, WaltzError
 from waltzd.framing import Connection, Kind
 from waltzd.link import Frame
+from waltzd.messages import status_message
 from waltzd.role import Identity, Role
+from waltzd.segment_stream import FileSender, received
 from waltzd.setting import Address
 from waltzd.storage.keeper import Keeper
 from waltzd.storage.stream import refuse
-from waltzd.stream_frame import HELLO_BYTES, Hello, mark_bytes, records_of, refusal_bytes
+from waltzd.stream_frame import FIRST_BYTES_MAX, FileHello, Hello, mark_bytes, records_of, refusal_bytes
 from waltzd.tls import Tls
 
 HELLO_SECONDS = 5.0
@@ -56,6 +59,18 @@ class _FramedLink:
         await self._connection.send(Kind.REFUSED, (refusal_bytes(error),))
 
 
+@asynccontextmanager
+async def _telling(link: _FramedLink) -> AsyncGenerator[None, None]:
+    """Whoever calls is told why it is refused, unless it has gone."""
+    try:
+        yield
+    except CannotConnect:
+        raise
+    except WaltzError as error:
+        await refuse(link, error)
+        raise
+
+
 class StreamPort:
     def __init__(
         self, keeper: Keeper, address: Address, tls: Tls | None, *, connections_max: int = CONNECTIONS_MAX
@@ -73,7 +88,7 @@ class StreamPort:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: Connection(self._keeper.config.message_bytes_max, self._accept, first_max=HELLO_BYTES),
+                lambda: Connection(self._keeper.config.message_bytes_max, self._accept, first_max=FIRST_BYTES_MAX),
                 self.address.host,
                 self.address.port,
                 ssl=self._tls.answering() if self._tls is not None else None,
@@ -104,30 +119,57 @@ class StreamPort:
     async def _serve(self, connection: Connection) -> None:
         link = _FramedLink(connection)
         try:
-            try:
-                async with asyncio.timeout(HELLO_SECONDS):
-                    hello = await self._hello(connection)
-                self._keeper.check_key(hello.key)
-            except TimeoutError:
-                return
-            except WaltzError as error:
-                await refuse(link, error)
-                raise
-            await self._keeper.append(hello.partition, hello.session, link)
+            async with _telling(link):
+                call = await self._call(connection)
+                match call:
+                    case Kind.FETCH, FileHello() as file:
+                        await self._send(file, connection)
+                    case Kind.INSTALL, FileHello() as file:
+                        await self._take(file, connection)
+            if isinstance(call, Hello):
+                await self._keeper.append(call.partition, call.session, link)
+        except CannotConnect:  # whoever called has gone
+            pass
         except WaltzError:
             self._keeper.statistics.refused_calls += 1
         finally:
             connection.close()
 
-    async def _hello(self, connection: Connection) -> Hello:
-        found = await connection.receive()
-        if found is None or found[0] is not Kind.HELLO:
-            raise BadFrame("a stream begins with who calls")
+    async def _call(self, connection: Connection) -> Hello | tuple[Kind, FileHello] | None:
+        """Who calls, and for what; None for somebody who does not say it."""
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                found = await connection.receive()
+        except TimeoutError:
+            return None
         if self._tls is not None:
             caller = Identity.among(connection.names)
             if caller is None or caller.role is not Role.SERVER or caller.key != self._tls.identity.key:
-                raise NotPermitted("only servers of this cluster append")
-        return Hello.decode(found[1])
+                raise NotPermitted("only servers of this cluster have streams")
+        match found:
+            case Kind.HELLO, content:
+                hello = Hello.decode(content)
+                self._keeper.check_key(hello.key)
+                return hello
+            case (Kind.FETCH | Kind.INSTALL) as kind, content:
+                file = FileHello.decode(content)
+                self._keeper.check_key(file.hello.key)
+                return kind, file
+            case _:
+                raise BadFrame("a stream begins with who calls")
+
+    async def _send(self, file: FileHello, connection: Connection) -> None:
+        hello = file.hello
+        async with aclosing(self._keeper.fetch_segment(hello.partition, hello.session, file.first_id)) as pieces:
+            await FileSender(connection, receiver=connection.peer).send(pieces)
+
+    async def _take(self, file: FileHello, connection: Connection) -> None:
+        hello = file.hello
+        async with aclosing(received(connection)) as pieces:
+            status = await self._keeper.install_segment(
+                hello.partition, hello.session, file.first_id, file.file_bytes, pieces
+            )
+        await connection.send(Kind.STATUS, (status_message(status).SerializeToString(),))
 
     async def stop(self, seconds: float) -> None:
         """No new streams; those that are there may finish for so long."""

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 from uuid import UUID
 
+from waltzd.buffer import Buffer
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.link import Frame
 from waltzd.record import Run
@@ -120,15 +121,13 @@ class StoragePort:
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         return await self._answer((await self._keeper()).segments(partition, session))
 
-    async def fetch_segment(
-        self, partition: int, first_id: int, *, offset: int = 0, session: int | None = None
-    ) -> AsyncIterator[bytes]:
+    async def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
         keeper = await self._keeper()
-        async for piece in keeper.fetch_segment(partition, session, first_id, offset):
-            yield await self._answer(piece.data)
+        async for piece in keeper.fetch_segment(partition, session, first_id):
+            yield await self._answer(piece)
 
     async def install_segment(
-        self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[bytes]
+        self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
         keeper = await self._keeper()
         return await self._answer(await keeper.install_segment(partition, session, first_id, file_bytes, pieces))
