@@ -33,7 +33,8 @@ class Gate:
             async with asyncio.timeout(seconds):
                 await turn
         except BaseException:
-            if turn.done() and not turn.cancelled():  # it was our turn, and we are not there to take it
+            is_given = turn.done() and not turn.cancelled() and turn.exception() is None
+            if is_given:  # it was our turn, and we are not there to take it
                 self._reserved -= rows
             else:
                 turn.cancel()

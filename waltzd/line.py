@@ -91,7 +91,9 @@ class Line:
 
     async def activate(self, client: int) -> None:
         """Ask the application where it stands, and begin. What the handler raises comes out here."""
-        assert self._supervisor is None
+        if self._supervisor is not None:  # left by a deactivation that was given up
+            await asyncio.wait((self._supervisor,))
+            self._supervisor = None
         mark = None
         if self._handler is not None:
             mark = await ask_mark(self._handler, self._call, self.partition)
@@ -111,7 +113,7 @@ class Line:
 
     async def deactivate(self, reason: WaltzError) -> None:
         """Take nothing more, wait for what is under way, and end. After this, `activate` may be called again."""
-        supervisor, self._supervisor = self._supervisor, None
+        supervisor = self._supervisor
         if supervisor is None:
             return
         try:
@@ -121,7 +123,8 @@ class Line:
                 await self._drain()
         finally:
             supervisor.cancel()
-        await asyncio.gather(supervisor, return_exceptions=True)
+        await asyncio.wait((supervisor,))  # whoever gives up waiting must not disturb what is ending in order
+        self._supervisor = None
         self.stopped = reason
 
     async def _live(self, mark: int | None) -> None:

@@ -18,7 +18,17 @@ from typing import TypeAlias, TypeVar
 from uuid import UUID
 from zlib import crc32
 
-from waltzd.errors import BadArgument, BeyondLog, CannotConnect, ForeignCluster, NotOwner, NotReady, Retry, WaltzError
+from waltzd.errors import (
+    BadArgument,
+    BeyondLog,
+    CannotConnect,
+    ClientClosed,
+    ForeignCluster,
+    NotOwner,
+    NotReady,
+    Retry,
+    WaltzError,
+)
 from waltzd.frame import Place, Topology
 from waltzd.port import ServerPort
 
@@ -137,7 +147,13 @@ class Whereabouts:
         if self._lookup is None or self._lookup.done():
             self._lookup = asyncio.create_task(self._look())
             self._lookup.add_done_callback(_take_note)
-        await asyncio.shield(self._lookup)
+        try:
+            await asyncio.shield(self._lookup)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._lookup.cancelled() or (task is not None and task.cancelling()):
+                raise
+            raise ClientClosed("the client was closed meanwhile") from None
 
     async def _look(self) -> None:
         failures = []
@@ -203,8 +219,8 @@ class Whereabouts:
         in_use = {*self._given, *(where for _, where in topology.servers), *(place.address for place in self._places)}
         for gone in [where for where in self._suspects if where not in in_use]:
             del self._suspects[gone]
-        for gone in [where for where in self._held if where not in in_use]:
-            await self._discard(gone, self._held[gone])
+        for gone, held in [(where, held) for where, held in self._held.items() if where not in in_use]:
+            await self._discard(gone, held)  # whoever uses it may have been faster, while another one was being closed
         return is_new
 
     # -- talking

@@ -1089,3 +1089,41 @@ def test_flush_waits_for_all_that_was_submitted_before() -> None:
         await client.flush()
 
     with_client(test)
+
+
+def test_taking_a_partition_away_may_be_given_up_and_it_may_come_back() -> None:
+    view = View()
+
+    async def test(client: Client, fake: FakeCluster) -> None:
+        await client.append(b"1", partition=0)
+        await until(lambda: len(view.payloads()) == 1)
+        view.hold = asyncio.Event()
+        await client.append(b"2", partition=0)  # the handler is at work on it
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await client.set_partitions([])
+        hold, view.hold = view.hold, None
+        hold.set()
+        await client.set_partitions([0])
+        assert await client.append(b"3", partition=0) == Committed(2)
+        await until(lambda: len(view.payloads()) == 3)
+        assert view.payloads() == [b"1", b"2", b"3"]
+
+    with_client(test, handler=view)
+
+
+def test_whoever_reads_while_the_client_is_closed_is_told_so() -> None:
+    fake = FakeCluster()
+
+    async def work() -> None:
+        client = Client("s0:1", connect=fake.connect, settings=SETTINGS)
+        await client.open()
+        place = client._where._places[0]
+        client._where.forget(0, place)
+        reading = asyncio.create_task(client.high_water_mark(0))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(ClientClosed):
+            await reading
+
+    run(work())

@@ -140,3 +140,20 @@ def test_never_more_than_allowed_and_everybody_in_the_end(seed: int) -> None:
         await room.gate.enter(5, 0.1)  # every place came back
 
     run(work())
+
+
+def test_a_gate_that_is_closed_owes_nobody_a_place() -> None:
+    async def work() -> None:
+        room = Room(rows_max=2)
+        await room.gate.enter(2, 10)
+        waiting = [asyncio.create_task(room.gate.enter(1, 10)) for _ in range(3)]
+        await asyncio.sleep(0)
+        room.gate.close(ClientClosed("over"))
+        ends = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(end) for end in ends] == [ClientClosed] * 3
+        room.gate.leave(2)
+        await room.gate.enter(2, 10)
+        with pytest.raises(TimeoutError):  # it is full again, and not three places larger
+            await room.gate.enter(1, 1)
+
+    run(work())

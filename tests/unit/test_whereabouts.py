@@ -106,3 +106,41 @@ def test_a_client_id_is_waited_for_while_the_coordinator_is_away() -> None:
         await where.close()
 
     run(test())
+
+
+def test_a_server_that_went_while_another_one_is_being_closed() -> None:
+    class Port:
+        async def locate(self) -> Topology:
+            place = Place(generation=1, server="a", address="a:1")
+            return Topology(
+                cluster="c", cluster_key=KEY, places=(place,), servers=tuple((name, f"{name}:1") for name in names)
+            )
+
+        async def close(self) -> None:
+            await asyncio.sleep(0.01)
+
+    names = ["a", "b", "c"]
+
+    async def work() -> None:
+        where = Whereabouts(["a:1"], lambda address, key: cast(ServerPort, Port()), call_seconds=2)
+        await where.open(5)
+        async with where.at("b:1"):
+            pass
+        left = asyncio.Event()
+
+        async def use() -> None:
+            async with where.at("c:1"):
+                await left.wait()
+                raise CannotConnect("it went")
+
+        using = asyncio.create_task(use())
+        await asyncio.sleep(0)
+        names[:] = ["a"]
+        looking = asyncio.create_task(where.look())
+        await asyncio.sleep(0.005)  # b's port is being closed
+        left.set()
+        await asyncio.gather(using, return_exceptions=True)
+        await looking
+        await where.close()
+
+    run(work())
