@@ -69,7 +69,7 @@ def export(
 
     run = Run(
         destination=destination, before=before, cluster=catalog.key, shape=shape, source=origin.describe(),
-        assignments=assignments, paths=[given.path(form) for given in assignments], watch=lambda told: None,
+        assignments=assignments, paths=[given.path(form) for given in assignments], watch=lambda written: None,
     )  # fmt: skip
     found = run.carry_out(runner)
     assert found is not None

@@ -66,7 +66,7 @@ class Exporting:
         assignments = planned(catalog, spans, is_lossless=False, file_data_bytes=self.file_data_bytes)
         return Run(
             destination=self.destination, before=before, cluster=catalog.key, shape=shape, source=self.origin.describe(),
-            assignments=assignments, paths=[given.path(FORM) for given in assignments], watch=lambda told: None,
+            assignments=assignments, paths=[given.path(FORM) for given in assignments], watch=lambda written: None,
             table=self.table,
         )  # fmt: skip
 

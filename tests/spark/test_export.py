@@ -69,7 +69,7 @@ class Exporting:
         assignments = planned(catalog, spans, is_lossless=self.is_lossless, file_data_bytes=self.file_data_bytes)
         return Run(
             destination=self.destination, before=before, cluster=catalog.key, shape=shape, source=self.origin.describe(),
-            assignments=assignments, paths=[given.path(self.form) for given in assignments], watch=lambda told: None,
+            assignments=assignments, paths=[given.path(self.form) for given in assignments], watch=lambda written: None,
         )  # fmt: skip
 
     def tasks(self, name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:

@@ -16,7 +16,7 @@ from waltz_spark.analysis.replay import replay
 from waltz_spark.analysis.report import archive_log
 from waltz_spark.exporting import export as protocol
 from waltz_spark.exporting.destination import LocalDestination
-from waltz_spark.exporting.export import Range, Run, Told, has_leftovers, newest_manifest, planned, wanted
+from waltz_spark.exporting.export import Range, Run, has_leftovers, newest_manifest, planned, wanted
 from waltz_spark.exporting.exporter import Exporter
 from waltz_spark.exporting.form import Form, form_of, read_batches
 from waltz_spark.exporting.manifest import HIDDEN, Manifest, Shape, encode, manifest_path
@@ -64,7 +64,6 @@ class Exporting:
     decoder: Decoder | None = None
     file_data_bytes: int | None = 1
     bytes_per_second: int | None = None
-    told: list[Told] = field(default_factory=list)
 
     @property
     def origin(self) -> DirectoryOrigin:
@@ -81,7 +80,7 @@ class Exporting:
         assignments = planned(catalog, spans, is_lossless=False, file_data_bytes=self.file_data_bytes)
         return Run(
             destination=self.destination, before=before, cluster=catalog.key, shape=shape, source=self.origin.describe(),
-            assignments=assignments, paths=[given.path(self.form) for given in assignments], watch=self.told.append,
+            assignments=assignments, paths=[given.path(self.form) for given in assignments], watch=lambda written: None,
         )  # fmt: skip
 
     def tasks(self, name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:

@@ -20,7 +20,7 @@ from waltz_spark.engine.executors import watched
 from waltz_spark.engine.session import cause_in, told
 from waltz_spark.engine.shipping import Need
 from waltz_spark.exporting.destination import Destination
-from waltz_spark.exporting.export import Run, Told
+from waltz_spark.exporting.export import Run
 from waltz_spark.exporting.exporter import Exporter
 from waltz_spark.exporting.manifest import UNFINISHED
 from waltz_spark.exporting.task import Written, answer_of, written_of
@@ -47,7 +47,7 @@ class Spec:
         return pickle.dumps(replace(self, run=replace(self.run, watch=_nobody)))
 
 
-def _nobody(told: Told) -> None:
+def _nobody(written: Written) -> None:
     """What is published is in the output."""
 
 

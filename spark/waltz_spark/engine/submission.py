@@ -24,7 +24,7 @@ from waltz_spark.engine.leftovers import scratch
 from waltz_spark.engine.properties import encode
 from waltz_spark.engine.session import SparkSettings, write_privately
 from waltz_spark.engine.shipping import zipped
-from waltz_spark.exporting.export import Run, Told, newest_manifest
+from waltz_spark.exporting.export import Run, newest_manifest
 from waltz_spark.exporting.manifest import Manifest
 from waltz_spark.exporting.task import Written
 from waltzd.errors import ClusterJobFailed, NoSpark, PathMissing, WaltzError
@@ -104,7 +104,7 @@ class _Follower:
         for piece in newest.pieces if newest is not None and self._waiting else ():
             number = self._waiting.pop(piece.path, None)
             if number is not None:
-                self._run.watch(Told(written=Written(number=number, piece=piece)))
+                self._run.watch(Written(number=number, piece=piece))
 
 
 def _submit(

@@ -240,15 +240,8 @@ class Finished:
         return len(self._done)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """For whoever watches."""
-
-    written: Written | None = None
-    published: Manifest | None = None
-
-
-Watcher = Callable[[Told], None]
+Watcher = Callable[[Written], None]
+"""Told of each file that is finished."""
 
 
 class Table(Protocol):
@@ -294,11 +287,21 @@ class Run:
                 return newest
             self._check_names()
             text = json.dumps({"run": self.name, "paths": sorted(self.paths)}).encode()
-            assert self.destination.put_new(f"{PLANS}/{self.name}.json", text)
+            is_new = self.destination.put_new(f"{PLANS}/{self.name}.json", text)
+            assert is_new, "the name of a run is nobody else's"
             try:
                 return self._write(runner, hold, newest)
-            finally:  # what counts is what is there, whatever this run believes that it published
-                clear_up(self.destination, newest_manifest(self.destination), spared=self._foreign)
+            finally:
+                self._clear_up(hold)
+
+    def _clear_up(self, hold: Hold) -> None:
+        """What counts is what is there, whatever this run believes that it published. Who has lost the lock leaves that to
+        whoever has it now, whose plans and unfinished files these may be."""
+        try:
+            hold.check()
+        except ExportHeld:
+            return
+        clear_up(self.destination, newest_manifest(self.destination), spared=self._foreign)
 
     def _check_names(self) -> None:
         """What a plan names is the run's own from then on: it is removed when no manifest has it. So what lies there under
@@ -323,7 +326,7 @@ class Run:
                 if written.error is not None:
                     raise written.error
                 finished.add(written)
-                self.watch(Told(written=written))
+                self.watch(written)
                 ready += finished.ready()
                 start = time.monotonic()
                 if start >= due:
@@ -358,7 +361,6 @@ class Run:
             raise ExportHeld(f"another run has published number {following.number} in {self.destination.place}")
         if following.number > KEPT_MANIFESTS:
             self.destination.remove(manifest_path(following.number - KEPT_MANIFESTS))
-        self.watch(Told(published=following))
         self._tell_table(following)
         return following
 

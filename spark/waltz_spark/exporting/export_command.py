@@ -323,7 +323,7 @@ def _run(
         check_same(before, cluster=cluster, shape=shape, place=destination.place)
     return Run(
         destination=destination, before=before, cluster=cluster, shape=shape, source=origin.describe(),
-        assignments=assignments, paths=[given.path(form) for given in assignments], watch=lambda told: None,
+        assignments=assignments, paths=[given.path(form) for given in assignments], watch=lambda written: None,
         table=table,
     )  # fmt: skip
 

@@ -18,8 +18,7 @@ from typing import Any
 
 import click
 
-from waltz_spark.exporting.export import Told
-from waltz_spark.exporting.task import Assignment
+from waltz_spark.exporting.task import Assignment, Written
 from waltzctl.render import console, rate, size
 
 PARTS_MAX = 12
@@ -145,9 +144,8 @@ class Progress:
                 err=True,
             )
 
-    def watch(self, told: Told) -> None:
-        written = told.written
-        if written is None or written.piece is None:
+    def watch(self, written: Written) -> None:
+        if written.piece is None:
             return
         self._first = min(self._first or written.started, written.started)
         self._last = max(self._last, written.ended)

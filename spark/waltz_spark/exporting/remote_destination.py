@@ -146,6 +146,7 @@ class _Lease:
         self._who = json.loads(who)
         self._over = threading.Event()
         self._lost = ""
+        self._until = 0.0
         self._renewal = threading.Thread(target=self._renew, name="waltz export lease", daemon=True)
 
     def take(self) -> None:
@@ -167,8 +168,9 @@ class _Lease:
             return True
 
     def _write(self) -> None:
-        lease = {**self._who, "until": time.time() + LEASE_SECONDS}
-        self._destination._put(LOCK, json.dumps(lease).encode())
+        until = time.time() + LEASE_SECONDS
+        self._destination._put(LOCK, json.dumps({**self._who, "until": until}).encode())
+        self._until = until
 
     def _is_ours(self) -> bool:
         text = self._destination.read(LOCK)
@@ -186,6 +188,8 @@ class _Lease:
                 return
 
     def check(self) -> None:
+        if not self._lost and time.time() >= self._until:  # this process was not let run
+            self._lost = f"it was not renewed within {LEASE_SECONDS:.0f} seconds"
         if self._lost:
             raise ExportHeld(
                 f"the lock of {self._destination.place} was lost: {self._lost}",

@@ -216,7 +216,8 @@ class SparkEngine:
             if self._empty is None:
                 self._empty = self._empty_file()
         place = f"{UNFINISHED}/{self._job.run}/empty-{given.number}"
-        assert self._job.destination.put_new(place, self._empty)
+        is_new = self._job.destination.put_new(place, self._empty)
+        assert is_new, "the name of a run is nobody else's"
         return place
 
     def _empty_file(self) -> bytes:
