@@ -319,6 +319,15 @@ class NotReadable(WaltzError):
     next_step = "wait; if it lasts, look at the storages that the message names"
 
 
+class SameStorage(WaltzError):
+    """Two names of storages lead to one and the same replica, so that what it acknowledges under both would be on one disk
+    and count twice. The owner counts it under one name only."""
+
+    code, exit_code = "W2029", EXIT_CONFLICT
+    not_done = "nothing is written under the name that answered later"
+    next_step = "see the addresses in `waltzctl storage list`, and correct one with `waltzctl storage set`"
+
+
 class Displaced(WaltzError):
     """The same client has mounted this partition again, on a newer stream. This one is over."""
 

@@ -17,7 +17,7 @@ class OwnedReplica:
     storage: str
     role: str
     state: str
-    """CONNECTING, SETTLING, LIVE, SLOW, CATCHING_UP, DAMAGED, DOWN"""
+    """CONNECTING, SETTLING, LIVE, SLOW, CATCHING_UP, DAMAGED, GIVEN_UP, DOWN"""
     durable_id: int
     counts: bool
     """Its acknowledgements make transactions committed."""

@@ -197,6 +197,7 @@ def test_what_cannot_be_meant(place: Place) -> None:
         (["storage", "replace", "storage-1", "storage-2"], 2, "W2090"),
         (["storage", "set", "storage-9", "--group", "x"], 3, "W2102"),
         (["storage", "set", "storage-1", "--admin-listen", "127.0.0.1:1"], 6, "W4001"),
+        (["storage", "set", "storage-2", "--listen", one[0]], 4, "an address of the storage storage-1 already"),
         (["storage", "set", "storage-1", "--group", ""], 2, "the group has no name"),
         (["storage", "set", "storage-1", "--listen", "nowhere"], 2, "--listen nowhere"),
         (["storage", "availability", "storage-9", "0", "--offline"], 3, "W2102"),

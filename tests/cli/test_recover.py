@@ -30,8 +30,9 @@ from waltzd.meta import PartitionMeta, ReplicaState, Role
 from waltzd.outcome import Committed
 from waltzd.owner import OwnedPartition, OwnedReplica
 from waltzd.replica import PartitionDescription, ReplicaStatus
+from waltzd.server import replica_link
 from waltzd.server.recovery import Recovery
-from waltzd.server.task import Wait
+from waltzd.server.task import GiveUp
 
 Tool = Callable[..., Any]
 FIRST, MORE = 2000, 300
@@ -150,11 +151,11 @@ def description(found: ReplicaStatus | None, refused: PartitionDamaged | None = 
     return PartitionDescription(partition=0, status=found, refused=refused, story="", queued_bytes=0, disk_bytes=0)
 
 
-def view(counts: str, *, story: str = "level", step: str = "OPEN") -> PartitionView:
-    """`counts`: of the replicas a, b and c, those that do; `story` is that of a."""
-    stories = {"a": story, "b": "", "c": ""}
+def view(counts: str, *, state: str = "LIVE", step: str = "OPEN") -> PartitionView:
+    """`counts`: of the replicas a, b and c, those that do; `state` is that of a."""
+    states = {"a": state, "b": "LIVE", "c": "LIVE"}
     replicas = tuple(
-        OwnedReplica(storage=name, role="member", state="LIVE", durable_id=9, counts=name in counts, story=stories[name])
+        OwnedReplica(storage=name, role="member", state=states[name], durable_id=9, counts=name in counts, story="so")
         for name in "abc"
     )
     said = OwnedPartition(
@@ -172,33 +173,31 @@ LOST = PartitionDamaged("its promise file is gone")
     ("seen", "there", "state"),
     [
         (view("abc"), description(status()), State.COUNTS),
-        (view("bc", story="copying"), description(status()), State.COMES),
-        (view("bc", story="cannot connect"), None, State.COMES),
+        (view("bc", state="CATCHING_UP"), description(status()), State.COMES),
+        (view("bc", state="DOWN"), None, State.COMES),
         (view("abc"), None, State.COMES),
         (view("bc"), description(None, LOST), State.LOST),
         (view("abc"), description(None, LOST), State.LOST),
         (view("bc"), description(status(is_available=False)), State.OFFLINE),
-        (view("bc", story="the damaged segment 0 is being replaced"), description(status(DAMAGED)), State.COMES),
-        (view("bc", story=GIVEN_UP + "so"), description(status(DAMAGED)), State.LOST),
-        (view("", story=GIVEN_UP + "so"), description(status(DAMAGED)), State.COMES),
-        (view("bc", story=GIVEN_UP + "so", step="VOTING"), description(status(DAMAGED)), State.COMES),
+        (view("bc", state="DAMAGED"), description(status(DAMAGED)), State.COMES),
+        (view("bc", state=GIVEN_UP), description(status(DAMAGED)), State.LOST),
+        (view("", state=GIVEN_UP), description(status(DAMAGED)), State.COMES),
+        (view("bc", state=GIVEN_UP, step="VOTING"), description(status(DAMAGED)), State.COMES),
     ],
 )
 def test_where_a_replica_stands(seen: PartitionView, there: PartitionDescription | None, state: State) -> None:
     assert standing("a", seen, there).state is state
 
 
-def test_what_an_owner_gives_up_is_known_by_its_words() -> None:
-    """The words are the owner's; when they change there, this must change here."""
-    state = ReplicaState(session=3, closing=None, incarnation=UUID(int=1))
+def test_what_an_owner_gives_up_is_known_by_its_state() -> None:
+    kept = ReplicaState(session=3, closing=None, incarnation=UUID(int=1))
     meta = PartitionMeta(
-        generation=1, session=4, opened=4, low_mark=9, members=("a", "b"), replicas=dict.fromkeys(("a", "b"), state)
+        generation=1, session=4, opened=4, low_mark=9, members=("a", "b"), replicas=dict.fromkeys(("a", "b"), kept)
     )
     recovery = Recovery(meta, dict.fromkeys(("a", "b"), Role.MEMBER))
     recovery.opened("a", status(DAMAGED))
-    task = recovery.next_for("a")
-    assert isinstance(task, Wait)
-    assert task.why.startswith(GIVEN_UP)
+    assert isinstance(recovery.next_for("a"), GiveUp)
+    assert replica_link.State(GIVEN_UP) is replica_link.State.GIVEN_UP
 
 
 @pytest.mark.parametrize(("counts", "is_refused"), [("bc", False), ("b", True), ("", True), ("abc", False), ("ab", True)])

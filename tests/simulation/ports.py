@@ -15,7 +15,7 @@ from waltzd.buffer import Buffer
 from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
 from waltzd.frame import ClientFrame, ServerFrame, Topology
 from waltzd.link import Frame
-from waltzd.record import HeadArray, Run, heads
+from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
 from waltzd.server.bell import Bell
 from waltzd.server.desk import Desk
@@ -237,7 +237,6 @@ class SimAppend(_Lazy):
 
 class _StorageLink:
     def __init__(self, end: End) -> None:
-        self.peer = end.other.life.name
         self._end = end
 
     async def receive(self) -> Frame | None:
@@ -314,10 +313,6 @@ class SimServerPort(_Port[Desk]):
         async with aclosing(self._each(work)) as runs:
             async for run in runs:
                 yield run
-
-    async def fetch_heads(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[HeadArray]:
-        async for run in self.fetch(partition, first_id, last_id):
-            yield heads(run)
 
     async def close(self) -> None:
         return None

@@ -63,10 +63,6 @@ class _Heard:
         self._link = link
         self._listener = listener
 
-    @property
-    def peer(self) -> str:
-        return self._link.peer
-
     async def receive(self) -> Frame | None:
         return await self._link.receive()
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.simulation.storages import KEY, SimPort, SimStorage
-from waltzd.cluster import Cluster
+from waltzd.cluster import REPLICAS, Cluster
+from waltzd.coordinator import Set
 from waltzd.coordinator_memory import MemoryTree
-from waltzd.errors import MetadataMissing, SessionEnded, WaltzError
+from waltzd.errors import CannotConnect, MetadataMissing, SessionEnded, WaltzError
 from waltzd.loop import run
 from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
 from waltzd.record import encode_payloads
@@ -539,3 +541,80 @@ async def test_a_full_disk_stops_one_replica_and_nobody_else() -> None:
         disk.capacity_bytes = 1 << 40
         await c.until(lambda: c.last_id("s1") == 1099)
         assert len(c.check_equal()) == 1100
+
+
+@story
+async def test_a_promotion_that_is_tried_again_does_not_undo_what_an_operator_did_meanwhile() -> None:
+    async with cell(5, members=3) as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(20))
+        coordinator: Any = store._cluster.coordinator
+        commit = coordinator.commit
+        was_refused = False
+
+        async def refuse_once(changes: Sequence[Any]) -> None:
+            nonlocal was_refused
+            if not was_refused and any(isinstance(change, Set) and change.path == REPLICAS for change in changes):
+                was_refused = True
+                sets, version = await c.cluster.replicas()
+                roles = {**sets.partitions[0], "s4": Role.LEARNER}
+                await c.cluster.save_replicas(ReplicaSets(partitions={0: roles}), version)
+                raise CannotConnect("the coordinator does not answer")
+            await commit(changes)
+
+        coordinator.commit = refuse_once
+        sets, version = await c.cluster.replicas()
+        roles = {**sets.partitions[0], "s3": Role.LEARNER}
+        await c.cluster.save_replicas(ReplicaSets(partitions={0: roles}), version)
+        await c.opened(store, above=pipeline.session.session)
+        assert was_refused
+        sets, version = await c.cluster.replicas()
+        assert "s4" in sets.partitions[0]
+
+
+@story
+async def test_a_bound_on_copying_is_kept_and_is_no_failure() -> None:
+    c = Cell()
+    c.storages = {name: SimStorage(name, seed=n, segment_bytes=64 << 20) for n, name in enumerate(c.storages)}
+    await c.start()
+    try:
+        clock = asyncio.get_running_loop().time
+        store = await c.own(1, settings=replace(SETTINGS, catch_up_bytes_per_second=500_000, storage_seconds=1.0))
+        pipeline = await c.opened(store)
+        c.storages["s2"].kill()
+        for _ in range(20):
+            await pipeline.committed(pipeline.append(500, size=400))
+        await c.storages["s2"].start()
+        began = clock()
+        await c.until(lambda: c.last_id("s2") == 9999, seconds=60)
+        assert clock() - began > 20 * 500 * 400 / 500_000
+    finally:
+        await c.close()
+
+
+@story
+async def test_two_names_for_one_storage_count_once() -> None:
+    """An operator wrote the address of one storage down for another one, too."""
+
+    def connect(meta: StorageMeta) -> Any:
+        return SimPort(c.storages["s1" if meta.name == "s2" else meta.name])
+
+    async with cell() as c:
+        first = await c.opened(await c.own(1))
+        await first.committed(first.append(10))
+        c.connect = connect  # type: ignore[method-assign]
+        store = await c.own(2)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(10))
+
+        def refused() -> list[str]:
+            return [replica.story for replica in store.describe().replicas if "are one storage" in replica.story]
+
+        await c.until(lambda: len(refused()) == 1)
+        c.storages["s0"].kill()
+        last_id = pipeline.append(10)
+        await c.until(lambda: c.last_id("s1") == last_id and "no majority" in store.describe().waiting)
+        assert pipeline.session.committed == last_id - 10, "it is on one disk"
+        await c.storages["s0"].start()
+        await pipeline.committed(last_id)

@@ -90,11 +90,19 @@ async def _newcomer(now: Situation, storage: StorageMeta, tls: Tls | None) -> li
             f"{there.group}",
             next_step="choose another name; `waltzctl storage set` changes the addresses or the group of one that is there",
         )
-    for name, other in now.storages.items():
-        if name != storage.name and {storage.listen, storage.admin_listen} & {other.listen, other.admin_listen}:
-            raise NameInUse(f"{storage.listen} or {storage.admin_listen} is an address of the storage {name} already")
+    check_addresses(now, storage)
     await check_storage(now.found.meta, storage, tls)
     return [] if there is not None else [f"write down {storage.name} at {storage.listen}, group {storage.group}"]
+
+
+def check_addresses(now: Situation, storage: StorageMeta) -> None:
+    """No two names for one storage: what it acknowledged under both would be on one disk, and be taken for two."""
+    for name, other in now.storages.items():
+        if name != storage.name and {storage.listen, storage.admin_listen} & {other.listen, other.admin_listen}:
+            raise NameInUse(
+                f"{storage.listen} or {storage.admin_listen} is an address of the storage {name} already",
+                next_step="give each storage addresses of its own",
+            )
 
 
 async def check_storage(meta: ClusterMeta, storage: StorageMeta, tls: Tls | None) -> None:
@@ -328,6 +336,7 @@ def set_(
         before = now.storage(name)
         after = replace(before, **{field: value for field, value in given.items() if value is not None})
         if (after.listen, after.admin_listen) != (before.listen, before.admin_listen):
+            check_addresses(now, after)
             await check_storage(now.found.meta, after, reach.tls)
         steps = [
             f"{field.replace('_', ' ')}: {getattr(before, field)} becomes {getattr(after, field)}"

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from waltzd.transplant import Graft, Transplant
 
 VERB = "storage recover"
-GIVEN_UP = "it is damaged: "
-"""So begins what an owner says of a replica that it cannot heal (`waltzd.server.recovery`)."""
+GIVEN_UP = "GIVEN_UP"
+"""The state in which an owner sees a replica that it cannot heal (`waltzd.server.replica_link`)."""
 TOLD_MAX = 3
 """So many of those that wait are named when it takes too long."""
 
@@ -140,7 +140,7 @@ def standing(name: str, view: PartitionView, there: PartitionDescription | None)
     if not status.is_sound:
         # While its owner waits for others there is hope; with a level one beside it there is none.
         is_alone = not (view.is_open and level_without(name, view))
-        if ours.story.startswith(GIVEN_UP) and not is_alone:
+        if ours.state == GIVEN_UP and not is_alone:
             return Standing(state=State.LOST, why=ours.story, held=held)
         return Standing(state=State.COMES, why=ours.story, held=held)
     return Standing(state=State.COUNTS if ours.counts else State.COMES, why=ours.story, held=held)

@@ -21,6 +21,10 @@ from waltzd.quorum import majority
 SLOW_MS = 1000.0
 """Whoever answers after more than this is named: something is wrong with it, or with the way to it."""
 GONE = "the owner is gone"
+_WHEN_SHORT = dict.fromkeys(
+    ("CONNECTING", "SETTLING", "CATCHING_UP", "SLOW", "DAMAGED", "UNKNOWN"), "wait until it is level"
+) | {"GIVEN_UP": "bring it back from the others: `waltzctl storage recover {0}`"}
+"""By the state in which an owner sees a replica."""
 REPAIR = "start it again, or see why its machine does not answer"
 
 
@@ -257,12 +261,11 @@ def _short(found: Overview, down: Sequence[str]) -> Iterator[Reason]:
         story = stories[0][1]
         about = f"{story} (partition {numbers[0]})" if len(numbers) > 1 and story else story
         state_said = state.lower().replace("_", " ")
-        waits = state in ("CONNECTING", "SETTLING", "CATCHING_UP", "SLOW", "UNKNOWN")
         yield Reason(
             key=f"short {storage} {state}",
             sentence=f"{storage}'s replica{'' if len(numbers) == 1 else 's'} of {spell(numbers)} no longer {few}: "
             f"{state_said}{', ' if about else ''}{about}",
-            next_step="wait until it is level" if waits else f"look at it with `waltzctl storage describe {storage}`",
+            next_step=_WHEN_SHORT.get(state, "look at it with `waltzctl storage describe {0}`").format(storage),
             partitions=numbers,
             names=(storage,),
         )

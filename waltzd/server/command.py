@@ -155,7 +155,7 @@ class _Daemon:
         )
         self._capacity = Capacity(config.mounts_max)
         self.tallies = Tallies()
-        self._storages: dict[str, ReplicaClient] = {}
+        self._storages: dict[tuple[str, str], ReplicaClient] = {}
         self._ticker = Ticker(TICK_SECONDS)
         self._store_settings = StoreSettings(
             partitions=meta.partitions,
@@ -267,11 +267,12 @@ class _Daemon:
 
     def _connect(self, storage: StorageMeta) -> ReplicaPort:
         """All partitions share one connection to a storage."""
-        if storage.listen not in self._storages:
-            self._storages[storage.listen] = ReplicaClient(
+        place = storage.name, storage.listen  # another storage at the address has another certificate
+        if place not in self._storages:
+            self._storages[place] = ReplicaClient(
                 storage.listen, self._meta.key, seconds=self._config.storage_seconds, tls=self._tls, name=storage.name
             )
-        return self._storages[storage.listen]
+        return self._storages[place]
 
     async def close(self) -> None:
         for client in self._storages.values():

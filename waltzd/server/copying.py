@@ -24,9 +24,8 @@ SIZE_NOT_KNOWN = 0
 class SourceFailed(Exception):
     """The replica that was read from failed, not the one that was written to."""
 
-    def __init__(self, source: str, error: WaltzError) -> None:
+    def __init__(self, error: WaltzError) -> None:
         super().__init__(str(error))
-        self.source = source
         self.error = error
 
 
@@ -153,15 +152,17 @@ class Copier:
         try:
             return await self._source(source).segments(self._partition, session=self._session)
         except WaltzError as error:
-            raise SourceFailed(source, error) from error
+            raise SourceFailed(error) from error
 
     async def _records(self, source: str, first_id: int, last_id: int) -> AsyncIterator[Run]:
-        runs = self._source(source).read(self._partition, first_id, last_id, session=self._session)
+        # While a pause for the bound lasts nothing is acknowledged, so no frame may be worth more than a moment of it.
+        frame_bytes = max(1, self._bytes_per_second // 4) if self._bytes_per_second else 0
+        runs = self._source(source).read(self._partition, first_id, last_id, session=self._session, frame_bytes=frame_bytes)
         try:
             async for run in timely(runs, self._seconds, source):
                 yield run
         except WaltzError as error:
-            raise SourceFailed(source, error) from error
+            raise SourceFailed(error) from error
 
     async def _file(self, source: str, first_id: int) -> AsyncIterator[Buffer]:
         pieces = self._source(source).fetch_segment(self._partition, first_id, session=self._session)
@@ -170,4 +171,4 @@ class Copier:
                 yield piece
                 await self._throttle(len(piece))
         except WaltzError as error:
-            raise SourceFailed(source, error) from error
+            raise SourceFailed(error) from error

@@ -22,7 +22,7 @@ from waltzd.finding import Code
 from waltzd.meta import Decision, PartitionMeta, ReplicaState, Role
 from waltzd.quorum import EMPTY, EVERYTHING, decided, majority
 from waltzd.replica import ReplicaStatus
-from waltzd.server.task import Copy, Heal, Level, SetLowMark, Task, Truncate, Wait
+from waltzd.server.task import Copy, GiveUp, Heal, Level, SetLowMark, Task, Truncate, Wait
 
 NEAR_IDS = 10_000
 """Who lags less than this is level in a moment."""
@@ -97,6 +97,11 @@ class Recovery:
         self._copied.pop(name, None)
         self._take(name, status)
         self._note(f"{name} answers: {status.sentence()}, begun {status.session} at {status.low_mark}")
+
+    def twin_of(self, name: str, status: ReplicaStatus) -> str | None:
+        """Another name under which this very replica answers: what is acknowledged under both is on one disk."""
+        others = ((other, known) for other, known in self._statuses.items() if other != name)
+        return next((other for other, known in others if known.incarnation == status.incarnation), None)
 
     def changed(self, name: str, status: ReplicaStatus) -> None:
         """After a truncation, a low-water mark or a healing."""
@@ -260,7 +265,7 @@ class Recovery:
                 return Heal(segment, last_id, sources)
         elif status.damaged_segments and not has_begun:
             return Truncate(mark)
-        return Wait(f"it is damaged: {status.findings[0].sentence()}")
+        return GiveUp(f"it is damaged: {status.findings[0].sentence()}")
 
     def _while_voting(self, name: str, status: ReplicaStatus) -> Task:
         if self.is_fresh:

@@ -15,14 +15,14 @@ import enum
 from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
-from waltzd.errors import CannotConnect, NoSuchPartition, StaleSession, WaltzError
+from waltzd.errors import CannotConnect, NoSuchPartition, SameStorage, StaleSession, WaltzError
 from waltzd.port import AppendPort, ReplicaPort
 from waltzd.replica import ReplicaStatus
 from waltzd.server.bell import Bell
 from waltzd.server.copying import Copier, SourceFailed
 from waltzd.server.recovery import Recovery
 from waltzd.server.tail import Tail
-from waltzd.server.task import Copy, Heal, Level, SetLowMark, Truncate, Wait
+from waltzd.server.task import Copy, GiveUp, Heal, Level, SetLowMark, Truncate, Wait
 
 T = TypeVar("T")
 FRAME_BYTES = 1 << 20
@@ -40,6 +40,9 @@ class State(enum.StrEnum):
     SLOW = "SLOW"
     CATCHING_UP = "CATCHING_UP"
     DAMAGED = "DAMAGED"
+    """It is being healed."""
+    GIVEN_UP = "GIVEN_UP"
+    """It is damaged, and nobody who answers can heal it."""
     DOWN = "DOWN"
 
 
@@ -193,11 +196,13 @@ class ReplicaLink:
             self.state, self.story = State.CONNECTING, "being opened"
         self._doubt = None
         status = await self._open()
+        twin = home.core.twin_of(self.name, status)
+        if twin is not None:
+            raise SameStorage(f"{self.name} and {twin} are one storage: both addresses lead to the same replica")
         if home.has_forgotten(self.name, status):
             self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
         home.core.opened(self.name, status)
         home.decided.ring()
-        self.state = State.SETTLING
         await self._settle()
         while True:
             await self._catch_up()
@@ -223,7 +228,9 @@ class ReplicaLink:
         while True:
             seen = home.decided.rings
             self._check_doubt()
-            match core.next_for(self.name):
+            task = core.next_for(self.name)
+            self.state = State.GIVEN_UP if isinstance(task, GiveUp) else State.SETTLING
+            match task:
                 case Wait(why):
                     self.story = why
                     await home.decided.wait(seen)
@@ -241,7 +248,6 @@ class ReplicaLink:
                 case Heal(segment, last_id, sources):
                     self.state, self.story = State.DAMAGED, f"the damaged segment {segment} is being replaced"
                     core.changed(self.name, await home.copier(self.name).heal(segment, last_id, sources))
-                    self.state = State.SETTLING
                 case Level():
                     if home.open_tail is not None:
                         return

@@ -336,12 +336,12 @@ class StoreSession:
     async def _save(self, wanted: PartitionMeta, *, promote: bool = False) -> None:
         """Compare-and-set. When the answer is lost, look what is there."""
         sets = self._promoted(wanted) if promote else None
+        # With the version that `sets` was made from: what somebody else saves meanwhile must end this, not be undone by it.
+        replicas = None if sets is None else (sets, self._replicas_version)
         pause = self._settings.retry_seconds
         while True:
             try:
-                self._version = await self._cluster.save_partition(
-                    self.partition, wanted, self._version, replicas=None if sets is None else (sets, self._replicas_version)
-                )
+                self._version = await self._cluster.save_partition(self.partition, wanted, self._version, replicas=replicas)
             except CannotConnect:
                 self._check()
                 await asyncio.sleep(pause)
@@ -357,8 +357,8 @@ class StoreSession:
                         ) from None
                     continue
                 self._version = version
-            if sets is not None:
-                self._replicas = sets
+            if replicas is not None and replicas[1] == self._replicas_version:
+                self._replicas, self._replicas_version = replicas[0], replicas[1] + 1
             self.core.saved(wanted)
             self.decided.ring()
             return

@@ -12,6 +12,11 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class GiveUp(Wait):
+    """It is damaged, and nobody who answers holds what it lacks: wait for others, or for an operator."""
+
+
+@dataclass(frozen=True)
 class Truncate:
     mark: int
 

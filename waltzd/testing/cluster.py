@@ -8,6 +8,7 @@ over it.
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -159,7 +160,7 @@ class LocalCluster:
         self.mistakes.append(error)
 
     async def _make_storage(self, name: str) -> StorageDoor:
-        disk = SimDisk()
+        disk = SimDisk(zlib.crc32(name.encode()))  # what it draws must not be what another one draws
         disk.make_directory(name)
         config = StorageConfig(directory=name, free_bytes_min=0)
         directory = Directory.open(
@@ -269,13 +270,6 @@ class LocalCluster:
     def is_alive(self, name: str) -> bool:
         """Whether this server runs."""
         return self._servers[name] is not None
-
-    def coordinator_of(self, name: str) -> MemoryCoordinator:
-        """The coordinator session of a server that runs: it can be lost, expire and come back."""
-        server = self._servers[name]
-        if server is None:
-            raise BadArgument(f"{name} does not run")
-        return server.coordinator
 
     async def kill_server(self, name: str) -> None:
         server = self._servers[name]

@@ -19,7 +19,7 @@ from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
 from waltzd.frame import AppendBatch, ClientFrame, Committals, Feed, HeadFeed, MountRequest, Refusals, ServerFrame, Topology
 from waltzd.lock import Mode
 from waltzd.outcome import Reason
-from waltzd.record import HeadArray, Run, heads
+from waltzd.record import Run
 from waltzd.server.bell import Bell
 from waltzd.server.desk import Desk
 
@@ -128,10 +128,6 @@ class ServerPort:
         async with aclosing(self._find().desk.fetch(self._known_key(), partition, first_id, last_id)) as runs:
             async for run in runs:
                 yield run
-
-    async def fetch_heads(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[HeadArray]:
-        async for run in self.fetch(partition, first_id, last_id):
-            yield heads(run)
 
     async def close(self) -> None:
         await asyncio.sleep(0)

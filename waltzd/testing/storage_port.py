@@ -185,7 +185,6 @@ class _StorageLink:
     """Both ends of a stream: frames one way, the newest mark and then the end the other."""
 
     def __init__(self, door: StorageDoor) -> None:
-        self.peer = "a server in this process"
         self.is_over = False
         self._door = door
         self._frames: deque[Frame | None] = deque()
