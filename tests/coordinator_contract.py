@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from waltzd.cluster import HISTORY_MAX, MOVES, NO_VERSION, PREFERRED, REPLICAS, SERVERS, Cluster
+from waltzd.cluster import HISTORY_MAX, LEADER, MOVES, NO_VERSION, PREFERRED, REPLICAS, SERVERS, Cluster
 from waltzd.coordinator import COMMIT_BYTES_MAX, Check, Coordinator, Create, Delete, Set
 from waltzd.errors import (
     BadArgument,
@@ -455,16 +455,13 @@ async def one_leads(world: World) -> None:
     assert leader.is_mine == (leader.name == "a")
     first, second = (here, there) if leader.is_mine else (there, here)
     assert await first.become_leader(leader.name)
-    seen = await second.wait_for_leader(None)
+    seen = await second.wait_for_change([LEADER], None)
     assert await second.become_leader("next", over=leader.version)
-    await second.wait_for_leader(seen)
-    await first.resign()  # leads no more, and takes nothing from who does
+    await second.wait_for_change([LEADER], seen)
     assert not await first.become_leader("again", over=7)
     found = await first.leader()
     assert found is not None
     assert found.name == "next"
-    await second.resign()
-    assert await first.leader() is None
 
 
 @story
@@ -567,19 +564,6 @@ async def what_a_new_server_announces_is_not_missed(world: World) -> None:
     await other.update_server(latest)
     await waiting
     assert await cluster.servers() == {"x": latest}
-
-
-@story
-async def contact_can_be_waited_for(world: World) -> None:
-    one = await world.connect()
-    cluster = Cluster(one)
-    await cluster.wait_for_contact()
-    await world.interrupt(one)
-    waiting = asyncio.create_task(cluster.wait_for_contact())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    await world.resume(one)
-    await waiting
 
 
 # -- what operators want and did ---------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ transaction. `CannotConnect` from a change means that it may have been made: rea
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -178,10 +177,6 @@ class Cluster:
             return found is not None and found.is_mine
         return True
 
-    async def resign(self) -> None:
-        """Stop being the leader, if this coordinator session is."""
-        await self._take_back(LEADER)
-
     # -- who owns what -------------------------------------------------------------------------------------------------
 
     async def assignment(self) -> tuple[Assignment, int]:
@@ -345,20 +340,6 @@ class Cluster:
 
     async def wait_for_partition(self, partition: int, seen: object | None) -> object:
         return await self.wait_for_change([partition_path(partition)], seen)
-
-    async def wait_for_leader(self, seen: object | None) -> object:
-        return await self.wait_for_change([LEADER], seen)
-
-    async def wait_for_contact(self) -> None:
-        """Return when the coordinator is connected. The caller says how long that may take."""
-        change = asyncio.Event()
-        forget = self.coordinator.on_change(change.set)
-        try:
-            while not self.coordinator.is_connected:
-                change.clear()
-                await change.wait()
-        finally:
-            forget()
 
     # -- below ---------------------------------------------------------------------------------------------------------
 

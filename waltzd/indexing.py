@@ -72,11 +72,6 @@ class Built:
         return join(self.directory, segment_name(self.first_id))
 
 
-def rebuild_segment(disk: Disk, task: IndexTask) -> Built:
-    """One segment from start to end: scan, seal, install."""
-    return install(disk, build_index(disk, task))
-
-
 def build_index(disk: Disk, task: IndexTask) -> Built:
     """One scan of the data. The new index is sealed beside the old one unless that one is right already."""
     path = join(task.directory, segment_name(task.first_id))

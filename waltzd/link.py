@@ -28,8 +28,6 @@ class Frame:
 class Link(Protocol):
     """One two-way stream: frames come in, marks go out."""
 
-    @property
-    def peer(self) -> str: ...
     async def receive(self) -> Frame | None:
         """The next frame, or None when the other side has no more."""
         ...

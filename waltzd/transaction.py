@@ -18,7 +18,7 @@ from waltzd.checksum import crc32
 from waltzd.errors import BadArgument, BadFrame
 from waltzd.lock import Lock
 from waltzd.outcome import Outcome, Rejected
-from waltzd.record import HEAD_BYTES, TRAILER_BYTES, HeadArray, RequestId, Run, heads
+from waltzd.record import HEAD_BYTES, TRAILER_BYTES, HeadArray, Run, heads
 
 HEADER_MIN, HEADER_MAX = -(1 << 31), (1 << 31) - 1
 
@@ -96,12 +96,6 @@ class Transaction:
 
     def __repr__(self) -> str:
         return f"Transaction(partition={self.partition}, id={self.id}, header={self.header}, length={self.length})"
-
-    @property
-    def request_id(self) -> RequestId:
-        """Who asked for it."""
-        client, generation, sequence = self.request
-        return RequestId(client=client, generation=generation, partition=self.partition, sequence=sequence)
 
     @property
     def payload(self) -> bytes:

@@ -46,7 +46,7 @@ from waltzd.frame import (
 )
 from waltzd.lock import Mode
 from waltzd.outcome import Reason
-from waltzd.record import HeadArray, Run, encode_run, heads
+from waltzd.record import Run, encode_run, heads
 
 KEY = UUID(int=7)
 FAULTS = ("drop", "drop after", "late", "end", "crash", "move")
@@ -289,10 +289,6 @@ class FakeServer:
             raise BeyondLog(f"there is nothing above {found.committed}")
         if last >= first_id:
             yield found.run(first_id, last)
-
-    async def fetch_heads(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[HeadArray]:
-        async for run in self.fetch(partition, first_id, last_id):
-            yield heads(run)
 
     async def close(self) -> None:
         assert not self.is_closed

@@ -34,14 +34,15 @@ from waltzd.errors import (
 from waltzd.finding import Finding
 from waltzd.layout import CONTROL_NAME, FileHeader, control_struct_offset, segment_name
 from waltzd.link import Frame
+from waltzd.record import Run
 from waltzd.storage.keeper import Keeper
+from waltzd.storage.partition import Partition
+from waltzd.storage.segment import Suspect
 from waltzd.verify import Options, Target, verify
 
 
 class OneFrame:
     """A link with one frame to send."""
-
-    peer = "test"
 
     def __init__(self, frame: Frame) -> None:
         self._frames = [frame]
@@ -348,3 +349,17 @@ def test_who_gives_up_while_a_replica_is_made_or_removed_leaves_it_whole(turns: 
         assert (await keeper.open_session(2, 3, PARTITIONS, create=True)).promised_session == 3
 
     assert with_keeper(blank_disk(), test)[1] == []
+
+
+def test_what_stays_in_doubt_after_it_was_examined_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubtful(self: Partition, first_id: int, last_id: int, size: int, *, session: int | None) -> Run:
+        raise Suspect(0)
+
+    monkeypatch.setattr(Partition, "read", doubtful)
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.open_session(0, 7, PARTITIONS)
+        with pytest.raises(PartitionDamaged, match="segment at id 0"):
+            [run async for run in keeper.read(0, 7, 0, 5, 0)]
+
+    with_keeper(sample(6), test)

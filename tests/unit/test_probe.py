@@ -71,10 +71,6 @@ class Server:
     async def fetch(self, _partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[Run]:
         yield encode_payloads(first_id, [self.gives])
 
-    async def fetch_heads(self, *_: Any) -> AsyncIterator[Any]:
-        raise AssertionError("nobody asks for heads")
-        yield
-
     def cancel(self) -> None:
         return
 

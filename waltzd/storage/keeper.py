@@ -24,6 +24,7 @@ from waltzd.errors import (
     FlushFailed,
     ForeignCluster,
     NoSuchPartition,
+    PartitionDamaged,
     ReadFailed,
     TooManyCallers,
     WaltzError,
@@ -251,7 +252,12 @@ class Keeper:
         except Suspect as question:
             first = question.first_id
             await lane.call(lambda: partition.examine(first))
-            found = await self._run_reading(read)
+            try:
+                found = await self._run_reading(read)
+            except Suspect:
+                raise PartitionDamaged(
+                    f"partition {partition.number}: what is read from the segment at id {first} is not what stands there"
+                ) from None
         return found
 
     async def digest(self, number: int, first_id: int, last_id: int) -> Digest:

@@ -35,10 +35,6 @@ class _FramedLink:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    @property
-    def peer(self) -> str:
-        return self._connection.peer
-
     async def receive(self) -> Frame | None:
         try:
             found = await self._connection.receive()
