@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from waltzd.cluster import HISTORY_MAX, LEADER, MOVES, NO_VERSION, PREFERRED, REPLICAS, SERVERS, Cluster
+from waltzd.cluster import ATTEMPTS_MAX, HISTORY_MAX, LEADER, MOVES, NO_VERSION, PREFERRED, REPLICAS, SERVERS, Cluster
 from waltzd.coordinator import COMMIT_BYTES_MAX, Check, Coordinator, Create, Delete, Set
 from waltzd.errors import (
     BadArgument,
@@ -545,6 +545,14 @@ async def client_ids_are_never_given_twice(world: World) -> None:
     clusters = [await created(world), *[Cluster(await world.connect_elsewhere("/waltz/test")) for _ in range(2)]]
     ids = await asyncio.gather(*(cluster.new_client_id() for cluster in clusters for _ in range(5)))
     assert sorted(ids) == list(range(1, 16))
+
+
+@story
+async def a_crowd_of_clients_gets_its_ids(world: World) -> None:
+    """Those of one server wait for each other: if they raced, each round would serve one, and most would give up."""
+    cluster = await created(world)
+    ids = await asyncio.gather(*(cluster.new_client_id() for _ in range(3 * ATTEMPTS_MAX)))
+    assert sorted(ids) == list(range(1, 3 * ATTEMPTS_MAX + 1))
 
 
 @story

@@ -55,6 +55,9 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
+__all__ = sorted(_MODULE_OF)  # `from waltzd import *` does not ask `__dir__`
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
@@ -23,7 +23,6 @@ from waltzd.line import Line, PartitionState
 from waltzd.lock import Lock, Mode
 from waltzd.outcome import Committed, Outcome, Reason, Rejected
 from waltzd.port import ServerPort
-from waltzd.quorum import EMPTY
 from waltzd.record import Run
 from waltzd.servers import ServerClient
 from waltzd.submission import Bundle, Outcomes, Request
@@ -36,6 +35,8 @@ from waltzd.transaction import (
     Transaction,
     TransactionContext,
     checked_header,
+    checked_id,
+    checked_mark,
     encoded,
     partition_by_hash,
     transactions_of,
@@ -65,9 +66,11 @@ class Client:
         `call` say how servers are reached and how the application's code is called; tests have their own."""
         self.settings = settings or ClientSettings()
         self._feed = feed or (FeedMode.NONE if handler is None else FeedMode.RECORDS)
+        if not isinstance(self._feed, FeedMode):
+            raise BadArgument(f"feed is one of FeedMode, not {feed!r}")
         if (handler is None) != (self._feed is FeedMode.NONE):
             raise BadArgument(f"FeedMode.{self._feed.name} goes {'with' if handler is None else 'without'} a handler")
-        self._wanted = partitions if partitions == "all" else tuple(partitions)
+        self._wanted = partitions if isinstance(partitions, str) else tuple(partitions)
         self._handler = handler
         self._serializer = serializer
         self._partitioner = partitioner
@@ -86,6 +89,8 @@ class Client:
     async def open(self) -> None:
         """Find the cluster, get a client id, and begin with the partitions that were asked for. They become ready by
         themselves; nothing waits for one whose owner is not there."""
+        if self._closed is None:
+            raise BadArgument("the client is open already")
         clock = asyncio.get_running_loop().time
         deadline = clock() + self.settings.submit_seconds
         try:
@@ -162,11 +167,13 @@ class Client:
 
     def _numbers(self, partitions: Partitions) -> tuple[int, ...]:
         if isinstance(partitions, str):
+            if partitions != "all":
+                raise BadArgument(f'partitions are "all" or numbers, not {partitions!r}')
             return tuple(range(self.partition_count))
-        found = tuple(sorted(set(partitions)))
+        found = set(partitions)
         for partition in found:
             self._check_number(partition)
-        return found
+        return tuple(sorted(found))
 
     def _line_of(self, partition: int) -> Line:
         if partition not in self._lines:
@@ -183,8 +190,8 @@ class Client:
         return self._lines[partition]
 
     def _check_number(self, partition: int) -> None:
-        if not 0 <= partition < self.partition_count:
-            raise BadArgument(f"there is no partition {partition}; the cluster has {self.partition_count}, from 0 on")
+        if not hasattr(partition, "__index__") or not 0 <= partition < self.partition_count:
+            raise BadArgument(f"there is no partition {partition!r}; the cluster has {self.partition_count}, from 0 on")
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -213,10 +220,7 @@ class Client:
         line = self._line(partition)
         async with self._counted():
             outcome = await self._attempt(line, context, call)
-        try:
-            await call(context.on_completion, outcome)
-        except Exception:  # noqa: BLE001  # the application's code
-            _log.exception("on_completion of a transaction of partition %d failed", partition)
+        await _tell(line, call, context.on_completion, outcome)
         if isinstance(outcome, Committed) and _is_overridden(context, "on_application"):
             line.announce(outcome.id, context.on_application)
         return outcome
@@ -231,7 +235,7 @@ class Client:
             if not isinstance(outcome, Rejected):
                 return outcome
             if outcome.reason is not Reason.LOST:
-                await call(context.on_lock_failure, outcome)
+                await _tell(line, call, context.on_lock_failure, outcome)
                 if not line.has_view:
                     return outcome
             if attempt >= self.settings.attempts_max:
@@ -302,8 +306,7 @@ class Client:
         for name, column in (("headers", headers), ("locks", locks)):
             if column is not None and len(column) != len(payloads):
                 raise BadArgument(f"there are {len(payloads)} payloads and {len(column)} {name}")
-        for header in () if headers is None else headers:
-            checked_header(header)
+        headers = None if headers is None else [checked_header(header) for header in headers]
         each = None if locks is None else [tuple(some) for some in locks]
         mark = self._checked_mark(line, mark, [lock for some in each or () for lock in some])
         return self._append_many(line, mark, [encoded(data, self._serializer) for data in payloads], headers, each)
@@ -345,9 +348,7 @@ class Client:
             if not line.has_view and any(lock.mode is not Mode.APPEND for lock in locks):
                 raise BadArgument("a READ or WRITE lock needs a mark to be compared with: give a handler, or a mark")
             return line.mark
-        if mark < EMPTY:
-            raise BadArgument(f"a mark is -1 or an id, not {mark}")
-        return mark
+        return checked_mark(mark)
 
     # -- waiting
 
@@ -359,6 +360,8 @@ class Client:
     async def flush(self, seconds: float | None = None) -> None:
         """Until everything that was submitted before is decided; `CannotConnect` when that takes longer than `seconds`
         (`submit_seconds` if it is not given)."""
+        if not self.has_pending:
+            return
         limit = self.settings.submit_seconds if seconds is None else seconds
         waits = [self._lines[partition].drained() for partition in self._active]
         try:
@@ -399,8 +402,7 @@ class Client:
         """One committed transaction; `BeyondLog` when there is none of this id yet."""
         self._check_open()
         self._check_number(partition)
-        if id < 0:
-            raise BadArgument(f"ids start at 0; {id} is none")
+        id = checked_id(id)
 
         async def ask(port: ServerPort) -> Run:
             runs = [run async for run in port.fetch(partition, id, id)]
@@ -419,6 +421,14 @@ class Client:
     def describe(self) -> tuple[PartitionState, ...]:
         """Every partition of this client."""
         return tuple(self._lines[partition].state() for partition in self._active)
+
+
+async def _tell(line: Line, call: Call, listener: Callable[[Any], object], outcome: Outcome | Declined) -> None:
+    """Nothing about the transaction changes by what the application raises here."""
+    try:
+        await call(listener, outcome)
+    except Exception:  # noqa: BLE001  # the application's code
+        _log.exception("%s of a transaction of partition %d failed", listener.__name__, line.partition)
 
 
 def _is_overridden(context: TransactionContext, name: str) -> bool:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
@@ -43,10 +44,21 @@ T = TypeVar("T")
 class _LoopThread:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self.loop.run_forever, name="waltz-loop", daemon=True)
         self._thread.start()
 
+    def check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise BadArgument(
+                "this process was forked from one that had a client: neither its threads nor gRPC came along. Start "
+                "processes with `spawn`, or fork before the first client is made"
+            )
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
+        if os.getpid() != self._process:
+            work.close()
+            self.check_process()
         if threading.current_thread() is self._thread:
             work.close()
             raise BadArgument("a blocking call on the thread of the loop would wait for itself: use the asyncio client")
@@ -66,7 +78,8 @@ def _loop_thread() -> _LoopThread:
     global _started
     with _starting:
         _started = _started or _LoopThread()
-        return _started
+    _started.check_process()
+    return _started
 
 
 class BlockingClient:
@@ -85,7 +98,11 @@ class BlockingClient:
     ) -> None:
         """As `Client`. `threads`: how many handlers may be at work at once, each for another partition."""
         self._thread = _loop_thread()
+        self._threads = threads
+        self._is_shut = False
         self._pool = ThreadPoolExecutor(threads, "waltz-handler")
+        self._left_behind: dict[int, Future[Any]] = {}
+        """By partition, what the handler is still at, although nobody waits for it any more."""
         self._client = Client(
             servers,
             handler=handler,
@@ -99,18 +116,34 @@ class BlockingClient:
         )
 
     async def _call_on_pool(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        result = await self._thread.loop.run_in_executor(self._pool, partial(function, *arguments))
+        partition = _partition_in(arguments)
+        while (
+            partition is not None and (left := self._left_behind.get(partition)) is not None
+        ):  # one call at a time for each partition
+            await asyncio.gather(asyncio.wrap_future(left), return_exceptions=True)
+            if self._left_behind.get(partition) is left:
+                del self._left_behind[partition]
+        running = self._pool.submit(_called, function, *arguments)
+        try:
+            result = await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            if not running.cancel() and not running.done() and partition is not None:
+                self._left_behind[partition] = running  # a thread cannot be cancelled
+            raise
         return await result if inspect.isawaitable(result) else result
 
     # -- life
 
     def open(self) -> None:
+        if self._is_shut:
+            self._pool, self._is_shut = ThreadPoolExecutor(self._threads, "waltz-handler"), False
         self._thread.run(self._client.open())
 
     def close(self) -> None:
         try:
             self._thread.run(self._client.close())
         finally:
+            self._is_shut = True
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> Self:
@@ -235,7 +268,7 @@ class _Caller:
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         result: asyncio.Future[Any] = self._loop.create_future()
-        self._work.put((partial(function, *arguments), result))
+        self._work.put((partial(_called, function, *arguments), result))
         found = await result
         return await found if inspect.isawaitable(found) else found
 
@@ -254,6 +287,24 @@ class _Caller:
         except BaseException:
             future.cancel()
             raise
+
+
+def _partition_in(arguments: Sequence[Any]) -> int | None:
+    """Which one a handler is called for: with its number, a transaction of it, or several."""
+    first = arguments[0] if arguments else None
+    if isinstance(first, Sequence) and first:
+        first = first[0]
+    if isinstance(first, Transaction):
+        return first.partition
+    return first if isinstance(first, int) else None
+
+
+def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """As in a coroutine: no future takes a StopIteration, and who waits for it would wait for ever."""
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        raise RuntimeError("the application's code raised StopIteration") from error
 
 
 def _settle(result: asyncio.Future[Any], found: Any, error: Exception | None) -> None:

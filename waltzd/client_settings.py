@@ -34,5 +34,6 @@ class ClientSettings:
     def __post_init__(self) -> None:
         for setting in fields(self):
             value = getattr(self, setting.name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-                raise BadArgument(f"{setting.name} must be a number above 0, not {value!r}")
+            kinds, what = (int, "an integer") if isinstance(setting.default, int) else ((int, float), "a number")
+            if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
+                raise BadArgument(f"{setting.name} must be {what} above 0, not {value!r}")

@@ -7,6 +7,7 @@ transaction. `CannotConnect` from a change means that it may have been made: rea
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -87,6 +88,7 @@ class Leadership:
 class Cluster:
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
+        self._counting = asyncio.Lock()
 
     # -- the cluster ---------------------------------------------------------------------------------------------------
 
@@ -249,7 +251,12 @@ class Cluster:
     # -- clients -------------------------------------------------------------------------------------------------------
 
     async def new_client_id(self) -> int:
-        """An id that nobody else ever had or will have. One is lost when the answer of the coordinator is."""
+        """An id that nobody else ever had or will have. One is lost when the answer of the coordinator is. One at a time:
+        of many who race for the counter all but one go in vain, and are there again for the next race."""
+        async with self._counting:
+            return await self._next_client_id()
+
+    async def _next_client_id(self) -> int:
         for _ in range(ATTEMPTS_MAX):
             counter, version = await self._document(CLIENT_IDS, Counter)
             if counter.next > CLIENT_ID_MAX:

@@ -38,6 +38,22 @@ async def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
+def shielded(call: Call) -> Call:
+    """The same, for a task of ours that must outlive what the application does: when work of the application's own was
+    cancelled, that is a failure like any other, and does not cancel us."""
+
+    async def shielded_call(function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return await call(function, *arguments)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise RuntimeError("something that the application's code waited for was cancelled") from error
+
+    return shielded_call
+
+
 async def ask_mark(handler: Handler, call: Call, partition: int) -> int:
     mark = await call(handler.mark, partition)
     if not isinstance(mark, int) or mark < EMPTY:
@@ -53,7 +69,7 @@ class Follower:
         self.applied = EMPTY
         self._partition = partition
         self._handler = handler
-        self._call = call
+        self._call = shielded(call)
         self._batch_max = batch_max
         self._consumed = consumed
         self._apply_batch: Callable[[Sequence[Transaction]], Any] | None = getattr(handler, "apply_batch", None)
@@ -97,6 +113,10 @@ class Follower:
         self._count += 1
         heapq.heappush(self._announcements, (id, self._count, listener))
         self._wake.set()
+
+    def inherit(self, older: Follower) -> None:
+        """Whoever waits for an id still does after the partition was taken out and in: the view may have it by then."""
+        self._announcements, older._announcements = older._announcements, []
 
     @property
     def announcements(self) -> int:

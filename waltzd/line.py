@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from waltzd.client_settings import ClientSettings
 from waltzd.conversation import Conversation
-from waltzd.errors import ClientClosed, NotMounted, NotOwner, NotSent, WaltzError
+from waltzd.errors import BadArgument, ClientClosed, NotMounted, NotOwner, NotSent, WaltzError
 from waltzd.follower import Call, Follower, ask_mark
 from waltzd.frame import FeedMode, Place
 from waltzd.gate import Gate
@@ -82,6 +82,8 @@ class Line:
         self._is_ready = asyncio.Event()
         """Ready, or stopped."""
         self._supervisor: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Of the last activation."""
         self._alarm: asyncio.TimerHandle | None = None
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._trouble: WaltzError | None = None
@@ -97,16 +99,20 @@ class Line:
         mark = None
         if self._handler is not None:
             mark = await ask_mark(self._handler, self._call, self.partition)
-            self._follower = Follower(
+            follower = Follower(
                 self.partition,
                 self._handler,
                 call=self._call,
                 batch_max=self._settings.apply_batch_max,
                 consumed=self._consumed,
             )
+            if self._follower is not None:
+                follower.inherit(self._follower)
+            self._follower = follower
         if self.mount.client is None:
             self.mount.registered(client)
         self.stopped = None
+        self._loop = asyncio.get_running_loop()
         self._is_ready.clear()
         self._trouble = None
         self._supervisor = asyncio.create_task(self._live(mark), name=f"waltz line {self.partition}")
@@ -154,6 +160,8 @@ class Line:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self.stopped is None:  # somebody cancelled all tasks of the loop, as `asyncio.run` does at its end
+                self.stopped = ClientClosed("the loop of the client ended before the client was closed")
             self._stop()
 
     def _reason(self, error: BaseException) -> WaltzError:
@@ -221,6 +229,11 @@ class Line:
     def _check(self) -> None:
         if self.stopped is not None:
             raise copy(self.stopped)
+        if asyncio.get_running_loop() is not self._loop:
+            raise BadArgument(
+                "this client belongs to another event loop: use it there (`asyncio.run_coroutine_threadsafe`), or take a "
+                "BlockingClient, which any thread may call"
+            )
 
     async def drained(self) -> None:
         """Until all that is here by now is settled and decided."""

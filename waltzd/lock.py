@@ -10,6 +10,9 @@ import enum
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from operator import index
+
+from waltzd.errors import BadArgument
 
 
 class Mode(enum.IntEnum):
@@ -23,6 +26,10 @@ class Lock:
     name: str
     id: int
     mode: Mode = Mode.WRITE
+
+    def __post_init__(self) -> None:
+        if type(self.mode) is not Mode:
+            raise BadArgument(f"the mode of a lock is READ, WRITE or APPEND, not {self.mode!r}")
 
     @property
     def hash(self) -> int:
@@ -46,4 +53,8 @@ def lock_hash(name: str, id: int) -> int:
     """The first 8 bytes, big-endian, of BLAKE2b over the id (8 bytes, big-endian) and the UTF-8 of the name.
 
     Any client in any language must compute the same, or two of them do not see each other's locks."""
-    return int.from_bytes(blake2b((id & (1 << 64) - 1).to_bytes(8, "big") + name.encode(), digest_size=8).digest(), "big")
+    try:
+        raw = (index(id) & (1 << 64) - 1).to_bytes(8, "big") + name.encode()
+    except (TypeError, AttributeError, UnicodeEncodeError) as error:
+        raise BadArgument(f"a lock has a name of text and an integer, not {name!r} and {id!r}") from error
+    return int.from_bytes(blake2b(raw, digest_size=8).digest(), "big")

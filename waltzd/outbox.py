@@ -173,9 +173,9 @@ class Outbox:
             requests.append(head)
             size += head.bytes
             self.waiting.popleft()
-        batch = batch_of(requests, self.next_sequence)
-        self._keep(Sent(self.next_sequence, floor, len(requests), size, requests[0].ticket, self._messages, requests))
-        return batch
+        first_sequence = self.next_sequence
+        self._keep(Sent(first_sequence, floor, len(requests), size, requests[0].ticket, self._messages, requests))
+        return batch_of(requests, first_sequence)  # last: they have left `waiting`, and must be settled whatever happens
 
     def _take_piece(self, bundle: Bundle, limits: Limits, floor: int) -> AppendBatch:
         start = bundle.taken

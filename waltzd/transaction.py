@@ -12,15 +12,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
+from operator import index
 from typing import Any, Protocol, TypeAlias
 
 from waltzd.checksum import crc32
 from waltzd.errors import BadArgument, BadFrame
 from waltzd.lock import Lock
 from waltzd.outcome import Outcome, Rejected
+from waltzd.quorum import EMPTY
 from waltzd.record import HEAD_BYTES, TRAILER_BYTES, HeadArray, Run, heads
 
 HEADER_MIN, HEADER_MAX = -(1 << 31), (1 << 31) - 1
+MARK_MAX = (1 << 63) - 1
 
 
 class Serializer(Protocol):
@@ -59,9 +62,27 @@ def encoded(value: Any, serializer: Serializer | None) -> bytes:
 
 
 def checked_header(header: int) -> int:
-    if not HEADER_MIN <= header <= HEADER_MAX:
-        raise BadArgument(f"a header has 32 bits with a sign; {header} does not fit")
-    return header
+    return _checked_integer(header, HEADER_MIN, HEADER_MAX, "a header has 32 bits with a sign; {} does not fit")
+
+
+def checked_mark(mark: int) -> int:
+    return _checked_integer(mark, EMPTY, MARK_MAX, "a mark is -1 or an id, not {}")
+
+
+def checked_id(id: int) -> int:
+    return _checked_integer(id, 0, MARK_MAX, "ids start at 0; {} is none")
+
+
+def _checked_integer(value: int, lowest: int, highest: int, what: str) -> int:
+    """Whatever Python takes as an index: numpy's integers, too, and no fractions. What passes here must fit into a frame,
+    because a frame that cannot be made holds up all transactions that were to travel in it."""
+    try:
+        found = index(value)
+    except TypeError:
+        raise BadArgument(what.format(repr(value))) from None
+    if not lowest <= found <= highest:
+        raise BadArgument(what.format(found))
+    return found
 
 
 # -- what comes --------------------------------------------------------------------------------------------------------

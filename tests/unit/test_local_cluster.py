@@ -248,6 +248,22 @@ def test_arguments_that_make_no_sense() -> None:
     with_cluster(story)
 
 
+@pytest.mark.parametrize("turns", [1, 2, 5, 10, 20])
+def test_a_kill_or_a_start_that_nobody_waits_for_is_finished_all_the_same(turns: int) -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async def trouble() -> None:
+            await cluster.start_server(await cluster.kill_owner())
+
+        task = asyncio.create_task(trouble())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await cluster.wait_until_ready()
+
+    with_cluster(story)
+
+
 def test_a_mistake_in_waltz_does_not_go_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(cluster: LocalCluster) -> None:
         async with cluster.client(settings=ClientSettings(close_seconds=0.01)) as client:

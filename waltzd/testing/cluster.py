@@ -55,6 +55,7 @@ class LocalCluster:
         self._servers: dict[str, _Server | None] = {f"server-{number + 1}": None for number in range(servers)}
         self._storages: dict[str, StorageDoor] = {}
         self._storage_names = [f"storage-{number + 1}" for number in range(storages)]
+        self._under_way: set[asyncio.Task[None]] = set()
         self.mistakes: list[BaseException] = []
         """Of ours; the first is raised by `close`."""
 
@@ -86,6 +87,7 @@ class LocalCluster:
         """End in order; raises a mistake of ours that was met on the way."""
         for door in self._storages.values():
             door.resume()
+        await asyncio.gather(*self._under_way)
         for name, server in self._servers.items():
             if server is not None:
                 self._servers[name] = None
@@ -223,11 +225,20 @@ class LocalCluster:
 
     def force_next_lock_failure(self, partition: int = 0, *, times: int = 1) -> None:
         """The next transaction with a READ or WRITE lock is refused as if it had lagged too far behind."""
+        self._check_luck(partition, times)
         self.luck.lock_failures[partition] = self.luck.lock_failures.get(partition, 0) + times
 
     def lose_next_acknowledgement(self, partition: int = 0, *, times: int = 1) -> None:
         """What is committed next stays committed, but the connection breaks in front of the answer."""
+        self._check_luck(partition, times)
         self.luck.lost_answers[partition] = self.luck.lost_answers.get(partition, 0) + times
+
+    def _check_luck(self, partition: int | None, times: int = 1) -> None:
+        """A fault that can never come would let a test pass that tests nothing."""
+        if partition is not None and partition not in range(self.meta.partitions):
+            raise BadArgument(f"there is no partition {partition!r}; there are {self.meta.partitions}, from 0 on")
+        if times < 1:
+            raise BadArgument(f"times must be at least 1, not {times}")
 
     def suspend_feed(self) -> None:
         """Outcomes still arrive; no view learns anything new."""
@@ -240,6 +251,7 @@ class LocalCluster:
 
     def break_connections(self, partition: int | None = None) -> None:
         """Every client of the partition, or of all, loses its mount and whatever is on its way."""
+        self._check_luck(partition)
         for server in self._living():
             server.door.break_connections(partition)
 
@@ -269,18 +281,30 @@ class LocalCluster:
 
     def is_alive(self, name: str) -> bool:
         """Whether this server runs."""
-        return self._servers[name] is not None
+        return self._server(name) is not None
+
+    def _server(self, name: str) -> _Server | None:
+        if name not in self._servers:
+            raise BadArgument(f"there is no server {name!r}; there are {', '.join(self._servers)}")
+        return self._servers[name]
+
+    async def _finished(self, work: Coroutine[Any, Any, None]) -> None:
+        """Also when the test does not wait for it any more: a server that is half dead would keep its partitions."""
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        await asyncio.shield(task)
 
     async def kill_server(self, name: str) -> None:
-        server = self._servers[name]
+        server = self._server(name)
         if server is None:
             raise BadArgument(f"{name} does not run")
         self._servers[name] = None
-        await server.kill()
+        await self._finished(server.kill())
 
     async def stop_server(self, name: str) -> None:
         """In order: its partitions are handed over first, if there is anybody to take them."""
-        server = self._servers[name]
+        server = self._server(name)
         if server is None:
             raise BadArgument(f"{name} does not run")
         await server.drain()
@@ -288,11 +312,11 @@ class LocalCluster:
         await server.stop()
 
     async def start_server(self, name: str) -> None:
-        if self._servers[name] is not None:
+        if self._server(name) is not None:
             raise BadArgument(f"{name} runs already")
         server = _Server(name, self, self.tree.connect(), self._storages, self._on_fatal)
         self._servers[name] = server
-        await server.start()
+        await self._finished(server.start())
 
 
 def _address(name: str) -> str:
