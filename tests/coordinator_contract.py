@@ -25,6 +25,7 @@ from waltzd.errors import (
     NodeMissing,
     StorageInUse,
     TooLarge,
+    Unsafe,
 )
 from waltzd.meta import (
     Assignment,
@@ -487,7 +488,9 @@ async def a_storage_with_replicas_stays(world: World) -> None:
         await cluster.add_storage(TWO)
     moved = StorageMeta(name="two", listen="127.0.0.9:9", admin_listen="127.0.0.9:10", group="b")
     seen = await cluster.wait_for_replicas(None)
-    await cluster.update_storage(moved)
+    await cluster.update_storage(moved, before=TWO)
+    with pytest.raises(ChangedMeanwhile, match="two was changed by somebody else"):
+        await cluster.update_storage(replace(TWO, group="c"), before=TWO)
     await cluster.wait_for_replicas(seen)
     assert await cluster.storages() == {"one": ONE, "two": moved}
     sets, version = await cluster.replicas()
@@ -500,7 +503,7 @@ async def a_storage_with_replicas_stays(world: World) -> None:
     with pytest.raises(BadArgument, match="no storage two"):
         await cluster.save_replicas(both, version)
     with pytest.raises(NodeMissing):
-        await cluster.update_storage(moved)
+        await cluster.update_storage(moved, before=moved)
 
 
 @story
@@ -652,6 +655,19 @@ async def history_makes_room(world: World) -> None:
     assert newest == HISTORY_MAX + 3
     names = await cluster.coordinator.children("/history")
     assert [int(name) for name in names] == list(range(4, HISTORY_MAX + 4)), "the oldest ones went"
+
+
+@story
+async def a_cluster_is_not_deleted_with_what_others_made_below_it(world: World) -> None:
+    cluster = await created(world)
+    coordinator = cluster.coordinator
+    await coordinator.commit([Create("/payments", b"another cluster"), Create("/payments/replicas", b"its own")])
+    with pytest.raises(Unsafe, match="payments"):
+        await cluster.delete()
+    assert (await cluster.meta()).name
+    assert (await coordinator.get("/payments/replicas")) is not None
+    await coordinator.commit([Delete("/payments/replicas", 0), Delete("/payments", 0)])
+    assert await cluster.delete() > 0
 
 
 @story

@@ -290,6 +290,7 @@ def exit_code_of(error: WaltzError, arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would write each failed handshake onto the terminal
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

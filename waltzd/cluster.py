@@ -22,6 +22,7 @@ from waltzd.errors import (
     NodeExists,
     NodeMissing,
     StorageInUse,
+    Unsafe,
 )
 from waltzd.meta import (
     Assignment,
@@ -52,6 +53,8 @@ HISTORY = "/history"
 HISTORY_MAX = 1000
 """Entries that are kept: the oldest go first."""
 _FOLDERS = (SERVERS, STORAGES, PARTITIONS, "/ids", "/election", HISTORY)
+_OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, REPLICAS, PREFERRED, MOVES)}
+"""What stands right below the root of a cluster. Whatever else does is somebody else's."""
 _WITH_NODES = (SERVERS, STORAGES)
 """To wait for a change of these is to wait for a change of each node below them, too."""
 NO_VERSION = -1
@@ -200,10 +203,13 @@ class Cluster:
         except NodeExists as error:
             raise NameInUse(f"the cluster has a storage {meta.name} already") from error
 
-    async def update_storage(self, meta: StorageMeta) -> None:
-        """Its address or group is another one now; the name says which storage it is."""
+    async def update_storage(self, meta: StorageMeta, *, before: StorageMeta) -> None:
+        """Its address or group is another one now; the name says which storage it is. Only if it is still what it was."""
         path = f"{STORAGES}/{meta.name}"
-        await self.coordinator.commit([Set(path, encode(meta), await self._version(path))])
+        version = await self._version(path)  # first: who changes it after this look is noticed by it
+        if (await self.storages()).get(meta.name) != before:
+            raise ChangedMeanwhile(f"the storage {meta.name} was changed by somebody else meanwhile")
+        await self.coordinator.commit([Set(path, encode(meta), version)])
 
     async def remove_storage(self, name: str) -> None:
         """Refused while partitions have replicas there, also when one is given to it at this moment."""
@@ -316,11 +322,17 @@ class Cluster:
 
     async def delete(self) -> int:
         """Take every document of the cluster away, whole or not at all; how many there were."""
+        await self.check_alone()
         paths = [ROOT]
         for path in paths:  # grows while it is walked
             paths += [f"{path.rstrip('/')}/{name}" for name in await self.coordinator.children(path)]
         await self.coordinator.commit([Delete(path, await self._version(path)) for path in reversed(paths)])
         return len(paths)
+
+    async def check_alone(self) -> None:
+        if strange := set(await self.coordinator.children(ROOT)) - _OURS:
+            step = "see what it is, another cluster perhaps: only when it is gone can these documents be deleted"
+            raise Unsafe(f"what is not this cluster's stands below its root: {', '.join(sorted(strange))}", next_step=step)
 
     # -- changes -------------------------------------------------------------------------------------------------------
 

@@ -294,6 +294,8 @@ class Line:
 
     async def _keep(self, mark: int | None) -> None:
         """Mount, again and again; raises only what would come again."""
+        unanswered = 0
+        """So often in a row nobody said what is committed: the mount does not count that."""
         while True:
             try:
                 if mark is None:  # it has no view: it stands on what is committed now
@@ -309,7 +311,10 @@ class Line:
                     raise
                 self._is_ready.clear()
                 self._note(error)
-                await asyncio.sleep(pause_seconds(self.mount.attempts, self.mount.client or 0, self.partition))
+                unanswered = unanswered + 1 if mark is None else 0
+                await asyncio.sleep(
+                    pause_seconds(max(self.mount.attempts, unanswered), self.mount.client or 0, self.partition)
+                )
 
     def _note(self, error: WaltzError) -> None:
         if self._trouble is None or (type(error), error.message) != (type(self._trouble), self._trouble.message):

@@ -135,6 +135,23 @@ def everywhere(*names: str) -> dict[int, dict[str, Role]]:
     return {number: dict.fromkeys(names, Role.MEMBER) for number in range(2)}
 
 
+def test_one_storage_under_two_names_is_refused(place: Place) -> None:
+    """Two replicas on one disk would be none more. An address may be spelled in more than one way."""
+    before = document_tree(place.directory)
+    listen, admin = place.local.blueprint.addresses("storage-1")
+    again = [address.replace("127.0.0.1", "localhost") for address in (listen, admin)]
+    theirs = place.local.blueprint.addresses("storage-2")
+    for words in (
+        ["storage", "add", f"storage-9={again[0]},{again[1]}", "--auto-assign", "--yes"],
+        ["storage", "replace", "storage-1", f"storage-9={again[0]},{again[1]}", "--yes"],
+        ["storage", "set", "storage-1", "--listen", theirs[0], "--admin-listen", theirs[1], "--yes"],
+        ["storage", "set", "storage-2", "--listen", again[0], "--admin-listen", again[1], "--yes"],
+    ):
+        refused(place.tool(*words), 4, "Not done: nothing was changed", "storage-")
+    assert document_tree(place.directory) == before
+    assert place.tool("storage", "set", "storage-1", "--listen", again[0], "--dry-run").code == 0, "itself, spelled anew"
+
+
 # -- nothing is changed ------------------------------------------------------------------------------------------------
 
 

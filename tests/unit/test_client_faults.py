@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -17,7 +19,7 @@ from tests.unit.test_client import Increment, View, until
 from tests.unit.timeless import run
 from waltzd.client import Client
 from waltzd.client_settings import ClientSettings
-from waltzd.errors import NotSent
+from waltzd.errors import CannotConnect, NotSent
 from waltzd.frame import FeedMode
 from waltzd.lock import append_lock, write_lock
 from waltzd.outcome import Committed, Outcome, Rejected, Unknown
@@ -203,3 +205,28 @@ def test_a_barrier_that_is_not_committed_is_waited_for() -> None:
             assert await task == Committed(0)
 
     run(work())
+
+
+def test_an_owner_that_does_not_say_what_is_committed_is_asked_less_and_less() -> None:
+    async def main() -> None:
+        fake = FakeCluster()
+        asked = 0
+
+        def connect(address: str, key: UUID | None) -> Any:
+            port: Any = fake.connect(address, key)
+
+            async def refuse(partition: int) -> int:
+                nonlocal asked
+                asked += 1
+                raise CannotConnect("its certificate has expired")
+
+            port.high_water_mark = refuse
+            return port
+
+        settings = replace(SETTINGS, submit_seconds=60)
+        async with Client("s0:1,s1:1", connect=connect, settings=settings) as client:
+            with pytest.raises(NotSent):
+                await client.append(b"x", partition=0, mark=-1)
+        assert asked < 60 * 5, f"{asked} times in a minute"
+
+    run(main())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 from tests.unit.pictures import held, owned, partition, replica, server, silent, storage, well
+from waltzctl.placement.storage import availability
 from waltzctl.watching.lookout import missed
 from waltzctl.watching.overview import Overview
 from waltzctl.watching.verdict import Health, Lost, Verdict, judge, with_since
@@ -144,6 +146,14 @@ def test_what_storages_say_of_their_replicas() -> None:
         "the disk of s1 is full (data/s1): partitions 0-1 cannot be written there",
         "s2 does not vouch for its replica of partition 3: refused, a gap",
     ]
+
+
+def test_the_way_back_online_can_be_typed() -> None:
+    bad = storage("s1", assigned=(held(0, is_available=False), held(2, is_available=False), held(3, is_available=False)))
+    _, step = one(judge(well(storages=(bad, storage("s2"), storage("s3")))))
+    words = shlex.split(step.split("`")[1])
+    assert words == ["waltzctl", "storage", "availability", "s1", "0,2-3", "--online"]
+    availability.make_context("availability", words[3:])  # click refuses what is no such command line
 
 
 def test_unfinished_moves() -> None:

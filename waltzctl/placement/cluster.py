@@ -145,6 +145,7 @@ def delete(reach: Reach, asked: Asked, output: str) -> int:
     """
 
     async def prepare(cluster: Cluster) -> Job:
+        await cluster.check_alone()
         found = await look(cluster.coordinator, tls=reach.tls)
         up = [view.meta.name for view in found.servers if view.error is None]
         up += [view.meta.name for view in found.storages if view.error is None]

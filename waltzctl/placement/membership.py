@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import click
 
@@ -37,7 +38,8 @@ from waltzd.errors import (
     TooFewStorages,
     Unsafe,
 )
-from waltzd.meta import ClusterMeta, StorageMeta
+from waltzd.meta import StorageMeta
+from waltzd.replica import StorageDescription
 from waltzd.setting import parse_address
 from waltzd.storage_admin import AdminClient
 from waltzd.tls import Tls
@@ -91,7 +93,7 @@ async def _newcomer(now: Situation, storage: StorageMeta, tls: Tls | None) -> li
             next_step="choose another name; `waltzctl storage set` changes the addresses or the group of one that is there",
         )
     check_addresses(now, storage)
-    await check_storage(now.found.meta, storage, tls)
+    await check_storage(now, storage, tls)
     return [] if there is not None else [f"write down {storage.name} at {storage.listen}, group {storage.group}"]
 
 
@@ -105,8 +107,9 @@ def check_addresses(now: Situation, storage: StorageMeta) -> None:
             )
 
 
-async def check_storage(meta: ClusterMeta, storage: StorageMeta, tls: Tls | None) -> None:
-    """It answers at both addresses and belongs to this cluster."""
+async def check_storage(now: Situation, storage: StorageMeta, tls: Tls | None) -> None:
+    """It answers at both addresses, belongs to this cluster, and is no other storage of it."""
+    meta = now.found.meta
     stranger = AdminClient(storage.admin_listen, NO_KEY, seconds=CALL_SECONDS, tls=tls)
     async with stranger, first_contact(storage.admin_listen, tls):
         said = await stranger.describe()
@@ -123,7 +126,23 @@ async def check_storage(meta: ClusterMeta, storage: StorageMeta, tls: Tls | None
             f"has {meta.partitions}",
             next_step=f"start it with `partitions: {meta.partitions}`, in an empty directory",
         )
+    _check_files(now, storage, said)
     await reach_replicas(storage, meta.key, tls)
+
+
+def _check_files(now: Situation, storage: StorageMeta, said: StorageDescription) -> None:
+    """An address may be spelled in many ways; the incarnation of a replica is that of its files alone."""
+    held = _incarnations(said)
+    for view in now.found.storages:
+        if view.meta.name != storage.name and view.said is not None and held & _incarnations(view.said):
+            raise NameInUse(
+                f"the storage at {storage.admin_listen} is {view.meta.name}: it has the very same files",
+                next_step=f"`waltzctl storage set {view.meta.name}` changes the addresses of one that is there",
+            )
+
+
+def _incarnations(said: StorageDescription) -> set[UUID]:
+    return {one.status.incarnation for one in said.assigned if one.status is not None}
 
 
 def _with(now: Situation, storage: StorageMeta) -> Goals:
@@ -337,7 +356,7 @@ def set_(
         after = replace(before, **{field: value for field, value in given.items() if value is not None})
         if (after.listen, after.admin_listen) != (before.listen, before.admin_listen):
             check_addresses(now, after)
-            await check_storage(now.found.meta, after, reach.tls)
+            await check_storage(now, after, reach.tls)
         steps = [
             f"{field.replace('_', ' ')}: {getattr(before, field)} becomes {getattr(after, field)}"
             for field in given
@@ -346,7 +365,7 @@ def set_(
         plan = Plan(verb="storage set", subject=name, steps=tuple(steps))
 
         async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
-            await cluster.update_storage(after)
+            await cluster.update_storage(after, before=before)
             return {}
 
         return Job(plan=plan, do=do)

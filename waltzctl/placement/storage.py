@@ -7,7 +7,7 @@ cluster is refused.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -21,15 +21,15 @@ from waltzctl.listing import Column, Listing, listed, put
 from waltzctl.main import exit_codes
 from waltzctl.numbers import partitions_of
 from waltzctl.placement import moves, render_storage
-from waltzctl.placement.relocation import situation
+from waltzctl.placement.relocation import Situation, situation
 from waltzctl.reach import Reach, addressing, reaching, unknown, using
-from waltzctl.safety import Step, danger, without
+from waltzctl.safety import Step, danger, refusals, without
 from waltzctl.waiting import Say
 from waltzctl.watching.overview import StorageView, look
 from waltzd import loop
 from waltzd.assignment import spell_numbers
 from waltzd.cluster import Cluster
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE, ForeignCluster, WaltzError
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE, ChangedMeanwhile, ForeignCluster, WaltzError
 from waltzd.finding import Finding
 from waltzd.meta import StorageMeta
 from waltzd.replica import PartitionDescription, StorageDescription, VerifySummary
@@ -300,15 +300,18 @@ def _availability(reach: Reach, name: str, chosen: list[int], online: bool, aske
         now = await situation(cluster, reach.tls)
         storage = now.storage(name)
         now.check_partitions(chosen)
-        steps: list[Step] = []
-        for number in chosen:
-            roles = now.sets.partitions.get(number, {})
-            if name in roles and not online:
-                steps.append(without(number, roles, moves.level(now.found, number), silent=[name]))
+        steps = [] if online else _offline_steps(now, name, chosen)
         words = f"take partitions {', '.join(map(str, chosen))} {verb} on {name}"
         plan = Plan(verb="storage availability", subject=name, steps=(words,), margins=tuple(steps), danger=danger(steps))
 
-        async def do(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+            if not online and asked.override != name:  # the question may have been answered late
+                against = refusals(_offline_steps(await situation(cluster, reach.tls), name, chosen))
+                if against:
+                    raise ChangedMeanwhile(
+                        f"storage availability {name}: this has changed since it was planned: {'; '.join(against)}",
+                        not_done="nothing was taken offline",
+                    )
             async with AdminClient(storage.admin_listen, now.found.meta.key, tls=reach.tls, name=name) as admin:
                 _check_all(await admin.set_available(chosen, online), verb)
             return {}
@@ -316,6 +319,15 @@ def _availability(reach: Reach, name: str, chosen: list[int], online: bool, aske
         return Job(plan=plan, do=do)
 
     return perform(reach, asked, output, prepare)
+
+
+def _offline_steps(now: Situation, name: str, chosen: Sequence[int]) -> list[Step]:
+    roles = {number: now.sets.partitions.get(number, {}) for number in chosen}
+    return [
+        without(number, roles[number], moves.level(now.found, number), silent=[name])
+        for number in chosen
+        if name in roles[number]
+    ]
 
 
 def _check_all(results: Mapping[int, WaltzError | None], verb: str) -> None:

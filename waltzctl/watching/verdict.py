@@ -290,10 +290,11 @@ def _replicas(found: Overview) -> Iterator[Reason]:
                 names=(name,),
             )
         if offline:
+            numbers = spell_numbers(offline).replace(" ", "")
             yield Reason(
                 key=f"offline {name}",
                 sentence=f"an operator took {spell(offline)} on {name} offline",
-                next_step=f"when the reason is gone: `waltzctl storage availability {name} {spell_numbers(offline)} on`",
+                next_step=f"when the reason is gone: `waltzctl storage availability {name} {numbers} --online`",
                 partitions=tuple(offline),
                 names=(name,),
             )
