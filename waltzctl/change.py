@@ -24,7 +24,7 @@ from waltzctl import render_change
 from waltzctl.reach import Reach
 from waltzctl.safety import Danger, Step, refusals
 from waltzd.cluster import Cluster
-from waltzd.errors import BadArgument, NotConfirmed, Unsafe, WaltzError
+from waltzd.errors import BadArgument, ChangedMeanwhile, NotConfirmed, Unsafe, WaltzError
 from waltzd.meta import HistoryEntry
 
 REASON_CHARACTERS_MAX = 1000
@@ -98,6 +98,15 @@ def agree(plan: Plan, asked: Asked, reach: Reach, output: str) -> bool:
         raise NotConfirmed(f"--override {plan.subject} needs --reason", next_step="say why with --reason TEXT")
     _confirm(plan, asked, reach, output)
     return True
+
+
+def check_again(plan: Plan, asked: Asked) -> None:
+    """Just before it is done: a question may have been answered late, and somebody else may have been faster."""
+    if plan.refusals and asked.override != plan.subject:
+        raise ChangedMeanwhile(
+            f"{plan.verb} {plan.subject}: this has changed since it was planned: {'; '.join(plan.refusals)}",
+            not_done="nothing was changed",
+        )
 
 
 def _unsafe(plan: Plan) -> Unsafe:

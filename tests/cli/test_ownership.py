@@ -17,6 +17,7 @@ from uuid import UUID
 import pytest
 
 from tests.cli.example import examples
+from waltzctl import change
 from waltzctl.placement.ownership import Picture, preference_rows, save, transfer_of, transfer_plan
 from waltzctl.placement.server import drain_plan, undrain_plan
 from waltzctl.playground.local import LocalCluster
@@ -192,6 +193,35 @@ def test_a_server_drains_and_takes_part_again(live: LocalCluster, place: list[st
     assert (back.code, back.err) == (0, ""), "nothing can be lost by it, so nobody is asked"
     assert back.out.startswith("done: server undrain server-1\n  server-1 takes partitions again\n  the leader moves ")
     wait_until(lambda: owners(live.directory).count("server-1") == 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        ("server drain server-1", "server drain server-2"),
+        (
+            "storage availability storage-1 0 --offline --confirm storage-1",
+            "storage availability storage-2 0 --offline --confirm storage-2",
+        ),
+    ],
+)
+def test_two_who_are_asked_at_the_same_time_cannot_both_say_yes(
+    place: list[str], waltzctl: Tool, monkeypatch: pytest.MonkeyPatch, words: str, others: str
+) -> None:
+    """Each by itself is safe; the one who answers later is told."""
+    confirm = change._confirm
+
+    def late(*arguments: Any) -> None:
+        monkeypatch.setattr(change, "_confirm", confirm)
+        done = waltzctl(*others.split(), "--yes", *place)
+        assert done.code == 0, done.err
+        confirm(*arguments)
+
+    monkeypatch.setattr(change, "_confirm", late)
+    refused(waltzctl(*words.split(), "--yes", *place), 4, "W2025", "this has changed since it was planned")
+    if others.startswith("storage"):
+        assert waltzctl("storage", "availability", "storage-2", "0", "--online", "--yes", *place).code == 0
+        wait_until(lambda: waltzctl("status", *place).code == 0)
 
 
 def test_the_examples_of_the_help_run(live: LocalCluster, place: list[str], waltzctl: Tool) -> None:

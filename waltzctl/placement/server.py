@@ -14,7 +14,7 @@ import click
 
 from waltzctl import completion, render_change
 from waltzctl.certificate import first_contact
-from waltzctl.change import Asked, Plan, agree, changing, recorded
+from waltzctl.change import Asked, Plan, agree, changing, check_again, recorded
 from waltzctl.listing import Column, Listing, listed, put
 from waltzctl.main import exit_codes
 from waltzctl.placement.handover import Handover, arrival
@@ -105,6 +105,7 @@ def drain(server: str, wait: bool, timeout: float, output: str, asked: Asked, re
 
     async def do(cluster: Cluster) -> float | None:
         async with recorded(cluster, made, asked):
+            check_again(drain_plan(await Picture.of(cluster), server, numbers)[0], asked)
             await announce(reach, found, server, is_draining=True)
             if not wait or after is None:
                 return None

@@ -15,7 +15,7 @@ import click
 
 from waltzctl import completion
 from waltzctl.certificate import first_contact
-from waltzctl.change import Asked, Plan, changing
+from waltzctl.change import Asked, Plan, changing, check_again
 from waltzctl.job import Job, perform
 from waltzctl.listing import Column, Listing, listed, put
 from waltzctl.main import exit_codes
@@ -23,13 +23,13 @@ from waltzctl.numbers import partitions_of
 from waltzctl.placement import moves, render_storage
 from waltzctl.placement.relocation import Situation, situation
 from waltzctl.reach import Reach, addressing, reaching, unknown, using
-from waltzctl.safety import Step, danger, refusals, without
+from waltzctl.safety import Step, danger, without
 from waltzctl.waiting import Say
 from waltzctl.watching.overview import StorageView, look
 from waltzd import loop
 from waltzd.assignment import spell_numbers
 from waltzd.cluster import Cluster
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE, ChangedMeanwhile, ForeignCluster, WaltzError
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE, ForeignCluster, WaltzError
 from waltzd.finding import Finding
 from waltzd.meta import StorageMeta
 from waltzd.replica import PartitionDescription, StorageDescription, VerifySummary
@@ -300,18 +300,10 @@ def _availability(reach: Reach, name: str, chosen: list[int], online: bool, aske
         now = await situation(cluster, reach.tls)
         storage = now.storage(name)
         now.check_partitions(chosen)
-        steps = [] if online else _offline_steps(now, name, chosen)
-        words = f"take partitions {', '.join(map(str, chosen))} {verb} on {name}"
-        plan = Plan(verb="storage availability", subject=name, steps=(words,), margins=tuple(steps), danger=danger(steps))
+        plan = _availability_plan(now, name, chosen, online)
 
         async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
-            if not online and asked.override != name:  # the question may have been answered late
-                against = refusals(_offline_steps(await situation(cluster, reach.tls), name, chosen))
-                if against:
-                    raise ChangedMeanwhile(
-                        f"storage availability {name}: this has changed since it was planned: {'; '.join(against)}",
-                        not_done="nothing was taken offline",
-                    )
+            check_again(_availability_plan(await situation(cluster, reach.tls), name, chosen, online), asked)
             async with AdminClient(storage.admin_listen, now.found.meta.key, tls=reach.tls, name=name) as admin:
                 _check_all(await admin.set_available(chosen, online), verb)
             return {}
@@ -321,13 +313,14 @@ def _availability(reach: Reach, name: str, chosen: list[int], online: bool, aske
     return perform(reach, asked, output, prepare)
 
 
-def _offline_steps(now: Situation, name: str, chosen: Sequence[int]) -> list[Step]:
-    roles = {number: now.sets.partitions.get(number, {}) for number in chosen}
-    return [
-        without(number, roles[number], moves.level(now.found, number), silent=[name])
-        for number in chosen
-        if name in roles[number]
-    ]
+def _availability_plan(now: Situation, name: str, chosen: Sequence[int], online: bool) -> Plan:
+    steps: list[Step] = []
+    for number in chosen:
+        roles = now.sets.partitions.get(number, {})
+        if name in roles and not online:
+            steps.append(without(number, roles, now.found.level(number), silent=[name]))
+    words = f"take partitions {', '.join(map(str, chosen))} {'online' if online else 'offline'} on {name}"
+    return Plan(verb="storage availability", subject=name, steps=(words,), margins=tuple(steps), danger=danger(steps))
 
 
 def _check_all(results: Mapping[int, WaltzError | None], verb: str) -> None:

@@ -257,7 +257,7 @@ class ReplicaLink:
             home.decided.ring()
 
     async def _copy(self, last_id: int, sources: tuple[str, ...]) -> None:
-        """From the first source that can; a source that fails is no fault of this replica."""
+        """From the first source that can. When none can, everything here begins anew a moment later."""
         home = self._home
         copier = home.copier(self.name)
         failed: SourceFailed | None = None
