@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.storages import KEY, SimPort, SimStorage
+from tests.unit.timeless import run as run_timeless
 from waltzd.cluster import REPLICAS, Cluster
 from waltzd.coordinator import Set
 from waltzd.coordinator_memory import MemoryTree
@@ -573,8 +574,11 @@ async def test_a_promotion_that_is_tried_again_does_not_undo_what_an_operator_di
         assert "s4" in sets.partitions[0]
 
 
-@story
-async def test_a_bound_on_copying_is_kept_and_is_no_failure() -> None:
+def test_a_bound_on_copying_is_kept_and_is_no_failure() -> None:
+    run_timeless(_copying_within_a_bound())
+
+
+async def _copying_within_a_bound() -> None:
     c = Cell()
     c.storages = {name: SimStorage(name, seed=n, segment_bytes=64 << 20) for n, name in enumerate(c.storages)}
     await c.start()
@@ -586,9 +590,10 @@ async def test_a_bound_on_copying_is_kept_and_is_no_failure() -> None:
         for _ in range(20):
             await pipeline.committed(pipeline.append(500, size=400))
         await c.storages["s2"].start()
-        began = clock()
+        began, said = clock(), len(c.log)
         await c.until(lambda: c.last_id("s2") == 9999, seconds=60)
         assert clock() - began > 20 * 500 * 400 / 500_000
+        assert [line for line in c.log[said:] if "failed" in line] == []
     finally:
         await c.close()
 
