@@ -147,7 +147,7 @@ def believes_the_index_behind_its_checkpoint(patches: Patches) -> None:
     patches.set(_Opening, "_survey_end", survey_end)
 
 
-@mutant(25, 48, aim=Aim(faults=("aim",), setup=BUSY))
+@mutant(8, 18, aim=Aim(faults=("aim",), setup=BUSY))
 def leaves_a_torn_tail_where_it_is(patches: Patches) -> None:
     """What a crash left of a write is not cut, and the next record is written behind it."""
 
@@ -211,7 +211,7 @@ def does_not_end_streams_of_a_session_that_is_over(patches: Patches) -> None:
     patches.wrap(Partition, "append", make)
 
 
-@mutant(45, 65, aim=TWO_OWNERS)
+@mutant(4, 66, aim=TWO_OWNERS)
 def takes_what_it_holds_for_committed(patches: Patches) -> None:
     """A storage raises its committed mark to whatever it has written."""
 
@@ -227,7 +227,7 @@ def takes_what_it_holds_for_committed(patches: Patches) -> None:
 # -- cutting -----------------------------------------------------------------------------------------------------------
 
 
-@mutant(47, 51, aim=Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY))
+@mutant(11, 13, aim=Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY))
 def cuts_one_record_too_many(patches: Patches) -> None:
     """A truncation takes the last record that should stay as well, and says that it did not."""
 
