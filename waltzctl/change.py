@@ -22,6 +22,7 @@ import click
 
 from waltzctl import render_change
 from waltzctl.reach import Reach
+from waltzctl.render import is_line, printable
 from waltzctl.safety import Danger, Step, refusals
 from waltzd.cluster import Cluster
 from waltzd.errors import BadArgument, ChangedMeanwhile, NotConfirmed, Unsafe, WaltzError
@@ -68,8 +69,8 @@ def changing(command: Callable[..., int]) -> Callable[..., int]:
     ) -> int:
         if reason is not None and not 0 < len(reason) <= REASON_CHARACTERS_MAX:
             raise BadArgument(f"--reason: between 1 and {REASON_CHARACTERS_MAX} characters")
-        if reason is not None and not _is_text(reason):
-            raise BadArgument("--reason: this is not UTF-8")
+        if reason is not None and not is_line(reason):
+            raise BadArgument("--reason: it has characters that cannot be shown on one line, or is not UTF-8")
         asked = Asked(is_dry=dry_run, yes=yes, confirm=confirm, reason=reason, override=override)
         return command(asked=asked, **rest)
 
@@ -166,7 +167,8 @@ async def recorded(cluster: Cluster, plan: Plan, asked: Asked) -> AsyncIterator[
         try:
             await cluster.end_history(number, replace(entry, ended=_now(), outcome=outcome))
         except WaltzError as error:  # what became of the change itself is not hidden by this
-            click.echo(f"How it ended is not in the history, entry {number}: {error.code} {error.message}", err=True)
+            why = printable(f"{error.code} {error.message}")
+            click.echo(f"How it ended is not in the history, entry {number}: {why}", err=True)
 
 
 def _who() -> str:
@@ -174,16 +176,7 @@ def _who() -> str:
         name = getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in many containers
         name = f"user {os.getuid()}"
-    return f"{name}@{socket.gethostname()}"
-
-
-def _is_text(text: str) -> bool:
-    """What was typed in another encoding arrives with halves of characters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return printable(f"{name}@{socket.gethostname()}")
 
 
 def _now() -> str:

@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+import click
+
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(click.Abort):
+    """Ctrl-C, with what is to be said about what was under way."""
 
 
 class Ending:
@@ -40,6 +46,25 @@ def ending_in_order(hear: Callable[[bool], object] | None = None) -> Iterator[En
         before[number] = signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield ending
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def interruptible(said: str) -> Iterator[None]:
+    """Around a change that runs on a loop of its own: who is told to end writes down how it ended, and says this.
+
+    Ctrl-C is left to the loop, which cancels what runs, so that whatever has to be said to the cluster still is. SIGTERM is
+    the same, and a terminal that goes away, unless somebody wants to go on without one (`nohup`)."""
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(said) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -11,12 +11,23 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import click
+
 from waltzctl import render_change
 from waltzctl.change import Asked, Plan, agree, recorded
+from waltzctl.interruption import Interrupted, interruptible
 from waltzctl.reach import Reach, using
 from waltzctl.waiting import Say, Waiting
 from waltzd.cluster import Cluster
 from waltzd.errors import EXIT_OK
+
+NOTHING_BEGUN = "Interrupted. Nothing was changed."
+ONLY_WAITED = "Interrupted. This command changed nothing; what it waited for goes on without it."
+WHOLE = "Interrupted. It was done as a whole or not at all: run the same command again to see which."
+STAYS = (
+    "Interrupted. What was done until now stays, and what was begun may go on. Run the same command again to go on from "
+    "there; `waltzctl history` says what was planned."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +38,12 @@ class Job:
     is_change: bool = True
     """Otherwise it only waits for what others do, and nobody is asked."""
     is_recorded: bool = True
-    """In the history; there is none where the cluster itself goes."""
+    """In the history; there is none where the cluster itself goes, as a whole."""
+
+    @property
+    def after_interruption(self) -> str:
+        """What is true when it was told to end."""
+        return ONLY_WAITED if not self.is_change else STAYS if self.is_recorded else WHOLE
 
 
 async def _nothing(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
@@ -40,9 +56,13 @@ def nothing_to_do(verb: str, subject: str) -> Job:
 
 
 def perform(reach: Reach, asked: Asked, output: str, prepare: Callable[[Cluster], Awaitable[Job]]) -> int:
-    job = using(reach, prepare)
-    if (job.is_change or asked.is_dry or not job.plan.steps) and not agree(job.plan, asked, reach, output):
-        return EXIT_OK
+    try:
+        with interruptible(NOTHING_BEGUN):
+            job = using(reach, prepare)
+            if (job.is_change or asked.is_dry or not job.plan.steps) and not agree(job.plan, asked, reach, output):
+                return EXIT_OK
+    except click.Abort:  # also at the question, where it is the end of what is typed, too
+        raise Interrupted(NOTHING_BEGUN) from None
 
     async def act(cluster: Cluster) -> Mapping[str, Any]:
         if not (job.is_change and job.is_recorded):
@@ -50,7 +70,7 @@ def perform(reach: Reach, asked: Asked, output: str, prepare: Callable[[Cluster]
         async with recorded(cluster, job.plan, asked):
             return await job.do(cluster, waiting.say)
 
-    with Waiting() as waiting:
+    with interruptible(job.after_interruption), Waiting() as waiting:
         done = using(reach, act)
     render_change.plan(job.plan, output, result="done", **done)
     return EXIT_OK

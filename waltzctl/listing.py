@@ -12,7 +12,7 @@ from typing import Any
 import click
 import yaml
 
-from waltzctl.render import JSON_VERSION, console, size, table
+from waltzctl.render import JSON_VERSION, console, printable, size, table
 
 WIDE_COLUMNS = 200
 """Where no terminal says how wide it is."""
@@ -59,17 +59,20 @@ def put(found: Listing, output: str, **more: Any) -> None:
         value = {"version": JSON_VERSION, **more, found.kind: [dict(row) for row in found.rows]}
         text = json.dumps(value, indent=2)
         if output == "yaml":  # by way of JSON, so that both say the same and an enumeration is its text
-            text = yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True)
+            plain = json.loads(text)
+            text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+            if printable(text) != text:  # escaped as YAML does it, so that it is still what it was
+                text = yaml.safe_dump(plain, sort_keys=False)
         click.echo(text.rstrip("\n"))
         return
     if output == "name":
         for row in found.rows:
-            click.echo(str(row[found.columns[0].key]))
+            click.echo(printable(str(row[found.columns[0].key])))
         return
     if output == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow([column.key for column in found.columns])
-        writer.writerows([[_plain(row[column.key]) for column in found.columns] for row in found.rows])
+        writer.writerows([[printable(_plain(row[column.key])) for column in found.columns] for row in found.rows])
         return
     columns = [column for column in found.columns if output == "wide" or not column.is_wide]
     out = console()

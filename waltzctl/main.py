@@ -11,11 +11,13 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
 
-from waltzctl.interruption import deaf
+from waltzctl.interruption import Interrupted, deaf
+from waltzctl.render import printable
 from waltzd.errors import EXIT_ERROR, EXIT_MEANING, EXIT_OK, EXIT_USAGE, NoSpark, WaltzError
 
 EXIT_INTERRUPTED = 130
@@ -143,16 +145,16 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "storage": {
         "add": ("waltzctl.placement.membership:add", "Take a storage into the cluster."),
         "availability": (
-            "waltzctl.placement.storage:availability",
+            "waltzctl.placement.replica:availability",
             "Take partitions of a storage offline, or back online.",
         ),
-        "create-partition": ("waltzctl.placement.storage:create_partition", "Create empty replicas on a storage."),
+        "create-partition": ("waltzctl.placement.replica:create_partition", "Create empty replicas on a storage."),
         "describe": ("waltzctl.placement.storage:describe", "Show a storage, its partitions and what it has done."),
         "list": ("waltzctl.placement.storage:list_", "The storages of a cluster."),
         "partitions": ("waltzctl.placement.storage:partitions", "The replicas on a storage."),
         "recover": ("waltzctl.placement.recover:recover", "Bring replicas back whose disk was lost or damaged."),
         "remove": ("waltzctl.placement.membership:remove", "Move everything off a storage, and take it out."),
-        "remove-partition": ("waltzctl.placement.storage:remove_partition", "Take replicas off a storage."),
+        "remove-partition": ("waltzctl.placement.replica:remove_partition", "Take replicas off a storage."),
         "replace": ("waltzctl.placement.membership:replace_", "Move everything from one storage to another."),
         "set": ("waltzctl.placement.membership:set_", "Write down other addresses or another group."),
         "verify": ("waltzctl.placement.storage:verify", "Check a storage's files while it runs."),
@@ -270,12 +272,14 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         error.show()
         return EXIT_USAGE
-    except click.Abort:
-        click.echo("Interrupted. Data files are as they were.", err=True)
+    except click.Abort as error:
+        with suppress(OSError):  # told to end by a terminal that went away
+            said = f"\n{error}" if isinstance(error, Interrupted) else "Interrupted. Data files are as they were."
+            click.echo(said, err=True)
         return EXIT_INTERRUPTED
     except WaltzError as error:
         for line in error.lines():
-            click.echo(line, err=True)
+            click.echo(printable(line), err=True)
         return exit_code_of(error, arguments)
     except OSError as error:  # our own output, a terminal that went away: files of a storage have errors of their own
         click.echo(f"waltzctl could not go on: {error.strerror or error}", err=True)

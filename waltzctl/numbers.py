@@ -1,10 +1,10 @@
-"""Partitions as people type them: `0-3,7`."""
+"""Partitions as people type them: `0-3,7`, and whether there are any of these numbers."""
 
 from __future__ import annotations
 
 import re
 
-from waltzd.errors import BadArgument
+from waltzd.errors import BadArgument, NoSuchPartition
 
 RANGE_MAX = 1 << 16
 _NUMBERS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
@@ -22,3 +22,13 @@ def partitions_of(text: str) -> list[int]:
             raise BadArgument(f"{part.strip()!r} is no range of partitions", next_step="write it as 0-3,7")
         found.update(dict.fromkeys(numbers))
     return list(found)
+
+
+def check_partition(number: int, count: int, *, not_done: str = "nothing was asked") -> None:
+    """`count`: partitions of the cluster."""
+    if number >= count:
+        raise NoSuchPartition(
+            f"there is no partition {number}; the cluster has {count}, from 0 on",
+            not_done=not_done,
+            next_step="`waltzctl partition list` shows them",
+        )

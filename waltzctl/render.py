@@ -20,6 +20,7 @@ from waltzd.errors import WaltzError, explanation
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from waltzd.finding import Finding
     from waltzd.reindex import Rebuild
@@ -29,18 +30,35 @@ JSON_VERSION = 1
 ROWS_MAX = 100
 """More partitions than this are only shown when something is wrong with them."""
 _PROGRESS_SECONDS = 0.1
+_BLANKS = frozenset("\n\t\u00a0\u2009\u202f\u3000")
+"""Not printable for Python, and harmless: with the blanks that keep words together."""
 
 
 def console(*, to_stderr: bool = False) -> Console:
     from rich.console import Console
 
     class Quiet(Console):
+        def render_str(self, text: str, **given: Any) -> Text:  # everything that is no `Text` already comes through here
+            return super().render_str(printable(text), **given)
+
         def on_broken_pipe(self) -> None:  # rich would end the process here, with an exit code of its own
             raise BrokenPipeError
 
     stream = sys.stderr if to_stderr else sys.stdout
     width = None if stream.isatty() else 80
     return Quiet(file=stream, highlight=False, markup=False, emoji=False, width=width)
+
+
+def printable(text: str) -> str:
+    """What people and daemons wrote must not move the cursor of whoever reads it, or colour it, or hide something."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in _BLANKS else one.encode("unicode_escape").decode() for one in text)
+
+
+def is_line(text: str) -> bool:
+    """Whether a person who reads it sees all that is in it, on one line."""
+    return not set("\n\t") & set(text) and printable(text) == text
 
 
 def put_json(value: dict[str, Any]) -> None:
@@ -100,11 +118,34 @@ def table(out: Console, names: tuple[str, ...], rows: Sequence[tuple[str, ...]],
     if not rows:
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in names:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    rows = [tuple(printable(cell) for cell in row) for row in rows]
+    for name, width in zip(names, widths(names, rows, right, out.width - 2 * len(names)), strict=True):
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold", width=width)
     for row in rows:
         table.add_row(*row)
     out.print(table)
+
+
+def widths(names: Sequence[str], rows: Sequence[Sequence[str]], whole: Sequence[str], room: int) -> Sequence[int | None]:
+    """Of columns that do not fit as they are: each has its longest word in one piece, which may be an address that is
+    copied; of `whole` ones, which hold numbers with their units, no cell is broken; and whoever lacks most gets what is
+    left. Only where that does not fit, the longest words of all are broken."""
+    from rich.cells import cell_len
+
+    columns = list(zip(names, *rows, strict=True))
+    wanted = [max(cell_len(line) for cell in column for line in cell.splitlines() or [""]) for column in columns]
+    if sum(wanted) <= room:
+        return [None] * len(names)
+    given = []
+    for name, *cells in columns:
+        pieces = cells if name in whole else [word for cell in cells for word in cell.split()]
+        given.append(max(1, *map(cell_len, [*name.split(), *pieces])))
+    while sum(given) > max(room, len(names)):
+        given[given.index(max(given))] -= 1
+    while sum(given) < room:
+        lacking = [want - has for want, has in zip(wanted, given, strict=True)]
+        given[lacking.index(max(lacking))] += 1
+    return given
 
 
 # -- verify-segments ---------------------------------------------------------------------------------------------------

@@ -82,9 +82,14 @@ def history(entries: Sequence[tuple[int, HistoryEntry]], output: str) -> None:
         return
     out = console()
     rows = [
-        (f"{number:,}", entry.began, entry.who, f"{entry.verb} {entry.subject}", entry.outcome, entry.reason or "")
+        (f"{number:,}", _moment(entry.began), entry.who, f"{entry.verb} {entry.subject}", entry.outcome, entry.reason or "")
         for number, entry in entries
     ]
     table(out, ("number", "began", "who", "what", "outcome", "reason"), rows, right=("number",))
     if not rows:
         out.print("Nobody has changed anything with waltzctl yet.")
+
+
+def _moment(text: str) -> str:
+    """As `status` and `events` write it."""
+    return f"{text.removesuffix('+00:00')}Z" if text.endswith("+00:00") else text

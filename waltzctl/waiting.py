@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
+from waltzctl.render import printable
+
 Say = Callable[[str], None]
 """Told what is being waited for, again and again."""
 
@@ -21,7 +23,7 @@ class Waiting:
 
     def say(self, sentence: str) -> None:
         if self._shows:
-            line = f"{time.monotonic() - self._started:4.1f} s  {sentence}"
+            line = f"{time.monotonic() - self._started:4.1f} s  {printable(sentence)}"
             self._put(line[: shutil.get_terminal_size().columns - 1])
 
     def _put(self, line: str) -> None:

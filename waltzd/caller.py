@@ -22,6 +22,7 @@ class Caller:
     def __init__(self, address: str, *, seconds: float, tls: Tls | None, name: str | None = None) -> None:
         """With `tls`, whoever answers must have the role `peer` in our cluster; with a `name`, be the one of that name."""
         self.address = address
+        self._who = f"the {self.peer} {name} at {address}" if name is not None else f"the {self.peer} at {address}"
         self._seconds = seconds
         self._channel = open_channel(address, tls=tls, peer=self.peer, name=name)
         self._stub: Any = self.service(self._channel)
@@ -38,10 +39,11 @@ class Caller:
         await self.close()
 
     async def _call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
+        limit = self._seconds if seconds is None else seconds
         try:
-            return await method(request, timeout=self._seconds if seconds is None else seconds)
+            return await method(request, timeout=limit)
         except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
+            raise error_of(error, who=self._who, seconds=limit) from error
 
     async def _stream(self, method: Any, request: Any) -> AsyncGenerator[Any, None]:
         """To be closed by whoever may stop early (`aclosing`): a call that nobody reads to its end would stay open, and a

@@ -158,6 +158,10 @@ class RealFile:
     def path(self) -> str:
         return self._path
 
+    @property
+    def fileno(self) -> int:
+        return self._fd
+
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
@@ -378,3 +382,41 @@ class RealDisk:
 
     def fresh_id(self) -> uuid.UUID:
         return uuid.uuid4()
+
+
+class GuestDisk(RealDisk):
+    """For tools that make files in the directory of a daemon. What root makes there gets the owner of the directory that it
+    is in: the daemon is somebody else, and has to open it. Whoever is not root makes files of their own, as ever."""
+
+    def create(self, path: str) -> RealFile:
+        file = super().create(path)
+        try:
+            self._give(path, file.fileno)
+        except WaltzError:
+            file.close()
+            raise
+        return file
+
+    def make_directory(self, path: str) -> None:
+        super().make_directory(path)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise translate(error, f"opening the directory {path}") from error
+        try:
+            self._give(path, fd)
+        finally:
+            os.close(fd)
+
+    @staticmethod
+    def _give(path: str, fd: int) -> None:
+        """By what is open, as a name could lead elsewhere by now."""
+        if os.geteuid() != 0:
+            return
+        try:
+            home, found = os.stat(os.path.dirname(path) or "."), os.fstat(fd)
+            is_elsewhere = stat.S_ISREG(found.st_mode) and found.st_nlink > 1  # then it is not this directory's alone
+            if (found.st_uid, found.st_gid) != (home.st_uid, home.st_gid) and not is_elsewhere:
+                os.fchown(fd, home.st_uid, home.st_gid)
+        except OSError as error:
+            raise translate(error, f"giving {path} to the owner of its directory") from error

@@ -594,7 +594,8 @@ class LocalClusterDamaged(WaltzError):
 
 class DaemonEnded(WaltzError):
     """A daemon of a cluster on this machine ended when it should have become ready. The message has the last lines of its
-    log. What was started together with it was stopped again; daemons that ran before go on."""
+    log. At the first start of a cluster, and when it is ZooKeeper that ended, what was started together with it was stopped
+    again, and daemons that ran before go on. Later the others stay, so that they work and the cluster can be mended."""
 
     code = "W2094"
     not_done = "the cluster was not brought up; what was started for it is stopped again"

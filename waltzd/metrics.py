@@ -41,6 +41,13 @@ def _gauge(name: str, about: str, value: float) -> Metric:
     return _family(GaugeMetricFamily, name, about, (), [((), value)])
 
 
+def _certificate(role: str, seconds_left: float | None) -> Iterator[Metric]:
+    """A daemon without one has no such metric: any number would be taken for an end."""
+    if seconds_left is not None:
+        about = "Seconds until its certificate ends; negative: it is over."
+        yield _gauge(f"waltz_{role}_certificate_seconds", about, seconds_left)
+
+
 def _histogram(name: str, about: str, found: Histogram) -> Metric:
     rising = zip(_BOUNDS, map(float, accumulate(found.counts)), strict=True)
     return HistogramMetricFamily(name, about, buckets=list(rising), sum_value=found.seconds)
@@ -50,9 +57,14 @@ def _histogram(name: str, about: str, found: Histogram) -> Metric:
 
 
 def of_server(
-    found: ServerDescription, *, cluster_partitions: int, unready: Sequence[str], commit: Histogram
+    found: ServerDescription,
+    *,
+    cluster_partitions: int,
+    unready: Sequence[str],
+    commit: Histogram,
+    certificate_seconds: float | None,
 ) -> Iterator[Metric]:
-    """`commit`: of all partitions that this process owned since it started."""
+    """`commit`: of all partitions that this process owned since it started. `certificate_seconds`: see `_certificate`."""
     yield InfoMetricFamily(
         "waltz_server",
         "Which server this is.",
@@ -65,6 +77,7 @@ def of_server(
     )
     yield _gauge("waltz_server_uptime_seconds", "Seconds since this process started.", found.uptime_ms / 1000)
     yield _gauge("waltz_server_ready", "1 when /readyz says so.", not unready)
+    yield from _certificate("server", certificate_seconds)
     yield _gauge("waltz_server_coordinator_connected", "1 while ZooKeeper answers.", found.is_connected)
     yield _gauge("waltz_server_draining", "1 while it gives its partitions away.", found.is_draining)
     yield _gauge("waltz_server_leader", "1 on the server that decides who owns what.", found.is_leader)
@@ -161,7 +174,9 @@ _OF_REPLICA: tuple[tuple[str, str, Callable[[OwnedPartition, OwnedReplica], floa
 # -- a storage ---------------------------------------------------------------------------------------------------------
 
 
-def of_storage(found: StorageDescription, *, unready: Sequence[str], free_bytes_min: int) -> Iterator[Metric]:
+def of_storage(
+    found: StorageDescription, *, unready: Sequence[str], free_bytes_min: int, certificate_seconds: float | None
+) -> Iterator[Metric]:
     done = found.statistics
     yield InfoMetricFamily(
         "waltz_storage",
@@ -170,6 +185,7 @@ def of_storage(found: StorageDescription, *, unready: Sequence[str], free_bytes_
     )
     yield _gauge("waltz_storage_uptime_seconds", "Seconds since this process started.", found.uptime_ms / 1000)
     yield _gauge("waltz_storage_ready", "1 when /readyz says so.", not unready)
+    yield from _certificate("storage", certificate_seconds)
     yield _gauge("waltz_storage_draining", "1 while it shuts down.", found.is_draining)
     yield _gauge("waltz_storage_free_bytes", "Free bytes on the file system of its directory.", found.free_bytes)
     yield _gauge("waltz_storage_free_bytes_min", "With less than this free, appends are refused.", free_bytes_min)

@@ -29,6 +29,13 @@ def of_server(found: ServerDescription, *, is_announced: bool) -> list[str]:
     return reasons
 
 
+def of_certificate(seconds_left: float | None) -> list[str]:
+    """None: there is none, and what travels is plain text."""
+    if seconds_left is None or seconds_left >= 0:
+        return []
+    return ["its certificate is over: nobody new gets in until another one is in its place"]
+
+
 def of_storage(
     *, is_draining: bool, free_bytes: int, free_bytes_min: int, full: Sequence[int], refused: Mapping[int, str]
 ) -> list[str]:

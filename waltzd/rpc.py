@@ -67,8 +67,9 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: WaltzError) 
     raise AssertionError("abort returned")
 
 
-def error_of(error: grpc.aio.AioRpcError) -> WaltzError:
-    """What the other side meant, or that it could not be reached."""
+def error_of(error: grpc.aio.AioRpcError, *, who: str = "", seconds: float | None = None) -> WaltzError:
+    """What the other side meant, or that it could not be reached. Who did not answer, and after how many seconds that was
+    too late, gRPC does not say."""
     for name, value in error.trailing_metadata() or ():
         if name == ERROR_KEY:
             assert isinstance(value, bytes)
@@ -76,6 +77,8 @@ def error_of(error: grpc.aio.AioRpcError) -> WaltzError:
     status = error.code()
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return _ERRORS["W2013"](error.details() or "a message is too large")
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED and seconds is not None:
+        return CannotConnect(f"{who} did not answer within {seconds:g} seconds", seconds=f"{seconds:g}")
     return CannotConnect(f"the call failed: {status.name.lower().replace('_', ' ')}: {error.details()}")
 
 

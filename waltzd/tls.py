@@ -14,6 +14,7 @@ import os
 import ssl
 import stat
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 from uuid import UUID
@@ -34,6 +35,8 @@ class Credentials:
     key: bytes
     ca: bytes
     identity: Identity
+    ends: float
+    """The last moment of the certificate, in seconds since 1970."""
     answering: ssl.SSLContext = field(repr=False, compare=False)
     """For connections that are accepted."""
     calling: ssl.SSLContext = field(repr=False, compare=False)
@@ -76,6 +79,11 @@ class Tls:
     def identity(self) -> Identity:
         return self._credentials.identity
 
+    @property
+    def path(self) -> str:
+        """Of the certificate."""
+        return self._paths[0]
+
     def current(self) -> Credentials:
         """What the files say now. Files that cannot be used are looked at again when they change again."""
         with self._lock:
@@ -90,7 +98,8 @@ class Tls:
             self._complaint = ""
             problem = self._look(again=True)
             if problem is None and self._credentials is before:
-                _log.info("the certificate %s was read again: it is the one that is in use", self._paths[0])
+                _log.info("the certificate %s was read again: it is the one that is in use, and ends at %s",
+                          self.path, moment(before.ends))  # fmt: skip
             return problem
 
     def _look(self, *, again: bool) -> BadConfig | None:
@@ -101,7 +110,8 @@ class Tls:
                 found = self._load(seen)
                 if found != self._credentials:  # otherwise channels that work would be given up for nothing
                     self._credentials = found
-                    _log.info("the certificate %s was replaced; new connections use it", self._paths[0])
+                    _log.info("the certificate %s was replaced; new connections use it, and it ends at %s",
+                              self.path, moment(found.ends))  # fmt: skip
             self._complaint = ""
         except BadConfig as error:
             if error.message != self._complaint:
@@ -149,7 +159,7 @@ class Tls:
     def _load(self, seen: _Signature) -> Credentials:
         certificate, key, ca = (_content(path) for path in self._paths)
         _check_secret(self._paths[1])
-        identity = _proven_identity(*self._paths)
+        identity, ends = _proven(*self._paths)
         answering = _strict(self._context(ssl.PROTOCOL_TLS_SERVER))
         calling = self._context(ssl.PROTOCOL_TLS_CLIENT)
         if self._signature() != seen:
@@ -158,7 +168,12 @@ class Tls:
             raise BadConfig(f"{self._paths[0]} has the role {identity.role}; this process needs the role {self._role}")
         if self._cluster is not None and identity.key != self._cluster:
             raise BadConfig(f"{self._paths[0]} belongs to the cluster {identity.key}, this process to {self._cluster}")
-        return Credentials(certificate, key, ca, identity, answering, calling)
+        return Credentials(certificate, key, ca, identity, ends, answering, calling)
+
+
+def moment(seconds: float) -> str:
+    """Seconds since 1970, for people."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def _strict(context: ssl.SSLContext) -> ssl.SSLContext:
@@ -192,9 +207,11 @@ def _check_secret(path: str) -> None:
 # -- a handshake in memory ---------------------------------------------------------------------------------------------
 
 
-def _proven_identity(certificate: str, key: str, ca: str) -> Identity:
+def _proven(certificate: str, key: str, ca: str) -> tuple[Identity, float]:
+    """Who a certificate says that we are, and when it ends."""
     try:
-        names = _names(_handshake(certificate, key, ca, hostname=None))
+        side = _handshake(certificate, key, ca, hostname=None)
+        names, ends = _names(side), _end(side)
     except (ssl.SSLError, OSError, ValueError) as error:
         raise BadConfig(f"{certificate}, {key} and {ca} do not make a usable certificate: {_reason(error)}") from error
     identity = Identity.among(names)
@@ -209,7 +226,7 @@ def _proven_identity(certificate: str, key: str, ca: str) -> Identity:
                 _handshake(certificate, key, ca, hostname=name)
             except (ssl.SSLError, OSError, ValueError) as error:
                 raise BadConfig(f"{certificate} cannot answer as {name}: {_reason(error)}") from error
-    return identity
+    return identity, ends
 
 
 def _reason(error: Exception) -> str:
@@ -251,3 +268,9 @@ def _names(side: ssl.SSLObject) -> list[str]:
     names = found.get("subjectAltName", ())
     assert isinstance(names, tuple)
     return [str(entry[1]) for entry in names if isinstance(entry, tuple) and entry[0] == "URI"]
+
+
+def _end(side: ssl.SSLObject) -> float:
+    ends = (side.getpeercert() or {}).get("notAfter")
+    assert isinstance(ends, str)
+    return float(ssl.cert_time_to_seconds(ends))

@@ -124,7 +124,7 @@ def test_of_two_nobody_knows_which_is_right(broken: LocalCluster, waltzctl: Tool
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["9"], 2, "there is no partition 9; the cluster has 2"),
+        (["9"], 3, "there is no partition 9; the cluster has 2"),
         (["0", "--storage", "storage-1"], 2, "name two storages"),
         (["0", "--storage", "storage-1", "--storage", "storage-l"], 3, "did you mean storage-"),
     ],

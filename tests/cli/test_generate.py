@@ -52,8 +52,10 @@ def names() -> set[str]:
         statistics=Statistics(),
     )
     pages = [
-        metrics.page(metrics.of_server(server, cluster_partitions=1, unready=(), commit=Histogram()))[0],
-        metrics.page(metrics.of_storage(storage, unready=(), free_bytes_min=1))[0],
+        metrics.page(
+            metrics.of_server(server, cluster_partitions=1, unready=(), commit=Histogram(), certificate_seconds=1)
+        )[0],
+        metrics.page(metrics.of_storage(storage, unready=(), free_bytes_min=1, certificate_seconds=1))[0],
     ]
     found: set[str] = set()
     for line in b"".join(pages).decode().splitlines():

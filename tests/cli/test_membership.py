@@ -167,6 +167,8 @@ def test_plans_change_nothing(place: Place) -> None:
         ["storage", "replace", "storage-3", four],
         ["storage", "set", "storage-1", "--group", "rack-1"],
         ["storage", "availability", "storage-1", "0", "--offline"],
+        ["storage", "remove-partition", "storage-1", "0"],
+        ["storage", "remove-partition", "storage-1", "0-1", "--delete-files"],
         ["partition", "unassign", "0", "--from", "storage-3"],
         ["cluster", "set", "--replicas", "1"],
         ["cluster", "delete", "--override", "local", "--reason", "a trial is over"],
@@ -302,7 +304,16 @@ def test_offline_and_online(place: Place) -> None:
     assert (row["partition"], row["state"]) == (0, "offline")
     refused(place.tool("storage", "availability", "storage-2", "0", "--offline", "--yes"), 5, "W2100", "partition 0")
     refused(place.tool("partition", "unassign", "0", "--from", "storage-2", "--yes"), 5, "W2100", "partition 0")
-    assert place.json("storage", "availability", "storage-1", "0", "--online", "--yes")["result"] == "done"
+    unsafe = ("--override", "storage-2", "--reason", "to see what is said then")
+    told = place.tool("storage", "availability", "storage-2", "0", "--offline", *unsafe)
+    assert told.code == 0, told
+    status = place.tool("status")
+    assert (status.code, status.out.splitlines()[0][:36]) == (10, "DEGRADED: 1 of 2 partitions are open"), status
+    rows = place.json("partition", "list")["partitions"]
+    assert [(row["state"], row["level"]) for row in rows] == [("waiting", 1), ("open", 3)]
+    assert "partition 0 takes no transactions" in place.tool("doctor").out
+    for name in ("storage-1", "storage-2"):
+        assert place.json("storage", "availability", name, "0", "--online", "--yes")["result"] == "done"
     place.wait_until("it is back", lambda found: found.is_healthy)
 
 

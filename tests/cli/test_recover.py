@@ -409,3 +409,19 @@ def test_a_person_sees_what_was_set_aside(storage: Path, tmp_path: Path, waltzct
     assert f"partition 0: what was there is in {target}/0.set-aside-1" in told.out
     assert (target / "0.set-aside-1" / index_name(0)).exists()
     assert (target / CONTROL_NAME).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to somebody else, which only root can")
+def test_what_root_makes_offline_belongs_to_the_daemon(storage: Path, tmp_path: Path, waltzctl: Tool) -> None:
+    target, somebody = tmp_path / "target", 65_534
+    target.mkdir()
+    os.chown(target, somebody, somebody)
+    assert waltzctl("storage", "recover", "--from", storage, "--to", target).code == 0
+    index = target / "0" / index_name(0)
+    before = index.stat().st_ino
+    index.write_bytes(index.read_bytes()[:-1])
+    assert waltzctl("rebuild-index", target).code == 0
+    assert index.stat().st_ino != before
+    made = [target, *target.rglob("*")]
+    assert len(made) > 10
+    assert {(found.st_uid, found.st_gid) for found in map(os.lstat, made)} == {(somebody, somebody)}

@@ -19,7 +19,11 @@ from typing import Any
 import pytest
 
 from tests.cli.example import examples
+from tests.unit.pictures import server, well
+from waltzctl.playground.blueprint import save_lives
+from waltzctl.playground.daemon import Life, birth
 from waltzctl.playground.local import LocalCluster
+from waltzctl.watching.lookout import processes
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60
@@ -121,6 +125,18 @@ def test_a_storage_that_does_not_answer_keeps_nobody_waiting(own: LocalCluster, 
     assert "storage storage-2 does not answer at 127.0.0.1:" in reason["sentence"]
     assert reason["next_step"] == "its process runs: see what it says with `waltzctl logs --daemon storage-2`"
     assert found["answered_milliseconds"]["storage-1"] is not None
+
+
+def test_a_server_that_runs_and_is_in_no_list(tmp_path: Path) -> None:
+    """It was frozen for longer than its session lasts. The state is made up: the server is this process."""
+    directory = tmp_path / "small"
+    LocalCluster.make(directory, storages=1, servers=2, partitions=1, replication=1)
+    born = birth(os.getpid())
+    assert born is not None
+    save_lives(directory, {"server-1": Life(os.getpid(), born, 0)})
+    down, unlisted = processes(directory, well())
+    assert (down, unlisted) == (["zookeeper", "server-2"], {"server-1": os.getpid()}), "the storage is not in this cluster"
+    assert processes(directory, well(servers=(server("server-1"),)))[1] == {}
 
 
 def test_no_majority_and_no_server(own: LocalCluster, waltzctl: Tool) -> None:

@@ -100,7 +100,7 @@ def test_get_what_is_not_there(log: Log) -> None:
     told = log("get", 0, log.ids[0], beyond)
     assert (told.code, told.out) == (3, ""), "all or nothing"
     assert f"W2011 partition 0 has ids up to {log.ids[-1]}; {beyond} was asked for" in told.err
-    for words in ((0, "1-"), (0, "2-1"), (0, "x"), (0, "9" * 20), (99, 0)):
+    for words in ((0, "1-"), (0, "2-1"), (0, "x"), (0, "9" * 20)):
         told = log("get", *words)
         assert (told.code, told.out) == (2, ""), words
         assert "W1001" in told.err
@@ -310,6 +310,14 @@ def test_a_lock_is_explained(log: Log, waltzctl: Tool) -> None:
 
 def test_a_lock_of_no_partition(live: LocalCluster, waltzctl: Tool) -> None:
     told = waltzctl("lock", "explain", 99, "order", 17, "--directory", live.directory)
-    assert (told.code, told.out) == (2, "")
-    assert "there is no partition 99; the cluster has 4" in told.err
+    assert (told.code, told.out) == (3, "")
+    assert "W2007 there is no partition 99; the cluster has 4" in told.err
     assert waltzctl("lock", "explain", 0, "order", 1 << 64, "--directory", live.directory).code == 2
+
+
+@pytest.mark.parametrize("words", [["get", 4, 0], ["tail", 4], ["tail", 4, "-f"], ["grep", 4], ["append", 4, "x"]])
+def test_a_partition_that_is_not_there_is_not_found(live: LocalCluster, waltzctl: Tool, words: list[object]) -> None:
+    told = waltzctl("txn", *words, "--directory", live.directory)
+    assert (told.code, told.out) == (3, "")
+    assert "W2007 there is no partition 4; the cluster has 4, from 0 on" in told.err
+    assert "waltzctl partition list" in told.err

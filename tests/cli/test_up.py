@@ -23,7 +23,7 @@ import pytest
 
 from tests.cli.example import examples
 from waltzctl.placement import creation
-from waltzctl.playground import daemon, local, obstacle, removal
+from waltzctl.playground import daemon, local, obstacle, opening, removal
 from waltzctl.playground.blueprint import BLUEPRINT, PORTS, STATE, ZOOKEEPER, is_free
 from waltzctl.playground.daemon import Daemon, birth
 from waltzctl.playground.local import LocalCluster
@@ -303,6 +303,41 @@ def test_what_ran_before_is_not_stopped_by_a_start_that_fails(home: Path) -> Non
     assert cluster.running == ["storage-1"]
 
 
+def test_what_runs_of_a_cluster_that_was_made_before_stays(
+    home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of it may be enough, and commands that mend it need what is left."""
+    cluster = LocalCluster.make(home / "small", storages=2, servers=1, partitions=2, replication=1)
+    cluster.start()
+    everybody = ["zookeeper", "storage-1", "storage-2", "server-1"]
+    closed = next(view.partition for view in loop.run(cluster.overview()).partitions if "storage-2" in view.replicas)
+    admin = cluster.blueprint.addresses("storage-2")[1]
+    assert waltzctl("storage", "availability", admin, closed, "--offline").code == 0
+    monkeypatch.setattr(opening, "OPEN_SECONDS", 0.0)
+    refused(
+        waltzctl("up", "small", "--detach"), 10, f"W2096 1 partition is not open after 0 seconds. partition {closed}: ",
+        f"Not done: partition {closed} takes no transactions yet; {', '.join(everybody)} run, and nothing was stopped",
+        "`waltzctl status --directory small` says what is missing, `waltzctl down small` stops everything",
+    )  # fmt: skip
+    assert cluster.running == everybody
+    assert waltzctl("storage", "availability", admin, closed, "--online").code == 0
+
+    for name in ("server-1", "storage-2"):
+        cluster.daemons[name].ask_to_end()
+        assert cluster.daemons[name].wait_end(PATIENCE_SECONDS)
+    control = home / "small" / "storage-2" / "data" / "waltz-storage.ctl"
+    control.write_bytes(control.read_bytes()[:100])
+    monkeypatch.setattr(opening, "SETTLE_SECONDS", 0.5)
+    told = waltzctl("up", "small", "--detach")
+    refused(
+        told, 1, "W2094 storage-2 ended with exit code", "Not done: storage-2 is not ready; partition",
+        "zookeeper, storage-1, server-1 run\n", "`waltzctl up small --detach` again", "`waltzctl storage replace`",
+    )  # fmt: skip
+    cluster.recall()
+    assert cluster.running == ["zookeeper", "storage-1", "server-1"]
+    assert waltzctl("txn", "append", str(1 - closed), "hello", "--directory", "small").code == 0
+
+
 @contextmanager
 def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Somebody else's process, which is gone afterwards."""
@@ -379,7 +414,7 @@ def test_a_replica_that_does_not_come_is_not_waited_for(
     admin = cluster.blueprint.addresses("storage-1")[1]
     assert waltzctl("storage", "availability", admin, "0", "--offline").code == 0
     cluster.daemons["server-1"].kill()
-    monkeypatch.setattr(local, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(opening, "SETTLE_SECONDS", 0.0)
     found = cluster.start()
     assert (found.closed, [partition.partition for partition in found.short]) == ([], [0])
     assert not found.is_healthy

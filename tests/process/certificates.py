@@ -18,7 +18,7 @@ from waltzd.role import Identity, Role
 from waltzd.tls import Tls
 
 _serial = itertools.count(1)
-_YEAR = datetime.timedelta(days=365)
+_HOUR, _YEAR = datetime.timedelta(hours=1), datetime.timedelta(days=365)
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,16 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(f"authority {next(_serial)}")
         self.ca = home / "ca.pem"
-        builder = self._builder(self._name, self._key, expired=False)
+        builder = self._builder(self._name, self._key, left=_YEAR)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         builder = builder.add_extension(_SIGNS_CERTIFICATES, critical=True)
         self._certificate = builder.sign(self._key, hashes.SHA256())
         self.ca.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, expired: bool) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, left: datetime.timedelta
+    ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
-        end = now - datetime.timedelta(hours=1) if expired else now + _YEAR
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -78,20 +79,23 @@ class Authority:
             .public_key(key.public_key())
             .serial_number(next(_serial))
             .not_valid_before(now - _YEAR)
-            .not_valid_after(end)
+            .not_valid_after(now + left)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
 
-    def issue(self, key: UUID, role: Role, name: str, *, file: str | None = None, expired: bool = False) -> Files:
-        identity = Identity(key, role, name)
-        return self.sign([identity.uri], identity.dns_names, file=file or f"{role}-{name}", expired=expired)
+    def issue(
+        self, key: UUID, role: Role, name: str, *, file: str | None = None, expired: bool = False, days: float = 365
+    ) -> Files:
+        """One that ends in so many days, or has ended an hour ago."""
+        identity, left = Identity(key, role, name), -_HOUR if expired else datetime.timedelta(days=days)
+        return self.sign([identity.uri], identity.dns_names, file=file or f"{role}-{name}", left=left)
 
-    def sign(self, uris: Sequence[str], dns_names: Sequence[str], *, file: str, expired: bool = False) -> Files:
+    def sign(self, uris: Sequence[str], dns_names: Sequence[str], *, file: str, left: datetime.timedelta = _YEAR) -> Files:
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri) for uri in uris]
         names += [x509.DNSName(name) for name in dns_names]
-        builder = self._builder(_name(file), key, expired=expired)
+        builder = self._builder(_name(file), key, left=left)
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         files = Files(self._home / f"{file}.pem", self._home / f"{file}.key", self.ca)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -21,6 +22,8 @@ class ServerDaemon:
     def __init__(self, home: Path, *, name: str, hosts: str, cluster: str, **settings: object) -> None:
         self.home = home
         self.name = name
+        self.environment: dict[str, str] = {}
+        """In addition to that of the tests."""
         self.settings: dict[str, object] = {
             "name": name,
             "coordinator": hosts,
@@ -52,6 +55,7 @@ class ServerDaemon:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                env={**os.environ, **self.environment},
             )
         return self.process
 

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.chaos import preload
 from tests.process.certificates import Authority
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.server import ServerDaemon
@@ -25,6 +26,7 @@ from waltzd import loop
 from waltzd.client import Client
 from waltzd.cluster import Cluster
 from waltzd.errors import NotPermitted, PortInUse
+from waltzd.expiry import DAY_SECONDS
 from waltzd.frame import FeedMode
 from waltzd.lock import write_lock
 from waltzd.meta import ClusterMeta, ReplicaSets, StorageMeta
@@ -335,3 +337,30 @@ def test_with_certificates_only_those_who_may(
 
     loop.run(asyncio.wait_for(look(), PATIENCE_SECONDS))
     assert Watched(server).get("/healthz") == (200, "it lives\n"), "probes have no certificates"
+
+
+@pytest.mark.skipif(preload.refusal() is not None, reason=str(preload.refusal()))
+def test_a_certificate_that_ends_while_they_run_is_told_and_a_reason(
+    zookeeper: LocalZooKeeper,
+    make_daemon: Callable[..., Daemon],
+    make_server: Callable[..., ServerDaemon],
+    tmp_path: Path,
+) -> None:
+    """Started three days before the end, on a clock that then jumps behind it."""
+    clocks = preload.Preload(tmp_path / "clocks")
+    clocks.build()
+    authority = Authority(tmp_path / "ca")
+    loop.run(create(zookeeper, {}, "/watched-end"))
+    storage = make_daemon("s1", **HTTP, **authority.issue(KEY, Role.STORAGE, "s1", days=3).settings)
+    server = make_server("one", hosts=zookeeper.hosts, cluster="/watched-end", **HTTP,
+                         **authority.issue(KEY, Role.SERVER, "one", days=3).settings)  # fmt: skip
+    for daemon, role in ((storage, Role.STORAGE), (server, Role.SERVER)):
+        daemon.environment = clocks.environment(role, daemon.home)
+        watched, metric = Watched(daemon.start()), f"waltz_{role}_certificate_seconds"
+        watched.until("it is ready", lambda watched=watched: watched.get("/readyz")[0] == 200)  # type: ignore[misc]
+        assert 2 * DAY_SECONDS < watched.total(metric) < 3 * DAY_SECONDS
+        clocks.shift(role, 4 * DAY_SECONDS)
+        status, reasons = watched.get("/readyz")
+        assert (status, "its certificate is over" in reasons) == (503, True)
+        assert -2 * DAY_SECONDS < watched.total(metric) < 0
+        assert re.search("WARNING .*the certificate .* ends at", daemon.log)

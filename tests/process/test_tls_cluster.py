@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
@@ -147,6 +148,12 @@ def test_an_operator_makes_a_cluster_and_looks_at_it(
     assert code == 10
     assert f"one: W4003 {server.admin_listen} speaks TLS" in out
     assert f"s1: W4003 {storage.admin_listen} speaks TLS" in out
+    code, out, _ = waltzctl("health", "0")
+    assert (code, "locate: W4003" in out, "Next: give --tls-certificate" in out) == (10, True, True), out
+    assert re.search(r"^ +0 +one +.*failed", out, re.M), "the coordinator says who the owner is"
+    code, out, err = waltzctl("events")
+    assert (code, f"s1 does not answer: W4003 {storage.admin_listen} speaks TLS" in err) == (7, True), err
+    assert err.count("Next: give --tls-certificate") == 1
     foreign = authority.issue(UUID(int=7), Role.OPERATOR, "ann", file="foreign")
     code, out, err = waltzctl("cluster", "describe", *options(foreign))
     assert (code, out) == (4, "")

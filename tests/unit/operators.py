@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.unit.relocation_model import Owner, Tool, Violation, World
 from waltzctl.change import Plan
-from waltzctl.placement import membership, moves
+from waltzctl.placement import membership
 from waltzctl.placement.moving import Goals
 from waltzctl.placement.relocation import Situation, carry_out, plan_for, situation
 from waltzctl.reach import Reach
@@ -148,7 +148,7 @@ def take_offline(number: int, name: str) -> Act:
         now = await _look(tool)
         now.storage(name)
         roles = now.sets.partitions.get(number, {})
-        level = set(moves.level(now.found, number))
+        level = set(now.found.level(number))
         steps: list[Step] = [without(number, roles, level, silent=[name])] if name in roles else []
         plan = Plan(
             verb="storage availability",

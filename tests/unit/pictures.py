@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from waltzctl.watching.overview import Call, Overview, PartitionView, ServerView, StorageView
+from waltzctl.watching.overview import Call, Overview, PartitionView, ServerView, StorageView, compared
 from waltzd.errors import WaltzError
 from waltzd.meta import ClusterMeta, Role, ServerMeta, StorageMeta
 from waltzd.owner import OwnedPartition, OwnedReplica, PartitionStatistics, ServerDescription
@@ -84,6 +84,17 @@ def well(**changes: Any) -> Overview:
         "partitions": tuple(partition(number) for number in range(4)),
     }
     return Overview(**{**fields, **changes})
+
+
+def offline(**refusing: tuple[int, ...]) -> Overview:
+    """All well, until an operator took these partitions offline on these storages, which their owners have not noticed."""
+    storages = tuple(
+        storage(
+            name, assigned=tuple(held(number, is_available=number not in refusing.get(name, ())) for number in range(4))
+        )
+        for name in STORAGES
+    )
+    return well(storages=storages, partitions=compared(well().partitions, storages))
 
 
 def silent(view: Any, error: WaltzError) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.pictures import NOW_MS, STORAGES, held, owned, partition, replica, server, silent, storage, well
+from tests.unit.pictures import NOW_MS, STORAGES, held, offline, owned, partition, replica, server, silent, storage, well
 from waltzctl.watching.diagnosis import AGAIN, Facts, Grade, ZooKeeperServer, diagnose
 from waltzctl.watching.overview import Overview
 from waltzd.errors import CannotConnect
@@ -119,11 +119,31 @@ def test_the_quorum_margin(counting: str, members: int, grade: Grade | None) -> 
     assert grades(facts(with_partition(view))).get("quorum margin") is grade
 
 
+def test_replicas_that_were_taken_offline_do_not_count() -> None:
+    """Their owners believe that they do."""
+    stopped = facts(offline(s1=(0, 1), s2=(0,)))
+    check = next(check for check in diagnose(stopped) if check.name == "quorum margin")
+    assert (check.grade, check.finding) == (
+        Grade.FAIL,
+        "partition 0 takes no transactions; partition 1 can lose fewer replicas than they should",
+    )
+    assert grades(facts(offline(s1=(0,))))["quorum margin"] is Grade.WARN
+    fix = next(check.fix for check in diagnose(stopped) if check.name == "damaged replicas")
+    assert fix == "take others online with `waltzctl storage availability STORAGE PARTITIONS --online`", "none is damaged"
+
+
+def test_a_majority_that_is_silent_here_is_unknown() -> None:
+    picture = replace(sound(), storages=(*sound().storages[:1], *(silent(storage(name), GONE) for name in ("s2", "s3"))))
+    found = facts(picture)
+    assert grades(found)["quorum margin"] is Grade.UNKNOWN
+    assert finding(found, "quorum margin") == "seen from here, no majority of the replicas of partitions 0-3 answers"
+
+
 def test_a_margin_that_nobody_told() -> None:
     view = replace(partition(0), said=None)
     found = facts(with_partition(view))
     assert grades(found)["quorum margin"] is Grade.UNKNOWN
-    assert finding(found, "quorum margin") == "nobody says how partition 0 are"
+    assert finding(found, "quorum margin") == "nobody says how partition 0 is"
 
 
 def test_lag() -> None:

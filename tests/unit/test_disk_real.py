@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from waltzd.disk import RealDisk, RealFile, translate
+from waltzd.disk import GuestDisk, RealDisk, RealFile, translate
 from waltzd.errors import (
     EXIT_DISK_FAULT,
     DirectoryHeld,
@@ -183,3 +184,80 @@ def test_a_directory_that_exists_is_not_made_again(tmp_path: Path) -> None:
         with pytest.raises(WaltzError):
             attempt()
     assert (tmp_path / "a").exists()
+
+
+# -- what root makes in the directory of a daemon ----------------------------------------------------------------------
+
+SOMEBODY = 65_534
+ONLY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to somebody else, which only root can")
+
+
+def owners(*paths: Path) -> set[tuple[int, int]]:
+    return {(found.st_uid, found.st_gid) for found in map(os.lstat, paths)}
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A directory of somebody else."""
+    home = tmp_path / "theirs"
+    home.mkdir()
+    os.chown(home, SOMEBODY, SOMEBODY)
+    return home
+
+
+@ONLY_ROOT
+def test_what_root_makes_belongs_to_the_owner_of_its_directory(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = GuestDisk()
+    disk.make_directory(str(theirs / "0"))
+    (theirs / "0" / "left").touch()  # by a tool of root that knew nothing of this
+    for name in ("new", "left"):
+        disk.create(str(theirs / "0" / name)).close()
+    assert owners(theirs / "0", theirs / "0" / "new", theirs / "0" / "left") == {(SOMEBODY, SOMEBODY)}
+    monkeypatch.chdir(theirs)
+    disk.create("here").close()
+    assert owners(theirs / "here") == {(SOMEBODY, SOMEBODY)}
+    DISK.create(str(theirs / "of a daemon")).close()
+    assert owners(theirs / "of a daemon") == {(0, 0)}
+
+
+@ONLY_ROOT
+def test_a_file_that_also_has_a_name_elsewhere_is_given_to_nobody(theirs: Path) -> None:
+    precious = theirs.parent / "precious"
+    precious.touch()
+    os.link(precious, theirs / "new")
+    GuestDisk().create(str(theirs / "new")).close()
+    assert owners(precious) == {(0, 0)}
+
+
+def test_who_is_not_root_gives_nothing_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "fchown", lambda *_: pytest.fail("only root may"))
+    monkeypatch.setattr(os, "fstat", _with_owner(os.fstat, SOMEBODY))
+    GuestDisk().create(str(tmp_path / "a")).close()
+    GuestDisk().make_directory(str(tmp_path / "b"))
+    assert (tmp_path / "b").is_dir()
+
+
+def test_a_system_that_does_not_let_root_give_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root of a container, or on a file system of another machine."""
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(errno.EPERM, "no")
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", refuse)
+    monkeypatch.setattr(os, "fstat", _with_owner(os.fstat, SOMEBODY))
+    for attempt in (GuestDisk().create, GuestDisk().make_directory):
+        with pytest.raises(NoPermission, match=r"giving .* to the owner of its directory"):
+            attempt(str(tmp_path / attempt.__name__))
+
+
+def _with_owner(look: Callable[[int], os.stat_result], owner: int) -> Callable[[int], os.stat_result]:
+    """As if what is open belonged to somebody else."""
+
+    def seen(fd: int) -> os.stat_result:
+        found = list(look(fd))
+        found[stat.ST_UID] = owner
+        return os.stat_result(found)
+
+    return seen

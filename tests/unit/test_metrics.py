@@ -115,13 +115,19 @@ STORAGE = StorageDescription(
 COMMIT = Histogram().more(0.0003, 13).more(70)
 
 
-def server_page(found: ServerDescription = SERVER, *, unready: Sequence[str] = (), accept: str = "") -> tuple[str, str]:
-    raw, kind = metrics.page(metrics.of_server(found, cluster_partitions=8, unready=unready, commit=COMMIT), accept)
+def server_page(
+    found: ServerDescription = SERVER, *, unready: Sequence[str] = (), accept: str = "", certificate: float | None = 1.5
+) -> tuple[str, str]:
+    told = metrics.of_server(found, cluster_partitions=8, unready=unready, commit=COMMIT, certificate_seconds=certificate)
+    raw, kind = metrics.page(told, accept)
     return raw.decode(), kind
 
 
-def storage_page(found: StorageDescription = STORAGE, *, unready: Sequence[str] = ()) -> str:
-    return metrics.page(metrics.of_storage(found, unready=unready, free_bytes_min=64))[0].decode()
+def storage_page(
+    found: StorageDescription = STORAGE, *, unready: Sequence[str] = (), certificate: float | None = 1.5
+) -> str:
+    told = metrics.of_storage(found, unready=unready, free_bytes_min=64, certificate_seconds=certificate)
+    return metrics.page(told)[0].decode()
 
 
 def samples(page: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -199,6 +205,14 @@ def test_ready_is_told_too() -> None:
     assert value(server_page()[0], "waltz_server_ready") == 1
     assert value(server_page(unready=["x"])[0], "waltz_server_ready") == 0
     assert value(storage_page(unready=["x"]), "waltz_storage_ready") == 0
+
+
+def test_the_end_of_a_certificate_is_told_where_there_is_one() -> None:
+    assert value(server_page(certificate=-60)[0], "waltz_server_certificate_seconds") == -60
+    assert value(storage_page(certificate=1e7), "waltz_storage_certificate_seconds") == 1e7
+    assert "certificate" not in server_page(certificate=None)[0] + storage_page(certificate=None)
+    assert readiness.of_certificate(None) == readiness.of_certificate(0) == []
+    assert "certificate is over" in readiness.of_certificate(-0.1)[0]
 
 
 def test_who_understands_openmetrics_gets_it() -> None:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzctl.placement.moves import Add, Done, Drop, Step, View, Wait, applied, goals, level, next_step, view_of
+from waltzctl.placement.moves import Add, Done, Drop, Step, View, Wait, applied, goals, next_step, view_of
 from waltzctl.watching.overview import Overview, PartitionView, StorageView
 from waltzd.errors import PartitionDamaged
 from waltzd.meta import ClusterMeta, Decision, PartitionMeta, ReplicaSets, Role, StorageMeta
@@ -184,8 +184,8 @@ def test_an_owner_may_not_have_noticed() -> None:
         storage("e", is_silent=True),
         storage("g", replica()),
     ]
-    assert level(overview(owned, *storages), 0) == {"a"}, "f is no storage of the cluster, and g lags behind"
-    assert level(overview(None, *storages), 0) == set()
+    assert overview(owned, *storages).level(0) == {"a"}, "f is no storage of the cluster, and g lags behind"
+    assert overview(None, *storages).level(0) == set()
 
 
 def test_goals() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.pictures import KEY, partition, well
+from tests.unit.pictures import KEY, partition, server, silent, well
 from waltzctl.watching.overview import Overview
 from waltzctl.watching.probe import HEADER, PAYLOAD, Probing, probe_all
-from waltzd.errors import CannotConnect, NotOwner, WaltzError
+from waltzd.errors import CannotConnect, NotOwner, TlsMismatch, WaltzError
 from waltzd.frame import (
     AppendBatch,
     ClientFrame,
@@ -123,6 +123,15 @@ def test_the_stage_that_failed(answers: tuple[Any, ...], stage: str, said: str) 
     assert failed.error is not None
     assert (failed.stage, failed.read_ms) == (stage, None)
     assert said in failed.error.message
+
+
+def test_servers_that_want_a_certificate_are_not_asked_again() -> None:
+    """The picture knows already; who owns what the coordinator says."""
+    error = TlsMismatch("a:2 speaks TLS, and no certificate was given")
+    picture = well(partitions=(partition(0),), servers=tuple(silent(server(name), error) for name in ("a", "b")))
+    found = probe(Server(CannotConnect("the call failed")), picture)
+    assert found.error is error
+    assert (found.probes[0].owner, found.probes[0].stage, found.probes[0].error) == ("a", "locate", error)
 
 
 def test_what_a_partition_waits_for_is_said() -> None:

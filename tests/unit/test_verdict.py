@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from tests.unit.pictures import held, owned, partition, replica, server, silent, storage, well
-from waltzctl.placement.storage import availability
+from tests.unit.pictures import held, offline, owned, partition, replica, server, silent, storage, well
+from waltzctl.placement.replica import availability
 from waltzctl.watching.lookout import missed
 from waltzctl.watching.overview import Overview
 from waltzctl.watching.verdict import Health, Lost, Verdict, judge, with_since
@@ -56,6 +56,14 @@ def test_a_storage_is_gone() -> None:
     )
 
 
+def test_one_that_stands_still_is_named_once() -> None:
+    late = CannotConnect("the storage s3 at s3:2 did not answer within 3 seconds", seconds="3")
+    frozen = well(storages=(storage("s1"), storage("s2"), silent(storage("s3"), late)))
+    assert (
+        one(judge(frozen))[0] == "storage s3 does not answer at s3:2 within 3 seconds. It has a replica of partitions 0-3"
+    )
+
+
 def test_a_storage_of_another_cluster() -> None:
     stranger = silent(storage("s2"), ForeignCluster("the storage at s2:2 has the cluster key 8"))
     said, step = one(judge(well(storages=(storage("s1"), stranger, storage("s3")))))
@@ -98,6 +106,12 @@ def test_nobody_owns_a_partition() -> None:
     said, step = one(judge(well(partitions=(partition(0), nobody))))
     assert said == "partition 1 takes no transactions: no server owns it"
     assert step.startswith("wait until another server owns it")
+    several = judge(well(partitions=(nobody, replace(nobody, partition=2), partition(3), partition(4))))
+    assert one(several)[0] == "partitions 1-2 take no transactions: no server owns them"
+    mute = tuple(replace(partition(number, owner="a"), said=None) for number in (0, 1))
+    assert one(judge(well(partitions=mute)))[0] == (
+        "partitions 0-1 take no transactions: their owner a does not say how they are"
+    )
     found = judge(well(servers=(), leader=None, partitions=(nobody,)))
     assert [reason.next_step for reason in found.reasons] == ["start a server", "start a server"]
 
@@ -117,6 +131,35 @@ def test_an_owner_that_has_not_noticed_yet() -> None:
     told = [reason.sentence for reason in found.reasons if reason.key.startswith("lonely")]
     assert len(told) == 1
     assert told[0].startswith("seen from here, 1 of 3 replicas of partitions 0-3 answer, and 2 have to flush")
+
+
+def test_an_owner_that_has_not_noticed_that_replicas_are_offline() -> None:
+    """The storages say so themselves, so there is no doubt: nothing is committed."""
+    picture = offline(s1=(0, 1), s2=(0,))
+    found = judge(picture)
+    assert (found.health, found.sentence[:27]) == (Health.DEGRADED, "3 of 4 partitions are open;")
+    first = found.reasons[0]
+    assert (first.sentence, first.stops, first.partitions) == (
+        "partition 0 takes no transactions: 1 of 3 replicas can take them, and 2 have to: s1, s2 do not serve, which an "
+        "owner notices when it writes there",
+        True,
+        (0,),
+    )
+    assert first.next_step == "bring those on s1, s2 back: `waltzctl storage describe s1` says how they are"
+    assert [(view.state, view.counting) for view in picture.partitions] == [
+        ("waiting", 1), ("open", 2), ("open", 3), ("open", 3),
+    ]  # fmt: skip
+    assert not picture.is_healthy
+    assert [view.partition for view in picture.short] == [1]
+    assert picture.partitions[0].owner_waiting == "", "whoever moves replicas goes by what the owner does"
+
+
+def test_one_offline_and_one_silent() -> None:
+    """The owner may still reach the silent one."""
+    found = judge(without(offline(s1=(0,)), "s2"))
+    told = [reason.sentence for reason in found.reasons if reason.key.startswith("lonely")]
+    assert len(told) == 1
+    assert told[0].startswith("seen from here, 1 of 3 replicas of partition 0 answer, and 2 have to flush")
 
 
 def test_zookeeper_is_gone() -> None:
@@ -163,6 +206,17 @@ def test_unfinished_moves() -> None:
 
 def test_a_process_that_nobody_registered() -> None:
     assert one(judge(well(), down=["server-3"], repair=UP)) == ("server-3 does not run", UP)
+
+
+def test_a_server_that_runs_and_is_in_no_list() -> None:
+    """It stood still until its session was over; its partitions are elsewhere."""
+    found = judge(well(), unlisted={"c": 4711}, repair=UP)
+    assert found.health is Health.DEGRADED
+    assert one(found) == (
+        "server c runs (process 4711), and ZooKeeper does not have it: it stands still, has lost contact, or has only just "
+        "been started",
+        f"wait a moment; a process that stands still is ended with `kill -9 4711` and comes back with `{UP}`",
+    )
 
 
 def test_a_storage_that_is_not_in_the_cluster_may_rest() -> None:

@@ -21,6 +21,7 @@ from waltzctl.bench.load import Load
 from waltzctl.bench.result import Result, Series
 from waltzctl.bench.tally import Tally
 from waltzctl.playground.local import LocalCluster
+from waltzctl.playground.opening import is_even
 from waltzctl.watching.overview import Overview
 from waltzd.client import Client
 from waltzd.errors import DaemonSilent, WaltzError
@@ -151,14 +152,16 @@ async def _is_gone(cluster: LocalCluster, name: str) -> bool:
 
 
 async def _settled(cluster: LocalCluster) -> None:
-    """Every partition is open, with all its replicas level, and every server is back."""
+    """Every partition is open, with all its replicas level, and every server is back and has got its share: handing over is
+    over, which would cost answers that are on their way."""
 
     async def is_settled() -> bool:
         try:
             found = await cluster.overview()
         except WaltzError:
             return False
-        return found.is_healthy and len(found.servers) == cluster.blueprint.servers and _is_level(found)
+        are_back = len(found.servers) == cluster.blueprint.servers
+        return found.is_healthy and are_back and _is_level(found) and is_even(found)
 
     await _until("the cluster settles", is_settled)
 

@@ -11,22 +11,27 @@ import click
 
 from waltzctl import render_change
 from waltzctl.change import Asked, Plan, changing
-from waltzctl.job import Job, perform
+from waltzctl.interruption import interruptible
+from waltzctl.job import NOTHING_BEGUN, Job, perform
 from waltzctl.main import exit_codes
-from waltzctl.placement.creation import Wish, create_cluster
+from waltzctl.placement.creation import Wish, check_wish, create_cluster
 from waltzctl.placement.partition import moving, spread_all
 from waltzctl.reach import Reach, reaching, using
+from waltzctl.render import is_line
 from waltzctl.safety import Danger
 from waltzctl.waiting import Say
 from waltzctl.watching import render_cluster
 from waltzctl.watching.overview import look
 from waltzd.cluster import HISTORY_MAX, Cluster
+from waltzd.document import is_name
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
 from waltzd.layout import PARTITIONS_MAX
 from waltzd.meta import StorageMeta
 from waltzd.setting import parse_address
 
+INCOMPLETE = "Interrupted. The cluster may be written down already, with some replicas: the same command completes it."
 FORM = "write it as name=host:port,host:port or name=host:port,host:port,group"
+GROUP_CHARACTERS_MAX = 64
 _OUTPUT = click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
 )
@@ -42,9 +47,22 @@ def storage_of(text: str) -> StorageMeta:
         listen, admin = (str(parse_address(part)) for part in parts[:2])
     except ValueError as error:
         raise BadArgument(f"--storage {text}: {error}", next_step=FORM) from error
-    if len(parts) == 3 and not parts[2]:
-        raise BadArgument(f"--storage {text}: the group has no name", next_step=FORM)
+    if not is_name(name):
+        raise BadArgument(f"{name!r} is not a name: letters, digits, dots, dashes and underscores, at most 64")
+    for group in parts[2:]:
+        check_group(group, f"--storage {text}")
     return StorageMeta(name=name, listen=listen, admin_listen=admin, group=parts[2] if len(parts) == 3 else name)
+
+
+def check_group(text: str, place: str) -> None:
+    """Before anything is asked of anybody. What was written down by an older Waltz is read all the same."""
+    if not text:
+        raise BadArgument(f"{place}: the group has no name", next_step=FORM)
+    if len(text) > GROUP_CHARACTERS_MAX or not is_line(text) or text != text.strip():
+        raise BadArgument(
+            f"{place}: the name of a group has at most {GROUP_CHARACTERS_MAX} characters, all of which can be shown, no "
+            "blanks around it"
+        )
 
 
 @click.command("create-cluster", epilog=exit_codes())
@@ -88,10 +106,12 @@ def create(
         storages=tuple(storage_of(text) for text in given),
         key=key,
     )
+    check_wish(wish)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    found = using(
-        reach, lambda cluster: create_cluster(cluster.coordinator, wish, created=now, is_dry=dry_run, tls=reach.tls)
-    )
+    with interruptible(NOTHING_BEGUN if dry_run else INCOMPLETE):
+        found = using(
+            reach, lambda cluster: create_cluster(cluster.coordinator, wish, created=now, is_dry=dry_run, tls=reach.tls)
+        )
     render_cluster.creation(found, output, hosts=reach.hosts, root=reach.root, is_dry=dry_run)
     return EXIT_OK
 

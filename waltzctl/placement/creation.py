@@ -17,6 +17,7 @@ from waltzctl.certificate import first_contact
 from waltzctl.placement.plan import assign_replicas
 from waltzd.cluster import Cluster
 from waltzd.coordinator import Coordinator
+from waltzd.document import is_name
 from waltzd.errors import (
     BadArgument,
     CannotConnect,
@@ -75,7 +76,7 @@ async def create_cluster(
     coordinator: Coordinator, wish: Wish, *, created: str, is_dry: bool = False, tls: Tls | None = None
 ) -> Creation:
     """`created` is the date for the document. Dry, everything is looked at and nothing is written."""
-    _check(wish)
+    check_wish(wish)
     planned = assign_replicas(wish.partitions, {storage.name: storage.group for storage in wish.storages}, wish.replication)
     descriptions = await _describe_all(wish, tls)
     key = _key_of(wish, descriptions)
@@ -104,8 +105,11 @@ async def create_cluster(
     return Creation(meta=meta, storages=storages, replicas=replicas, was_there=there is not None, created=created_now)
 
 
-def _check(wish: Wish) -> None:
-    """What a person may have mistyped; names are looked at by whoever writes them down."""
+def check_wish(wish: Wish) -> None:
+    """What a person may have mistyped, before anything is asked."""
+    for name in (wish.name, *(storage.name for storage in wish.storages)):
+        if not is_name(name):
+            raise BadArgument(f"{name!r} is not a name: letters, digits, dots, dashes and underscores, at most 64")
     for what, addresses in (
         ("listen", [storage.listen for storage in wish.storages]),
         ("admin", [storage.admin_listen for storage in wish.storages]),

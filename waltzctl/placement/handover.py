@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from uuid import UUID
 
-from waltzctl.render import console
+from waltzctl.render import console, printable
 from waltzctl.watching.overview import OPEN
 from waltzd.assignment import spell_numbers
 from waltzd.cluster import Cluster
@@ -119,5 +119,5 @@ async def arrival(cluster: Cluster, wanted: Handover, *, key: UUID, tls: Tls | N
                 return passed
             if passed >= seconds:
                 raise NotTakenOver(f"after {seconds:g} seconds, partitions {spell_waits(waits)}")
-            line.update(Text(f"{passed:.1f} s  {spell_waits(waits)}"))
+            line.update(Text(f"{passed:.1f} s  {printable(spell_waits(waits))}"))
             await asyncio.sleep(PAUSE_SECONDS)

@@ -19,7 +19,7 @@ from waltzctl.certificate import first_contact
 from waltzctl.change import Asked, Plan, changing
 from waltzctl.job import Job, nothing_to_do, perform
 from waltzctl.main import exit_codes
-from waltzctl.placement.cluster import storage_of
+from waltzctl.placement.cluster import check_group, storage_of
 from waltzctl.placement.creation import CALL_SECONDS, NO_KEY, reach_replicas
 from waltzctl.placement.moving import Goals
 from waltzctl.placement.partition import moving
@@ -67,9 +67,9 @@ def add(given: str, auto_assign: bool, reach: Reach, asked: Asked, output: str, 
 
     async def prepare(cluster: Cluster) -> Job:
         now = await situation(cluster, reach.tls)
-        first = await _newcomer(now, storage, reach.tls)
+        first, said = await _newcomer(now, storage, reach.tls)
         goals = _with(now, storage) if auto_assign else {}
-        plan = plan_for(now, goals, verb="storage add", subject=storage.name)
+        plan = plan_for(now, goals, verb="storage add", subject=storage.name, newcomers={storage.name: said})
         plan = replace(plan, steps=(*first, *plan.steps))
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
@@ -83,8 +83,8 @@ def add(given: str, auto_assign: bool, reach: Reach, asked: Asked, output: str, 
     return perform(reach, asked, output, prepare)
 
 
-async def _newcomer(now: Situation, storage: StorageMeta, tls: Tls | None) -> list[str]:
-    """What is to be done before it can get replicas; nothing when it is there already."""
+async def _newcomer(now: Situation, storage: StorageMeta, tls: Tls | None) -> tuple[list[str], StorageDescription]:
+    """What is to be done before it can get replicas, nothing when it is there already; and what it says of itself."""
     there = now.storages.get(storage.name)
     if there is not None and there != storage:
         raise NameInUse(
@@ -93,8 +93,8 @@ async def _newcomer(now: Situation, storage: StorageMeta, tls: Tls | None) -> li
             next_step="choose another name; `waltzctl storage set` changes the addresses or the group of one that is there",
         )
     check_addresses(now, storage)
-    await check_storage(now, storage, tls)
-    return [] if there is not None else [f"write down {storage.name} at {storage.listen}, group {storage.group}"]
+    said = await check_storage(now, storage, tls)
+    return [] if there is not None else [f"write down {storage.name} at {storage.listen}, group {storage.group}"], said
 
 
 def check_addresses(now: Situation, storage: StorageMeta) -> None:
@@ -107,8 +107,8 @@ def check_addresses(now: Situation, storage: StorageMeta) -> None:
             )
 
 
-async def check_storage(now: Situation, storage: StorageMeta, tls: Tls | None) -> None:
-    """It answers at both addresses, belongs to this cluster, and is no other storage of it."""
+async def check_storage(now: Situation, storage: StorageMeta, tls: Tls | None) -> StorageDescription:
+    """It answers at both addresses, belongs to this cluster, and is no other storage of it; what it says of itself."""
     meta = now.found.meta
     stranger = AdminClient(storage.admin_listen, NO_KEY, seconds=CALL_SECONDS, tls=tls)
     async with stranger, first_contact(storage.admin_listen, tls):
@@ -128,6 +128,7 @@ async def check_storage(now: Situation, storage: StorageMeta, tls: Tls | None) -
         )
     _check_files(now, storage, said)
     await reach_replicas(storage, meta.key, tls)
+    return said
 
 
 def _check_files(now: Situation, storage: StorageMeta, said: StorageDescription) -> None:
@@ -263,17 +264,19 @@ def replace_(old: str, new: str, delete_files: bool, reach: Reach, asked: Asked,
       waltzctl storage replace storage-3 storage-4=127.0.0.1:55480,127.0.0.1:55481,rack-2 --dry-run
     """
 
+    given = storage_of(new) if "=" in new else None
+    subject = f"{old} {new.partition('=')[0]}"
+
     async def prepare(cluster: Cluster) -> Job:
         now = await situation(cluster, reach.tls)
-        subject = f"{old} {new.partition('=')[0]}"
         if old not in now.storages and await was_taken_out(cluster, old, replaced_as=subject):
             return nothing_to_do("storage replace", subject)
         now.storage(old)
-        storage, first = await _successor(now, old, new, reach.tls)
+        storage, first, newcomers = await _successor(now, old, new, given, reach.tls)
         _check_distinct(now, old, storage.name)
         goals = _instead(now, old, storage.name)
         last = [f"take {old} out of the list of storages"]
-        plan = plan_for(now, goals, verb="storage replace", subject=subject, more=last)
+        plan = plan_for(now, goals, verb="storage replace", subject=subject, more=last, newcomers=newcomers)
         plan = replace(
             plan,
             steps=(*first, *plan.steps),
@@ -292,13 +295,16 @@ def replace_(old: str, new: str, delete_files: bool, reach: Reach, asked: Asked,
     return perform(reach, asked, output, prepare)
 
 
-async def _successor(now: Situation, old: str, new: str, tls: Tls | None) -> tuple[StorageMeta, list[str]]:
-    if "=" not in new:
-        return now.storage(new), []
-    storage = storage_of(new)
+async def _successor(
+    now: Situation, old: str, new: str, given: StorageMeta | None, tls: Tls | None
+) -> tuple[StorageMeta, list[str], dict[str, StorageDescription]]:
+    if given is None:
+        return now.storage(new), [], {}
+    storage = given
     if storage.group == storage.name and old in now.storages and new.count(",") == 1:
         storage = replace(storage, group=now.storages[old].group)
-    return storage, await _newcomer(now, storage, tls)
+    first, said = await _newcomer(now, storage, tls)
+    return storage, first, {storage.name: said}
 
 
 def _instead(now: Situation, old: str, new: str) -> dict[int, tuple[str, ...]]:
@@ -379,9 +385,9 @@ def _check_words(given: Mapping[str, str | None]) -> None:
         option = "--" + field.replace("_", "-")
         if value is None:
             continue
-        if field == "group" and not value:
-            raise BadArgument("--group: the group has no name")
-        if field != "group":
+        if field == "group":
+            check_group(value, option)
+        else:
             try:
                 parse_address(value)
             except ValueError as error:

@@ -10,7 +10,7 @@ still have a vote, and the next one waits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from waltzctl.safety import without
 from waltzctl.watching.overview import Overview, StorageView
@@ -36,6 +36,8 @@ class View:
     held: Mapping[str, int]
     """The last id that each replica is known to hold."""
     committed: int
+    stories: Mapping[str, str] = field(default_factory=dict)
+    """Why replicas take nothing: as their storage says it, or the owner that cannot use them."""
 
     @property
     def missing(self) -> list[str]:
@@ -106,12 +108,12 @@ def next_step(view: View) -> Step:
 
 
 def _catching_up(view: View, name: str) -> str:
-    held = view.held.get(name)
+    held, story = view.held.get(name), view.stories.get(name)
     if held is None:
-        return f"{name} has not answered yet"
+        return f"{name}: {story}" if story else f"{name} has not answered yet"
     if view.roles[name] is Role.LEARNER and held >= view.committed:
         return f"{name} is level and becomes a member with the next session"
-    return f"{name} holds {held + 1:,} of {view.committed + 1:,} transactions"
+    return f"{name} holds {held + 1:,} of {view.committed + 1:,} transactions{f'; {story}' if story else ''}"
 
 
 def applied(sets: ReplicaSets, steps: Mapping[int, Step]) -> ReplicaSets:
@@ -138,29 +140,20 @@ def view_of(
         partition=number,
         roles=roles,
         goal=tuple(goal),
-        level=level(found, number),
+        level=found.level(number),
         voting=frozenset(meta.members) if meta is not None else frozenset(),
         was_opened=meta is not None and (meta.opened > 0 or meta.decision is not None),
-        waiting=partition.waiting,
+        waiting=partition.owner_waiting,
         held={replica.storage: replica.durable_id for replica in replicas if replica.state != "DOWN"},
         committed=partition.said.committed if partition.said is not None else -1,
+        stories={replica.storage: replica.story for replica in replicas if replica.state == "DOWN"}
+        | {storage.meta.name: "its disk is full" for storage in found.storages if _is_full(storage, number)},
     )
 
 
-def level(found: Overview, number: int) -> frozenset[str]:
-    """Who holds everything that is committed: its owner says so, and the storage does not say otherwise. While nothing is
-    written an owner does not notice that a replica was taken offline, or that a storage stands still."""
-    said = found.partitions[number].said
-    serving = {view.meta.name for view in found.storages if _serves(view, number)}
-    return frozenset(replica.storage for replica in (said.replicas if said is not None else ()) if replica.counts) & serving
-
-
-def _serves(storage: StorageView, number: int) -> bool:
-    replicas = storage.said.assigned if storage.said is not None else ()
-    return any(
-        held.partition == number and held.refused is None and (held.status is None or held.status.is_available)
-        for held in replicas
-    )
+def _is_full(storage: StorageView, number: int) -> bool:
+    held = storage.said.assigned if storage.said is not None else ()
+    return any(one.partition == number and one.status is not None and one.status.is_full for one in held)
 
 
 def goals(found: Overview, sets: ReplicaSets) -> dict[int, tuple[str, ...]]:

@@ -15,6 +15,8 @@ import click
 
 from waltzctl import completion, render_change
 from waltzctl.change import Asked, Plan, agree, changing, recorded
+from waltzctl.interruption import interruptible
+from waltzctl.job import STAYS
 from waltzctl.listing import FORMS, Column, Listing, put
 from waltzctl.main import exit_codes
 from waltzctl.numbers import partitions_of
@@ -138,7 +140,8 @@ def transfer(partitions: str, server: str, wait: bool, timeout: float, output: s
             )
             return await arrival(cluster, wanted, key=found.meta.key, tls=reach.tls, seconds=timeout)
 
-    seconds = using(reach, do)
+    with interruptible(STAYS):
+        seconds = using(reach, do)
     render_change.plan(made, output, result="done", moves=moves_json(found.assignment, after), seconds=rounded(seconds))
     return EXIT_OK
 
@@ -251,7 +254,8 @@ def preferred(partitions: str | None, server: str | None, clear: bool, output: s
                     next_step="look at it with `waltzctl partition preferred`",
                 ) from error
 
-    using(reach, do)
+    with interruptible(STAYS):
+        using(reach, do)
     unmet = (
         {}
         if server is None

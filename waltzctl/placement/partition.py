@@ -66,7 +66,7 @@ def _row(partition: PartitionView) -> Mapping[str, Any]:
     said = partition.said
     return {
         "partition": partition.partition,
-        "state": "open" if partition.is_open else said.step.lower() if said is not None else "unknown",
+        "state": partition.state,
         "owner": partition.owner,
         "replicas": [f"{name}{'*' if role == 'learner' else ''}" for name, role in sorted(partition.replicas.items())],
         "level": partition.counting if said is not None else None,

@@ -139,7 +139,7 @@ def standing(name: str, view: PartitionView, there: PartitionDescription | None)
         return Standing(state=State.COMES, why="its owner will make it there", held=held)
     if not status.is_sound:
         # While its owner waits for others there is hope; with a level one beside it there is none.
-        is_alone = not (view.is_open and level_without(name, view))
+        is_alone = not (view.owner_says_open and level_without(name, view))
         if ours.state == GIVEN_UP and not is_alone:
             return Standing(state=State.LOST, why=ours.story, held=held)
         return Standing(state=State.COMES, why=ours.story, held=held)
@@ -312,9 +312,9 @@ def _spell(left: Mapping[int, Standing], found: Overview, most: int) -> str:
 
 def _offline(source: str, target: str, chosen: list[int] | None, is_dry: bool, output: str) -> int:
     from waltzd import transplant
-    from waltzd.disk import RealDisk
+    from waltzd.disk import GuestDisk
 
-    disk = RealDisk()
+    disk = GuestDisk()
     source, target = _directory(source), _directory(target)
     transplant.check_apart(source, target)
     found = transplant.plan(disk, source, target, chosen)

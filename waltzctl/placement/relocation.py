@@ -10,6 +10,7 @@ from waltzctl.placement import moves
 from waltzctl.placement.moving import Daemons, Goals, Mover, RealDaemons
 from waltzctl.placement.plan import reassign_replicas
 from waltzctl.reach import Reach, unknown
+from waltzctl.render import size
 from waltzctl.safety import Step, danger, margin
 from waltzctl.waiting import Say
 from waltzctl.watching.overview import Overview
@@ -17,6 +18,7 @@ from waltzd.assignment import spell_numbers
 from waltzd.cluster import Cluster
 from waltzd.errors import NoSuchPartition, Unsafe
 from waltzd.meta import ReplicaSets, Role, StorageMeta
+from waltzd.replica import StorageDescription
 from waltzd.tls import Tls
 
 
@@ -111,15 +113,42 @@ def margins(now: Situation, goals: Goals) -> tuple[Step, ...]:
         if view.said is None and not now.sets.partitions.get(number):
             continue
         roles = now.sets.partitions.get(number, {})
-        level = moves.level(now.found, number)
+        level = now.found.level(number)
         new = {name for name in names if roles.get(name) is not Role.MEMBER}
         after = margin(number, dict.fromkeys(names, Role.MEMBER), {name for name in names if name in level or name in new})
         found.append(Step(before=margin(number, roles, level), after=after))
     return tuple(found)
 
 
-def plan_for(now: Situation, goals: Goals, *, verb: str, subject: str, more: Sequence[str] = ()) -> Plan:
-    """`more`: what is done besides moving."""
+def shortages(now: Situation, goals: Goals, newcomers: Mapping[str, StorageDescription]) -> tuple[str, ...]:
+    """Storages that have less free than is to be copied there, as far as they say. What leaves them is no help: it goes
+    only when the copies are made."""
+    said = {view.meta.name: view.said for view in now.found.storages if view.said is not None} | dict(newcomers)
+    held = {name: {one.partition: one.disk_bytes for one in found.assigned} for name, found in said.items()}
+    wanted: dict[str, int] = {}
+    for number, names in goals.items():
+        roles = now.sets.partitions.get(number, {})
+        for name in names:
+            if name in said and roles.get(name) is not Role.MEMBER:
+                whole = max((held[other].get(number, 0) for other in roles if other != name and other in held), default=0)
+                wanted[name] = wanted.get(name, 0) + max(0, whole - held[name].get(number, 0))
+    return tuple(
+        f"{name} has {size(said[name].free_bytes)} free, and {size(bytes_)} are to be copied there"
+        for name, bytes_ in sorted(wanted.items())
+        if bytes_ > said[name].free_bytes
+    )
+
+
+def plan_for(
+    now: Situation,
+    goals: Goals,
+    *,
+    verb: str,
+    subject: str,
+    more: Sequence[str] = (),
+    newcomers: Mapping[str, StorageDescription] | None = None,
+) -> Plan:
+    """`more`: what is done besides moving. `newcomers`: storages that are not written down yet, and what they say."""
     changed = now.changed(goals)
     bare = [number for number, names in sorted(changed.items()) if not names]
     if bare:  # nobody can mean that: the log would be gone
@@ -134,6 +163,7 @@ def plan_for(now: Situation, goals: Goals, *, verb: str, subject: str, more: Seq
         steps=(*steps_in_words(now, changed), *more),
         margins=steps,
         danger=danger(steps),
+        unsafe=shortages(now, changed, newcomers or {}),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from waltzctl.render import console, count, put_json, show_finding, size
+from waltzctl.render import console, count, printable, put_json, show_finding, size
 from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:
@@ -102,22 +102,25 @@ def _error_json(error: WaltzError) -> dict[str, Any]:
 
 def results(found: dict[int, WaltzError | None], done: str, output: str) -> None:
     if output == "json":
-        put_json(
-            {
-                "partitions": [
-                    {"partition": number, "result": done if error is None else "refused",
-                     "error": None if error is None else _error_json(error)}
-                    for number, error in found.items()
-                ]
-            }
-        )  # fmt: skip
+        put_json({"partitions": results_json(found, done)})
         return
     for number, error in found.items():
         if error is None:
             click.echo(f"partition {number}: {done}")
         else:
             for line in error.lines():
-                click.echo(f"partition {number}: {line}", err=True)
+                click.echo(f"partition {number}: {printable(line)}", err=True)
+
+
+def results_json(found: dict[int, WaltzError | None], done: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "partition": number,
+            "result": done if error is None else "refused",
+            "error": None if error is None else _error_json(error),
+        }
+        for number, error in found.items()
+    ]
 
 
 def verification(findings: list[Finding], summaries: list[VerifySummary], output: str) -> None:

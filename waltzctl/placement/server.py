@@ -15,6 +15,8 @@ import click
 from waltzctl import completion, render_change
 from waltzctl.certificate import first_contact
 from waltzctl.change import Asked, Plan, agree, changing, check_again, recorded
+from waltzctl.interruption import interruptible
+from waltzctl.job import STAYS
 from waltzctl.listing import Column, Listing, listed, put
 from waltzctl.main import exit_codes
 from waltzctl.placement.handover import Handover, arrival
@@ -112,7 +114,8 @@ def drain(server: str, wait: bool, timeout: float, output: str, asked: Asked, re
             wanted = Handover(numbers=tuple(numbers), to={}, leaving=server)
             return await arrival(cluster, wanted, key=found.meta.key, tls=reach.tls, seconds=timeout)
 
-    seconds = using(reach, do)
+    with interruptible(STAYS):
+        seconds = using(reach, do)
     moves = [] if after is None else moves_json(found.assignment, after)
     render_change.plan(made, output, result="done", moves=moves, seconds=rounded(seconds))
     return EXIT_OK
@@ -140,7 +143,8 @@ def undrain(server: str, output: str, asked: Asked, reach: Reach) -> int:
         async with recorded(cluster, made, asked):
             await announce(reach, found, server, is_draining=False)
 
-    using(reach, do)
+    with interruptible(STAYS):
+        using(reach, do)
     render_change.plan(made, output, result="done", moves=moves_json(found.assignment, after))
     return EXIT_OK
 

@@ -7,7 +7,7 @@ cluster is refused.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -15,21 +15,15 @@ import click
 
 from waltzctl import completion
 from waltzctl.certificate import first_contact
-from waltzctl.change import Asked, Plan, changing, check_again
-from waltzctl.job import Job, perform
 from waltzctl.listing import Column, Listing, listed, put
 from waltzctl.main import exit_codes
 from waltzctl.numbers import partitions_of
-from waltzctl.placement import moves, render_storage
-from waltzctl.placement.relocation import Situation, situation
+from waltzctl.placement import render_storage
 from waltzctl.reach import Reach, addressing, reaching, unknown, using
-from waltzctl.safety import Step, danger, without
-from waltzctl.waiting import Say
 from waltzctl.watching.overview import StorageView, look
 from waltzd import loop
-from waltzd.assignment import spell_numbers
 from waltzd.cluster import Cluster
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE, ForeignCluster, WaltzError
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, ForeignCluster, WaltzError
 from waltzd.finding import Finding
 from waltzd.meta import StorageMeta
 from waltzd.replica import PartitionDescription, StorageDescription, VerifySummary
@@ -50,17 +44,18 @@ def with_admin(
     action: Callable[[AdminClient, StorageDescription], Awaitable[T]],
 ) -> T:
     """Ask the storage who it is, then do the action with its key."""
-    address, certificate = (place, tls()) if ":" in place else _found(place, reach())
+    name = None if ":" in place else place
+    address, certificate = (place, tls()) if name is None else _found(place, reach())
 
     async def run() -> T:
         async with (
-            AdminClient(address, NO_KEY, seconds=10, tls=certificate) as stranger,
+            AdminClient(address, NO_KEY, seconds=10, tls=certificate, name=name) as stranger,
             first_contact(address, certificate),
         ):
             description = await stranger.describe()
         if key is not None and key != description.cluster_key:
             raise ForeignCluster(f"{address} belongs to the cluster {description.cluster_key}, not to {key}")
-        async with AdminClient(address, description.cluster_key, tls=certificate) as admin:
+        async with AdminClient(address, description.cluster_key, tls=certificate, name=name) as admin:
             return await action(admin, description)
 
     return loop.run(run())
@@ -201,139 +196,6 @@ def describe(place: str, output: str, key: UUID | None, reach: LookUp, tls: Cert
 
     render_storage.description(with_admin(place, key, reach, tls, ask), output)
     return EXIT_OK
-
-
-@click.command("create-partition", epilog=exit_codes())
-@click.argument("place", metavar="STORAGE", shell_complete=completion.storages)
-@click.argument("numbers", metavar="PARTITIONS")
-@common
-def create_partition(place: str, numbers: str, output: str, key: UUID | None, reach: LookUp, tls: Certificate) -> int:
-    """Create empty replicas of PARTITIONS (like 0-3,7) on a storage, whoever they are assigned to; `partition assign` is
-    for clusters. Files that a partition left there before are set aside, never used again.
-
-    \b
-    Examples:
-      waltzctl storage create-partition 127.0.0.1:55281 0-1
-      waltzctl storage create-partition 127.0.0.1:55281 2,3 -o json
-    """
-    chosen = partitions_of(numbers)
-    results = with_admin(place, key, reach, tls, lambda client, _: client.create_partitions(chosen))
-    return settle(results, "created", output)
-
-
-@click.command("remove-partition", epilog=exit_codes())
-@click.argument("place", metavar="STORAGE", shell_complete=completion.storages)
-@click.argument("numbers", metavar="PARTITIONS")
-@click.option("--delete-files", is_flag=True, help="Delete the files instead of setting them aside.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@common
-def remove_partition(
-    place: str,
-    numbers: str,
-    delete_files: bool,
-    yes: bool,
-    output: str,
-    key: UUID | None,
-    reach: LookUp,
-    tls: Certificate,
-) -> int:
-    """Take replicas off a storage, whether they are assigned to it or not; `partition unassign` is for clusters. Their
-    files are set aside in its directory unless they are to be deleted.
-
-    \b
-    Examples:
-      waltzctl storage remove-partition 127.0.0.1:55281 1 --yes
-      waltzctl storage remove-partition 127.0.0.1:55281 0 --delete-files --yes
-    """
-    chosen = partitions_of(numbers)
-    if not yes:
-        what = "Delete the files of" if delete_files else "Take off this storage"
-        if not click.confirm(f"{what} partition {', '.join(map(str, chosen))} at {place}?", err=True):
-            click.echo("Nothing was changed.", err=True)
-            return EXIT_USAGE
-    results = with_admin(
-        place, key, reach, tls, lambda client, _: client.remove_partitions(chosen, delete_files=delete_files)
-    )
-    return settle(results, "removed", output)
-
-
-@click.command(epilog=exit_codes())
-@click.argument("place", metavar="STORAGE", shell_complete=completion.storages)
-@click.argument("numbers", metavar="PARTITIONS")
-@click.option("--online/--offline", "online", default=None, help="Which of the two; one must be given.")
-@changing
-@common
-def availability(
-    place: str,
-    numbers: str,
-    online: bool | None,
-    asked: Asked,
-    output: str,
-    key: UUID | None,
-    reach: LookUp,
-    tls: Certificate,
-) -> int:
-    """Take partitions offline on a storage, or back online. Offline, a replica refuses every session. By the name of the
-    storage, it is refused where a partition would lose its majority; by an address, nobody knows of the other replicas.
-
-    \b
-    Examples:
-      waltzctl storage availability 127.0.0.1:55281 0-1 --offline
-      waltzctl storage availability 127.0.0.1:55281 0-1 --online
-    """
-    chosen = partitions_of(numbers)
-    if online is None:
-        raise click.UsageError("Say --online or --offline.")
-    verb = "online" if online else "offline"
-    if ":" in place:
-        if asked.is_dry:
-            raise click.UsageError("--dry-run needs the name of a storage: by an address, nothing is known of the others.")
-        results = with_admin(place, key, reach, tls, lambda client, _: client.set_available(chosen, online))
-        return settle(results, verb, output)
-    return _availability(reach(), place, chosen, online, asked, output)
-
-
-def _availability(reach: Reach, name: str, chosen: list[int], online: bool, asked: Asked, output: str) -> int:
-    verb = "online" if online else "offline"
-
-    async def prepare(cluster: Cluster) -> Job:
-        now = await situation(cluster, reach.tls)
-        storage = now.storage(name)
-        now.check_partitions(chosen)
-        plan = _availability_plan(now, name, chosen, online)
-
-        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
-            check_again(_availability_plan(await situation(cluster, reach.tls), name, chosen, online), asked)
-            async with AdminClient(storage.admin_listen, now.found.meta.key, tls=reach.tls, name=name) as admin:
-                _check_all(await admin.set_available(chosen, online), verb)
-            return {}
-
-        return Job(plan=plan, do=do)
-
-    return perform(reach, asked, output, prepare)
-
-
-def _availability_plan(now: Situation, name: str, chosen: Sequence[int], online: bool) -> Plan:
-    steps: list[Step] = []
-    for number in chosen:
-        roles = now.sets.partitions.get(number, {})
-        if name in roles and not online:
-            steps.append(without(number, roles, now.found.level(number), silent=[name]))
-    words = f"take partitions {', '.join(map(str, chosen))} {'online' if online else 'offline'} on {name}"
-    return Plan(verb="storage availability", subject=name, steps=(words,), margins=tuple(steps), danger=danger(steps))
-
-
-def _check_all(results: Mapping[int, WaltzError | None], verb: str) -> None:
-    refused = {number: error for number, error in results.items() if error is not None}
-    if refused:
-        number, error = next(iter(refused.items()))
-        done = [other for other in results if other not in refused]
-        raise type(error)(
-            f"partition {number}: {error.message}",
-            not_done=f"partitions {spell_numbers(list(refused))} are not {verb}"
-            + (f"; {spell_numbers(done)} are" if done else ""),
-            next_step=error.detail_next_step,
-        )
 
 
 @click.command(epilog=exit_codes())

@@ -6,7 +6,6 @@ them, and whoever comes next finds them by what is written down in the directory
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import time
@@ -29,6 +28,7 @@ from waltzctl.playground.blueprint import (
 )
 from waltzctl.playground.daemon import Daemon, State
 from waltzctl.playground.obstacle import check_machine, check_ports
+from waltzctl.playground.opening import Opening, closed, unfinished, unseen
 from waltzctl.playground.removal import check_whole, remove
 from waltzctl.playground.turn import LOCK, taking_turn, undisturbed
 from waltzctl.watching.overview import Overview, look
@@ -36,7 +36,7 @@ from waltzd import loop
 from waltzd.cluster import Cluster
 from waltzd.coordinator import Coordinator
 from waltzd.disk import translate
-from waltzd.errors import BadArgument, DaemonEnded, DirectoryHeld, NodeMissing, PartitionsClosed
+from waltzd.errors import BadArgument, DaemonEnded, DirectoryHeld, NodeMissing, WaltzError
 from waltzd.meta import StorageMeta
 from waltzd.zookeeper import ZooKeeperCoordinator
 from waltzd.zookeeper_process import java_command
@@ -47,12 +47,8 @@ if TYPE_CHECKING:
 NAME, ROOT = "local", "/waltz"
 SESSION_SECONDS, DRAIN_SECONDS = 4, 10
 """Of servers: shorter than what is good in earnest, so that something happens while somebody watches."""
-START_SECONDS, OPEN_SECONDS, END_SECONDS = 60.0, 60.0, 45.0
-SETTLE_SECONDS = 15.0
-"""How long to wait for the last replicas, when all partitions take transactions already."""
-STILL_SECONDS = 2.0
-"""Partitions that did not move for so long are where they are wanted, although servers do not have equally many."""
-POLL_SECONDS = 0.1
+START_SECONDS, END_SECONDS = 60.0, 45.0
+POLL_SECONDS = 0.05
 PROBE_SECONDS = 2.0
 MAKING = {"log", LOCK, BLUEPRINT, f"{BLUEPRINT}.new"}
 """What is there when another one makes a cluster at this moment, or was killed while it did."""
@@ -230,26 +226,49 @@ class LocalCluster:
     # -- up
 
     def start(self) -> Overview:
-        """Everything that does not run yet; return when every partition is open. When that fails, what was started here is
-        stopped again."""
+        """Everything that does not run yet; return when every partition is open.
+
+        When that fails, a cluster that holds nothing yet is stopped again, as far as it was started here. One that was made
+        before runs on, as far as it runs: what is left may be enough, and is what it can be mended with."""
         with taking_turn(self.directory):
             self.recall()
             before = self.running
+            is_new = not self.blueprint.is_founded
+            was_started = False
+            failed: dict[str, WaltzError] = {}
             try:
                 self._check()
                 for name in self.daemons:
                     self._show(name, State.READY if name in before else State.WAITS)
-                self._start([ZOOKEEPER, *self.blueprint.storage_names])
+                failed |= self._start([ZOOKEEPER, *self.blueprint.storage_names], is_new=is_new)
                 loop.run(self._found())
-                self._start(self.blueprint.server_names)
-                return loop.run(self._wait_open())
-            except BaseException:
-                self._end([name for name in self.running if name not in before])
-                raise
+                failed |= self._start(self.blueprint.server_names, is_new=is_new)
+                was_started = True
+                found = loop.run(self._wait_open(failed, is_new=is_new))
+                if is_new and found.closed:
+                    raise closed(found)
+            except BaseException as error:
+                if is_new or not was_started or not isinstance(error, WaltzError):
+                    self._end([name for name in self.running if name not in before])
+                    raise
+                raise unseen(self.directory, error, self.running) from error
+            missed = unfinished(self.directory, found, self.running, failed)
+            if missed is not None:
+                raise missed
+            return found
+
+    async def _wait_open(self, failed: dict[str, WaltzError], *, is_new: bool) -> Overview:
+        opening = Opening(self.daemons, self.blueprint.server_names, failed, is_new=is_new, say=self._say, show=self._show)
+        coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT)
+        await coordinator.start()
+        try:
+            return await opening.wait(coordinator)
+        finally:
+            await coordinator.close()
 
     def start_one(self, name: str) -> None:
         with taking_turn(self.directory):
-            self._start([name])
+            self._start([name], is_new=True)
 
     def _check(self) -> None:
         """What can be known before anything is started."""
@@ -262,7 +281,8 @@ class LocalCluster:
         for name in wanted:
             check_ports(self.directory, self.blueprint, name)
 
-    def _start(self, names: list[str]) -> None:
+    def _start(self, names: list[str], *, is_new: bool) -> dict[str, WaltzError]:
+        """Those that did not become ready, and why; an error where nothing can go on without one."""
         for name in names:
             if not self.daemons[name].is_running:
                 if name != ZOOKEEPER:
@@ -271,12 +291,14 @@ class LocalCluster:
                     self.daemons[name].spawn()
                     self.remember()
                 self._show(name, State.STARTS)
-        self._wait_ready(names)
+        failed = self._wait_ready(names, needed=set(names) if is_new else {ZOOKEEPER})
         self.remember()
+        return failed
 
-    def _wait_ready(self, names: list[str]) -> None:
+    def _wait_ready(self, names: list[str], *, needed: set[str]) -> dict[str, WaltzError]:
         deadline = time.monotonic() + START_SECONDS
         waiting = list(names)
+        failed: dict[str, WaltzError] = {}
         while waiting:
             self._say(f"waiting for {', '.join(waiting)}")
             for name in list(waiting):
@@ -284,13 +306,21 @@ class LocalCluster:
                     if self.daemons[name].is_ready():
                         self._show(name, State.READY)
                         waiting.remove(name)
-                except DaemonEnded:
+                except DaemonEnded as error:
                     self._show(name, State.ENDED)
-                    raise
+                    if name in needed:
+                        raise
+                    failed[name] = error
+                    waiting.remove(name)
             if waiting and time.monotonic() > deadline:
-                raise self.daemons[waiting[0]].silent(START_SECONDS)
+                for name in waiting:
+                    failed[name] = self.daemons[name].silent(START_SECONDS)
+                    if name in needed:
+                        raise failed[name]
+                break
             if waiting:
-                time.sleep(POLL_SECONDS / 2)
+                time.sleep(POLL_SECONDS)
+        return failed
 
     async def _found(self) -> None:
         """Its documents and empty replicas, once. What the operator did with it since then is not undone by a start."""
@@ -340,38 +370,6 @@ class LocalCluster:
             ),
         )
 
-    async def _wait_open(self) -> Overview:
-        """Until every partition takes transactions with all of its replicas; without some of them when that takes long."""
-        coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT)
-        await coordinator.start()
-        started = moved = time.monotonic()
-        owners: list[str | None] = []
-        try:
-            while True:
-                found = await look(coordinator)
-                now = time.monotonic()
-                if owners != (owners := [partition.owner for partition in found.partitions]):
-                    moved = now
-                seconds = now - started
-                is_settled = self._is_whole(found) and (_is_even(found) or now - moved > STILL_SECONDS)
-                if not found.closed and (seconds > SETTLE_SECONDS or is_settled):
-                    return found
-                if seconds > OPEN_SECONDS:
-                    break
-                self._say(f"waiting for partitions: {len(found.partitions) - len(found.closed)} are open")
-                for daemon in self.daemons.values():
-                    daemon.check_running()
-                await asyncio.sleep(POLL_SECONDS)
-        finally:
-            await coordinator.close()
-        waiting = "; ".join(f"partition {partition.partition}: {partition.waiting}" for partition in found.closed[:5])
-        raise PartitionsClosed(f"{len(found.closed)} partitions are not open after {OPEN_SECONDS:g} seconds. {waiting}")
-
-    def _is_whole(self, found: Overview) -> bool:
-        """Every replica takes part, and every server is there."""
-        there = {view.meta.name for view in found.servers if view.said is not None}
-        return not found.short and there.issuperset(self.blueprint.server_names)
-
     async def overview(self) -> Overview:
         coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT)
         await coordinator.start()
@@ -416,11 +414,6 @@ class LocalCluster:
                     killed.append(name)
                 self._show(name, State.STOPPED)
         return killed
-
-
-def _is_even(found: Overview) -> bool:
-    owned = [len(view.said.partitions) for view in found.servers if view.said is not None and not view.meta.is_draining]
-    return not owned or max(owned) - min(owned) <= 1
 
 
 def _quoted(value: object) -> str:

@@ -22,7 +22,7 @@ import click
 from waltzctl.playground.blueprint import ZOOKEEPER
 from waltzctl.playground.daemon import State
 from waltzctl.reach import LOCAL_DIRECTORY
-from waltzctl.render import console, count, table
+from waltzctl.render import console, count, printable, table
 from waltzctl.watching.render_cluster import sentence
 from waltzd.errors import WaltzError
 
@@ -241,13 +241,8 @@ class Lines:
         head = f"{name:<{self._width}}"
         if _is_coloured():
             head = click.style(head, fg=self._colours.get(name))
-        click.echo(f"{head} | {_printable(text)}")
+        click.echo(f"{head} | {printable(text)}")
 
 
 def _is_coloured() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def _printable(text: str) -> str:
-    """What is in a log must not move the cursor of whoever reads it."""
-    return "".join(one if one.isprintable() or one == "\t" else one.encode("unicode_escape").decode() for one in text)

@@ -63,8 +63,10 @@ def up(
     in DIRECTORY (waltz-local by default) and on loopback addresses. It needs `pip install 'waltz[local]'`.
 
     Ctrl-C stops everything in order. What was written stays: the same command continues with the same cluster, and
-    starts again whatever of it does not run. With more --servers than there are, new ones are started and take part;
-    with more --storages, new ones are started, and wait until `waltzctl storage add` takes them into the cluster.
+    starts again whatever of it does not run. When a daemon of a cluster that was made before does not come up, or a
+    partition does not open, the rest runs on, and the error says what is missing; a new cluster is stopped again then.
+    With more --servers than there are, new ones are started and take part; with more --storages, new ones are started,
+    and wait until `waltzctl storage add` takes them into the cluster.
 
     \b
     Examples:

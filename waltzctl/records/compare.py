@@ -17,6 +17,7 @@ from uuid import UUID
 import click
 
 from waltzctl.main import exit_codes
+from waltzctl.numbers import check_partition
 from waltzctl.reach import Reach, reaching, unknown, using
 from waltzctl.records.comparison import Answers, Question, Standing, Verdict, comparison
 from waltzd.errors import (
@@ -150,8 +151,7 @@ def visible_mark(status: ReplicaStatus) -> int:
 
 
 def _chosen(overview: Overview, partition: int, names: tuple[str, ...]) -> dict[str, StorageView]:
-    if partition >= len(overview.partitions):
-        raise BadArgument(f"there is no partition {partition}; the cluster has {len(overview.partitions)}, from 0 on")
+    check_partition(partition, len(overview.partitions), not_done="nothing was compared")
     there = {view.meta.name: view for view in overview.storages}
     replicas = overview.partitions[partition].replicas
     for name in names:

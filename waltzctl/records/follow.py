@@ -15,6 +15,7 @@ from typing import TypeVar
 import click
 
 from waltzctl.certificate import first_contact
+from waltzctl.numbers import check_partition
 from waltzctl.reach import Reach, using
 from waltzd import Client, ClientSettings, Transaction, loop
 from waltzd.cluster import Cluster
@@ -125,19 +126,19 @@ class Feed:
 
 def with_client(
     reach: Reach, action: Callable[[Client], Awaitable[T]], *, feed: Feed | None = None, seconds: float,
-    partitions: Sequence[int] = (),
+    typed: int | None = None, is_appending: bool = False,
 ) -> T:  # fmt: skip
-    """Do something as an application would. The coordinator is only asked where servers are. `seconds`: how long to wait
-    for a partition that is not there."""
+    """Do something as an application would. The coordinator is only asked where servers are, and whether there is the
+    partition that somebody typed. `seconds`: how long to wait for a partition that is not open."""
     # What the client would log, its errors say; a line beside them would only be the same once more.
     logging.getLogger("waltz.client").addHandler(logging.NullHandler())
-    addresses = using(reach, _addresses)
+    addresses = using(reach, lambda cluster: _addresses(cluster, typed))
 
     async def run() -> T:
         client = Client(
             addresses,
             handler=feed,
-            partitions=partitions,
+            partitions=(typed,) if is_appending and typed is not None else (),
             settings=ClientSettings(
                 submit_seconds=seconds, call_seconds=min(seconds, CALL_SECONDS), close_seconds=CLOSE_SECONDS
             ),
@@ -153,8 +154,10 @@ def with_client(
     return loop.run(run())
 
 
-async def _addresses(cluster: Cluster) -> list[str]:
+async def _addresses(cluster: Cluster, typed: int | None) -> list[str]:
     meta = await cluster.meta()
+    if typed is not None:
+        check_partition(typed, meta.partitions)
     servers = await cluster.servers()
     if not servers:
         raise NoServerUp(f"no server of the cluster {meta.name} is up")

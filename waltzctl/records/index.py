@@ -11,7 +11,7 @@ import click
 from waltzctl import render
 from waltzctl.main import exit_codes
 from waltzctl.records.target import resolve
-from waltzd.disk import RealDisk
+from waltzd.disk import GuestDisk
 from waltzd.errors import EXIT_OK, BadArgument, DamageInTheWay
 from waltzd.indexing import State
 from waltzd.reindex import rebuild
@@ -52,7 +52,7 @@ def rebuild_index(
     started = time.monotonic()
     with render.Progress("rebuild") as progress:
         done = rebuild(
-            RealDisk(), targets, jobs=jobs or processors(), left_out=ranges, key=key, on_progress=progress.update
+            GuestDisk(), targets, jobs=jobs or processors(), left_out=ranges, key=key, on_progress=progress.update
         )
     render.rebuilding(done, output, seconds=time.monotonic() - started)
     refused = done.of(State.REFUSED)

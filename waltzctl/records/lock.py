@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from waltzctl.main import exit_codes
+from waltzctl.numbers import check_partition
 from waltzctl.reach import Reach, reaching, using
-from waltzd.errors import EXIT_OK, BadArgument, PartitionsClosed, WaltzError
+from waltzd.errors import EXIT_OK, PartitionsClosed, WaltzError
 
 if TYPE_CHECKING:
     from waltzd.cluster import Cluster
@@ -75,8 +76,7 @@ async def _ask(cluster: Cluster, reach: Reach, partition: int, lock: Lock) -> tu
     from waltzd.server_admin import ServerAdminClient
 
     meta = await cluster.meta()
-    if partition >= meta.partitions:
-        raise BadArgument(f"there is no partition {partition}; the cluster has {meta.partitions}, from 0 on")
+    check_partition(partition, meta.partitions)
     assignment, _ = await cluster.assignment()
     servers = await cluster.servers()
     owner = assignment.owners[partition].server if partition < len(assignment.owners) else None

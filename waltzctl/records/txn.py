@@ -90,7 +90,7 @@ def get(partition: int, ids: tuple[str, ...], output: str, decode: str, seconds:
                 continue
             await _pour(feed.between(client, partition, first, last, seconds=seconds), sink)
 
-    with_client(reach, show, feed=feed, seconds=seconds)
+    with_client(reach, show, feed=feed, seconds=seconds, typed=partition)
     return EXIT_OK
 
 
@@ -134,7 +134,7 @@ def tail(
         if max(marks, default=-1) < 0:
             click.echo("There are no transactions yet.", err=True)
 
-    _until_stopped(lambda: with_client(reach, show, feed=feed, seconds=seconds), is_endless=follow)
+    _until_stopped(lambda: with_client(reach, show, feed=feed, seconds=seconds, typed=partition), is_endless=follow)
     return EXIT_OK
 
 
@@ -202,7 +202,7 @@ def grep(
             looked = f"ids {first_id} to {end}" if end >= first_id else "no ids"
             click.echo(f"Nothing matches in {looked} of partition {partition}.", err=True)
 
-    _until_stopped(lambda: with_client(reach, show, feed=feed, seconds=seconds), is_endless=follow)
+    _until_stopped(lambda: with_client(reach, show, feed=feed, seconds=seconds, typed=partition), is_endless=follow)
     return EXIT_OK
 
 
@@ -270,7 +270,8 @@ def append(
         reach,
         lambda client: appending.submit(client, partition, payload, header=header, locks=wanted, mark=mark),
         seconds=seconds,
-        partitions=(partition,),
+        typed=partition,
+        is_appending=True,
     )
     render_txn.submitted(done, output)
     if done.error is not None:

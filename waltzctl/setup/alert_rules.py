@@ -167,6 +167,23 @@ ALERTS = (
         description="Its /readyz says why.",
     ),
     Alert(
+        name="WaltzCertificateOver",
+        expr="waltz_server_certificate_seconds < 0 or waltz_storage_certificate_seconds < 0",
+        lasting="1m",
+        severity="critical",
+        summary="{{ $labels.instance }}: its certificate is over",
+        description="Connections that are open go on, and nobody new gets in; a restart makes it worse. Put another "
+        "certificate in its place: the daemon takes it up by itself.",
+    ),
+    Alert(
+        name="WaltzCertificateEndsSoon",
+        expr="waltz_server_certificate_seconds < 7 * 86400 or waltz_storage_certificate_seconds < 7 * 86400",
+        lasting="60m",
+        severity="warning",
+        summary="{{ $labels.instance }}: its certificate ends in {{ $value | humanizeDuration }}",
+        description="Put another one in its place before that: the daemon takes it up by itself, without a restart.",
+    ),
+    Alert(
         name="WaltzManyRefusals",
         expr="sum by (job, partition) (rate(waltz_server_refused_transactions_total[10m])) "
         "/ (sum by (job, partition) (rate(waltz_server_attempted_transactions_total[10m])) > 1) > 0.2",

@@ -121,26 +121,30 @@ def _processes(facts: Facts) -> Check:
 
 def _margins(facts: Facts) -> Check:
     """How many replicas of a partition may fail before it stops."""
-    stopped, thin, single, unknown = [], [], [], []
+    stopped, thin, single, unknown, lonely = [], [], [], [], []
     for view in facts.overview.partitions:
         members = sum(role is Role.MEMBER for role in view.replicas.values())
-        level = [replica.storage for replica in view.said.replicas if replica.counts] if view.is_open and view.said else []
-        found = margin(view.partition, view.replicas, level)
+        surely = margin(view.partition, view.replicas, facts.overview.level(view.partition))
         if members == 0 or (view.said is None and view.owner is not None):
             unknown.append(view.partition)
-        elif found.spare < 0 or not view.is_open:
+        elif not view.is_open or margin(view.partition, view.replicas, view.counted).spare < 0:
             stopped.append(view.partition)
+        elif surely.spare < 0:  # the owner may reach storages that are silent here
+            lonely.append(view.partition)
         elif members == 1:
             single.append(view.partition)
-        elif found.spare < members - majority(members):
+        elif surely.spare < members - majority(members):
             thin.append(view.partition)
     warns = [f"{spell(thin)} can lose fewer replicas than they should"] if thin else []
-    warns += [f"{spell(single)} have one replica only: a lost disk is lost data"] if single else []
+    warns += [f"{spell(single, 'has', 'have')} one replica only: a lost disk is lost data"] if single else []
     return _graded(
         "quorum margin",
-        [f"{spell(stopped)} take no transactions"] if stopped else [],
+        [f"{spell(stopped, 'takes', 'take')} no transactions"] if stopped else [],
         warns,
-        [f"nobody says how {spell(unknown)} are"] if unknown else [],
+        [
+            *([f"nobody says how {spell(unknown, 'is', 'are')}"] if unknown else []),
+            *([f"seen from here, no majority of the replicas of {spell(lonely)} answers"] if lonely else []),
+        ],
         "every partition can lose as many replicas as it should be able to",
         "see why with `waltzctl status`; bring the replicas back",
     )
@@ -161,9 +165,11 @@ def _replicas(facts: Facts) -> Check:
         for held in view.said.assigned
         if held.status is not None and held.status.is_sound and not held.status.is_available
     ]
+    ways = ["bring damaged ones back with `waltzctl storage recover STORAGE`"] if bad else []
+    ways += ["take others online with `waltzctl storage availability STORAGE PARTITIONS --online`"] if offline else []
     return _graded(
         "damaged replicas", bad, offline, _silent(facts, StorageView), "every replica vouches for what it holds",
-        "bring damaged ones back with `waltzctl storage recover`",
+        "; ".join(ways),
     )  # fmt: skip
 
 
@@ -222,7 +228,7 @@ def _lag(facts: Facts) -> Check:
                 state = replica.state.lower().replace("_", " ")
                 warns.append(f"partition {view.partition} on {replica.storage} is {behind:,} ids behind ({state})")
     return _graded(
-        "replica lag", [], warns, [f"nobody says how {spell(unknown)} are"] if unknown else [],
+        "replica lag", [], warns, [f"nobody says how {spell(unknown, 'is', 'are')}"] if unknown else [],
         "every replica that counts keeps up", "look at the disk and the network of these storages",
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 from uuid import UUID
@@ -97,9 +98,10 @@ class Lookout:
                 last = None
             lost = Lost(cause=error, seen=known.seen or None)
             found = await self._look_without(known)
-        down = self._down(found)
-        repair = REPAIR if self.reach.directory is None else f"waltzctl up {self.reach.directory} --detach"
-        verdict = judge(found, lost=lost, down=down, repair=repair)
+        directory = self.reach.directory
+        down, unlisted = ([], {}) if directory is None else processes(directory, found)
+        repair = REPAIR if directory is None else f"waltzctl up {directory} --detach"
+        verdict = judge(found, lost=lost, down=down, unlisted={} if lost is not None else unlisted, repair=repair)
         before = last.troubles if last is not None and last.meta.key == found.meta.key else {}
         reasons, troubles = with_since(verdict.reasons, before, now)
         if lost is None:
@@ -153,15 +155,20 @@ class Lookout:
             seen="",
         )
 
-    def _down(self, found: Overview) -> list[str]:
-        """Processes of a cluster on this machine that should run and do not."""
-        if self.reach.directory is None:
-            return []
-        from waltzctl.playground.local import LocalCluster
 
-        cluster = LocalCluster.find(self.reach.directory)
-        down = [name for name, daemon in cluster.daemons.items() if not daemon.is_running]
-        return missed(down, cluster.blueprint.storage_names, found)
+def processes(directory: Path, found: Overview) -> tuple[list[str], dict[str, int]]:
+    """Of a cluster on this machine: processes that should run and do not; and servers that run and that the coordinator
+    does not have, with the numbers of their processes."""
+    from waltzctl.playground.local import LocalCluster
+
+    cluster = LocalCluster.find(directory)
+    running = {
+        name: daemon.life.pid for name, daemon in cluster.daemons.items() if daemon.life is not None and daemon.is_running
+    }
+    down = [name for name in cluster.daemons if name not in running]
+    listed = {view.meta.name for view in found.servers}
+    unlisted = {name: running[name] for name in cluster.blueprint.server_names if name in running and name not in listed}
+    return missed(down, cluster.blueprint.storage_names, found), unlisted
 
 
 def missed(down: Sequence[str], storage_names: Sequence[str], found: Overview) -> list[str]:

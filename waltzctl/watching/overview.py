@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 from uuid import UUID
 
@@ -20,6 +20,7 @@ from waltzd.coordinator import Coordinator
 from waltzd.errors import ForeignCluster, WaltzError
 from waltzd.meta import ClusterMeta, Role, ServerMeta, StorageMeta
 from waltzd.owner import OwnedPartition, ServerDescription
+from waltzd.quorum import majority
 from waltzd.replica import StorageDescription
 from waltzd.server_admin import ServerAdminClient
 from waltzd.storage_admin import AdminClient
@@ -66,24 +67,65 @@ class PartitionView:
     replicas: Mapping[str, Role]
     said: OwnedPartition | None
     """By its owner."""
+    refusing: frozenset[str] = frozenset()
+    """Storages that answer, and say that they do not serve this replica: it was taken offline, is refused, or is not there.
+    While nothing is written an owner does not notice it; whoever asks both sides knows more."""
 
     @property
     def is_open(self) -> bool:
+        """It takes transactions: its owner says so, and no majority of the storages says otherwise."""
+        return self.owner_says_open and not self._lacks_majority
+
+    @property
+    def owner_says_open(self) -> bool:
         return self.said is not None and self.said.step == OPEN and not self.said.waiting
 
     @property
+    def counted(self) -> frozenset[str]:
+        """Storages whose acknowledgements make transactions committed."""
+        replicas = self.said.replicas if self.said is not None else ()
+        return frozenset(replica.storage for replica in replicas if replica.counts) - self.refusing
+
+    @property
     def counting(self) -> int:
-        """Replicas whose acknowledgements make transactions committed."""
-        return sum(replica.counts for replica in self.said.replicas) if self.said is not None else 0
+        return len(self.counted)
+
+    @property
+    def state(self) -> str:
+        """In one word."""
+        if self.said is None:
+            return "unknown"
+        return "open" if self.is_open else "waiting" if self.said.step == OPEN else self.said.step.lower()
 
     @property
     def waiting(self) -> str:
         """Why it is not open, in one sentence."""
+        if not self.owner_says_open or not self._lacks_majority:
+            return self.owner_waiting
+        members = self._members
+        some, total = len(self.counted & members), len(members)
+        return (
+            f"{some} of {total} replicas can take them, and {majority(total)} have to: {', '.join(sorted(self.refusing))} "
+            f"{'does' if len(self.refusing) == 1 else 'do'} not serve, which an owner notices when it writes there"
+        )
+
+    @property
+    def owner_waiting(self) -> str:
+        """The same, as far as its owner knows."""
         if self.owner is None:
             return "no server owns it"
         if self.said is None:
             return f"its owner {self.owner} does not say how it is"
-        return "" if self.is_open else self.said.waiting or f"{self.owner} is recovering it"
+        return "" if self.owner_says_open else self.said.waiting or f"{self.owner} is recovering it"
+
+    @property
+    def _members(self) -> frozenset[str]:
+        return frozenset(name for name, role in self.replicas.items() if role is Role.MEMBER)
+
+    @property
+    def _lacks_majority(self) -> bool:
+        """What storages refuse leaves no majority."""
+        return bool(self.refusing) and len(self.counted & self._members) < majority(len(self._members))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +165,35 @@ class Overview:
     def is_healthy(self) -> bool:
         return not self.silent and not self.closed and not self.short
 
+    def level(self, number: int) -> frozenset[str]:
+        """Who holds everything that is committed: the owner says so, and the storage itself says that it serves. A storage
+        that is silent may stand still, and is no help."""
+        return self.partitions[number].counted & {view.meta.name for view in self.storages if _serves(view, number)}
+
+
+def _serves(storage: StorageView, number: int) -> bool:
+    replicas = storage.said.assigned if storage.said is not None else ()
+    return any(
+        held.partition == number and held.refused is None and (held.status is None or held.status.is_available)
+        for held in replicas
+    )
+
+
+def compared(partitions: Iterable[PartitionView], storages: Iterable[StorageView]) -> tuple[PartitionView, ...]:
+    """With what the storages say of the replicas that owners count."""
+    answering = [view for view in storages if view.said is not None]
+    return tuple(
+        replace(
+            found,
+            refusing=frozenset(
+                view.meta.name
+                for view in answering
+                if view.meta.name in found.counted and not _serves(view, found.partition)
+            ),
+        )
+        for found in partitions
+    )
+
 
 async def look(coordinator: Coordinator, *, tls: Tls | None = None, seconds: float = CALL_SECONDS) -> Overview:
     cluster = Cluster(coordinator)
@@ -156,15 +227,18 @@ async def look(coordinator: Coordinator, *, tls: Tls | None = None, seconds: flo
         leader=leader.name if leader is not None else None,
         servers=tuple(servers),
         storages=tuple(storages),
-        partitions=tuple(
-            PartitionView(
-                partition=partition,
-                owner=owner.server,
-                generation=owner.generation,
-                replicas=sets.partitions.get(partition, {}),
-                said=owned.get((owner.server, partition)) if owner.server is not None else None,
-            )
-            for partition, owner in enumerate(assignment.owners)
+        partitions=compared(
+            (
+                PartitionView(
+                    partition=partition,
+                    owner=owner.server,
+                    generation=owner.generation,
+                    replicas=sets.partitions.get(partition, {}),
+                    said=owned.get((owner.server, partition)) if owner.server is not None else None,
+                )
+                for partition, owner in enumerate(assignment.owners)
+            ),
+            storages,
         ),
         moves=moves.partitions,
     )
@@ -195,7 +269,10 @@ async def look_without(
         leader=leaders[0] if len(leaders) == 1 else None,
         servers=tuple(server_views),
         storages=tuple(storage_views),
-        partitions=tuple(_unassigned(number, owned.get(number), replicas.get(number)) for number in range(meta.partitions)),
+        partitions=compared(
+            (_unassigned(number, owned.get(number), replicas.get(number)) for number in range(meta.partitions)),
+            storage_views,
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from waltzctl.watching.overview import Overview
-from waltzd.errors import BadFrame, CannotConnect, PartitionsClosed, SessionEnded, WaltzError
+from waltzd.errors import BadFrame, CannotConnect, PartitionsClosed, SessionEnded, TlsMismatch, WaltzError
 from waltzd.frame import Committals, FeedMode, Mounted, MountRequest, Place, Refusals, Refused, ServerFrame, Topology
 from waltzd.outcome import Reason
 from waltzd.port import MountPort, ServerPort
@@ -38,6 +38,8 @@ class Probe:
     id: int | None = None
     """Of the transaction; without a write, the high-water mark."""
     error: WaltzError | None = None
+    is_located: bool = True
+    """A server said where it is. The `owner` may be known all the same."""
 
     @property
     def stage(self) -> str | None:
@@ -46,7 +48,7 @@ class Probe:
             return None
         for name, took in (("mount", self.mount_ms), ("commit", self.commit_ms)):
             if took is None:
-                return "locate" if self.owner is None else name
+                return name if self.is_located else "locate"
         return "read"
 
 
@@ -74,7 +76,11 @@ async def probe_all(
     try:
         topology, client = await _locate(found, connect, is_writing=is_writing)
     except WaltzError as error:
-        probes = tuple(Probe(partition=partition, owner=None, error=error) for partition in partitions)
+        owners = {view.partition: view.owner for view in found.partitions}
+        probes = tuple(
+            Probe(partition=partition, owner=owners.get(partition), error=error, is_located=False)
+            for partition in partitions
+        )
         return Probing(locate_ms=None, error=error, probes=probes)
     locate_ms = _since(started)
     turn = asyncio.Semaphore(PROBES_MAX)
@@ -85,7 +91,7 @@ async def probe_all(
             place = topology.places[partition]
             if place.address is None:
                 error = PartitionsClosed(waiting.get(partition) or "no server owns it", next_step="see `waltzctl status`")
-                return Probe(partition=partition, owner=None, error=error)
+                return Probe(partition=partition, owner=None, error=error, is_located=False)
             prober = _Prober(partition, place, topology, waiting.get(partition, ""), seconds)
             return await prober.probe(connect(place.address), client if is_writing else None)
 
@@ -98,6 +104,9 @@ async def _locate(found: Overview, connect: Connect, *, is_writing: bool) -> tup
     """From the first server that answers."""
     last: WaltzError = CannotConnect("no server is up", not_done="nothing was written", next_step="start a server")
     for view in sorted(found.servers, key=lambda view: (view.error is not None, view.meta.name)):
+        if isinstance(view.error, TlsMismatch):  # its other address is no different
+            last = view.error
+            continue
         port = connect(view.meta.listen)
         try:
             return await port.locate(), await port.register() if is_writing else 0

@@ -126,9 +126,7 @@ def _rated(
 ) -> PartitionRates:
     said = [view.said for view in views if view.said is not None]
     lags = [owned.committed - replica.durable_id for owned in said for replica in owned.replicas if replica.counts]
-    state = ""
-    if len(views) == 1:
-        state = "unknown" if not said else "open" if views[0].is_open else said[0].step.lower()
+    state = views[0].state if len(views) == 1 else ""
     decided = 0 if change is None else change.committed + change.refused
     return PartitionRates(
         partition=partition,

@@ -168,8 +168,7 @@ def _partition_row(partition: PartitionView) -> tuple[str, ...]:
     head = (str(partition.partition), partition.owner or "nobody", f"{partition.generation:,}")
     if said is None:
         return (*head, "", "unknown", "", replicas)
-    state = "open" if partition.is_open else said.step.lower()
-    return (*head, f"{said.session:,}", state, f"{said.committed:,}", replicas)
+    return (*head, f"{said.session:,}", partition.state, f"{said.committed:,}", replicas)
 
 
 def _missing(partition: PartitionView) -> list[str]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from waltzctl.render import console, put_json
+from waltzctl.render import console, printable, put_json
 from waltzctl.watching.story import Line
-from waltzd.errors import WaltzError
+from waltzd.errors import TlsMismatch, WaltzError
 
 STYLES = {"debug": "dim", "warning": "yellow", "error": "red", "critical": "bold red"}
 
@@ -44,8 +44,13 @@ def followed(found: Sequence[Line], output: str) -> None:
 
 
 def silent(found: Mapping[str, WaltzError]) -> None:
+    steps = []
     for name, error in sorted(found.items()):
-        click.echo(f"{name} does not answer: {error.code} {error.message}", err=True)
+        click.echo(f"{name} does not answer: {error.code} {printable(error.message)}", err=True)
+        if isinstance(error, TlsMismatch) and error.detail_next_step not in steps:
+            steps.append(error.detail_next_step)
+    for step in steps:  # `status` has those of the others
+        click.echo(f"Next: {printable(step)}", err=True)
 
 
 def moment(time_ms: int) -> str:

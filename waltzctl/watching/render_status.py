@@ -126,19 +126,13 @@ def _groups(partitions: Sequence[PartitionView]) -> list[list[PartitionView]]:
     """Those that are alike, together; the ones with something to say first."""
     grouped: dict[tuple[object, ...], list[PartitionView]] = {}
     for view in partitions:
-        key = (view.owner, _partition_state(view), view.counting, len(view.replicas))
+        key = (view.owner, view.state, view.counting, len(view.replicas))
         grouped.setdefault(key, []).append(view)
     return sorted(grouped.values(), key=lambda views: (views[0].is_open and _is_whole(views[0]), views[0].partition))
 
 
 def _is_whole(view: PartitionView) -> bool:
     return view.counting >= len(view.replicas)
-
-
-def _partition_state(view: PartitionView) -> str:
-    if view.said is None:
-        return "unknown"
-    return "open" if view.is_open else view.said.step.lower()
 
 
 def _group_row(views: list[PartitionView]) -> tuple[str, ...]:
@@ -148,7 +142,7 @@ def _group_row(views: list[PartitionView]) -> tuple[str, ...]:
     mounts = f"{sum(owned.mounts for owned in said):,}" if said else ""
     tail = size(sum(owned.tail_bytes for owned in said)) if said else ""
     numbers = spell_numbers([view.partition for view in views])
-    return (numbers, first.owner or "nobody", _partition_state(first), counting, mounts, tail)
+    return (numbers, first.owner or "nobody", first.state, counting, mounts, tail)
 
 
 # -- for scripts -------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import click
 from waltzctl.main import exit_codes
 from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import Reach, reaching
+from waltzctl.render import printable
 from waltzctl.watching import render_status
 from waltzctl.watching.lookout import CALL_SECONDS, Lookout, Sighting
 from waltzctl.watching.render_status import Screen
@@ -95,7 +96,7 @@ def _put(screen: Screen | None, found: Sighting, reach: Reach, every: float, out
 def _put_error(screen: Screen | None, error: WaltzError, every: float) -> None:
     if screen is None:
         for line in error.lines():
-            click.echo(line, err=True)
+            click.echo(printable(line), err=True)
         return
     screen.put(lambda out: render_status.paragraph(out, " ".join(error.lines()), "bold red"), _foot(every))
 

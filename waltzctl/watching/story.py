@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
+from waltzctl.certificate import first_contact
 from waltzctl.watching.overview import Overview
 from waltzd.cluster import Cluster
 from waltzd.errors import WaltzError
@@ -138,7 +139,11 @@ class Listening:
     async def _hear(self, kind: str, name: str, address: str) -> Events:
         client = self._client(kind, name, address)
         began_ms, number = self._heard.get((kind, name), (0, 0))
-        events = await client.events(number)
+        if (kind, name) in self._heard:
+            events = await client.events(number)
+        else:
+            async with first_contact(address, self._tls):
+                events = await client.events(number)
         if events.began_ms != began_ms and number:  # another process, which counts from the beginning
             events = await client.events(0)
         last = events.events[-1].number if events.events else number if events.began_ms == began_ms else 0

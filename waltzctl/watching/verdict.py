@@ -71,11 +71,20 @@ class Lost:
     """When it did last, as far as whoever looks knows."""
 
 
-def judge(found: Overview, *, lost: Lost | None = None, down: Sequence[str] = (), repair: str = REPAIR) -> Verdict:
-    """`down`: processes that are known not to run; `repair`: what brings a process back."""
+def judge(
+    found: Overview,
+    *,
+    lost: Lost | None = None,
+    down: Sequence[str] = (),
+    unlisted: Mapping[str, int] | None = None,
+    repair: str = REPAIR,
+) -> Verdict:
+    """`down`: processes that are known not to run; `unlisted`: servers that are known to run, by their process numbers, and
+    that the coordinator does not have; `repair`: what brings a process back."""
     reasons = [
         *_coordination(found, lost, repair if ZOOKEEPER in down else "bring ZooKeeper back"),
         *_silent(found, [name for name in down if lost is None or name != ZOOKEEPER], repair),
+        *_unlisted(unlisted or {}, repair),
         *_closed(found, down, repair),
         *_lonely(found),
         *_short(found, down),
@@ -117,9 +126,11 @@ def _of(some: int, total: int, noun: str) -> str:
     return f"{total} {name}" if some == total else f"{some} of {total} {name}"
 
 
-def spell(numbers: Iterable[int]) -> str:
+def spell(numbers: Iterable[int], one: str = "", more: str = "") -> str:
+    """With the verb that fits: `one` for one of them, `more` for several."""
     found = sorted(numbers)
-    return f"partition{'' if len(found) == 1 else 's'} {spell_numbers(found)}"
+    noun, verb = ("partition", one) if len(found) == 1 else ("partitions", more)
+    return " ".join(word for word in (noun, spell_numbers(found), verb) if word)
 
 
 # -- one kind of reason after the other --------------------------------------------------------------------------------
@@ -161,7 +172,9 @@ def _silent(found: Overview, down: Sequence[str], repair: str) -> Iterator[Reaso
         elif isinstance(error, ForeignCluster):
             cause = f"{kind} {name} is not of this cluster: {error.message}"
         elif isinstance(error, CannotConnect):
-            cause = f"{kind} {name} does not answer at {view.meta.admin_listen}: {error.message}"
+            seconds = error.facts.get("seconds")
+            why = f": {error.message}" if seconds is None else f" within {seconds} seconds"
+            cause = f"{kind} {name} does not answer at {view.meta.admin_listen}{why}"
         else:
             cause = f"{kind} {name} refuses to say how it is: {error.code} {error.message}"
         if touched and kind == "storage":
@@ -188,6 +201,19 @@ def _silent(found: Overview, down: Sequence[str], repair: str) -> Iterator[Reaso
             yield Reason(key=f"silent {name}", sentence=f"{name} does not run", next_step=repair, names=(name,))
 
 
+def _unlisted(unlisted: Mapping[str, int], repair: str) -> Iterator[Reason]:
+    """Whoever stands still, or is cut off, for longer than its session lasts, is taken off the list, and nobody asks it."""
+    for name, pid in sorted(unlisted.items()):
+        yield Reason(
+            key=f"unlisted {name}",
+            sentence=f"server {name} runs (process {pid}), and ZooKeeper does not have it: it stands still, has lost "
+            "contact, or has only just been started",
+            next_step=f"wait a moment; a process that stands still is ended with `kill -9 {pid}` and comes back with "
+            f"`{repair}`",
+            names=(name,),
+        )
+
+
 def _touched(found: Overview, name: str) -> tuple[int, ...]:
     return tuple(view.partition for view in found.partitions if name in view.replicas or name == view.owner)
 
@@ -204,9 +230,12 @@ def _closed(found: Overview, down: Sequence[str], repair: str) -> Iterator[Reaso
         owners = sorted({view.owner for view in views if view.owner is not None})
         missing = sorted({name for view in views for name in view.replicas if name in silent})
         needed = majority(len(views[0].replicas))
-        cause = f"{GONE} ({', '.join(owners)}), and no other server has taken over" if waiting == GONE else waiting
+        cause = f"{GONE} ({', '.join(owners)}), and no other server has taken over" if waiting == GONE else _why(views)
+        refusing = sorted(views[0].refusing)
         if not found.servers:
             step = "start a server"
+        elif refusing and views[0].owner_says_open:
+            step = f"bring those on {', '.join(refusing)} back: `waltzctl storage describe {refusing[0]}` says how they are"
         elif not owners or waiting == GONE or set(owners) & silent:
             step = "wait until another server owns it, or " + repair
         elif missing and sum(name not in silent for name in views[0].replicas) < needed:
@@ -215,7 +244,7 @@ def _closed(found: Overview, down: Sequence[str], repair: str) -> Iterator[Reaso
             step = f"wait; if it lasts, see what {owners[0]} says with `waltzctl events --daemon {owners[0]}`"
         yield Reason(
             key=f"closed {spell_numbers(numbers)}",
-            sentence=f"{spell(numbers)} {'takes' if len(numbers) == 1 else 'take'} no transactions: {cause}",
+            sentence=f"{spell(numbers, 'takes', 'take')} no transactions: {cause}",
             next_step=step,
             partitions=numbers,
             names=tuple(missing),
@@ -223,12 +252,25 @@ def _closed(found: Overview, down: Sequence[str], repair: str) -> Iterator[Reaso
         )
 
 
+def _why(views: Sequence[PartitionView]) -> str:
+    """Of partitions that wait for the same."""
+    first = views[0]
+    if len(views) == 1 or first.owner_says_open:
+        return first.waiting
+    if first.owner is None:
+        return "no server owns them"
+    if first.said is None:
+        return f"their owner {first.owner} does not say how they are"
+    return first.said.waiting or f"{first.owner} is recovering them"
+
+
 def _lonely(found: Overview) -> Iterator[Reason]:
-    """Owners notice late that a storage is silent; whoever looks may know before. Or cannot reach it while they can."""
+    """Owners notice late that a storage is silent; whoever looks may know before. Or cannot reach it while they can, so
+    this says less than that the partition is closed."""
     grouped: dict[tuple[int, int], list[int]] = {}
     for view in found.partitions:
         members = [name for name, role in view.replicas.items() if role is Role.MEMBER]
-        answering = sum(name not in found.silent for name in members)
+        answering = sum(name not in found.silent and name not in view.refusing for name in members)
         if view.is_open and answering < majority(len(members)):
             grouped.setdefault((answering, len(members)), []).append(view.partition)
     for (answering, total), numbers in sorted(grouped.items()):

@@ -25,6 +25,7 @@ from waltzd.allocator import share_arena
 from waltzd.cluster import Cluster
 from waltzd.config import ServerConfig
 from waltzd.errors import EXIT_BUG, BadConfig, WaltzError
+from waltzd.expiry import Expiry
 from waltzd.frame import Limits
 from waltzd.listener import Listener
 from waltzd.lock_explanation import LockExplanation
@@ -120,6 +121,7 @@ async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack) -> Non
             cluster_partitions=daemon.host.meta.partitions,
             unready=daemon.why_unready(found),
             commit=daemon.tallies.commit(),
+            certificate_seconds=daemon.expiry.seconds_left(),
         )
 
     port = watch_port(address, daemon.unready, collect)
@@ -142,6 +144,7 @@ class _Daemon:
     ) -> None:
         self._config = config
         self._tls = tls
+        self.expiry = Expiry(tls)
         self._meta = meta
         self._cluster = cluster
         self._started = asyncio.get_running_loop().time()
@@ -192,6 +195,7 @@ class _Daemon:
                 following = [
                     tasks.create_task(self.registration.watch.run(), name="registration"),
                     tasks.create_task(self.election.watch.run(), name="election"),
+                    tasks.create_task(self.expiry.run(), name="certificate"),
                 ]
                 tasks.create_task(self.host.run(), name="host")
                 print(
@@ -239,7 +243,7 @@ class _Daemon:
         )
 
     def why_unready(self, found: ServerDescription) -> list[str]:
-        return readiness.of_server(found, is_announced=self.registration.is_announced)
+        return readiness.of_server(found, is_announced=self.registration.is_announced) + self.expiry.reasons()
 
     async def unready(self) -> list[str]:
         return self.why_unready(self.describe())

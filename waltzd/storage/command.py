@@ -22,9 +22,11 @@ from waltzd.allocator import share_arena
 from waltzd.config import StorageConfig
 from waltzd.disk import RealDisk
 from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, FlushFailed, WaltzError
+from waltzd.expiry import Expiry
 from waltzd.http_port import HttpPort
 from waltzd.notify import Supervisor, Underway
 from waltzd.open_files import allow_open_files
+from waltzd.readiness import Unready
 from waltzd.role import Role
 from waltzd.storage.directory import Directory
 from waltzd.storage.keeper import Keeper
@@ -108,8 +110,13 @@ async def _serve(
         loop.add_signal_handler(number_of_signal, stop.set)
     loop.add_signal_handler(signal.SIGHUP, supervisor.reload, tls)
     keeper.start()
-    ports = await start_services(keeper, tls, on_fatal=end_at_once)
-    http = await _watch(config, keeper)
+    expiry = Expiry(tls)
+
+    async def unready() -> list[str]:
+        return await keeper.unready() + expiry.reasons()
+
+    ports = await start_services(keeper, tls, unready, on_fatal=end_at_once)
+    http = await _watch(config, keeper, expiry, unready)
     for found in (await keeper.describe()).assigned:
         is_sound = found.status is not None and found.status.is_sound
         code = found.refused.code if found.refused else None
@@ -122,6 +129,7 @@ async def _serve(
     supervisor.ready()
     supervisor.follow(lambda: _story(keeper), lambda: underway.ailment(supervisor.patience_seconds))
     while not stop.is_set():
+        expiry.look()
         await _keep_reserve(keeper)
         try:
             await asyncio.wait_for(stop.wait(), RESERVE_SECONDS)
@@ -135,7 +143,7 @@ async def _serve(
     log.info("stopped: everything that was acknowledged is on the disk, and marked so")
 
 
-async def _watch(config: StorageConfig, keeper: Keeper) -> HttpPort | None:
+async def _watch(config: StorageConfig, keeper: Keeper, expiry: Expiry, unready: Unready) -> HttpPort | None:
     """The port for those who watch, if there is to be one; what it needs is loaded only then."""
     if config.http_listen is None:
         return None
@@ -143,10 +151,10 @@ async def _watch(config: StorageConfig, keeper: Keeper) -> HttpPort | None:
     from waltzd.watch_port import watch_port
 
     async def collect() -> metrics.Families:
-        found, unready = await keeper.describe(), await keeper.unready()
-        return metrics.of_storage(found, unready=unready, free_bytes_min=config.free_bytes_min)
+        found, reasons, seconds = await keeper.describe(), await unready(), expiry.seconds_left()
+        return metrics.of_storage(found, unready=reasons, free_bytes_min=config.free_bytes_min, certificate_seconds=seconds)
 
-    port = watch_port(config.http_listen, keeper.unready, collect)
+    port = watch_port(config.http_listen, unready, collect)
     await port.start(on_fatal=end_at_once)
     log.info("metrics and health: http://%s/", port.address)
     return port

@@ -16,6 +16,7 @@ from waltzd.finding import Finding
 from waltzd.health_service import add_health, add_reflection
 from waltzd.listener import Listener
 from waltzd.messages import description_message, detail_of, events_message, finding_message, status_message
+from waltzd.readiness import Unready
 from waltzd.replica import ReplicaStatus
 from waltzd.role import Role
 from waltzd.rpc import Server, abort, caller_of, key_of
@@ -203,7 +204,9 @@ class Ports:
         await asyncio.gather(self.replicas.stop(seconds), self.streams.stop(seconds), self.admin.stop(seconds))
 
 
-async def start_services(keeper: Keeper, tls: Tls | None, *, on_fatal: Callable[[BaseException], None]) -> Ports:
+async def start_services(
+    keeper: Keeper, tls: Tls | None, unready: Unready, *, on_fatal: Callable[[BaseException], None]
+) -> Ports:
     config = keeper.config
     replicas = Listener(config.listen, config.message_bytes_max, tls)
     streams = StreamPort(keeper, replace(config.listen, port=config.stream_port), tls)
@@ -211,11 +214,11 @@ async def start_services(keeper: Keeper, tls: Tls | None, *, on_fatal: Callable[
     await streams.start(on_fatal)
     service = ReplicaService(keeper, streams.address.port)
     await replicas.start(lambda server: add_ReplicaServicer_to_server(service, server), on_fatal=on_fatal)
-    await admin.start(lambda server: _add_admin_services(keeper, server), on_fatal=on_fatal)
+    await admin.start(lambda server: _add_admin_services(keeper, server, unready), on_fatal=on_fatal)
     return Ports(replicas, streams, admin)
 
 
-def _add_admin_services(keeper: Keeper, server: Server) -> None:
+def _add_admin_services(keeper: Keeper, server: Server, unready: Unready) -> None:
     add_StorageAdminServicer_to_server(StorageAdminService(keeper), server)
-    add_health(server, {ADMIN: False}, keeper.unready, is_ending=lambda: keeper.is_draining)
+    add_health(server, {ADMIN: False}, unready, is_ending=lambda: keeper.is_draining)
     add_reflection(server, [ADMIN])

@@ -1,0 +1,145 @@
+"""Replicas taken off, made and switched by the name of a storage, in the shared cluster: like every change of a cluster,
+also when whoever does it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.document_tree import document_tree
+from tests.cli.moving_words import PATIENCE_SECONDS
+from waltzctl.change import Asked, Plan
+from waltzctl.interruption import Interrupted
+from waltzctl.job import Job, perform
+from waltzctl.playground.local import LocalCluster
+from waltzctl.reach import resolve
+from waltzctl.waiting import Say
+from waltzd.cluster import Cluster
+from waltzd.loop import run
+
+Tool = Callable[..., Any]
+YES = Asked(is_dry=False, yes=True, confirm=None, reason=None, override=None)
+
+
+@pytest.fixture
+def tool(live: LocalCluster, waltzctl: Tool) -> Iterator[Tool]:
+    def call(*words: str) -> Any:
+        return waltzctl("storage", *words, "--directory", live.directory)
+
+    settle(live)
+    yield call
+    settle(live)
+
+
+def settle(live: LocalCluster) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := run(live.overview())).is_healthy:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+
+
+def newest(waltzctl: Tool, live: LocalCluster) -> Any:
+    told = waltzctl("history", "-n", "1", "-o", "json", "--directory", live.directory)
+    return json.loads(told.out)["history"][0]
+
+
+def refused(told: Any, code: int, *sentences: str) -> None:
+    assert (told.code, told.out) == (code, ""), told
+    assert "Traceback" not in told.err
+    for sentence in sentences:
+        assert sentence in told.err, told.err
+
+
+def test_a_replica_is_taken_off_as_a_change_of_the_cluster(tool: Tool, waltzctl: Tool, live: LocalCluster) -> None:
+    """Its owner makes it anew at once: it is assigned there."""
+    before = document_tree(str(live.directory))
+    words = ["remove-partition", "storage-1", "0"]
+    planned = tool(*words, "--delete-files", "--dry-run")
+    assert (planned.code, planned.err) == (0, ""), planned
+    assert planned.out.startswith("would do: storage remove-partition storage-1\n  delete the files of partition 0 on")
+    refused(tool(*words, "--yes"), 2, "W2101", "say --confirm storage-1")
+    refused(tool(*words, "--yes", "--key", "00000000-0000-0000-0000-000000000001"), 4, "W2002")
+    refused(tool("remove-partition", "storage-1", "7", "--yes"), 3, "W2007")
+    refused(tool("create-partition", "storage-1", "0"), 4, "W2012", "storage-1 holds partition 0 already")
+    assert document_tree(str(live.directory)) == before
+    assert tool("availability", "storage-2", "0", "--offline", "--confirm", "storage-2").code == 0
+    refused(tool(*words, "--confirm", "storage-1"), 5, "W2100", "partition 0 would have 1 of 3 members level")
+    assert tool("availability", "storage-2", "0", "--online", "--yes").code == 0
+    settle(live)
+    done = tool(*words, "--confirm", "storage-1", "--reason", "a trial", "-o", "json")
+    assert done.code == 0, done
+    assert json.loads(done.out)["partitions"] == [{"partition": 0, "result": "removed", "error": None}]
+    entry = newest(waltzctl, live)
+    assert (entry["verb"], entry["subject"], entry["outcome"], entry["reason"]) == (
+        "storage remove-partition", "storage-1", "done", "a trial",
+    )  # fmt: skip
+
+
+def test_in_a_protected_context_its_name_is_typed(
+    tool: Tool, waltzctl: Tool, live: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WALTZ_CONTEXTS", str(tmp_path / "contexts.yml"))
+    assert waltzctl("context", "add", "production", "--directory", live.directory, "--protected").code == 0
+    for words in (["remove-partition", "storage-1", "0"], ["availability", "storage-1", "0", "--online"]):
+        told = waltzctl("storage", *words, "--yes", "--context", "production")
+        refused(told, 2, "W2101", "storage-1" if words[0].startswith("remove") else "production")
+    assert tool("describe", "storage-1").code == 0
+
+
+def test_by_an_address_there_is_no_plan(tool: Tool, live: LocalCluster) -> None:
+    address = live.blueprint.addresses("storage-1")[1]
+    for verb in (["create-partition"], ["remove-partition"], ["availability", "--online"]):
+        for option in (["--dry-run"], ["--reason", "x"], ["--confirm", "storage-1"], ["--override", "storage-1"]):
+            refused(tool(verb[0], address, "0", *verb[1:], *option), 2, "need the name of a storage")
+
+
+# -- told to end -------------------------------------------------------------------------------------------------------
+
+
+class Leaving(io.StringIO):
+    """Whoever sits there leaves instead of answering."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+        os.kill(os.getpid(), signal.SIGHUP)
+        return ""
+
+
+def test_told_to_end_at_the_question(tool: Tool, live: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = document_tree(str(live.directory))
+    monkeypatch.setattr("sys.stdin", Leaving())
+    told = tool("availability", "storage-1", "0", "--offline")
+    assert (told.code, told.out) == (130, "")
+    assert told.err.endswith("\nInterrupted. Nothing was changed.\n")
+    assert document_tree(str(live.directory)) == before
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL, "as it was"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_told_to_end_while_it_is_done(waltzctl: Tool, live: LocalCluster, number: signal.Signals) -> None:
+    """It is in the history, and what is said leaves nothing out."""
+
+    async def prepare(_cluster: Cluster) -> Job:
+        return Job(plan=Plan(verb="storage add", subject=f"trial-{number}", steps=("wait",)), do=do)
+
+    async def do(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+        os.kill(os.getpid(), number)
+        await asyncio.Event().wait()
+        raise AssertionError("nobody was told")
+
+    with pytest.raises(Interrupted, match=r"What was done until now stays.* Run the same command again"):
+        perform(resolve({"directory": str(live.directory)}), YES, "table", prepare)
+    entry = newest(waltzctl, live)
+    assert (entry["subject"], entry["outcome"]) == (f"trial-{number}", "interrupted")
+    assert entry["ended"] is not None
