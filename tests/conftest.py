@@ -26,8 +26,9 @@ def pytest_configure() -> None:
 
 def ports_of_this_worker(ports: range) -> range:
     """A part for each: a port whose daemon is down for a moment is not given to a cluster of another worker."""
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    size = len(ports) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % workers  # who takes a dead one's place
+    size = len(ports) // workers
     return ports[number * size :][:size]
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from waltzd.config import ServerConfig
 from waltzd.errors import BadMetadata, NameInUse
+from waltzd.expiry import Expiry
 from waltzd.notify import Settings, Supervisor
 from waltzd.owner import OwnedPartition, OwnedReplica, ServerDescription
 from waltzd.server import command
@@ -121,6 +122,7 @@ def daemon_of(registration: Part, election: Part, host: Part) -> command._Daemon
     daemon: Any = command._Daemon.__new__(command._Daemon)
     daemon._config = ServerConfig(name="one", coordinator="a:1")
     daemon._tls = None
+    daemon.expiry = Expiry(None)
     daemon._server = type("Server", (), {"listen": "a:1", "admin_listen": "a:2", "name": "one"})()
     daemon.registration, daemon.election, daemon.host = registration, election, host
     result: command._Daemon = daemon
