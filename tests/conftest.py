@@ -20,6 +20,7 @@ SEED = "WALTZ_SEED"
 
 
 def pytest_configure() -> None:
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as `waltzctl` has it: Java is started beside calls here, too
     os.environ.setdefault(SEED, str(random.SystemRandom().randrange(1_000_000, 1 << 40)))  # workers inherit it
     blueprint.PORTS = ports_of_this_worker(blueprint.PORTS)
 

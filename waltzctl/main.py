@@ -295,6 +295,7 @@ def exit_code_of(error: WaltzError, arguments: Sequence[str]) -> int:
 
 def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would write each failed handshake onto the terminal
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # or the start of another program ends it, while calls run
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -286,3 +286,20 @@ def test_the_installed_command(storage: Path) -> None:
     ended = subprocess.run([command, "verify-segments", str(storage)], capture_output=True, text=True, check=False)
     assert ended.returncode == 0
     assert ended.stdout.startswith("clean\n")
+
+
+def test_grpc_is_told_to_be_quiet_and_to_let_programs_start_before_it_is_loaded() -> None:
+    """It looks at these once. Without them it writes onto the terminal, and of programs that are started with a fork while
+    calls run, as PySpark starts Java, one in seven ends at once."""
+    code = (
+        "import os, sys\n"
+        "from waltzctl import main\n"
+        "sys.argv = ['waltzctl', '--version']\n"
+        "try:\n"
+        "    main.main()\n"
+        "except SystemExit:\n"
+        "    print(os.environ['GRPC_VERBOSITY'], os.environ['GRPC_ENABLE_FORK_SUPPORT'], 'grpc' in sys.modules)\n"
+    )
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    done = subprocess.run([sys.executable, "-c", code], env=bare, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "NONE 0 False"
