@@ -190,7 +190,7 @@ class Siege:
                         for piece in make(chance):
                             writer.write(piece)
                             await writer.drain()
-                        if chance.random() < 0.7:
+                        if chance.random() < 0.9:  # the others are found out when they give no sign of life
                             with contextlib.suppress(OSError):  # it may be closed already
                                 writer.write_eof()
                         async with asyncio.timeout(SECONDS):
