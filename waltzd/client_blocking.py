@@ -117,9 +117,8 @@ class BlockingClient:
 
     async def _call_on_pool(self, function: Callable[..., Any], *arguments: Any) -> Any:
         partition = _partition_in(arguments)
-        while (
-            partition is not None and (left := self._left_behind.get(partition)) is not None
-        ):  # one call at a time for each partition
+        # One call at a time for each partition, also when nobody waits for the one before.
+        while partition is not None and (left := self._left_behind.get(partition)) is not None:
             await asyncio.gather(asyncio.wrap_future(left), return_exceptions=True)
             if self._left_behind.get(partition) is left:
                 del self._left_behind[partition]

@@ -50,7 +50,7 @@ class StorageConfig:
         default=Address("127.0.0.1", 55280),
     )
     stream_port: int = setting(
-        "Port for what servers append, on the host of `listen`. 0 lets the system choose one: servers are told.",
+        "Port for what servers append and copy, on the host of `listen`. 0 lets the system choose one: servers are told.",
         default=0,
         minimum=0,
         maximum=65535,

@@ -26,6 +26,8 @@ SMALL_BYTES = 64 << 10
 """Frames up to this size share a buffer; what is larger has one of its own."""
 WAITING_MAX = 1 << 20
 """So many bytes may wait to be taken before nothing more is read; one frame always may."""
+FRAME_COST = 100
+"""What a frame that waits costs beside its content: a flood of empty ones is bounded, too."""
 TURN_BYTES = 64 << 10
 """After so much was sent others on the loop have their turn: a connection that takes everything makes nobody wait."""
 QUIET_SECONDS = 5.0
@@ -161,7 +163,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._limit = self._bytes_max
         self._frames.append((kind, content))
-        self._waiting_bytes += len(content)
+        self._waiting_bytes += FRAME_COST + len(content)
         if self._waiting_bytes > WAITING_MAX and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
@@ -225,7 +227,7 @@ class Connection(asyncio.BufferedProtocol):
             self._came.clear()
             await self._came.wait()
         kind, content = self._frames.popleft()
-        self._waiting_bytes -= len(content)
+        self._waiting_bytes -= FRAME_COST + len(content)
         if self._is_paused and self._waiting_bytes <= WAITING_MAX // 2:
             self._is_paused = False
             if self._error is None and self._nonsense is None and not self._is_ended:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.simulation.loop import SimLoop
 from waltzd.errors import BadFrame, CannotConnect, NoSuchPartition
-from waltzd.framing import HEAD, QUIET_SECONDS, SMALL_BYTES, WAITING_MAX, Connection, Kind
+from waltzd.framing import FRAME_COST, HEAD, QUIET_SECONDS, SMALL_BYTES, WAITING_MAX, Connection, Kind
 from waltzd.record import encode_payloads
 from waltzd.stream_frame import Hello, mark_bytes, mark_of, records_of, records_parts, refusal_bytes, refusal_of
 
@@ -152,7 +152,7 @@ def test_a_stranger_may_say_little() -> None:
 def test_who_is_not_read_from_is_not_listened_to() -> None:
     async def check() -> None:
         connection, wire = standing()
-        frame = (Kind.RECORDS, bytes(WAITING_MAX // 2))
+        frame = (Kind.RECORDS, bytes(WAITING_MAX // 2 - FRAME_COST))
         put(connection, spelled([frame]), [1 << 20])
         assert wire.listens
         put(connection, spelled([frame, frame]), [1 << 20])
@@ -160,6 +160,21 @@ def test_who_is_not_read_from_is_not_listened_to() -> None:
         await connection.receive()
         assert not wire.listens
         await connection.receive()
+        assert wire.listens
+        connection.close()
+
+    run(check())
+
+
+def test_a_flood_of_empty_frames_is_bounded() -> None:
+    async def check() -> None:
+        connection, wire = standing()
+        put(connection, spelled([(Kind.GO_ON, b"")] * (WAITING_MAX // FRAME_COST)), [1 << 20])
+        assert wire.listens
+        put(connection, spelled([(Kind.GO_ON, b"")]), [1 << 20])
+        assert not wire.listens
+        for _ in range(WAITING_MAX // FRAME_COST // 2 + 2):
+            assert await connection.receive() == (Kind.GO_ON, b"")
         assert wire.listens
         connection.close()
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.simulation.loop import SimLoop
 from waltzd.errors import BadFrame, CannotConnect, DiskFull
-from waltzd.framing import WAITING_MAX, Connection, Kind
+from waltzd.framing import FRAME_COST, WAITING_MAX, Connection, Kind
 from waltzd.segment_stream import FileSender, received
 from waltzd.stream_frame import PIECE_BYTES, PIECES_AHEAD, piece_parts, refusal_bytes, whole_bytes
 
@@ -67,7 +67,7 @@ def test_a_file_arrives_as_it_was(content: bytes, size: int) -> None:
 
 
 def test_a_slow_receiver_has_two_pieces_before_it_and_still_listens() -> None:
-    assert PIECES_AHEAD * (PIECE_BYTES + 100) < WAITING_MAX
+    assert PIECES_AHEAD * (PIECE_BYTES + 2 * FRAME_COST) < WAITING_MAX
 
     async def test() -> None:
         here, there = await pair()
