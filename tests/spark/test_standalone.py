@@ -95,10 +95,10 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
             stop(process)
 
 
-def made_storage(directory: Path) -> GrowingStorage:
+def made_storage(directory: Path, segments: int = 6) -> GrowingStorage:
     made = GrowingStorage(directory / "storage", key=UUID(int=77), partitions=2, assigned=(0, 1))
     for partition in (0, 1):
-        for segment in range(6):
+        for segment in range(segments):
             made.append(partition, [b"%d %d %d" % (partition, segment, number) * 20 for number in range(75)])
     return made
 
@@ -223,9 +223,10 @@ def test_a_packed_environment(ended: dict[str, Ended]) -> None:
 
 def test_one_after_the_other_is_lost(standalone: Spark, ended: dict[str, Ended], tmp_path: Path) -> None:
     """What a lost worker was doing another one does, and goes on without a master. When nobody is left, the run ends by
-    itself and keeps what it has. It comes last."""
+    itself and keeps what it has. It comes last. The log would take half a minute: far longer than what happens to the run,
+    on the slowest machine too."""
     assert ended
-    storage = made_storage(tmp_path)
+    storage = made_storage(tmp_path, segments=40)
     line = ("--rate", "30kB", "--executor-wait", "1", "--conf", "spark.standalone.executorRemoveDelayOnDisconnection=100ms")
     process = export(standalone, tmp_path, *line)
     wait_until(process, lambda: len(unfinished(tmp_path)) >= 3)
@@ -239,8 +240,8 @@ def test_one_after_the_other_is_lost(standalone: Spark, ended: dict[str, Ended],
     out, err = process.communicate(timeout=COMMAND_SECONDS)
     assert (process.returncode, out) == (7, "")
     kept = sum(check_exact(tmp_path).values())
-    assert 0 < kept < 900
+    assert 0 < kept < 6000
     assert err.startswith(f"W2224 after {kept:,} records: the master {standalone.master} has had no executor for 1 s")
     assert [log in " ".join(err.split()) for log in logs(tmp_path)] == [True]
     export_without_spark(tmp_path / "out", storage.directory, is_lossless=False)
-    assert check_exact(tmp_path) == {0: 450, 1: 450}
+    assert check_exact(tmp_path) == {0: 3000, 1: 3000}
