@@ -90,6 +90,19 @@ class StorageDescription:
     statistics: Statistics
     vitals: Vitals | None = None
     """None from a storage that does not say, being older."""
+    instance: UUID | None = None
+    """The process that speaks. The same."""
+
+    def is_same_as(self, other: StorageDescription) -> bool:
+        """One storage under two addresses, which can be spelled in many ways: one process, or the same files."""
+        return (self.instance is not None and self.instance == other.instance) or bool(
+            self._incarnations & other._incarnations
+        )
+
+    @property
+    def _incarnations(self) -> set[UUID]:
+        """Of its replicas; each is that of its files alone."""
+        return {one.status.incarnation for one in self.assigned if one.status is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -456,6 +456,7 @@ class StorageDescription(_message.Message):
     ASSIGNED_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
     VITALS_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partitions: _builtins.int
     directory: _builtins.str
@@ -463,6 +464,8 @@ class StorageDescription(_message.Message):
     free_bytes: _builtins.int
     draining: _builtins.bool
     uptime_ms: _builtins.int
+    instance: _builtins.bytes
+    """Of the process: another one after each start."""
     @_builtins.property
     def assigned(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionDescription]: ...
     @_builtins.property
@@ -482,10 +485,11 @@ class StorageDescription(_message.Message):
         assigned: _abc.Iterable[Global___PartitionDescription] | None = ...,
         statistics: Global___Statistics | None = ...,
         vitals: Global___Vitals | None = ...,
+        instance: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "free_bytes", b"free_bytes", "partitions", b"partitions", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "free_bytes", b"free_bytes", "instance", b"instance", "partitions", b"partitions", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -265,6 +265,9 @@ def test_one_storage_under_two_names(world: World, waltzctl: Tool) -> None:
     refused(waltzctl(*world.usual, "--storage", f"four=127.0.0.1:2,{one.admin_listen}"), 2, "the same admin address")
     refused(waltzctl(*world.usual, "--storage", f"four={two.listen},127.0.0.1:2"), 2, "the same listen address")
     refused(waltzctl(*world.usual, "--storage", "one=127.0.0.1:2,127.0.0.1:3"), 2, "the same name")
+    again = ",".join(address.replace("127.0.0.1", "localhost") for address in (one.listen, one.admin_listen))
+    refused(waltzctl(*world.usual, "--storage", f"four={again}"), 2, "four and one are one storage", str(one.directory))
+    assert not world.is_written_down()
 
 
 def test_the_two_addresses_the_wrong_way_round(world: World, waltzctl: Tool) -> None:

@@ -8,6 +8,7 @@ that is interrupted, the same wish again goes on from there.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -81,6 +82,7 @@ async def create_cluster(
     descriptions = await _describe_all(wish, tls)
     key = _key_of(wish, descriptions)
     _check_descriptions(wish, descriptions)
+    _check_apart(descriptions)
     await _each(wish.storages, lambda storage: reach_replicas(storage, key, tls))
     meta = ClusterMeta(name=wish.name, key=key, partitions=wish.partitions, created=created)
     there = await _look(coordinator, wish, key)
@@ -209,6 +211,16 @@ def _check_descriptions(wish: Wish, descriptions: Mapping[str, StorageDescriptio
             raise BadArgument(
                 f"{name} was set up for a cluster of {description.partitions} partitions, not {wish.partitions}",
                 next_step=f"give --partitions {description.partitions}, or set the storage up anew",
+            )
+
+
+def _check_apart(descriptions: Mapping[str, StorageDescription]) -> None:
+    """What one storage acknowledged under two names would be on one disk, and be taken for a majority."""
+    for (name, said), (other, its) in itertools.combinations(sorted(descriptions.items()), 2):
+        if said.is_same_as(its):
+            raise BadArgument(
+                f"{name} and {other} are one storage: both addresses lead to {said.directory}",
+                next_step="give each storage once; each of them is a process with a directory of its own",
             )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-from uuid import UUID
 
 import click
 
@@ -126,24 +125,18 @@ async def check_storage(now: Situation, storage: StorageMeta, tls: Tls | None) -
             f"has {meta.partitions}",
             next_step=f"start it with `partitions: {meta.partitions}`, in an empty directory",
         )
-    _check_files(now, storage, said)
+    _check_apart(now, storage, said)
     await reach_replicas(storage, meta.key, tls)
     return said
 
 
-def _check_files(now: Situation, storage: StorageMeta, said: StorageDescription) -> None:
-    """An address may be spelled in many ways; the incarnation of a replica is that of its files alone."""
-    held = _incarnations(said)
+def _check_apart(now: Situation, storage: StorageMeta, said: StorageDescription) -> None:
     for view in now.found.storages:
-        if view.meta.name != storage.name and view.said is not None and held & _incarnations(view.said):
+        if view.meta.name != storage.name and view.said is not None and said.is_same_as(view.said):
             raise NameInUse(
-                f"the storage at {storage.admin_listen} is {view.meta.name}: it has the very same files",
+                f"the storage at {storage.admin_listen} is {view.meta.name}: both addresses lead to it",
                 next_step=f"`waltzctl storage set {view.meta.name}` changes the addresses of one that is there",
             )
-
-
-def _incarnations(said: StorageDescription) -> set[UUID]:
-    return {one.status.incarnation for one in said.assigned if one.status is not None}
 
 
 def _with(now: Situation, storage: StorageMeta) -> Goals:

@@ -70,6 +70,7 @@ def _description_json(found: StorageDescription) -> dict[str, Any]:
     out = asdict(found)
     out["waltzd_version"] = out.pop("version")
     out["cluster_key"] = str(found.cluster_key)
+    out["instance"] = None if found.instance is None else str(found.instance)
     out["assigned"] = [
         {
             "partition": one.partition,

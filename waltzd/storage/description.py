@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
+from uuid import UUID
 
 from waltzd import readiness
 from waltzd.disk import Disk
@@ -17,6 +18,7 @@ def describe(
     directory: Directory,
     lanes: Mapping[int, Lane],
     *,
+    instance: UUID,
     uptime_ms: int,
     is_draining: bool,
     statistics: Statistics,
@@ -32,6 +34,7 @@ def describe(
         is_draining=is_draining,
         assigned=tuple(_describe(disk, line, lanes.get(line.partition)) for line in directory.lines()),
         statistics=statistics,
+        instance=instance,
     )
 
 

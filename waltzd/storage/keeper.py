@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from time import monotonic_ns
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from waltzd.buffer import Buffer
 from waltzd.config import StorageConfig
@@ -80,6 +80,7 @@ class Keeper:
         self._arrivals = Arrivals(run_writing=run_writing, on_fatal=on_fatal, check_open=self._check_open)
         self._proving = asyncio.Semaphore(max(1, config.flush_threads // 2))
         self._started_ns = monotonic_ns()
+        self._instance = uuid4()
         self.statistics = Statistics()
         self.is_draining = False
 
@@ -405,6 +406,7 @@ class Keeper:
                 self._disk,
                 self._directory,
                 self._lanes,
+                instance=self._instance,
                 uptime_ms=(monotonic_ns() - self._started_ns) // 1_000_000,
                 is_draining=self.is_draining,
                 statistics=self.statistics,

@@ -277,14 +277,7 @@ class Run:
     def carry_out(self, runner: Runner) -> Manifest | None:
         """All of it, or the first error; what is finished is published in any case. The newest manifest."""
         with self.destination.hold(who_we_are(self.name)) as hold:
-            newest = newest_manifest(self.destination)
-            if (newest and newest.number) != (self.before and self.before.number):
-                raise ExportHeld(f"another run has just added to {self.destination.place}", next_step="run it again")
-            clear_up(self.destination, newest)
-            if self.table is not None and self.table.is_behind(newest):
-                self._tell_table(newest)
-            if not self.assignments:
-                return newest
+            newest = self._settle()
             self._check_names()
             text = json.dumps({"run": self.name, "paths": sorted(self.paths)}).encode()
             is_new = self.destination.put_new(f"{PLANS}/{self.name}.json", text)
@@ -293,6 +286,20 @@ class Run:
                 return self._write(runner, hold, newest)
             finally:
                 self._clear_up(hold)
+
+    def tidy(self) -> None:
+        """Only what an earlier run left."""
+        with self.destination.hold(who_we_are(self.name)):
+            self._settle()
+
+    def _settle(self) -> Manifest | None:
+        newest = newest_manifest(self.destination)
+        if (newest and newest.number) != (self.before and self.before.number):
+            raise ExportHeld(f"another run has just added to {self.destination.place}", next_step="run it again")
+        clear_up(self.destination, newest)
+        if self.table is not None and self.table.is_behind(newest):
+            self._tell_table(newest)
+        return newest
 
     def _clear_up(self, hold: Hold) -> None:
         """What counts is what is there, whatever this run believes that it published. Who has lost the lock leaves that to

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +50,10 @@ if TYPE_CHECKING:
     from waltz_spark.exporting.form import Form
     from waltz_spark.exporting.manifest import Manifest
     from waltz_spark.exporting.query import Query
+    from waltz_spark.exporting.render_export import Clock
     from waltz_spark.exporting.sight import Watch
     from waltz_spark.exporting.task import Assignment, Written
-    from waltz_spark.log.origin import Catalog, Origin
+    from waltz_spark.log.origin import Catalog, Origin, Span
     from waltz_spark.payloads.payload import Decoder
 
 
@@ -112,84 +113,141 @@ def spark_export(
       waltzctl spark-export /tmp/orders --decode text --partitions 0-1 --rate 50MB
       waltzctl spark-export /tmp/few --where 'header = 0' --select 'partition, txid, data'
     """
-    from waltz_spark.exporting.destination import destination_of
-    from waltz_spark.exporting.export import newest_manifest, wanted
-    from waltz_spark.exporting.export import planned as plan_of
-    from waltz_spark.exporting.progress import Progress
-    from waltz_spark.exporting.query import SPARK
-    from waltz_spark.exporting.refusal import check_apart, check_rows
+    from waltz_spark.exporting.export import newest_manifest
     from waltz_spark.exporting.render_export import Clock, exported, planned
-    from waltz_spark.exporting.task import schema_of, segment_head
 
     clock = Clock()
+    destination = _destination(output, sources, spark)
+    bytes_per_second, file_bytes = size_of_option("--rate", rate), _file_bytes(file_size)
+    asked = range_of(partitions, from_txn, to_txn)
+    make_importable(spark.py_files)
+    before = newest_manifest(destination)
+    if not incremental:
+        _check_new(destination, before)
+    wish = Wish(
+        format=format_, compression=compression, decode=decode, lossless=lossless, engine=engine, select=select, where=where
+    )
+    opened = partial(origin_of, sources, allow_uncommitted, reach)
+    plan = _plan(destination, before, wish, asked, opened, file_bytes, is_live=not sources)
+    if dry_run:
+        java = spark.place() if plan.assignments else None
+        planned(destination.place, plan.origin.describe(), plan.spans, plan.assignments, plan.form, java, shown)
+        if plan.query.select or plan.query.where:
+            click.echo("The SQL was not checked: only Spark can do that, and it was not started.", err=True)
+        return EXIT_OK
+    if plan.assignments:
+        return _carry_out(plan, spark, bytes_per_second, clock, shown)
+    _tidy(plan.run)
+    table = _table_state(plan.run, before)
+    exported(destination.place, plan.origin.describe(), before, before, None, clock.seconds, shown, table)
+    return EXIT_OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What there is to do, and everything that had to be found out for it."""
+
+    run: Run
+    origin: Origin
+    form: Form
+    decoder: Decoder | None
+    is_live: bool
+    spans: dict[int, Span]
+    """Of the records that are to be added."""
+
+    @property
+    def assignments(self) -> Sequence[Assignment]:
+        return self.run.assignments
+
+    @property
+    def query(self) -> Query:
+        return self.run.shape.query
+
+
+def _destination(output: str, sources: tuple[str, ...], spark: SparkChoice) -> Destination:
+    """That is not a part of what is read, and that the executors can reach."""
+    from waltz_spark.exporting.destination import destination_of
+    from waltz_spark.exporting.refusal import check_apart
+
     if not output.strip():
         raise BadArgument("OUTPUT is empty")
     destination = destination_of(output)
     if destination.is_on_this_machine:
         check_apart(destination.place, sources)
     spark.check_places(destination, sources)
-    bytes_per_second, file_bytes = size_of_option("--rate", rate), size_of_option("--target-file-size", file_size)
-    if file_bytes is not None and file_bytes < FILE_BYTES_MIN:
-        raise BadArgument(f"--target-file-size {file_size}: a file has at least {FILE_BYTES_MIN} bytes")
-    asked = range_of(partitions, from_txn, to_txn)
-    make_importable(spark.py_files)
-    before = newest_manifest(destination)
-    if before is not None and not incremental:
-        from waltzd.errors import NotOurExport
+    return destination
 
-        raise NotOurExport(
-            f"{destination.place} holds an export already",
-            next_step="leave --no-incremental out to add what is new, or name another output",
-        )
-    wish = Wish(
-        format=format_, compression=compression, decode=decode, lossless=lossless, engine=engine, select=select, where=where
+
+def _file_bytes(typed: str | None) -> int | None:
+    found = size_of_option("--target-file-size", typed)
+    if found is not None and found < FILE_BYTES_MIN:
+        raise BadArgument(f"--target-file-size {typed}: a file has at least {FILE_BYTES_MIN} bytes")
+    return found
+
+
+def _check_new(destination: Destination, before: Manifest | None) -> None:
+    if before is None:
+        return
+    from waltzd.errors import NotOurExport
+
+    raise NotOurExport(
+        f"{destination.place} holds an export already",
+        next_step="leave --no-incremental out to add what is new, or name another output",
     )
+
+
+def _plan(
+    destination: Destination, before: Manifest | None, wish: Wish, asked: Range, opened: Callable[[], Origin],
+    file_bytes: int | None, *, is_live: bool,
+) -> Plan:  # fmt: skip
+    from waltz_spark.exporting.export import planned, wanted
+    from waltz_spark.exporting.query import SPARK
+    from waltz_spark.exporting.refusal import check_rows
+    from waltz_spark.exporting.task import schema_of, segment_head
+
     form, decoder, is_lossless = shape_of(wish, before)
     query = query_of(wish, before, form, is_lossless=is_lossless)
-    origin = origin_of(sources, allow_uncommitted, reach)
+    origin = opened()
     catalog = origin.catalog(asked.partitions)
     spans = wanted(catalog, before, asked)
     _say_beginnings(catalog, before, asked)
-    _say_ends(catalog, before, origin, is_live=not sources)
+    _say_ends(catalog, before, origin, is_live=is_live)
     file_data = None if file_bytes is None else data_bytes_of(form, file_bytes)
-    assignments = plan_of(catalog, spans, is_lossless=is_lossless, file_data_bytes=file_data)
+    assignments = planned(catalog, spans, is_lossless=is_lossless, file_data_bytes=file_data)
     run = _run(destination, before, catalog.key, form, decoder, is_lossless, query, origin, assignments)
     if assignments and is_lossless:
         segment_head(origin, assignments[0].split.parts[0].extent)
     if assignments and query.engine != SPARK:
         check_rows(form, schema_of(decoder))
-    if dry_run:
-        java = spark.place() if assignments else None
-        planned(destination.place, origin.describe(), spans, assignments, form, java, shown)
-        if query.select or query.where:
-            click.echo("The SQL was not checked: only Spark can do that, and it was not started.", err=True)
-        return EXIT_OK
-    if not assignments:
-        _tidy(run)
-        table = _table_state(run, before)
-        exported(destination.place, origin.describe(), before, before, None, clock.seconds, shown, table)
-        return EXIT_OK
+    return Plan(run=run, origin=origin, form=form, decoder=decoder, is_live=is_live, spans=spans)
 
+
+def _carry_out(plan: Plan, spark: SparkChoice, bytes_per_second: int | None, clock: Clock, shown: str) -> int:
     from waltz_spark.engine.session import ended
     from waltz_spark.engine.shipping import needs_of
     from waltz_spark.exporting.exporter import Exporter
+    from waltz_spark.exporting.progress import Progress
+    from waltz_spark.exporting.query import SPARK
+    from waltz_spark.exporting.render_export import exported
     from waltz_spark.exporting.spark_form import conf_for
 
-    settings = spark.settings(needs_of(is_live=not sources, decoder=decoder.text if decoder else ""))
+    run, decoder, query = plan.run, plan.decoder, plan.query
+    destination, before = run.destination, run.before
+    settings = spark.settings(needs_of(is_live=plan.is_live, decoder=decoder.text if decoder else ""))
     if query.engine == SPARK:
         settings = replace(settings, conf=conf_for(settings.conf), computes=True)
-    progress = Progress(assignments, is_quiet=shown == "json")
+    progress = Progress(plan.assignments, is_quiet=shown == "json")
     run.watch = progress.watch
     exporter = Exporter(
-        origin=origin, destination=destination, cluster=str(catalog.key), form=form,
-        is_lossless=is_lossless, decoder=decoder, bytes_per_second=bytes_per_second, query=query,
+        origin=plan.origin, destination=destination, cluster=str(run.cluster), form=plan.form,
+        is_lossless=run.shape.lossless, decoder=decoder, bytes_per_second=bytes_per_second, query=query,
         columns=None if before is None else before.shape.schema,
     )  # fmt: skip
     with ending_in_order(partial(ended, settings)) as ending:
         try:
             with progress:
                 if spark.is_driver_there:
-                    newest = _handed_over(spark.program, settings, run, exporter)
+                    newest: Manifest | None = _handed_over(spark.program, settings, run, exporter)
                 else:
                     newest = run.carry_out(partial(_tasks, exporter, settings, progress.ended))
         except KeyboardInterrupt as interruption:
@@ -205,7 +263,7 @@ def spark_export(
             _explain(error, destination, before)
             raise
     table = _table_state(run, newest)
-    exported(destination.place, origin.describe(), newest, before, progress, clock.seconds, shown, table)
+    exported(destination.place, plan.origin.describe(), newest, before, progress, clock.seconds, shown, table)
     return EXIT_OK
 
 
@@ -301,7 +359,7 @@ def _say_abandoned(interruption: KeyboardInterrupt) -> None:
 def _run(
     destination: Destination, before: Manifest | None, cluster: Any, form: Form, decoder: Decoder | None,
     is_lossless: bool, query: Query, origin: Origin, assignments: Sequence[Assignment],
-) -> Any:  # fmt: skip
+) -> Run:  # fmt: skip
     from waltz_spark.exporting.export import Run, check_same
     from waltz_spark.exporting.manifest import Shape
     from waltz_spark.exporting.query import SPARK
@@ -348,10 +406,10 @@ def _table_state(run: Run, newest: Manifest | None) -> TableState | None:
     return state_of(run.destination, newest)
 
 
-def _tidy(run: Any) -> None:
+def _tidy(run: Run) -> None:
     """Where there is nothing to do, a run that was killed may have left something all the same, or not told its table."""
     from waltz_spark.exporting.export import has_leftovers
 
     is_behind = run.table is not None and run.table.is_behind(run.before)
     if has_leftovers(run.destination) or is_behind:
-        run.carry_out(None)
+        run.tidy()
