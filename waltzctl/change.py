@@ -21,6 +21,7 @@ from typing import Any
 import click
 
 from waltzctl import render_change
+from waltzctl.progress import Shown, shown_progress
 from waltzctl.reach import Reach
 from waltzctl.render import is_line, printable
 from waltzctl.safety import Danger, Step, refusals
@@ -40,6 +41,7 @@ class Asked:
     confirm: str | None
     reason: str | None
     override: str | None
+    progress: Shown = Shown.AUTO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +67,25 @@ def changing(command: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(command)
     def with_asked(
-        *, dry_run: bool, yes: bool, confirm: str | None, reason: str | None, override: str | None, **rest: Any
+        *,
+        dry_run: bool,
+        yes: bool,
+        confirm: str | None,
+        reason: str | None,
+        override: str | None,
+        progress: str,
+        **rest: Any,
     ) -> int:
         if reason is not None and not 0 < len(reason) <= REASON_CHARACTERS_MAX:
             raise BadArgument(f"--reason: between 1 and {REASON_CHARACTERS_MAX} characters")
         if reason is not None and not is_line(reason):
             raise BadArgument("--reason: it has characters that cannot be shown on one line, or is not UTF-8")
-        asked = Asked(is_dry=dry_run, yes=yes, confirm=confirm, reason=reason, override=override)
+        asked = Asked(is_dry=dry_run, yes=yes, confirm=confirm, reason=reason, override=override, progress=Shown(progress))
         return command(asked=asked, **rest)
 
     with_option: Callable[..., int] = with_asked
     for option in (
+        shown_progress,
         click.option("--override", metavar="NAME", help="Do what is unsafe all the same: the name of what is touched."),
         click.option("--reason", metavar="TEXT", help="Why; kept in the history."),
         click.option("--confirm", metavar="NAME", help="What would have to be typed where it is dangerous."),
@@ -148,7 +158,7 @@ async def recorded(cluster: Cluster, plan: Plan, asked: Asked) -> AsyncIterator[
     entry = HistoryEntry(
         began=_now(),
         ended=None,
-        who=_who(),
+        who=who(),
         verb=plan.verb,
         subject=plan.subject,
         reason=asked.reason,
@@ -171,7 +181,7 @@ async def recorded(cluster: Cluster, plan: Plan, asked: Asked) -> AsyncIterator[
             click.echo(f"How it ended is not in the history, entry {number}: {why}", err=True)
 
 
-def _who() -> str:
+def who() -> str:
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in many containers

@@ -16,8 +16,8 @@ import click
 from waltzctl import render_change
 from waltzctl.change import Asked, Plan, agree, recorded
 from waltzctl.interruption import Interrupted, interruptible
+from waltzctl.progress import Say, Waiting
 from waltzctl.reach import Reach, using
-from waltzctl.waiting import Say, Waiting
 from waltzd.cluster import Cluster
 from waltzd.errors import EXIT_OK
 
@@ -70,7 +70,7 @@ def perform(reach: Reach, asked: Asked, output: str, prepare: Callable[[Cluster]
         async with recorded(cluster, job.plan, asked):
             return await job.do(cluster, waiting.say)
 
-    with interruptible(job.after_interruption), Waiting() as waiting:
+    with interruptible(job.after_interruption), Waiting(asked.progress) as waiting:
         done = using(reach, act)
     render_change.plan(job.plan, output, result="done", **done)
     return EXIT_OK

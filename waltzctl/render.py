@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 JSON_VERSION = 1
 ROWS_MAX = 100
 """More partitions than this are only shown when something is wrong with them."""
-_PROGRESS_SECONDS = 0.1
 _BLANKS = frozenset("\n\t\u00a0\u2009\u202f\u3000")
 """Not printable for Python, and harmless: with the blanks that keep words together."""
 
@@ -79,36 +76,6 @@ def size(bytes_: int) -> str:
 def rate(bytes_: int, seconds: float) -> float:
     """MB/s."""
     return round(bytes_ / max(seconds, 1e-6) / 1e6, 1)
-
-
-class Progress:
-    """One line on standard error that is written over; nothing when that is no terminal."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._shows = sys.stderr.isatty()
-        self._started = self._last = time.monotonic()
-        self._width = 0
-
-    def update(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if not self._shows or (now - self._last < _PROGRESS_SECONDS and done < total):
-            return
-        self._last = now
-        seconds = now - self._started
-        left = (total - done) * seconds / done if done else 0
-        line = f"{self._what}: {size(done)} of {size(total)}, {rate(done, seconds)} MB/s, {left:.0f} s left"
-        sys.stderr.write("\r" + line.ljust(self._width))
-        sys.stderr.flush()
-        self._width = len(line)
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._width:
-            sys.stderr.write("\r" + " " * self._width + "\r")
-            sys.stderr.flush()
 
 
 def table(out: Console, names: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, right: tuple[str, ...] = ()) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from waltzd.coordinator import Change, Check, Coordinator, Create, Delete, Set
+from waltzd.copy_rate import COPY_RATE
 from waltzd.document import decode, encode, is_name
 from waltzd.errors import (
     BadArgument,
@@ -53,7 +54,7 @@ HISTORY = "/history"
 HISTORY_MAX = 1000
 """Entries that are kept: the oldest go first."""
 _FOLDERS = (SERVERS, STORAGES, PARTITIONS, "/ids", "/election", HISTORY)
-_OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, REPLICAS, PREFERRED, MOVES)}
+_OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, REPLICAS, PREFERRED, MOVES, COPY_RATE)}
 """What stands right below the root of a cluster. Whatever else does is somebody else's."""
 _WITH_NODES = (SERVERS, STORAGES)
 """To wait for a change of these is to wait for a change of each node below them, too."""

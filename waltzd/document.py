@@ -18,6 +18,7 @@ from waltzd.layout import ID_MAX, PARTITIONS_MAX
 from waltzd.meta import (
     Assignment,
     ClusterMeta,
+    CopyRate,
     Counter,
     Decision,
     HistoryEntry,
@@ -52,10 +53,11 @@ Document: TypeAlias = (
     | Counter
     | Preferences
     | Moves
+    | CopyRate
     | HistoryEntry
 )
 D = TypeVar("D", ClusterMeta, ServerMeta, Assignment, StorageMeta, ReplicaSets, PartitionMeta, Leader, Counter, Preferences,
-            Moves, HistoryEntry)  # fmt: skip
+            Moves, CopyRate, HistoryEntry)  # fmt: skip
 
 
 def is_name(text: str) -> bool:
@@ -414,21 +416,20 @@ def _moves(fields: _Object) -> Moves:
     return Moves(partitions={number: partitions.names(str(number)) for number in partitions.keys_of_partitions()})
 
 
+def _copy_rate(fields: _Object) -> CopyRate:
+    return CopyRate(bytes_per_second=fields.integer("bytes_per_second", least=1), who=fields.text("who"))
+
+
 def _history_fields(value: HistoryEntry) -> dict[str, object]:
     return {**vars(value), "steps": list(value.steps)}
 
 
 def _history(fields: _Object) -> HistoryEntry:
     return HistoryEntry(
-        began=fields.text("began"),
-        ended=fields.text_or_none("ended"),
-        who=fields.text("who"),
-        verb=fields.text("verb"),
-        subject=fields.text("subject"),
-        reason=fields.text_or_none("reason"),
-        steps=fields.texts("steps"),
+        began=fields.text("began"), ended=fields.text_or_none("ended"), who=fields.text("who"), verb=fields.text("verb"),
+        subject=fields.text("subject"), reason=fields.text_or_none("reason"), steps=fields.texts("steps"),
         outcome=fields.text("outcome"),
-    )
+    )  # fmt: skip
 
 
 _CODECS: dict[type[Any], tuple[Callable[[Any], dict[str, object]], Callable[[_Object], Any]]] = {
@@ -442,5 +443,6 @@ _CODECS: dict[type[Any], tuple[Callable[[Any], dict[str, object]], Callable[[_Ob
     Counter: (_counter_fields, _counter),
     Preferences: (_preferences_fields, _preferences),
     Moves: (_moves_fields, _moves),
+    CopyRate: (vars, _copy_rate),
     HistoryEntry: (_history_fields, _history),
 }

@@ -92,6 +92,16 @@ class Moves:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CopyRate:
+    """<root>/copy-rate, ephemeral: the bound that an operator's command sets for as long as it runs. It goes away with it,
+    so that nobody can forget it."""
+
+    bytes_per_second: int
+    """Of each replica that copies."""
+    who: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class HistoryEntry:
     """<root>/history/<number>: who changed what, and why. For people: nothing is decided by it."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import LASTING
 from tests.cli.document_tree import document_tree
 from tests.cli.example import examples
 from tests.cli.moving_words import PATIENCE_SECONDS, bounded
@@ -22,9 +24,9 @@ from tests.cli.numbered_load import NumberedLoad
 from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import resolve, using
 from waltzctl.watching.overview import Overview
-from waltzd import loop
+from waltzd import copy_rate, loop
 from waltzd.cluster import Cluster
-from waltzd.meta import Role
+from waltzd.meta import CopyRate, Role
 
 Tool = Callable[..., Any]
 FIRST = ["storage-1", "storage-2", "storage-3"]
@@ -75,6 +77,9 @@ class Place:
 
         return using(resolve({"directory": self.directory}), ask)
 
+    def copy_rate(self) -> CopyRate | None:
+        return using(resolve({"directory": self.directory}), lambda cluster: copy_rate.read(cluster.coordinator))
+
     def wait_until(self, what: str, true: Callable[[Overview], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not true(found := self.overview()):
@@ -107,7 +112,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    local = LocalCluster.make(tmp_path_factory.mktemp("membership") / "cluster", partitions=2)
+    local = LocalCluster.make(tmp_path_factory.mktemp("membership") / "cluster", partitions=2, settings=LASTING)
     try:
         local.start()
         local.grow(storages=5, servers=2)
@@ -293,7 +298,7 @@ def test_a_dead_one_is_taken_out(place: Place) -> None:
     done = place.json("storage", "remove", "storage-1", "--fewer-replicas", "--confirm", "storage-1", "--yes")
     assert (done["result"], done["cleared"]) == ("done", {})
     assert place.replicas() == everywhere("storage-2", "storage-3")
-    assert place.overview().is_healthy
+    place.wait_until("all is well", lambda found: found.is_healthy)
 
 
 def test_offline_and_online(place: Place) -> None:
@@ -317,7 +322,37 @@ def test_offline_and_online(place: Place) -> None:
     place.wait_until("it is back", lambda found: found.is_healthy)
 
 
+def test_a_bound_on_copying_ends_with_the_command(place: Place) -> None:
+    for number in ("0", "1"):
+        for _ in range(2):
+            assert place.tool("txn", "append", number, "x" * 50_000).code == 0
+    words = ("storage", "replace", "storage-3", place.new("storage-4"), "--yes")
+    slow = place.process(*words, "--rate", "2kB", "--progress", "json")
+    place.wait_until("it is written down", lambda _: place.copy_rate() is not None)
+    found = place.copy_rate()
+    assert found is not None
+    assert found.bytes_per_second == 1000, "two replicas copy"
+    slow.send_signal(signal.SIGINT)
+    _, err = slow.communicate(timeout=PATIENCE_SECONDS)
+    assert slow.returncode == 130
+    assert place.copy_rate() is None
+
+    done = place.tool(*words, "--progress", "json")
+    assert done.code == 0
+    begun = [line for line in err.splitlines() if line.startswith("{")]
+    events = [json.loads(line) for line in [*begun, *done.err.splitlines()]]
+    assert {event["event"] for event in events} == {"progress"}
+    told = [event for event in events if "done" in event]
+    assert told
+    assert all(0 <= event["done"] <= event["total"] and event["unit"] == "transactions" for event in told)
+    assert place.names() == ["storage-1", "storage-2", "storage-4"]
+
+
 # -- a tool that is killed, and two at once ----------------------------------------------------------------------------
+
+
+def has_no_learners(found: Overview) -> bool:
+    return found.is_healthy and {role for view in found.partitions for role in view.replicas.values()} == {Role.MEMBER}
 
 
 def test_tools_that_are_killed_at_any_moment(place: Place, tmp_path: Path) -> None:
@@ -334,6 +369,8 @@ def test_tools_that_are_killed_at_any_moment(place: Place, tmp_path: Path) -> No
                 time.sleep(draw.uniform(0.5, 3.5))  # when it dies is drawn: nothing depends on it
                 process.kill()
                 process.communicate()
+            # A learner that its owner makes a member between plan and change is a change by somebody else.
+            place.wait_until("owners have done what they can", has_no_learners)
             done = place.tool(*words)
             # Killed between its last change and the word that it is done, nobody knows who has taken a storage out.
             gone = done.code == 3 and subject.split()[0] not in place.names() and words[1] != "add"

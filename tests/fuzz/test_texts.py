@@ -33,6 +33,7 @@ from waltzd.layout import first_id_of, index_name, segment_name
 from waltzd.meta import (
     Assignment,
     ClusterMeta,
+    CopyRate,
     Counter,
     Decision,
     HistoryEntry,
@@ -237,6 +238,7 @@ DOCUMENTS: list[Document] = [
     Counter(next=7),
     Preferences(partitions={0: "s", 7: "t"}),
     Moves(partitions={0: ("a", "b"), 10: ()}),
+    CopyRate(bytes_per_second=1, who="a@b"),
     HistoryEntry(began="1", ended=None, who="a@b", verb="c d", subject="e", reason="f", steps=("g", "h"), outcome="begun"),
 ]  # fmt: skip
 TEXTS = [encode(value) for value in DOCUMENTS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 from waltz_spark.exporting import progress
-from waltz_spark.exporting.progress import Course, Progress, duration, picture
+from waltz_spark.exporting.progress import Course, Progress, picture
 from waltz_spark.exporting.task import Assignment, Written
 from waltz_spark.exporting.wave import in_waves
 from waltz_spark.log.origin import Extent, Span
 from waltz_spark.log.plan import Part, Split
+
+from waltzctl.progress import duration
 
 
 def given(number: int, partition: int, records: int = 100, data_bytes: int = 10_000) -> Assignment:
@@ -106,6 +109,30 @@ def test_what_is_no_terminal_gets_a_line_now_and_then(
         "75 %: 300 of 400 records, 30.0 kB of 40.0 kB, 0.0 MB/s, about 0:00 left",
     ]
     assert progress.LINE_SECONDS == 10.0
+
+
+def test_who_asks_for_objects_gets_one_whenever_tasks_have_ended(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    both = (Progress(assignments(4, 2), is_quiet=True, shown="json"), Progress(assignments(4, 2), shown="off"))
+    for at, ended in ((101.0, []), (105.0, [0, 1]), (108.0, [0, 1]), (130.0, []), (135.0, [2, 3])):
+        now = at
+        for one in both:
+            one.ended(ended)
+    first, last = map(json.loads, capsys.readouterr().err.splitlines())
+    assert first == {
+        "version": 1, "event": "progress", "seconds": 5.0, "text": "export", "unit": "bytes", "done": 20_000,
+        "total": 40_000, "per_second": 5000.0, "seconds_left": 4.0, "records": 200, "records_total": 400,
+        "partitions": {"0": 100, "1": 100},
+    }  # fmt: skip
+    assert (last["seconds"], last["done"], last["seconds_left"], last["partitions"]) == (
+        35.0,
+        40_000,
+        0.0,
+        {"0": 200, "1": 200},
+    )
 
 
 def test_tasks_are_seen_to_end_before_their_wave_does(spark: Any, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from waltzctl.change import Plan
 from waltzctl.placement import membership
 from waltzctl.placement.moving import Goals
 from waltzctl.placement.relocation import Situation, carry_out, plan_for, situation
+from waltzctl.placement.terms import Terms
 from waltzctl.reach import Reach
 from waltzctl.safety import Step, danger, without
 from waltzd.errors import BadArgument, ChangedMeanwhile, NameInUse, NoSuchName, TooFewStorages, Unsafe
@@ -51,7 +52,7 @@ def _agree(plan: Plan) -> bool:
 
 
 async def _move(tool: Tool, now: Situation, goals: Goals) -> None:
-    await carry_out(tool.cluster, REACH, now, goals, seconds=None, say=lambda _: None, daemons=tool)
+    await carry_out(tool.cluster, REACH, now, goals, terms=Terms(), say=lambda *_: None, daemons=tool)
 
 
 def add(name: str, *, spreads: bool) -> Act:

@@ -17,6 +17,7 @@ from waltzd.layout import ID_MAX, PARTITIONS_MAX
 from waltzd.meta import (
     Assignment,
     ClusterMeta,
+    CopyRate,
     Counter,
     Decision,
     HistoryEntry,
@@ -73,6 +74,7 @@ EXAMPLES: dict[str, Document] = {
     "client-ids": Counter(1),
     "preferences": Preferences(partitions={0: "s1", 10: "s2", 2: "s1"}),
     "moves": Moves(partitions={3: ("a", "b", "c"), 12: ("c",), 4: ()}),
+    "copy-rate": CopyRate(bytes_per_second=50_000_000, who="ada@lovelace"),
     "history-entry": HistoryEntry(
         began="2026-01-31T12:00:00+00:00",
         ended="2026-01-31T12:00:02+00:00",

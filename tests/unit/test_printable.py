@@ -74,11 +74,11 @@ def test_a_group_that_was_written_down_before(capsys: pytest.CaptureFixture[str]
     check(capsys.readouterr().out)
 
 
-def test_who_did_it_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def testwho_did_it_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """A person may choose what `LOGNAME` says."""
     monkeypatch.setenv("LOGNAME", f"ada{NASTY}\udcff")
     assert getpass.getuser() == f"ada{NASTY}\udcff"
-    with_entry = json.dumps(change._who(), ensure_ascii=False)
+    with_entry = json.dumps(change.who(), ensure_ascii=False)
     check(with_entry)
     assert with_entry.encode().startswith(b'"ada\\\\x1b')
 

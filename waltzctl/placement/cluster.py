@@ -15,11 +15,12 @@ from waltzctl.interruption import interruptible
 from waltzctl.job import NOTHING_BEGUN, Job, perform
 from waltzctl.main import exit_codes
 from waltzctl.placement.creation import Wish, check_wish, create_cluster
-from waltzctl.placement.partition import moving, spread_all
+from waltzctl.placement.partition import spread_all
+from waltzctl.placement.terms import Terms, moving
+from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching, using
 from waltzctl.render import is_line
 from waltzctl.safety import Danger
-from waltzctl.waiting import Say
 from waltzctl.watching import render_cluster
 from waltzctl.watching.overview import look
 from waltzd.cluster import HISTORY_MAX, Cluster
@@ -138,7 +139,7 @@ def describe(reach: Reach, output: str) -> int:
 @moving
 @changing
 @reaching
-def set_(replicas: int, reach: Reach, asked: Asked, output: str, seconds: float | None) -> int:
+def set_(replicas: int, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
     """Change how many replicas each partition has. More are copied while writing goes on; fewer leave when a majority
     stays. The number of partitions, the name and the key of a cluster cannot be changed.
 
@@ -147,7 +148,7 @@ def set_(replicas: int, reach: Reach, asked: Asked, output: str, seconds: float 
       waltzctl cluster set --replicas 3 --dry-run
       waltzctl cluster set --replicas 3 --yes
     """
-    return spread_all("cluster set", replicas, reach, asked, output, seconds)
+    return spread_all("cluster set", replicas, reach, asked, output, terms)
 
 
 @click.command("delete", epilog=exit_codes())

@@ -21,11 +21,11 @@ from waltzctl.main import exit_codes
 from waltzctl.placement.cluster import check_group, storage_of
 from waltzctl.placement.creation import CALL_SECONDS, NO_KEY, reach_replicas
 from waltzctl.placement.moving import Goals
-from waltzctl.placement.partition import moving
 from waltzctl.placement.relocation import Situation, carry_out, plan_for, situation
+from waltzctl.placement.terms import Terms, moving
+from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching
 from waltzctl.safety import Danger
-from waltzctl.waiting import Say
 from waltzd.assignment import spell_numbers
 from waltzd.cluster import Cluster
 from waltzd.errors import (
@@ -52,7 +52,7 @@ from waltzd.tls import Tls
 @moving
 @changing
 @reaching
-def add(given: str, auto_assign: bool, reach: Reach, asked: Asked, output: str, seconds: float | None) -> int:
+def add(given: str, auto_assign: bool, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
     """Take a storage into the cluster. It must run, with the cluster's key and number of partitions in its configuration.
     With --auto-assign it gets its share of the replicas: it copies them while writing goes on, they become members when
     they are level, and then the ones that they stand for leave. To run this again goes on from where it was.
@@ -75,7 +75,7 @@ def add(given: str, auto_assign: bool, reach: Reach, asked: Asked, output: str, 
             if first:
                 await cluster.add_storage(storage)
             # Still from what the plan was made of: if that has changed meanwhile, nothing moves.
-            return {"cleared": await carry_out(cluster, reach, now, goals, seconds=seconds, say=say) if goals else {}}
+            return {"cleared": await carry_out(cluster, reach, now, goals, terms=terms, say=say) if goals else {}}
 
         return Job(plan=plan, do=do)
 
@@ -161,7 +161,7 @@ def remove(
     reach: Reach,
     asked: Asked,
     output: str,
-    seconds: float | None,
+    terms: Terms,
 ) -> int:
     """Take a storage out of the cluster. Its replicas are copied to others first, and leave it when those are level; a
     partition always keeps its majority, or this is refused. The storage may be down: then the others copy from each other.
@@ -183,7 +183,7 @@ def remove(
         plan = replace(plan, danger=max(plan.danger, Danger.TYPED if delete_files else Danger.ASK))
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            cleared = await carry_out(cluster, reach, now, goals, seconds=seconds, say=say, delete_files=delete_files)
+            cleared = await carry_out(cluster, reach, now, goals, terms=terms, say=say, delete_files=delete_files)
             await take_out(cluster, name)
             return {"cleared": cleared}
 
@@ -246,7 +246,7 @@ async def was_taken_out(cluster: Cluster, name: str, *, replaced_as: str | None 
 @moving
 @changing
 @reaching
-def replace_(old: str, new: str, delete_files: bool, reach: Reach, asked: Asked, output: str, seconds: float | None) -> int:
+def replace_(old: str, new: str, delete_files: bool, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
     """Let one storage stand for another: each replica on OLD is copied to NEW, and nothing else moves. OLD may be down. NEW
     is a storage of the cluster, or is added, in the group of OLD unless another one is given. To run this again goes on
     from where it was.
@@ -279,7 +279,7 @@ def replace_(old: str, new: str, delete_files: bool, reach: Reach, asked: Asked,
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             if first:
                 await cluster.add_storage(storage)
-            cleared = await carry_out(cluster, reach, now, goals, seconds=seconds, say=say, delete_files=delete_files)
+            cleared = await carry_out(cluster, reach, now, goals, terms=terms, say=say, delete_files=delete_files)
             await take_out(cluster, old)
             return {"cleared": cleared}
 

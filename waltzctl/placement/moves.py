@@ -40,6 +40,15 @@ class View:
     """Why replicas take nothing: as their storage says it, or the owner that cannot use them."""
 
     @property
+    def copied(self) -> dict[str, tuple[int, int]]:
+        """How many transactions each new replica has, of how many, while it is one."""
+        return {
+            name: (min(self.held.get(name, -1), self.committed) + 1, self.committed + 1)
+            for name in self.goal
+            if self.roles.get(name) is Role.LEARNER
+        }
+
+    @property
     def missing(self) -> list[str]:
         """Storages of the goal that have no replica yet."""
         return [name for name in self.goal if name not in self.roles]

@@ -12,12 +12,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from waltzctl.placement import moves
-from waltzctl.waiting import Say
+from waltzctl.placement.terms import Throttle
+from waltzctl.progress import Amount, Say
 from waltzctl.watching.overview import Overview, look
 from waltzd.assignment import spell_numbers
 from waltzd.cluster import Cluster
 from waltzd.errors import ChangedMeanwhile, MoveUnfinished, WaltzError
-from waltzd.meta import Moves, ReplicaSets, StorageMeta
+from waltzd.meta import Moves, ReplicaSets, Role, StorageMeta
 from waltzd.storage_admin import AdminClient
 from waltzd.tls import Tls
 
@@ -61,12 +62,15 @@ class RealDaemons:
 
 
 class Mover:
-    def __init__(self, cluster: Cluster, daemons: Daemons, say: Say) -> None:
+    def __init__(self, cluster: Cluster, daemons: Daemons, say: Say, throttle: Throttle) -> None:
         self._cluster = cluster
         self._daemons = daemons
         self._say = say
+        self._throttle = throttle
         self._last: Mapping[int, str] = {}
         """What was waited for when it was said last."""
+        self._copied: dict[tuple[int, str], tuple[int, int]] = {}
+        """Of each replica that copies, or did: how many transactions it has, of how many."""
 
     async def aim(self, goals: Goals, *, replicas_version: int, moves_version: int) -> None:
         """Write down where replicas shall be. Somebody who planned at the same time is told that this was changed."""
@@ -97,7 +101,9 @@ class Mover:
 
     def _tell(self, waiting: Mapping[int, str], total: int) -> None:
         self._last = waiting
-        self._say(f"{total - len(waiting)} of {total} partitions done; {_spell(waiting, 1)}")
+        copied = self._copied.values()
+        amount = Amount(done=sum(done for done, _ in copied), total=sum(all_ for _, all_ in copied), unit="transactions")
+        self._say(f"{total - len(waiting)} of {total} partitions done; {_spell(waiting, 1)}", amount if copied else None)
 
     async def _advance(self, left: dict[int, tuple[str, ...]]) -> dict[int, str]:
         """One step for each that can take one; those that are not done, and why. Who arrives is taken out of `left`."""
@@ -114,6 +120,8 @@ class Mover:
         _check_storages(moving, found)
         views = {number: await self._view(found, sets, number, goal) for number, goal in moving.items()}
         steps = {number: moves.next_step(view) for number, view in views.items()}
+        self._note(views)
+        await self._throttle.share(_copies(moving, sets))
         try:
             done = [number for number, step in steps.items() if isinstance(step, moves.Done)]
             if done:
@@ -127,6 +135,11 @@ class Mover:
         except ChangedMeanwhile:  # an owner has made a member of a learner, or somebody else takes the same steps
             return dict.fromkeys(moving, "the documents were changed meanwhile")
         return {number: _why(step) for number, step in steps.items() if not isinstance(step, moves.Done)}
+
+    def _note(self, views: Mapping[int, moves.View]) -> None:
+        """What no longer copies has everything."""
+        copying = {(number, name): how for number, view in views.items() for name, how in view.copied.items()}
+        self._copied = {replica: (total, total) for replica, (_, total) in self._copied.items()} | copying
 
     async def _view(self, found: Overview, sets: ReplicaSets, number: int, goal: tuple[str, ...]) -> moves.View:
         meta, _ = await self._cluster.partition(number)
@@ -162,6 +175,12 @@ class Mover:
             and name not in wanted.partitions.get(number, ())
             and ((meta := voting[number][0]) is None or name not in meta.members)
         ]
+
+
+def _copies(moving: Goals, sets: ReplicaSets) -> int:
+    """Replicas that have to copy, or may have to: those that are no members yet."""
+    roles = {number: sets.partitions.get(number, {}) for number in moving}
+    return sum(roles[number].get(name) is not Role.MEMBER for number, goal in moving.items() for name in goal)
 
 
 def _check_goals(left: Goals, found: Moves, sets: ReplicaSets) -> None:

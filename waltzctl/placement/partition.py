@@ -14,8 +14,9 @@ from waltzctl.main import exit_codes
 from waltzctl.numbers import partitions_of
 from waltzctl.placement.moving import Goals
 from waltzctl.placement.relocation import Situation, carry_out, plan_for, situation
+from waltzctl.placement.terms import Terms, moving
+from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching, using
-from waltzctl.waiting import Say
 from waltzctl.watching import render_cluster
 from waltzctl.watching.overview import PartitionView, look
 from waltzd.cluster import Cluster
@@ -32,17 +33,6 @@ COLUMNS = (
     Column("session", is_right=True, is_wide=True),
     Column("waiting", is_wide=True),
 )
-
-
-def moving(command: Callable[..., int]) -> Callable[..., int]:
-    """Options of commands that move replicas."""
-    command = click.option(
-        "--timeout", "seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-        help="Give up waiting after so long; what was begun stays written down. For as long as it takes by default.",
-    )(command)  # fmt: skip
-    return click.option(
-        "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
-    )(command)
 
 
 @click.command("list", epilog=exit_codes())
@@ -108,7 +98,7 @@ def describe(number: int, reach: Reach, output: str) -> int:
 @moving
 @changing
 @reaching
-def assign(numbers: str, names: str, reach: Reach, asked: Asked, output: str, seconds: float | None) -> int:
+def assign(numbers: str, names: str, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
     """Give PARTITIONS (like 0-3,7) one more replica on each of these storages. A new replica copies first, and becomes a
     member when it is level. Writing goes on meanwhile.
 
@@ -122,7 +112,7 @@ def assign(numbers: str, names: str, reach: Reach, asked: Asked, output: str, se
         new = [now.storage(name).name for name in _names(names)]
         return {number: tuple(sorted({*now.goals[number], *new})) for number in chosen}
 
-    return _relocate("partition assign", numbers, aim, reach, asked, output, seconds)
+    return _relocate("partition assign", numbers, aim, reach, asked, output, terms)
 
 
 @click.command("unassign", epilog=exit_codes())
@@ -131,7 +121,7 @@ def assign(numbers: str, names: str, reach: Reach, asked: Asked, output: str, se
 @moving
 @changing
 @reaching
-def unassign(numbers: str, names: str, reach: Reach, asked: Asked, output: str, seconds: float | None) -> int:
+def unassign(numbers: str, names: str, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
     """Take the replicas of PARTITIONS off these storages. It is refused where a partition would lose its majority. The
     files are set aside on the storage.
 
@@ -145,7 +135,7 @@ def unassign(numbers: str, names: str, reach: Reach, asked: Asked, output: str, 
         old = {now.storage(name).name for name in _names(names)}
         return {number: tuple(name for name in now.goals[number] if name not in old) for number in chosen}
 
-    return _relocate("partition unassign", numbers, aim, reach, asked, output, seconds)
+    return _relocate("partition unassign", numbers, aim, reach, asked, output, terms)
 
 
 @click.command("auto-assign", epilog=exit_codes())
@@ -153,7 +143,7 @@ def unassign(numbers: str, names: str, reach: Reach, asked: Asked, output: str, 
 @moving
 @changing
 @reaching
-def auto_assign(replicas: int | None, reach: Reach, asked: Asked, output: str, seconds: float | None) -> int:
+def auto_assign(replicas: int | None, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
     """Spread the replicas of all partitions over the groups, and evenly over the storages, with as few copies as
     possible. What is spread already stays where it is.
 
@@ -162,15 +152,15 @@ def auto_assign(replicas: int | None, reach: Reach, asked: Asked, output: str, s
       waltzctl partition auto-assign --dry-run
       waltzctl partition auto-assign --yes
     """
-    return spread_all("partition auto-assign", replicas, reach, asked, output, seconds)
+    return spread_all("partition auto-assign", replicas, reach, asked, output, terms)
 
 
-def spread_all(verb: str, replicas: int | None, reach: Reach, asked: Asked, output: str, seconds: float | None) -> int:
+def spread_all(verb: str, replicas: int | None, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
     def aim(now: Situation, _chosen: list[int]) -> Goals:
         wanted = {number: replicas or len(names) for number, names in now.goals.items()}
         return now.spread(now.groups, wanted)
 
-    return _relocate(verb, None, aim, reach, asked, output, seconds)
+    return _relocate(verb, None, aim, reach, asked, output, terms)
 
 
 def _names(text: str) -> list[str]:
@@ -187,7 +177,7 @@ def _relocate(
     reach: Reach,
     asked: Asked,
     output: str,
-    seconds: float | None,
+    terms: Terms,
 ) -> int:
     async def prepare(cluster: Cluster) -> Job:
         now = await situation(cluster, reach.tls)
@@ -196,7 +186,7 @@ def _relocate(
         goals = aim(now, chosen)
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            return {"cleared": await carry_out(cluster, reach, now, goals, seconds=seconds, say=say)}
+            return {"cleared": await carry_out(cluster, reach, now, goals, terms=terms, say=say)}
 
         return Job(plan=plan_for(now, goals, verb=verb, subject=numbers or now.found.meta.name), do=do)
 

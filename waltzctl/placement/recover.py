@@ -2,50 +2,43 @@
 
 While the storage runs, its partitions' owners do the work: they make empty replicas, heal segments, copy, let them count
 again. This follows them, and steps in only where an owner may not: it sets aside what a storage refuses, or what cannot be
-healed, as long as the others do without it. While storages are stopped, replicas are taken from the files of one into those
-of another (`waltzd.transplant`).
+healed, as long as the others do without it. While storages are stopped, it is `recover_offline`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from waltzctl import completion, render, render_change
+from waltzctl import completion
 from waltzctl.change import Asked, Plan, changing
 from waltzctl.job import Job, perform
 from waltzctl.main import exit_codes
 from waltzctl.numbers import partitions_of
 from waltzctl.placement.moving import POLL_SECONDS
-from waltzctl.placement.partition import moving
 from waltzctl.placement.relocation import Situation, situation
+from waltzctl.placement.terms import Terms, Throttle, moving
+from waltzctl.progress import Amount, Say
 from waltzctl.reach import Reach, addressing
-from waltzctl.render import table
 from waltzctl.safety import Danger, Step, without
-from waltzctl.waiting import Say
 from waltzctl.watching.overview import Overview, PartitionView, StorageView, look
 from waltzd.cluster import Cluster
 from waltzd.errors import (
-    EXIT_OK,
-    EXIT_PARTIAL,
-    BadArgument,
     CannotConnect,
     NoSuchPartition,
     RecoveryUnfinished,
     Unsafe,
-    WaltzError,
 )
 from waltzd.replica import PartitionDescription
 from waltzd.storage_admin import AdminClient
 
 if TYPE_CHECKING:
-    from waltzd.transplant import Graft, Transplant
+    pass
 
 VERB = "storage recover"
 GIVEN_UP = "GIVEN_UP"
@@ -69,7 +62,7 @@ def recover(
     source: str | None,
     target: str | None,
     chosen: str | None,
-    seconds: float | None,
+    terms: Terms,
     output: str,
     asked: Asked,
     reach: Callable[[], Reach],
@@ -94,12 +87,14 @@ def recover(
     if source is None and target is None and chosen is None:
         if place is None:
             raise click.UsageError("Name a storage that runs, or two directories with --from and --to.")
-        return _online(reach(), place, numbers, asked, output, seconds)
+        return _online(reach(), place, numbers, asked, output, terms)
     if source is None or target is None or place is not None:
         raise click.UsageError("--from and --to go together, and without the name of a storage.")
-    if seconds is not None or asked.override or asked.reason or asked.confirm:
-        raise click.UsageError("--timeout, --override, --reason and --confirm are for a storage that runs.")
-    return _offline(source, target, partitions_of(chosen) if chosen is not None else None, asked.is_dry, output)
+    if terms != Terms() or asked.override or asked.reason or asked.confirm:
+        raise click.UsageError("--timeout, --rate, --override, --reason and --confirm are for a storage that runs.")
+    from waltzctl.placement.recover_offline import recover_offline
+
+    return recover_offline(source, target, partitions_of(chosen) if chosen is not None else None, asked, output)
 
 
 # -- while the storage runs --------------------------------------------------------------------------------------------
@@ -148,7 +143,7 @@ def standing(name: str, view: PartitionView, there: PartitionDescription | None)
 
 def level_without(name: str, view: PartitionView) -> list[str]:
     """The other replicas that count."""
-    return [one.storage for one in view.said.replicas if one.counts and one.storage != name] if view.said else []
+    return sorted(view.counted - {name})
 
 
 def plan_for(name: str, found: Overview, standings: Mapping[int, Standing]) -> Plan:
@@ -158,7 +153,8 @@ def plan_for(name: str, found: Overview, standings: Mapping[int, Standing]) -> P
         view = found.partitions[number]
         if one.state is State.LOST:
             steps.append(f"partition {number}: set aside on {name}, made anew and copied; {one.why}")
-            step = without(number, view.replicas, {*level_without(name, view), *_itself(name, view)}, silent=[name])
+            level = found.level(number) | _itself(name, view)  # an owner may not have noticed yet who is of no help
+            step = without(number, view.replicas, level, silent=[name])
             margins.append(step)
             if step.after.spare < 0 and step.refusal is None:
                 unsafe.append(
@@ -178,11 +174,12 @@ def plan_for(name: str, found: Overview, standings: Mapping[int, Standing]) -> P
     )
 
 
-def _itself(name: str, view: PartitionView) -> list[str]:
-    return [one.storage for one in view.said.replicas if one.counts and one.storage == name] if view.said else []
+def _itself(name: str, view: PartitionView) -> set[str]:
+    """As its owner sees it, who may not know that it is lost."""
+    return {one.storage for one in view.said.replicas if one.counts and one.storage == name} if view.said else set()
 
 
-def _online(reach: Reach, name: str, numbers: str | None, asked: Asked, output: str, seconds: float | None) -> int:
+def _online(reach: Reach, name: str, numbers: str | None, asked: Asked, output: str, terms: Terms) -> int:
     wanted = partitions_of(numbers) if numbers is not None else None
 
     async def prepare(cluster: Cluster) -> Job:
@@ -196,7 +193,7 @@ def _online(reach: Reach, name: str, numbers: str | None, asked: Asked, output: 
             aside = await _still_lost(cluster, reach, name, lost, asked) if lost else []
             if aside:
                 await _set_aside(now, reach, name, aside)
-            after = await _follow(cluster, reach, name, chosen, aside, seconds=seconds, say=say)
+            after = await _follow(cluster, reach, name, standings, now.found, aside, terms=terms, say=say)
             replicas = [{"partition": number, "last_id": one.held, "state": one.state} for number, one in after.items()]
             return {"set_aside": aside, "replicas": replicas}
 
@@ -260,16 +257,26 @@ async def _set_aside(now: Situation, reach: Reach, name: str, lost: list[int]) -
 
 
 async def _follow(
-    cluster: Cluster, reach: Reach, name: str, chosen: list[int], lost: list[int], *, seconds: float | None, say: Say
+    cluster: Cluster,
+    reach: Reach,
+    name: str,
+    standings: dict[int, Standing],
+    found: Overview,
+    lost: list[int],
+    *,
+    terms: Terms,
+    say: Say,
 ) -> dict[int, Standing]:
-    """Until they all count."""
-    left: dict[int, Standing] = {}
-    found: Overview | None = None
+    """Until they all count; `standings` and `found` are what was seen last."""
+    throttle = Throttle(cluster, terms.bytes_per_second)
+    chosen = list(standings)
+    left = {number: one for number, one in standings.items() if one.state is not State.COUNTS}
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(terms.seconds):
             while True:
                 found = await look(cluster.coordinator, tls=reach.tls)
                 if _storage(name, found).said is None:
+                    left = {}
                     say(f"{name} does not answer")
                     await asyncio.sleep(POLL_SECONDS)
                     continue
@@ -278,11 +285,25 @@ async def _follow(
                 if not left:
                     return standings
                 _check_hope(name, left, lost)
-                say(f"{len(chosen) - len(left)} of {len(chosen)} replicas count; {_spell(left, found, 1)}")
+                await throttle.share(len(left))
+                say(
+                    f"{len(chosen) - len(left)} of {len(chosen)} replicas count; {_spell(left, found, 1)}",
+                    _copied(standings, found),
+                )
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
-        why = _spell(left, found, TOLD_MAX) if left and found is not None else f"{name} does not answer"
-        raise RecoveryUnfinished(f"not done within {seconds:g} seconds: {why}") from None
+        why = _spell(left, found, TOLD_MAX) if left else f"{name} does not answer"
+        raise RecoveryUnfinished(f"not done within {terms.seconds:g} seconds: {why}") from None
+
+
+def _copied(standings: Mapping[int, Standing], found: Overview) -> Amount:
+    done = total = 0
+    for number, one in standings.items():
+        said = found.partitions[number].said
+        whole = said.committed + 1 if said is not None else 0
+        total += whole
+        done += whole if one.state is State.COUNTS else min(whole, (-1 if one.held is None else one.held) + 1)
+    return Amount(done=done, total=total, unit="transactions")
 
 
 def _check_hope(name: str, left: Mapping[int, Standing], lost: list[int]) -> None:
@@ -305,121 +326,3 @@ def _spell(left: Mapping[int, Standing], found: Overview, most: int) -> str:
         told.append(f"partition {number}: {ids}{one.why}")
     more = f"; and {len(left) - most} more" if len(left) > most else ""
     return "; ".join(told) + more
-
-
-# -- while storages are stopped ----------------------------------------------------------------------------------------
-
-
-def _offline(source: str, target: str, chosen: list[int] | None, is_dry: bool, output: str) -> int:
-    from waltzd import transplant
-    from waltzd.disk import GuestDisk
-
-    disk = GuestDisk()
-    source, target = _directory(source), _directory(target)
-    transplant.check_apart(source, target)
-    found = transplant.plan(disk, source, target, chosen)
-    ready = found.of(transplant.State.READY)
-    total, done = found.bytes, 0
-    if ready and not is_dry:
-        with render.Progress("recover") as progress:
-
-            def on_bytes(count: int) -> None:
-                nonlocal done
-                done += count
-                progress.update(done, total)
-
-            found = transplant.carry_out(disk, found, on_bytes)
-    _show(found, output, is_dry=is_dry)
-    errors = [graft.error for graft in found.grafts if graft.error is not None]
-    if not errors:
-        return EXIT_OK
-    return errors[0].exit_code if len(errors) == len(found.grafts) else EXIT_PARTIAL
-
-
-def _directory(path: str) -> str:
-    if "\0" in path or not path:
-        raise BadArgument(f"{path!r} is no path")
-    return os.path.realpath(path)
-
-
-_WORDS = {
-    "ready": "can be taken",
-    "taken": "taken",
-    "there": "left as it is: it is there",
-    "nothing": "nothing committed",
-    "damaged": "damaged in the source",
-}
-
-
-def _show(found: Transplant, output: str, *, is_dry: bool) -> None:
-    taken = found.of(_state("taken"))
-    is_damaged = any(graft.error is not None for graft in found.grafts)
-    result = "dry-run" if is_dry else "done" if taken else "refused" if is_damaged else "nothing-to-do"
-    if output == "json":
-        render.put_json(
-            {
-                "result": result,
-                "verb": VERB,
-                "from": found.source,
-                "to": found.target,
-                "cluster_key": str(found.header.key),
-                "is_new": found.is_new,
-                "partitions": [_graft_json(graft) for graft in found.grafts],
-            }
-        )
-        return
-    out = render.console()
-    head, style = render_change.HEADS[result]
-    out.print(f"{head}: {VERB} --from {found.source} --to {found.target}", style=style, soft_wrap=True)
-    rows = [
-        (
-            str(graft.partition),
-            _WORDS[graft.state],
-            f"0 to {graft.last_id:,}" if graft.state in ("ready", "taken") else "",
-            render.size(graft.origin.bytes) if graft.state in ("ready", "taken") else "",
-        )
-        for graft in found.grafts
-    ]
-    table(out, ("partition", "state", "ids", "size"), rows, right=("partition", "size"))
-    for graft in found.grafts:
-        if graft.set_aside is not None:
-            out.print(f"partition {graft.partition}: what was there is in {graft.set_aside}", soft_wrap=True)
-        elif graft.replaces and graft.state == "ready":
-            out.print(f"partition {graft.partition}: what is there will be set aside; {graft.replaces}", soft_wrap=True)
-        for line in graft.error.lines() if graft.error is not None else []:
-            click.echo(f"partition {graft.partition}: {line}", err=True)
-    if is_dry:
-        out.print("Nothing was changed. Records are proven while they are copied.")
-    elif taken:
-        out.print("Start the storage: the owners of its partitions copy what came since, and its replicas count again.")
-
-
-def _state(value: str) -> Any:
-    from waltzd.transplant import State as GraftState
-
-    return GraftState(value)
-
-
-def _graft_json(graft: Graft) -> dict[str, Any]:
-    is_known = graft.state in ("ready", "taken")
-    return {
-        "partition": graft.partition,
-        "state": str(graft.state),
-        "last_id": graft.last_id if is_known else None,
-        "segments": graft.segments if is_known else None,
-        "bytes": graft.origin.bytes if is_known else None,
-        "replaces": graft.replaces or None,
-        "set_aside": graft.set_aside,
-        "error": _error_json(graft.error),
-    }
-
-
-def _error_json(error: WaltzError | None) -> dict[str, str] | None:
-    if error is None:
-        return None
-    return {
-        "code": error.code,
-        "message": error.message,
-        "not_done": error.detail_not_done,
-        "next_step": error.detail_next_step,
-    }

@@ -9,10 +9,11 @@ from waltzctl.change import Plan
 from waltzctl.placement import moves
 from waltzctl.placement.moving import Daemons, Goals, Mover, RealDaemons
 from waltzctl.placement.plan import reassign_replicas
+from waltzctl.placement.terms import Terms, Throttle
+from waltzctl.progress import Say
 from waltzctl.reach import Reach, unknown
 from waltzctl.render import size
 from waltzctl.safety import Step, danger, margin
-from waltzctl.waiting import Say
 from waltzctl.watching.overview import Overview
 from waltzd.assignment import spell_numbers
 from waltzd.cluster import Cluster
@@ -173,16 +174,16 @@ async def carry_out(
     now: Situation,
     goals: Goals,
     *,
-    seconds: float | None,
+    terms: Terms,
     say: Say,
     delete_files: bool = False,
     daemons: Daemons | None = None,
 ) -> dict[str, list[int]]:
     """Move, and clear away what is left behind: storage → partitions whose files were taken off it."""
     changed = now.changed(goals)
-    mover = Mover(cluster, daemons or RealDaemons(cluster, reach.tls), say)
+    mover = Mover(cluster, daemons or RealDaemons(cluster, reach.tls), say, Throttle(cluster, terms.bytes_per_second))
     if changed:
         await mover.aim(changed, replicas_version=now.replicas_version, moves_version=now.moves_version)
-        await mover.arrive(changed, seconds=seconds)
+        await mover.arrive(changed, seconds=terms.seconds)
     say("clearing away what is left behind")
     return await mover.clear(goals, delete_files=delete_files)

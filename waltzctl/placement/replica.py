@@ -25,9 +25,9 @@ from waltzctl.numbers import partitions_of
 from waltzctl.placement import render_storage
 from waltzctl.placement.relocation import Situation, situation
 from waltzctl.placement.storage import Certificate, LookUp, common, settle, with_admin
+from waltzctl.progress import Say
 from waltzctl.reach import Reach
 from waltzctl.safety import Danger, Step, danger, without
-from waltzctl.waiting import Say
 from waltzctl.watching.verdict import spell
 from waltzd.cluster import Cluster
 from waltzd.errors import EXIT_USAGE, ForeignCluster, NoSuchPartition, PartitionExists, WaltzError

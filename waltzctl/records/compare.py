@@ -18,6 +18,7 @@ import click
 
 from waltzctl.main import exit_codes
 from waltzctl.numbers import check_partition
+from waltzctl.progress import Waiting, shown_progress
 from waltzctl.reach import Reach, reaching, unknown, using
 from waltzctl.records.comparison import Answers, Question, Standing, Verdict, comparison
 from waltzd.errors import (
@@ -32,7 +33,7 @@ from waltzd.errors import (
 from waltzd.meta import Role, StorageMeta
 
 if TYPE_CHECKING:
-    from waltzctl.waiting import Waiting
+    from waltzctl.progress import Waiting
     from waltzctl.watching.overview import Overview, StorageView
     from waltzd.cluster import Cluster
     from waltzd.digest import Digest
@@ -81,8 +82,9 @@ class Comparison:
 @click.option("--timeout", "seconds", type=click.FloatRange(min=0.1), default=30.0, show_default=True, metavar="SECONDS",
               help="How long one answer of a storage may take.")  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
+@shown_progress
 @reaching
-def compare(partition: int, names: tuple[str, ...], seconds: float, output: str, reach: Reach) -> int:
+def compare(partition: int, names: tuple[str, ...], seconds: float, output: str, progress: str, reach: Reach) -> int:
     """Compare the committed records of the replicas of PARTITION, while they go on. Each storage reads and hashes its
     replica on a thread for readers; records are sent only where two of them differ.
 
@@ -94,9 +96,8 @@ def compare(partition: int, names: tuple[str, ...], seconds: float, output: str,
       waltzctl partition compare 1 -o json
     """
     from waltzctl.records import render_compare
-    from waltzctl.waiting import Waiting
 
-    with Waiting() as waiting:
+    with Waiting(progress) as waiting:
         found = using(reach, lambda cluster: _compare(cluster, reach, partition, names, seconds, waiting))
     render_compare.comparison(found, output)
     return found.exit_code

@@ -10,6 +10,7 @@ import click
 
 from waltzctl import render
 from waltzctl.main import exit_codes
+from waltzctl.progress import Progress, shown_progress
 from waltzctl.records.target import resolve
 from waltzd.disk import GuestDisk
 from waltzd.errors import EXIT_OK, BadArgument, DamageInTheWay
@@ -24,12 +25,13 @@ _IDS = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 @click.command("rebuild-index", epilog=exit_codes())
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
+@shown_progress
 @click.option("-j", "--jobs", type=click.IntRange(1, 256), help="Processes to use; as many as processors by default.")
 @click.option("--leave-out", "left_out", metavar="FIRST-LAST", multiple=True,
     help="Damaged ids that may be missing from the index. May be given several times; one partition only.")  # fmt: skip
 @click.option("--key", type=click.UUID, help="The cluster key that the data must have, where no control file says it.")
 def rebuild_index(
-    paths: tuple[str, ...], output: str, jobs: int | None, left_out: tuple[str, ...], key: UUID | None
+    paths: tuple[str, ...], output: str, jobs: int | None, left_out: tuple[str, ...], key: UUID | None, progress: str
 ) -> int:
     """Make the index files of a storage again from its data files. An index that is right is left alone. The old index
     stays until the new one is whole and on the disk, and a rebuild that was killed goes on when it is run again.
@@ -50,10 +52,8 @@ def rebuild_index(
             next_step="give the partition directory, or one of its segments",
         )
     started = time.monotonic()
-    with render.Progress("rebuild") as progress:
-        done = rebuild(
-            GuestDisk(), targets, jobs=jobs or processors(), left_out=ranges, key=key, on_progress=progress.update
-        )
+    with Progress("rebuild", progress) as course:
+        done = rebuild(GuestDisk(), targets, jobs=jobs or processors(), left_out=ranges, key=key, on_progress=course.update)
     render.rebuilding(done, output, seconds=time.monotonic() - started)
     refused = done.of(State.REFUSED)
     if refused:

@@ -40,6 +40,7 @@ from waltzd.server.capacity import Capacity
 from waltzd.server.desk import Desk
 from waltzd.server.election import Election
 from waltzd.server.host import Host
+from waltzd.server.pace import Pace
 from waltzd.server.pipeline import Pipeline, PipelineSettings
 from waltzd.server.registration import Registration
 from waltzd.server.service import add_log_service
@@ -160,13 +161,14 @@ class _Daemon:
         self.tallies = Tallies()
         self._storages: dict[tuple[str, str], ReplicaClient] = {}
         self._ticker = Ticker(TICK_SECONDS)
+        self._pace = Pace(cluster, config.catch_up_bytes_per_second)
         self._store_settings = StoreSettings(
             partitions=meta.partitions,
             key=meta.key,
             tail_bytes_max=config.tail_bytes_max // meta.partitions,
             session_bytes_max=config.session_bytes_max,
             storage_seconds=config.storage_seconds,
-            catch_up_bytes_per_second=config.catch_up_bytes_per_second,
+            catch_up_bytes_per_second=lambda: self._pace.bytes_per_second,
         )
         self._pipeline_settings = PipelineSettings(
             limits=Limits(
@@ -195,6 +197,7 @@ class _Daemon:
                 following = [
                     tasks.create_task(self.registration.watch.run(), name="registration"),
                     tasks.create_task(self.election.watch.run(), name="election"),
+                    tasks.create_task(self._pace.watch.run(), name="pace"),
                     tasks.create_task(self.expiry.run(), name="certificate"),
                 ]
                 tasks.create_task(self.host.run(), name="host")

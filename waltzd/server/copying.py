@@ -61,7 +61,7 @@ class Copier:
         copied: Callable[[int], None],
         header: Callable[[int], bytes],
         seconds: float,
-        bytes_per_second: int,
+        bytes_per_second: Callable[[], int],
     ) -> None:
         self._target = target
         self._partition = partition
@@ -143,8 +143,8 @@ class Copier:
                 return
 
     async def _throttle(self, size: int) -> None:
-        if self._bytes_per_second:
-            await asyncio.sleep(size / self._bytes_per_second)
+        if rate := self._bytes_per_second():
+            await asyncio.sleep(size / rate)
 
     # -- what the source gives
 
@@ -156,7 +156,8 @@ class Copier:
 
     async def _records(self, source: str, first_id: int, last_id: int) -> AsyncIterator[Run]:
         # While a pause for the bound lasts nothing is acknowledged, so no frame may be worth more than a moment of it.
-        frame_bytes = max(1, self._bytes_per_second // 4) if self._bytes_per_second else 0
+        rate = self._bytes_per_second()
+        frame_bytes = max(1, rate // 4) if rate else 0
         runs = self._source(source).read(self._partition, first_id, last_id, session=self._session, frame_bytes=frame_bytes)
         try:
             async for run in timely(runs, self._seconds, source):

@@ -37,6 +37,10 @@ SETTLED_SECONDS = 2.0
 """How old a session is before it gives way to another one for the sake of a new member."""
 
 
+def unbounded() -> int:
+    return 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoreSettings:
     partitions: int
@@ -51,8 +55,8 @@ class StoreSettings:
     """The first pause after a replica failed, or the coordinator did not answer; it doubles a few times."""
     hand_over_seconds: float = 1.0
     """How long a new owner waits for the old one to close, and an old one for what is in flight."""
-    catch_up_bytes_per_second: int = 0
-    """How fast one replica copies from another; 0 for as fast as it can."""
+    catch_up_bytes_per_second: Callable[[], int] = unbounded
+    """How fast one replica copies from another just now; 0 for as fast as it can."""
 
 
 class StoreSession:

@@ -16,7 +16,6 @@ from waltz_spark.engine.class_archive import Cost, Note, Place, build_flags, mad
 from waltz_spark.engine.leftovers import clear_up, scratch
 from waltz_spark.engine.session import SparkSettings, default_master, new_log, running
 from waltzctl.render import size
-from waltzctl.waiting import Say
 from waltzd.disk import translate
 from waltzd.errors import DiskFull, SparkFailed
 from waltzd.layout import HEADER_BYTES, FileHeader, index_name, segment_name
@@ -31,7 +30,7 @@ _SEGMENTS = 6
 """More than a wave has at least, so that there are two of them."""
 
 
-def build(place: Place, say: Say, rehearse: Rehearse | None = None) -> Note:
+def build(place: Place, say: Callable[[str], None], rehearse: Rehearse | None = None) -> Note:
     """What is there already is replaced when the new one has shown that it works."""
     rehearse = rehearse or rehearsed
     folder = made_folder(place)

@@ -8,6 +8,7 @@ import click
 
 from waltzctl.interruption import ending_in_order
 from waltzctl.main import EXIT_INTERRUPTED, exit_codes
+from waltzctl.progress import Waiting, shown_progress
 from waltzd.errors import EXIT_OK
 
 _JAVA_HOME = click.option(
@@ -22,7 +23,8 @@ _SHOWN = click.option(
 @_JAVA_HOME
 @click.option("--remove", is_flag=True, help="Remove all archives that were made, for all Javas.")
 @_SHOWN
-def warmup(java_home: str | None, remove: bool, shown: str) -> int:
+@shown_progress
+def warmup(java_home: str | None, remove: bool, shown: str, progress: str) -> int:
     """Make exports start faster: Java writes Spark's classes, as it has them in memory, to a file that later starts use.
 
     This runs three small exports and leaves about 160 MB in the cache directory (~/.cache/waltz/spark/classes). The file is
@@ -36,7 +38,6 @@ def warmup(java_home: str | None, remove: bool, shown: str) -> int:
     from waltz_spark.engine import render_spark
     from waltz_spark.engine.class_archive import place_of, remove_all
     from waltz_spark.engine.java import find_java
-    from waltzctl.waiting import Waiting
 
     if remove:
         render_spark.removed(remove_all(os.environ), shown)
@@ -45,7 +46,7 @@ def warmup(java_home: str | None, remove: bool, shown: str) -> int:
     from waltz_spark.engine.rehearsal import build
 
     try:
-        with ending_in_order(), Waiting() as waiting:
+        with ending_in_order(), Waiting(progress) as waiting:
             note = build(place, waiting.say)
     except KeyboardInterrupt:
         click.echo("Interrupted. No archive was made; one that was there is as it was.", err=True)

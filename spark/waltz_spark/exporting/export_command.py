@@ -28,6 +28,7 @@ from waltz_spark.exporting.asking import (
 )
 from waltzctl.interruption import ending_in_order
 from waltzctl.main import EXIT_INTERRUPTED, exit_codes
+from waltzctl.progress import shown_progress
 from waltzctl.reach import Reach, addressing
 from waltzd.errors import (
     EXIT_FINDINGS,
@@ -92,12 +93,13 @@ if TYPE_CHECKING:
 @click.option(
     "-o", "--output", "shown", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
 )
+@shown_progress
 def spark_export(
     output: str, sources: tuple[str, ...], allow_uncommitted: bool, reach: Callable[[], Reach], tls: Callable[[], Any],
     format_: str | None, compression: str | None, partitions: str | None, from_txn: str | None, to_txn: str | None,
     incremental: bool, lossless: bool | None, decode: str | None, where: str | None, select: str | None,
     engine: str | None, file_size: str | None, rate: str | None,
-    spark: SparkChoice, dry_run: bool, shown: str,
+    spark: SparkChoice, dry_run: bool, shown: str, progress: str,
 ) -> int:  # fmt: skip
     """Export the log, or what has been added to it, to files that other tools read. OUTPUT is a directory, or a URI as
     s3://bucket/export; it is read from the cluster that is meant, or from --source.
@@ -136,7 +138,7 @@ def spark_export(
             click.echo("The SQL was not checked: only Spark can do that, and it was not started.", err=True)
         return EXIT_OK
     if plan.assignments:
-        return _carry_out(plan, spark, bytes_per_second, clock, shown)
+        return _carry_out(plan, spark, bytes_per_second, clock, shown, progress)
     _tidy(plan.run)
     table = _table_state(plan.run, before)
     exported(destination.place, plan.origin.describe(), before, before, None, clock.seconds, shown, table)
@@ -222,7 +224,9 @@ def _plan(
     return Plan(run=run, origin=origin, form=form, decoder=decoder, is_live=is_live, spans=spans)
 
 
-def _carry_out(plan: Plan, spark: SparkChoice, bytes_per_second: int | None, clock: Clock, shown: str) -> int:
+def _carry_out(
+    plan: Plan, spark: SparkChoice, bytes_per_second: int | None, clock: Clock, shown: str, progress_shown: str
+) -> int:
     from waltz_spark.engine.session import ended
     from waltz_spark.engine.shipping import needs_of
     from waltz_spark.exporting.exporter import Exporter
@@ -236,7 +240,7 @@ def _carry_out(plan: Plan, spark: SparkChoice, bytes_per_second: int | None, clo
     settings = spark.settings(needs_of(is_live=plan.is_live, decoder=decoder.text if decoder else ""))
     if query.engine == SPARK:
         settings = replace(settings, conf=conf_for(settings.conf), computes=True)
-    progress = Progress(plan.assignments, is_quiet=shown == "json")
+    progress = Progress(plan.assignments, is_quiet=shown == "json", shown=progress_shown)
     run.watch = progress.watch
     exporter = Exporter(
         origin=plan.origin, destination=destination, cluster=str(run.cluster), form=plan.form,

@@ -9,6 +9,7 @@ import click
 
 from waltz_spark.exporting.asking import origin_of, sourced
 from waltzctl.main import exit_codes
+from waltzctl.progress import Progress, shown_progress
 from waltzctl.reach import Reach, addressing
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument
 
@@ -59,9 +60,10 @@ def _table_state(destination: Destination, manifest: Manifest) -> TableState | N
 @click.option(
     "-o", "--output", "shown", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
 )
+@shown_progress
 def verify(
     output: str, against_log: bool, sources: tuple[str, ...], allow_uncommitted: bool, reach: Callable[[], Reach],
-    tls: Callable[[], Any], shown: str,
+    tls: Callable[[], Any], shown: str, progress: str,
 ) -> int:  # fmt: skip
     """Check every file of an export: its size, its hash, and that its rows are the records that were exported, byte for
     byte. Of a Delta table, also that it lists exactly these files. Needs nothing but the files; with --against-log, the log
@@ -77,7 +79,6 @@ def verify(
     from waltz_spark.exporting.render_export import Clock, verified
     from waltz_spark.exporting.verification import Finding, check_files, check_log, check_table, strays
     from waltz_spark.log.origin import Span
-    from waltzctl.render import Progress
 
     if sources and not against_log:
         raise BadArgument("--source needs --against-log: without it, only the files are checked")
@@ -90,11 +91,11 @@ def verify(
     ]
     findings += check_table(destination, manifest)
     total = sum(piece.size for piece in manifest.pieces)
-    with Progress("verifying") as progress:
+    with Progress("verifying", progress) as course:
         done = 0
         for checked in check_files(destination, manifest):
             done += checked.piece.size
-            progress.update(done, total)
+            course.update(done, total)
             findings += [checked.finding] if checked.finding else []
     against = None
     if against_log:
@@ -106,11 +107,11 @@ def verify(
 
             raise ForeignCluster(f"{destination.place} is an export of {manifest.cluster}; {against} is {catalog.key}")
         total = sum(piece.data_bytes for piece in manifest.pieces)
-        with Progress("comparing") as progress:
+        with Progress("comparing", progress) as course:
             done = 0
             for checked in check_log(origin, catalog, manifest):
                 done += checked.piece.data_bytes
-                progress.update(done, total)
+                course.update(done, total)
                 findings += [checked.finding] if checked.finding else []
     verified(destination.place, manifest, findings, against, clock.seconds, shown)
     return EXIT_FINDINGS if findings else EXIT_OK

@@ -1,12 +1,14 @@
 """How far an export has come, while it runs.
 
 A terminal gets a few lines that are written over: the partitions, and below them all together with an estimate. What is no
-terminal gets a line every some seconds, as soon as there is something to tell; who wants JSON gets none. A task counts when
-it has ended, once, whoever tells it first: Spark, or the task itself with what it wrote.
+terminal gets a line every some seconds, as soon as there is something to tell; who wants the result as JSON gets none, and
+who asks for objects gets one whenever tasks have ended. A task counts when it has ended, once, whoever tells it first:
+Spark, or the task itself with what it wrote.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -19,6 +21,7 @@ from typing import Any
 import click
 
 from waltz_spark.exporting.task import Assignment, Written
+from waltzctl.progress import Amount, Shown, duration, event
 from waltzctl.render import console, rate, size
 
 PARTS_MAX = 12
@@ -109,21 +112,18 @@ class Course:
         return 100 * self.records_done // max(1, self.records)
 
 
-def duration(seconds: float) -> str:
-    whole = round(seconds)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
-
-
 class Progress:
     """On standard error."""
 
-    def __init__(self, assignments: Sequence[Assignment], *, is_quiet: bool = False) -> None:
+    def __init__(self, assignments: Sequence[Assignment], *, is_quiet: bool = False, shown: str = Shown.AUTO) -> None:
+        """`is_quiet`: no lines where there is no terminal, unless somebody asked for objects."""
         self.records = self.data_bytes = self.files = 0
         self._first = self._last = 0.0
         self._course = Course(assignments)
         self._said = self._started = time.monotonic()
-        self._says = not is_quiet and not sys.stderr.isatty()
+        self._is_live = shown == Shown.AUTO and sys.stderr.isatty()
+        self._says = shown == Shown.AUTO and not is_quiet and not self._is_live
+        self._writes_json = shown == Shown.JSON
         self._parts_max = PARTS_MAX
         self._file: Any = None
         self._live: Any = None
@@ -134,8 +134,11 @@ class Progress:
         if not self._course.has_begun:
             self._said = now
         self._course.begin(now)
+        before = self._course.records_done
         for number in numbers:
             self._course.end(number, now)
+        if self._writes_json and self._course.records_done > before:
+            click.echo(json.dumps(self._event(now)), err=True)
         if self._says and self._course.records_done and now - self._said >= LINE_SECONDS:
             self._said = now
             course = self._course
@@ -143,6 +146,15 @@ class Progress:
                 f"{course.percent} %: {course.records_done:,} of {course.records:,} records, {course.sentence(now)}",
                 err=True,
             )
+
+    def _event(self, now: float) -> dict[str, object]:
+        course = self._course
+        left = course.seconds_left(now)
+        amount = Amount(done=course.data_bytes_done, total=course.data_bytes, unit="bytes")
+        found = event(now - self._started, "export", amount, None if left is None else (course.rate, left))
+        found["records"], found["records_total"] = course.records_done, course.records
+        found["partitions"] = {str(number): part.records_done for number, part in course.parts.items()}
+        return found
 
     def watch(self, written: Written) -> None:
         if written.piece is None:
@@ -164,7 +176,7 @@ class Progress:
         return picture(self._course, now, waited=now - self._started, parts=self._parts_max)
 
     def __enter__(self) -> Progress:
-        if sys.stderr.isatty():
+        if self._is_live:
             from rich.live import Live
 
             out = console(to_stderr=True)

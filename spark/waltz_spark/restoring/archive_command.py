@@ -9,6 +9,7 @@ import click
 
 from waltzctl import render
 from waltzctl.main import exit_codes
+from waltzctl.progress import Progress, shown_progress
 from waltzctl.render import table
 from waltzd.disk import RealDisk
 from waltzd.errors import EXIT_OK
@@ -21,7 +22,8 @@ _WHAT_IT_IS = "This is an archive, not a replica: it has no promise and no vote,
 @click.argument("directory", metavar="DIRECTORY", type=click.Path())
 @click.option("--partitions", metavar="0-3,7", help="Only these; all that the archive holds by default.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-def restore_(archive: str, directory: str, partitions: str | None, output: str) -> int:
+@shown_progress
+def restore_(archive: str, directory: str, partitions: str | None, output: str, progress: str) -> int:
     """Make segments and their indexes again, byte for byte, from an export made with `--format parquet --lossless`.
 
     DIRECTORY is made, or empty, or one where a restore of the same export was stopped: that goes on where it was. Nothing
@@ -43,8 +45,8 @@ def restore_(archive: str, directory: str, partitions: str | None, output: str) 
     segments = restore.segments_of(found, None if partitions is None else partitions_of(partitions))
     directory = os.path.realpath(directory)
     started = time.monotonic()
-    with render.Progress("restore") as progress:
-        done = list(restore.restore(place, found, segments, RealDisk(), directory, progress.update))
+    with Progress("restore", progress) as course:
+        done = list(restore.restore(place, found, segments, RealDisk(), directory, course.update))
     seconds = time.monotonic() - started
     by_partition = restore.by_partition(done)
     if output == "json":

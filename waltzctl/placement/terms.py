@@ -1,0 +1,82 @@
+"""What a person may say of how replicas move: how long to wait for it, and how fast they may copy.
+
+A bound on copying that outlives what it was for slows down the next repair, and nobody remembers it. So this one is an
+ephemeral document of the session in which the command works: it ends with the command, whichever way that ends.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from waltzctl.change import who
+from waltzd import copy_rate
+from waltzd.cluster import Cluster
+from waltzd.errors import BadArgument
+from waltzd.meta import CopyRate
+from waltzd.setting import parse_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    seconds: float | None = None
+    """For as long as it takes, without."""
+    bytes_per_second: int | None = None
+    """Of all that is copied for this command, together; as fast as servers let it, without."""
+
+
+def moving(command: Callable[..., int]) -> Callable[..., int]:
+    """Options of commands that move replicas. The command gets `terms`."""
+
+    @functools.wraps(command)
+    def with_terms(*, seconds: float | None, rate: str | None, **rest: Any) -> int:
+        return command(terms=Terms(seconds=seconds, bytes_per_second=None if rate is None else _rate_of(rate)), **rest)
+
+    with_option: Callable[..., int] = with_terms
+    for option in (
+        click.option(
+            "--timeout", "seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+            help="Give up waiting after so long; what was begun stays written down. For as long as it takes by default.",
+        ),
+        click.option(
+            "--rate", metavar="SIZE",
+            help="Copy at most so much a second in all, as 50MB, while this command runs; never faster than the servers' "
+            "`catch_up_bytes_per_second`.",
+        ),
+        click.option(
+            "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
+        ),
+    ):  # fmt: skip
+        with_option = option(with_option)
+    return with_option
+
+
+def _rate_of(text: str) -> int:
+    try:
+        found = parse_size(text.removesuffix("/s"))
+    except ValueError as error:
+        raise BadArgument(f"--rate: {error}") from error
+    if found < 1:
+        raise BadArgument("--rate: nothing would ever be copied", next_step="say 1MB, or leave it out for no bound")
+    return found
+
+
+class Throttle:
+    def __init__(self, cluster: Cluster, bytes_per_second: int | None) -> None:
+        self._cluster = cluster
+        self._bytes_per_second = bytes_per_second
+        self._said: tuple[int, int] | None = None
+
+    async def share(self, copies: int) -> None:
+        """So many replicas copy now, for this command. It is said anew to a new session of the coordinator."""
+        if self._bytes_per_second is None or copies == 0:
+            return
+        each = max(1, self._bytes_per_second // copies)
+        saying = (each, self._cluster.coordinator.session)
+        if saying != self._said:
+            await copy_rate.write(self._cluster.coordinator, CopyRate(bytes_per_second=each, who=who()))
+            self._said = saying

@@ -1,0 +1,180 @@
+"""What is going on, on standard error: for people one line that is written over, and nothing when that is no terminal; for
+programs (`--progress json`) an object a line, whatever standard error is."""
+
+from __future__ import annotations
+
+import enum
+import json
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+import click
+
+from waltzctl.render import printable, rate, size
+
+VERSION = 1
+_UPDATE_SECONDS = 0.1
+_LATELY_SECONDS = 15.0
+"""What was done before says little of how fast it goes now."""
+
+
+class Shown(enum.StrEnum):
+    AUTO = "auto"
+    JSON = "json"
+    OFF = "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amount:
+    """How much of it is done: transactions that were copied, say."""
+
+    done: int
+    total: int
+    unit: str
+
+    @property
+    def percent(self) -> int:
+        return 100 * self.done // max(1, self.total)
+
+
+class Say(Protocol):
+    def __call__(self, sentence: str, amount: Amount | None = None, /) -> None:
+        """Told what is being waited for, again and again."""
+
+
+class Course:
+    """How fast it goes, of late. Pure: moments are given to it."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def see(self, at: float, amount: Amount) -> tuple[float, float] | None:
+        """How much a second, and for how many seconds more; None as long as nothing can be told."""
+        if self._seen and amount.done < self._seen[-1][1]:
+            self._seen.clear()  # something began anew
+        self._seen.append((at, amount.done))
+        while len(self._seen) > 2 and self._seen[1][0] <= at - _LATELY_SECONDS:
+            self._seen.popleft()
+        (start, before), (end, after) = self._seen[0], self._seen[-1]
+        if after <= before or end <= start:
+            return None
+        speed = (after - before) / (end - start)
+        return speed, max(0.0, (amount.total - after) / speed)
+
+
+shown_progress = click.option(
+    "--progress", type=click.Choice([kind.value for kind in Shown]), default=Shown.AUTO.value, show_default=True,
+    help="On standard error, while it works: a line on a terminal, an object a line for programs, or nothing.",
+)  # fmt: skip
+"""The command gets `progress`: a value of `Shown`."""
+
+
+class _Line:
+    """That is written over, or the objects in its place."""
+
+    def __init__(self, shown: str) -> None:
+        self._writes_json = shown == Shown.JSON
+        self._writes_line = shown == Shown.AUTO and sys.stderr.isatty()
+        self._started = time.monotonic()
+        self._width = 0
+
+    @property
+    def _is_shown(self) -> bool:
+        return self._writes_json or self._writes_line
+
+    def _write_event(self, event: Mapping[str, object]) -> None:
+        self._put(json.dumps(event) + "\n")
+
+    def _write_over(self, line: str) -> None:
+        line = line[: shutil.get_terminal_size().columns - 1]
+        self._put("\r" + line.ljust(self._width))
+        self._width = len(line)
+
+    def _put(self, text: str) -> None:
+        with suppress(OSError):  # a terminal that went away
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._width:
+            self._put("\r" + " " * self._width + "\r")
+
+
+class Waiting(_Line):
+    """For what others do."""
+
+    def __init__(self, shown: str = Shown.AUTO) -> None:
+        super().__init__(shown)
+        self._course = Course()
+        self._said = ""
+
+    def say(self, sentence: str, amount: Amount | None = None, /) -> None:
+        if not self._is_shown:
+            return
+        seconds = time.monotonic() - self._started
+        course = None if amount is None else self._course.see(seconds, amount)
+        if self._writes_json:
+            if sentence != self._said:
+                self._write_event(event(seconds, sentence, amount, course))
+            self._said = sentence
+            return
+        far = ""  # first, as a narrow terminal shows the beginning only
+        if amount is not None and course is not None:
+            far = f"{amount.percent} %, about {duration(course[1])} left; "
+        self._write_over(f"{seconds:4.1f} s  {far}{printable(sentence)}")
+
+
+class Progress(_Line):
+    """Through so many bytes, of what this command does itself."""
+
+    def __init__(self, what: str, shown: str = Shown.AUTO) -> None:
+        super().__init__(shown)
+        self._what = what
+        self._last = self._started
+
+    def update(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if not self._is_shown or (now - self._last < _UPDATE_SECONDS and done < total):
+            return
+        self._last = now
+        seconds = now - self._started
+        speed = done / seconds if seconds else 0.0
+        left = (total - done) / speed if speed else 0.0
+        if self._writes_json:
+            amount = Amount(done=done, total=total, unit="bytes")
+            self._write_event(event(seconds, self._what, amount, (speed, left) if speed else None))
+            return
+        self._write_over(f"{self._what}: {size(done)} of {size(total)}, {rate(done, seconds)} MB/s, {left:.0f} s left")
+
+
+def event(seconds: float, sentence: str, amount: Amount | None, course: tuple[float, float] | None) -> dict[str, object]:
+    """As JSON. `course`: how much a second, and for how many seconds more."""
+    found: dict[str, object] = {
+        "version": VERSION, "event": "progress", "seconds": round(seconds, 3), "text": sentence,
+    }  # fmt: skip
+    if amount is not None:
+        speed, left = course if course is not None else (None, None)
+        found |= {
+            "unit": amount.unit,
+            "done": amount.done,
+            "total": amount.total,
+            "per_second": None if speed is None else round(speed, 1),
+            "seconds_left": None if left is None else round(left, 1),
+        }
+    return found
+
+
+def duration(seconds: float) -> str:
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
