@@ -148,6 +148,7 @@ def description_message(description: StorageDescription) -> wire.StorageDescript
         statistics=_statistics_message(description.statistics),
         vitals=None if description.vitals is None else vitals_message(description.vitals),
         instance=b"" if description.instance is None else description.instance.bytes,
+        free_bytes_min=description.free_bytes_min,
     )
 
 
@@ -174,6 +175,7 @@ def description_of(message: wire.StorageDescription) -> StorageDescription:
         statistics=_statistics_of(message.statistics),
         vitals=vitals_of(message.vitals) if message.HasField("vitals") else None,
         instance=uuid_of(message.instance, "an instance") if message.instance else None,
+        free_bytes_min=message.free_bytes_min,
     )
 
 

@@ -92,6 +92,8 @@ class StorageDescription:
     """None from a storage that does not say, being older."""
     instance: UUID | None = None
     """The process that speaks. The same."""
+    free_bytes_min: int = 0
+    """With less than this free it takes nothing. 0 from one that does not say."""
 
     def is_same_as(self, other: StorageDescription) -> bool:
         """One storage under two addresses, which can be spelled in many ways: one process, or the same files."""

@@ -457,6 +457,7 @@ class StorageDescription(_message.Message):
     STATISTICS_FIELD_NUMBER: _builtins.int
     VITALS_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
+    FREE_BYTES_MIN_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partitions: _builtins.int
     directory: _builtins.str
@@ -466,6 +467,8 @@ class StorageDescription(_message.Message):
     uptime_ms: _builtins.int
     instance: _builtins.bytes
     """Of the process: another one after each start."""
+    free_bytes_min: _builtins.int
+    """With less than this it takes no appends."""
     @_builtins.property
     def assigned(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionDescription]: ...
     @_builtins.property
@@ -486,10 +489,11 @@ class StorageDescription(_message.Message):
         statistics: Global___Statistics | None = ...,
         vitals: Global___Vitals | None = ...,
         instance: _builtins.bytes = ...,
+        free_bytes_min: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "free_bytes", b"free_bytes", "instance", b"instance", "partitions", b"partitions", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "free_bytes", b"free_bytes", "free_bytes_min", b"free_bytes_min", "instance", b"instance", "partitions", b"partitions", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

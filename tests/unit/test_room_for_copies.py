@@ -49,7 +49,15 @@ def test_what_does_not_fit_is_refused(is_new: bool) -> None:
     newcomer = four if is_new else None
     assert against(situation, {0: ("s1", "s2", "s4")}, newcomer) == []
     both = {0: ("s1", "s2", "s4"), 1: ("s1", "s3", "s4")}
-    assert against(situation, both, newcomer) == ["s4 has 50.0 MB free, and 60.0 MB are to be copied there"]
+    assert against(situation, both, newcomer) == ["s4 has room for 50.0 MB, and 60.0 MB are to be copied there"]
+
+
+def test_what_a_storage_keeps_free_is_no_room() -> None:
+    four = storage("s4", free_bytes=50 * MB, free_bytes_min=21 * MB)
+    told = ["s4 has room for 29.0 MB, and 30.0 MB are to be copied there"]
+    assert against(now(four), {0: ("s1", "s2", "s4")}) == told
+    full = storage("s4", free_bytes=20 * MB, free_bytes_min=21 * MB)
+    assert "room for 0 B" in against(now(full), {0: ("s1", "s2", "s4")})[0]
 
 
 def test_what_is_there_is_not_copied_again() -> None:

@@ -122,8 +122,8 @@ def margins(now: Situation, goals: Goals) -> tuple[Step, ...]:
 
 
 def shortages(now: Situation, goals: Goals, newcomers: Mapping[str, StorageDescription]) -> tuple[str, ...]:
-    """Storages that have less free than is to be copied there, as far as they say. What leaves them is no help: it goes
-    only when the copies are made."""
+    """Storages that have less free than is to be copied there, as far as they say; what each keeps free for itself is not
+    counted. What leaves them is no help: it goes only when the copies are made."""
     said = {view.meta.name: view.said for view in now.found.storages if view.said is not None} | dict(newcomers)
     held = {name: {one.partition: one.disk_bytes for one in found.assigned} for name, found in said.items()}
     wanted: dict[str, int] = {}
@@ -133,10 +133,11 @@ def shortages(now: Situation, goals: Goals, newcomers: Mapping[str, StorageDescr
             if name in said and roles.get(name) is not Role.MEMBER:
                 whole = max((held[other].get(number, 0) for other in roles if other != name and other in held), default=0)
                 wanted[name] = wanted.get(name, 0) + max(0, whole - held[name].get(number, 0))
+    room = {name: max(0, said[name].free_bytes - said[name].free_bytes_min) for name in wanted}
     return tuple(
-        f"{name} has {size(said[name].free_bytes)} free, and {size(bytes_)} are to be copied there"
+        f"{name} has room for {size(room[name])}, and {size(bytes_)} are to be copied there"
         for name, bytes_ in sorted(wanted.items())
-        if bytes_ > said[name].free_bytes
+        if bytes_ > room[name]
     )
 
 

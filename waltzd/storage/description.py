@@ -19,6 +19,7 @@ def describe(
     lanes: Mapping[int, Lane],
     *,
     instance: UUID,
+    free_bytes_min: int,
     uptime_ms: int,
     is_draining: bool,
     statistics: Statistics,
@@ -35,6 +36,7 @@ def describe(
         assigned=tuple(_describe(disk, line, lanes.get(line.partition)) for line in directory.lines()),
         statistics=statistics,
         instance=instance,
+        free_bytes_min=free_bytes_min,
     )
 
 

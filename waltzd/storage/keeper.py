@@ -407,6 +407,7 @@ class Keeper:
                 self._directory,
                 self._lanes,
                 instance=self._instance,
+                free_bytes_min=self._config.free_bytes_min,
                 uptime_ms=(monotonic_ns() - self._started_ns) // 1_000_000,
                 is_draining=self.is_draining,
                 statistics=self.statistics,
