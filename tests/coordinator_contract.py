@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 from uuid import uuid4
@@ -41,7 +42,7 @@ from waltzd.meta import (
     StorageMeta,
 )
 
-DEADLINE_SECONDS = 30
+DEADLINE_SECONDS = 60
 """Of a story as a whole: none waits for ever."""
 
 
@@ -257,7 +258,8 @@ async def without_contact_calls_say_so_and_waits_go_on(world: World) -> None:
     assert told == [False, True] * (len(told) // 2)  # each change once; a peer that was paused may drop contact again
     forget()
     if one.session == session:
-        await one.commit([Set("/a", b"2", 0)])  # the one that was refused was never sent
+        with suppress(CannotConnect):  # contact was dropped again
+            await one.commit([Set("/a", b"2", 0)])  # the one that was refused was never sent
     assert token not in (await waiting, await later)
 
 

@@ -24,11 +24,12 @@ from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNHEALTHY, WaltzError
 ROOT = Path(__file__).parents[1]
 SCRATCH = Path(".local/demo")
 COUNTER_PARTITION, BANK_PARTITION = 0, 1
-COUNTER = ["--clients", "8", "--changes", "60"]
-BANK = ["--branches", "3", "--first-branch", str(BANK_PARTITION), "--accounts", "8", "--transfers", "150"]
+COUNTER = ["--clients", "8", "--changes", "80"]
+BANK = ["--branches", "3", "--first-branch", str(BANK_PARTITION), "--accounts", "8", "--transfers", "200"]
 DATABASES = 4
-KILL_AFTER = 60
-"""Committed transactions of each application: both are in the middle of their work then."""
+KILL_AFTER = 25
+"""Committed transactions of each application: both are in the middle of their work then, also where one of them was slower
+to begin, or where we are slow to see it."""
 PATIENCE_SECONDS = 120
 SEGMENT_HEADER_BYTES, DAMAGED_BYTE = 128, 1_000
 

@@ -25,7 +25,8 @@ from waltzd.finding import Finding
 SOUND_SECONDS = 60
 READY_SECONDS = 30
 FLIPS_MAX = 3
-LIE_SECONDS = 1.0
+LIED, LIE_SECONDS_MAX = 100, 60
+"""So many transactions a storage acknowledges and does not keep: more than can be under way at once."""
 
 
 @a_kind("disk-full", STORAGES, refusal=disks.refusal)
@@ -118,10 +119,22 @@ class LyingDisks(PowerCut):
     async def begin(self) -> None:
         for name in self.names:
             self.world.preload.spoil(name, DiskTrouble(flush_lies=1))
-        await asyncio.sleep(LIE_SECONDS)
+        before = await self._held()
+        async with asyncio.timeout(LIE_SECONDS_MAX):
+            while (await self._held()) < before + LIED:
+                await asyncio.sleep(0.1)
         await super().begin()
         for name in SERVERS:
             self.world.kill(name)
+
+    async def _held(self) -> int:
+        """How many transactions the storage says it has that has the fewest."""
+        counts = []
+        for name in self.names:
+            async with self.world.admin(name) as admin:
+                replicas = (await admin.describe()).assigned
+            counts.append(sum(found.status.last_id + 1 for found in replicas if found.status is not None))
+        return min(counts)
 
     async def end(self) -> None:
         for name in self.names:

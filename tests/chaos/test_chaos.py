@@ -136,14 +136,15 @@ def left_in(folder: Path) -> list[str]:
 
 
 def test_a_short_run_is_sound_and_leaves_nothing(tmp_path: Path) -> None:
-    arguments = command("--minutes", "0.35", "--seed", "20", "--rate", "200", "--only", SHORT)
+    """Its first round has two strikes, however few rounds a slow machine comes to."""
+    arguments = command("--minutes", "0.35", "--seed", "4", "--rate", "200", "--only", SHORT)
     done = subprocess.run(
         arguments, env=environment(tmp_path), capture_output=True, text=True, check=False, timeout=RUN_SECONDS
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("SOUND\n")
-    struck = re.search(r"seed 20: \d+ rounds, (\d+) strikes, (\d+) transactions", done.stdout)
+    struck = re.search(r"seed 4: \d+ rounds, (\d+) strikes, (\d+) transactions", done.stdout)
     assert struck is not None
     assert int(struck[1]) >= 2
     assert int(struck[2]) >= 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pytest
 
 from waltzctl.main import run
 from waltzctl.playground.local import LocalCluster
+from waltzctl.watching import diagnosis, verdict
 
 
 @dataclass(frozen=True)
@@ -21,15 +23,25 @@ class Outcome:
 
 
 Tool = Callable[..., Outcome]
+LASTING: dict[str, dict[str, object]] = {"server": {"session_seconds": 30}}
+"""For clusters of which no server goes: one that stands still for some seconds keeps its place, and its partitions."""
+
+
+@pytest.fixture(autouse=True)
+def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon or a disk of the machine of the tests may stand still for a second: that is no finding of theirs."""
+    monkeypatch.setattr(verdict, "SLOW_MS", math.inf)
+    monkeypatch.setattr(diagnosis, "FLUSH_FAIL_MS", math.inf)
+    monkeypatch.setattr(diagnosis, "COORDINATOR_FAIL_MS", math.inf)
 
 
 @pytest.fixture(scope="session")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A real cluster that tests share: three storages, two servers, four partitions. Whoever changes it changes it back, or
-    brings up one of its own. Commands reach it by `--directory`."""
-    cluster = LocalCluster.make(tmp_path_factory.mktemp("live") / "cluster")
-    cluster.start()
+    brings up one of its own. Commands reach it by `--directory`. No server of it ever goes."""
+    cluster = LocalCluster.make(tmp_path_factory.mktemp("live") / "cluster", settings=LASTING)
     try:
+        cluster.start()
         yield cluster
     finally:
         cluster.kill()

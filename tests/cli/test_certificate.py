@@ -12,6 +12,7 @@ import pytest
 
 from tests.process.certificates import Authority, Files
 from tests.process.daemon import KEY, Daemon
+from waltzctl import certificate
 from waltzctl.main import COMMANDS
 from waltzd.role import Role
 
@@ -27,6 +28,12 @@ def words(files: Files) -> list[str]:
 
 def paths(files: Files) -> list[str]:
     return [str(files.certificate), str(files.key), str(files.ca)]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether somebody speaks TLS is known when they answer, however late."""
+    monkeypatch.setattr(certificate, "PROBE_SECONDS", 30.0)
 
 
 @pytest.fixture(scope="module")

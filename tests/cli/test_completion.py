@@ -5,17 +5,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from waltzctl.playground.local import LocalCluster
 
+SHELL = [str(Path(sys.executable).with_name("waltzctl"))]
+PATIENT = [
+    sys.executable,
+    "-c",
+    "from waltzctl import completion; completion.SECONDS = 60; from waltzctl.main import main; main()",
+]
+"""The same for somebody who waits for what a slow machine says."""
 
-def offered(*typed: str, **environment: str) -> list[str]:
+
+def offered(*typed: str, program: Sequence[str] = SHELL, **environment: str) -> list[str]:
     """The last word is the one that is not finished."""
     told = subprocess.run(
-        [str(Path(sys.executable).with_name("waltzctl"))],
+        program,
         env={
             **{name: value for name, value in os.environ.items() if not name.startswith("WALTZ_")},
             "COMP_WORDS": " ".join(("waltzctl", *typed)),
@@ -51,10 +61,10 @@ def test_each_shell_is_told_how(shell: str) -> None:
 
 
 def test_names_that_the_cluster_has_now(live: LocalCluster) -> None:
-    there = str(live.directory)
-    assert offered("storage", "remove", "sto", WALTZ_DIRECTORY=there) == live.blueprint.storage_names
-    assert offered("storage", "remove", "--directory", there, "") == live.blueprint.storage_names
-    assert offered("server", "drain", "server-", WALTZ_DIRECTORY=there) == live.blueprint.server_names
+    there, names = str(live.directory), partial(offered, program=PATIENT)
+    assert names("storage", "remove", "sto", WALTZ_DIRECTORY=there) == live.blueprint.storage_names
+    assert names("storage", "remove", "--directory", there, "") == live.blueprint.storage_names
+    assert names("server", "drain", "server-", WALTZ_DIRECTORY=there) == live.blueprint.server_names
 
 
 def test_names_of_contexts(tmp_path: Path) -> None:

@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from tests.cli.conftest import LASTING
 from tests.cli.example import examples
+from tests.unit import pictures
 from waltzctl.placement.recover import GIVEN_UP, State, plan_for, standing
 from waltzctl.playground.local import LocalCluster
 from waltzctl.safety import Danger
@@ -45,16 +48,24 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def lossy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A cluster whose disks are lost one after the other. Each test leaves it whole."""
-    settings = {"storage": {"segment_bytes_max": "64KiB", "reserve_bytes": "1MiB"}}
+    settings = {"storage": dict[str, object](segment_bytes_max="64KiB", reserve_bytes="1MiB"), **LASTING}
     cluster = LocalCluster.make(tmp_path_factory.mktemp("recover") / "c", partitions=2, servers=1, settings=settings)
+    ACKNOWLEDGED.clear()  # there may have been another one in this process
     try:
         cluster.start()
         append(cluster, FIRST)
         yield cluster
     finally:
         cluster.kill()
+
+
+@pytest.fixture
+def own(lossy: LocalCluster, waltzctl: Tool) -> LocalCluster:
+    """The same, when its owners have noticed that it is whole."""
+    wait_until_healthy(waltzctl, lossy)
+    return lossy
 
 
 ACKNOWLEDGED: dict[int, str] = {}
@@ -130,7 +141,7 @@ def follow(waltzctl: Tool, cluster: LocalCluster, name: str, *more: str, code: i
 def wait_until_healthy(waltzctl: Tool, cluster: LocalCluster) -> None:
     """A server that came back recovers its partitions first; no storage can be spared meanwhile."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (told := waltzctl("status", "--directory", cluster.directory)).code != 0:
+    while (told := waltzctl("status", "--timeout", "30", "--directory", cluster.directory)).code != 0:
         assert time.monotonic() < deadline, told.out
         time.sleep(0.1)
 
@@ -151,8 +162,8 @@ def description(found: ReplicaStatus | None, refused: PartitionDamaged | None = 
     return PartitionDescription(partition=0, status=found, refused=refused, story="", queued_bytes=0, disk_bytes=0)
 
 
-def view(counts: str, *, state: str = "LIVE", step: str = "OPEN") -> PartitionView:
-    """`counts`: of the replicas a, b and c, those that do; `state` is that of a."""
+def view(counts: str, *, state: str = "LIVE", step: str = "OPEN", refusing: str = "") -> PartitionView:
+    """`counts`: of the replicas a, b and c, those that do, as their owner knows it; `state` is that of a."""
     states = {"a": state, "b": "LIVE", "c": "LIVE"}
     replicas = tuple(
         OwnedReplica(storage=name, role="member", state=states[name], durable_id=9, counts=name in counts, story="so")
@@ -162,7 +173,10 @@ def view(counts: str, *, state: str = "LIVE", step: str = "OPEN") -> PartitionVi
         partition=0, generation=1, session=3, step=step, waiting="", committed=9, last_id=9, low_mark=5, mounts=0,
         tail_bytes=0, replicas=replicas,
     )  # fmt: skip
-    return PartitionView(partition=0, owner="s", generation=1, replicas=dict.fromkeys("abc", Role.MEMBER), said=said)
+    return PartitionView(
+        partition=0, owner="s", generation=1, replicas=dict.fromkeys("abc", Role.MEMBER), said=said,
+        refusing=frozenset(refusing),
+    )  # fmt: skip
 
 
 DAMAGED = Finding(code=Code.UNREADABLE, path="0/promise", detail="it cannot be read")
@@ -200,12 +214,27 @@ def test_what_an_owner_gives_up_is_known_by_its_state() -> None:
     assert replica_link.State(GIVEN_UP) is replica_link.State.GIVEN_UP
 
 
-@pytest.mark.parametrize(("counts", "is_refused"), [("bc", False), ("b", True), ("", True), ("abc", False), ("ab", True)])
-def test_a_replica_is_set_aside_only_beside_a_majority(counts: str, is_refused: bool) -> None:
-    class Found:
-        partitions = (view(counts),)
-
-    plan = plan_for("a", Found(), {0: standing("a", view(counts), description(None, LOST))})  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("counts", "refusing", "silent", "is_refused"),
+    [
+        ("bc", "", "", False),
+        ("b", "", "", True),
+        ("", "", "", True),
+        ("abc", "a", "", False),
+        ("ab", "a", "", True),
+        ("bc", "b", "", True),
+        ("abc", "ab", "", True),
+        ("bc", "", "b", True),
+    ],
+)
+def test_a_replica_is_set_aside_only_beside_a_majority(counts: str, refusing: str, silent: str, is_refused: bool) -> None:
+    """Also when its owner has not noticed yet that another one is of no help."""
+    seen = view(counts, refusing=refusing)
+    storages = tuple(
+        replace(pictures.storage(name), said=None) if name in silent else pictures.storage(name) for name in "abc"
+    )
+    found = pictures.well(storages=storages, partitions=(seen,))
+    plan = plan_for("a", found, {0: standing("a", seen, description(None, LOST))})
     assert (bool(plan.refusals), len(plan.steps), plan.danger) == (is_refused, 1, Danger.ASK)
     assert len(plan.refusals) <= 1, "said once"
 

@@ -21,8 +21,8 @@ from waltzctl.change import Asked, Plan
 from waltzctl.interruption import Interrupted
 from waltzctl.job import Job, perform
 from waltzctl.playground.local import LocalCluster
+from waltzctl.progress import Say
 from waltzctl.reach import resolve
-from waltzctl.waiting import Say
 from waltzd.cluster import Cluster
 from waltzd.loop import run
 

@@ -124,13 +124,17 @@ def test_tail(log: Log, waltzctl: Tool) -> None:
         assert "Name a partition, or say --all." in told.err
 
 
+PATIENT = "from waltzctl.records import follow; follow.LOOK_SECONDS = 60; from waltzctl.main import main; main()"
+"""The tool as a program of its own, which does not say that a partition keeps it waiting."""
+
+
 @pytest.fixture
 def follow(log: Log) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Commands that have no end, as processes."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*words: str) -> subprocess.Popen[str]:
-        line = [sys.executable, "-m", "waltzctl", "txn", *words, "--directory", str(log.live.directory)]
+        line = [sys.executable, "-c", PATIENT, "txn", *words, "--directory", str(log.live.directory)]
         started.append(subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -15,22 +16,26 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, ClassVar
 
 import pytest
 
 from tests.cli.example import examples
 from waltzctl.placement import creation
-from waltzctl.playground import daemon, local, obstacle, opening, removal
+from waltzctl.playground import daemon, local, obstacle, opening, removal, up
 from waltzctl.playground.blueprint import BLUEPRINT, PORTS, STATE, ZOOKEEPER, is_free
-from waltzctl.playground.daemon import Daemon, birth
+from waltzctl.playground.daemon import Daemon, State, birth
 from waltzctl.playground.local import LocalCluster
 from waltzctl.playground.obstacle import command_of
+from waltzctl.playground.render_local import Board
+from waltzctl.playground.turn import taking_turn
 from waltzd import loop
 from waltzd.cluster import Cluster
-from waltzd.errors import DaemonEnded, PortInUse
+from waltzd.errors import DaemonEnded, DirectoryHeld, PortInUse
 from waltzd.meta import StorageMeta
 from waltzd.zookeeper import ZooKeeperCoordinator
 
@@ -60,18 +65,21 @@ class Foreground:
 
     started: ClassVar[list[Foreground]] = []
 
-    def __init__(self, home: Path, *arguments: str) -> None:
+    def __init__(self, home: Path, *arguments: str, **environment: str) -> None:
         self.out, self.err = home / "up.out", home / "up.err"
+        command = [sys.executable, "-m", "waltzctl", *arguments]
         with self.out.open("w") as out, self.err.open("w") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "waltzctl", *arguments], cwd=home, stdout=out, stderr=err
-            )
+            self.process = subprocess.Popen(command, cwd=home, stdout=out, stderr=err, env={**os.environ, **environment})
         self.started.append(self)
 
     def wait_for(self, words: str) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while words not in self.out.read_text() + self.err.read_text():
-            assert self.process.poll() is None, self.out.read_text() + self.err.read_text()
+        while True:
+            has_ended = self.process.poll() is not None  # looked at first: these may be its last words
+            told = self.out.read_text() + self.err.read_text()
+            if words in told:
+                return
+            assert not has_ended, told
             assert time.monotonic() < deadline, words
             time.sleep(0.05)
 
@@ -152,12 +160,23 @@ def commands(screen: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines if re.match(r"  (waltzctl|kill) ", line)]
 
 
+def wait_until_well(waltzctl: Tool, status: list[str]) -> None:
+    """Servers of such a cluster miss a ZooKeeper that stands still for a second, until they are in contact again."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (told := waltzctl(*status)).code != 0:
+        assert (told.code, told.err) == (10, ""), told
+        assert time.monotonic() < deadline, told
+        time.sleep(0.1)
+    assert told.err == ""
+
+
 def test_what_the_screen_says_can_be_done(home: Path, waltzctl: Tool) -> None:
     """Every command that it names, as it stands there."""
     brought = waltzctl("up", "--detach", "--partitions", "2")
     tries = {words[1] if words[0] == "waltzctl" else words[0]: words for words in commands(brought.out)}
     assert list(tries) == ["txn", "status", "health", "top", "logs", "kill", "up", "down"]
-    for word in ("txn", "status", "health"):
+    wait_until_well(waltzctl, tries["status"][1:])
+    for word in ("txn", "health"):
         done = waltzctl(*tries[word][1:])
         assert (done.code, done.err) == (0, ""), (word, done)
     assert waltzctl(*tries["top"][1:], "--once").code == 0
@@ -173,7 +192,7 @@ def test_what_the_screen_says_can_be_done(home: Path, waltzctl: Tool) -> None:
     told = waltzctl("up", elsewhere.directory, "--detach").out
     tries = {words[1] if words[0] == "waltzctl" else words[0]: words for words in commands(told)}
     assert tries["status"][2:] == ["--directory", str(elsewhere.directory)]
-    assert waltzctl(*tries["status"][1:]).code == 0
+    wait_until_well(waltzctl, tries["status"][1:])
 
 
 def test_who_sits_before_a_terminal_sees_each_process_come(home: Path) -> None:
@@ -203,6 +222,20 @@ def test_who_sits_before_a_terminal_sees_each_process_come(home: Path) -> None:
     assert max(map(len, lines)) <= 60
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor is there again"
     assert text.rstrip().endswith("\x1b[2K"), "what was waited for is wiped away"
+
+
+def test_a_state_that_lasts_for_a_moment_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with Board() as board:
+        board.show("storage-1", State.STARTS)
+        board.show("storage-1", State.READY)
+    assert "starts" in terminal.getvalue()
 
 
 def read_terminal(seen: int) -> bytes:
@@ -242,30 +275,59 @@ def test_to_be_told_to_end_is_to_stop_everything(home: Path, number: signal.Sign
     assert processes(home / "small") == []
 
 
-def test_interrupted_while_it_comes_up(home: Path) -> None:
-    screen = Foreground(home, "up", "small", "--storages", "1", "--servers", "1", "--partitions", "1")
+SLOW_JAVA = """\
+#!{python}
+import sys, time
+if "-version" in sys.argv:
+    print('openjdk version "21"', file=sys.stderr)
+else:
+    time.sleep(600)
+"""
+
+
+def coming_up(home: Path) -> Foreground:
+    """With a ZooKeeper that is never ready, so that it comes up for as long as somebody looks. What can be started before
+    that is, and is written down."""
+    java = home / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(SLOW_JAVA.format(python=sys.executable))
+    java.chmod(0o755)
+    screen = Foreground(
+        home, "up", "small", "--storages", "1", "--servers", "1", "--partitions", "1", JAVA_HOME=str(home / "java")
+    )
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (home / "small" / STATE).exists():
+    while "storage-1" not in ((home / "small" / STATE).read_text() if (home / "small" / STATE).exists() else ""):
+        assert screen.process.poll() is None, screen.err.read_text()
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    return screen
+
+
+def test_interrupted_while_it_comes_up(home: Path) -> None:
+    screen = coming_up(home)
     assert screen.end(signal.SIGINT) == 130
     assert processes(home / "small") == []
 
 
 def test_killed_while_it_comes_up_it_leaves_nothing_that_down_does_not_find(home: Path, waltzctl: Tool) -> None:
-    screen = Foreground(home, "up", "small", "--storages", "1", "--servers", "1", "--partitions", "1")
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while "storage-1" not in ((home / "small" / STATE).read_text() if (home / "small" / STATE).exists() else ""):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    screen = coming_up(home)
     assert screen.end(signal.SIGKILL) == -signal.SIGKILL
-    assert processes(home / "small") != []
+    assert len(processes(home / "small")) == 2
     assert waltzctl("down", "small").code == 0
     assert processes(home / "small") == []
 
 
+STUBBORN = """\
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("waltzd storage is ready: ", flush=True)
+time.sleep(600)
+"""
+
+
 def test_who_does_not_end_in_time_is_killed_and_named(home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = make_small(home / "small")
+    cluster.daemons["storage-1"].command = [sys.executable, "-c", STUBBORN]
     cluster.start_one("storage-1")
     monkeypatch.setattr(local, "END_SECONDS", 0.0)
     done = waltzctl("down", "small")
@@ -471,6 +533,13 @@ def test_two_at_the_same_time(home: Path) -> None:
     assert len(processes(home / "small")) == 3
 
 
+def test_who_comes_second_is_not_in_the_way_of_the_first(home: Path) -> None:
+    """Who has made the cluster is about to start it."""
+    make_small(home / "small")
+    with taking_turn(home / "small"), pytest.raises(DirectoryHeld, match="has just made a cluster"):
+        make_small(home / "small")
+
+
 def test_killed_while_it_makes_a_cluster(home: Path, waltzctl: Tool) -> None:
     """What it leaves is no reason to refuse the next one."""
     (home / "small" / "log").mkdir(parents=True)
@@ -666,6 +735,34 @@ def test_reset_removes_what_is_ours_and_nothing_else(home: Path, waltzctl: Tool)
     refused(waltzctl("reset", "small", "--yes"), 3, "W2092")
 
 
+def test_who_watches_waits_for_the_end_of_a_removal(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the moment in which nothing runs any more and the first file that is removed it knows neither."""
+    cluster = make_small(home / "small")
+    cluster.start_one("storage-1")
+    told: SimpleQueue[str] = SimpleQueue()
+    monkeypatch.setattr(up, "_tell", told.put)
+
+    def watch() -> bool:
+        assert up._watch(LocalCluster.find(home / "small")) == ["storage-1"]
+        return removal.is_whole(home / "small")
+
+    with ThreadPoolExecutor(1) as thread:
+        with taking_turn(home / "small"):
+            watching = thread.submit(watch)
+            cluster.daemons["storage-1"].kill()
+            assert told.get(timeout=PATIENCE_SECONDS).startswith("storage-1 ended; ")
+            removal.remove(home / "small")
+        assert watching.result(PATIENCE_SECONDS) is False
+
+
+def test_a_cluster_that_is_removed_in_the_middle_of_a_look(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = make_small(home / "small")
+    shutil.rmtree(home / "small")
+    monkeypatch.setattr(Path, "exists", lambda _: True)  # as it was a moment before
+    cluster.recall()
+    assert cluster.running == []
+
+
 @pytest.mark.parametrize("last", [0, 3, 6, 9, -4, -3, -2, -1])
 def test_reset_goes_on_where_it_was_killed(home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
     """Whichever file was the last one that it removed: what is left is not started, and the next one removes the rest."""
@@ -750,6 +847,18 @@ def test_a_long_log_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert log.read_text().splitlines()[0].endswith("Z INFO     waltzctl starts one")
         assert life.log_from < 60, "the one before is in another file"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.log", "one.log.old"]
+
+
+def test_what_a_daemon_says_first_is_not_lost_behind_what_it_says_then(tmp_path: Path) -> None:
+    """Whoever looks may look late: it has opened all its partitions meanwhile, and has ended."""
+    one = Daemon("one", [], tmp_path / "one.log", lambda words: "one is ready" in words)
+    one.command = [sys.executable, "-c", "print('one is ready'); print('a partition is open\\n' * 10_000)"]
+    life = one.spawn()
+    ended = os.waitid(os.P_PID, life.pid, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    assert one.is_ready()
+    with pytest.raises(DaemonEnded):
+        one.check_running()
 
 
 def test_ports_are_free_and_of_one_cluster_each(tmp_path: Path) -> None:

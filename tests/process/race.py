@@ -19,9 +19,9 @@ from tests.checker.verdict import Verdict, judge
 from tests.workload import Attempt, View
 from waltzd.client import Client
 from waltzd.client_settings import ClientSettings
-from waltzd.errors import NotOwner, NotReady, WaltzError
+from waltzd.errors import CannotConnect, NotOwner, NotReady, SessionEnded, WaltzError
 from waltzd.frame import FeedMode
-from waltzd.outcome import Committed
+from waltzd.outcome import Committed, Reason, Rejected
 from waltzd.record import Run
 from waltzd.servers import ServerClient
 from waltzd.storages import ReplicaClient
@@ -132,7 +132,7 @@ class Race:
                 async with ServerClient(address, key) as owner:
                     try:
                         return [run async for run in owner.fetch(partition, 0)]
-                    except (NotOwner, NotReady):
+                    except (CannotConnect, NotOwner, NotReady, SessionEnded):
                         await asyncio.sleep(0.2)
 
     async def _commit_one_more(self) -> None:
@@ -141,7 +141,10 @@ class Race:
             recorder = Recorder(writer, f"{self._tag}-end")
             async with Client(servers=",".join(self._servers), feed=FeedMode.NONE, partitions=self._partitions) as client:
                 for partition in self._partitions:
-                    outcome = await recorder.append(
-                        client, f"the end of {self._tag} in {partition}".encode(), partition=partition
-                    )
+                    last = f"the end of {self._tag} in {partition}"
+                    outcome = await recorder.append(client, last.encode(), partition=partition)
+                    attempts = 1
+                    while isinstance(outcome, Rejected) and outcome.reason is Reason.LOST:  # another owner came meanwhile
+                        attempts += 1
+                        outcome = await recorder.append(client, f"{last}:{attempts}".encode(), partition=partition)
                     assert isinstance(outcome, Committed), outcome

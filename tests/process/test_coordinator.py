@@ -15,7 +15,7 @@ from kazoo.client import KazooClient
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.security import make_acl
 
-from tests.coordinator_contract import STORIES, Story, tell, until
+from tests.coordinator_contract import STORIES, Story, tell, until, without_contact_calls_say_so_and_waits_go_on
 from tests.process.zookeeper import LocalZooKeeper, free_port
 from waltzd import zookeeper_process
 from waltzd.coordinator import Coordinator, Create, Set
@@ -25,7 +25,10 @@ from waltzd.loop import run
 from waltzd.setting import Address
 from waltzd.zookeeper import ZooKeeperCoordinator
 
-SESSION_SECONDS = 4.0
+SESSION_SECONDS = 30.0
+"""ZooKeeper may stand still for a while, and nobody takes it for lost."""
+SHORT_SECONDS = 4.0
+"""Of sessions that are to notice soon that it is paused."""
 CALL_SECONDS = 5.0
 
 
@@ -54,7 +57,7 @@ class RealWorld:
         """Somebody else takes the session over, and ends it."""
         assert isinstance(coordinator, ZooKeeperCoordinator)
         session = coordinator.session
-        thief = KazooClient(self.zookeeper.hosts, client_id=coordinator._client.client_id, timeout=SESSION_SECONDS)
+        thief = KazooClient(self.zookeeper.hosts, client_id=coordinator._client.client_id, timeout=self.session_seconds)
         await asyncio.to_thread(thief.start)
         await asyncio.to_thread(thief.stop)
         thief.close()
@@ -93,8 +96,10 @@ def told(work: Coroutine[Any, Any, None]) -> None:
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_contract(zookeeper: LocalZooKeeper, story: Story) -> None:
+    is_interrupted = story is without_contact_calls_say_so_and_waits_go_on
+
     async def work() -> None:
-        async with a_world(zookeeper) as world:
+        async with a_world(zookeeper, session_seconds=SHORT_SECONDS if is_interrupted else SESSION_SECONDS) as world:
             await tell(story, world)
 
     told(work())
@@ -104,7 +109,7 @@ def test_what_was_committed_outlives_a_kill(zookeeper: LocalZooKeeper) -> None:
     """The session outlives it, too, and a wait goes on in it: kill -9, and start again on the same data."""
 
     async def work() -> None:
-        async with a_world(zookeeper, session_seconds=30) as world:
+        async with a_world(zookeeper) as world:
             one = await world.connect()
             await one.commit([Create("/a", b"kept"), Create("/e", b"mine", ephemeral=True)])
             token = await one.wait_for_change(["/a"], None)
@@ -129,15 +134,18 @@ def test_what_was_committed_outlives_a_kill(zookeeper: LocalZooKeeper) -> None:
 def test_the_loss_and_the_return_of_contact_are_said_once(
     zookeeper: LocalZooKeeper, caplog: pytest.LogCaptureFixture
 ) -> None:
+    ours: list[str] = []
+
     async def work() -> None:
-        async with a_world(zookeeper) as world:
+        async with a_world(zookeeper, session_seconds=SHORT_SECONDS) as world:
             one = await world.connect()
             with caplog.at_level(logging.INFO):
                 await world.interrupt(one)
                 await world.resume(one)
+                said = [record.getMessage() for record in caplog.records if record.name.startswith("waltz")]
+            ours.extend(text.split(" ZooKeeper")[0] for text in said)
 
     told(work())
-    ours = [record.getMessage().split(" ZooKeeper")[0] for record in caplog.records if record.name.startswith("waltz")]
     assert ours
     assert ours == ["lost contact with", "in contact with"] * (len(ours) // 2)  # what was paused may drop contact again
     assert [record for record in caplog.records if record.name.startswith("kazoo")] == []
@@ -201,7 +209,7 @@ def test_a_client_that_ends_by_itself_is_replaced(zookeeper: LocalZooKeeper, mon
     """Kazoo's thread ends for good when it meets what it does not expect."""
 
     async def work() -> None:
-        async with a_world(zookeeper) as world:
+        async with a_world(zookeeper, session_seconds=SHORT_SECONDS) as world:
             one = await world.connect()
             await one.commit([Create("/e", b"", ephemeral=True)])
             monkeypatch.setattr(ConnectionHandler, "_send_ping", fail)

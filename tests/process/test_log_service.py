@@ -67,7 +67,8 @@ def over_grpc(test: Test, caplog: pytest.LogCaptureFixture, *, commits_at_once: 
                     await asyncio.sleep(0.01)
             await room.close()
 
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING), pytest.MonkeyPatch.context() as slow:
+        slow.setattr("waltzd.server.mounts.REFUSED_SECONDS", 30.0)  # otherwise the status could overtake a refusal
         loop.run(run())
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
@@ -401,9 +402,12 @@ def test_a_read_that_gets_stuck_ends(caplog: pytest.LogCaptureFixture) -> None:
         for first_id in range(0, 300, 10):
             room.session.append(encode_payloads(first_id, [b"x" * 1000] * 10))
         room.session.gate = asyncio.Event()
-        async with ServerClient(address, KEY, seconds=0.2) as client:
+        async with ServerClient(address, KEY, seconds=0.2) as hasty:
             with pytest.raises(CannotConnect, match="sent nothing"):
-                await anext(client.fetch(3, 0))
+                await anext(hasty.fetch(3, 0))
+        while room.session.reads_at_once:
+            await asyncio.sleep(0.01)
+        async with ServerClient(address, KEY, seconds=60) as client:  # it is ended before it would end by itself
             task = asyncio.create_task(_first(client.fetch(3, 0)))
             while not room.session.reads_at_once:
                 await asyncio.sleep(0.01)

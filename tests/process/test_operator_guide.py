@@ -27,7 +27,7 @@ def test_the_commands_of_the_guide_run(tmp_path: Path) -> None:
     try:
         done = subprocess.run(
             ["bash", "-ex", "-c", "\n".join(blocks)],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False,
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), f"{done.stdout}\n{done.stderr}"
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import mmap
 import os
@@ -132,10 +133,10 @@ def test_a_flush_that_hangs_ends_the_signs_of_life(make_daemon: MakeDaemon, ear:
                 shared[:4] = struct.pack("i", 3_600_000)
             await stream.start()
             await stream.send(runs_of(1, first_id=10)[0], -1)
-            stream.cancel()
+            await asyncio.to_thread(ear.until, "STATUS=a write or flush hangs: the disk does not answer")
+            stream.cancel()  # before, it could have taken the frame along
 
     loop.run(append_some())
-    ear.until("STATUS=a write or flush hangs: the disk does not answer")
     assert "no more signs of life" in daemon.log
     assert daemon.process is not None
     assert daemon.process.poll() is None, "to end it is the manager's business"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper
 from waltzctl import main
+from waltzctl.watching import verdict
 from waltzd import loop
 from waltzd.cluster import Cluster
 from waltzd.meta import ClusterMeta, ReplicaSets, StorageMeta
@@ -38,6 +40,7 @@ def test_looking_with_a_certificate(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(verdict, "SLOW_MS", math.inf)  # what is looked for is not how fast this machine is
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     authority = Authority(tmp_path / "ca")
     storage = make_daemon(**authority.issue(KEY, Role.STORAGE, "s1").settings).start()

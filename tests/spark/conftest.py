@@ -74,6 +74,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             session.stop()
 
 
+@pytest.fixture(autouse=True)
+def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in this process publishes once, at its end, however long it takes, unless a test says otherwise."""
+    monkeypatch.setattr("waltz_spark.exporting.export.PUBLISH_SECONDS", float("inf"))
+
+
 @pytest.fixture
 def pushing_down(spark: Any) -> Iterator[None]:
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

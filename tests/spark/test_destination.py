@@ -125,18 +125,21 @@ def test_a_lease_of_another_machine_counts_until_its_end(tmp_path: Path) -> None
     assert destination.read(LOCK) is None
 
 
-def check_for_ever(hold: Hold) -> None:
+def overtake(destination: Destination, hold: Hold) -> None:
+    """Another one's lease, whole, and once more where a renewal that was under way has just written over it."""
+    path = Path(destination.place, LOCK)
+    other = path.with_name("other")
     while True:
+        other.write_text(json.dumps({"run": "b", "host": "elsewhere", "pid": 1, "until": 1e12}))
+        other.replace(path)
         hold.check()
 
 
 def test_whoever_lost_the_lease_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_destination, "RENEWAL_SECONDS", 0.01)
     destination = RemoteDestination(str(tmp_path), fs.LocalFileSystem())
-    with destination.hold(who_we_are("a")) as hold:
-        put(destination, LOCK, json.dumps({"run": "b", "host": "elsewhere", "pid": 1, "until": 1e12}).encode())
-        with pytest.raises(ExportHeld, match="somebody else has taken it over"):
-            check_for_ever(hold)
+    with destination.hold(who_we_are("a")) as hold, pytest.raises(ExportHeld, match="somebody else has taken it over"):
+        overtake(destination, hold)
     assert b'"b"' in (destination.read(LOCK) or b"")
 
 

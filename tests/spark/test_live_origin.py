@@ -44,6 +44,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         for partition in range(PARTITIONS):
             for _ in range(5):  # what is committed, replicas hear with the next records
                 append(made, partition, RECORDS // 5)
+        wait_until_level(made)
         yield made
     finally:
         made.kill()
@@ -59,6 +60,16 @@ def append(cluster: LocalCluster, partition: int, count: int) -> None:
     with BlockingClient(servers(cluster), feed=FeedMode.NONE, partitions=[partition]) as client:
         assert list(client.append_many(payloads, partition=partition).ids) == list(range(len(log), len(log) + count))
     log += payloads
+
+
+def wait_until_level(cluster: LocalCluster) -> None:
+    """Until every storage has everything on its disk: a majority is enough for what was appended."""
+    patience, ends = time.monotonic() + 60, {partition: len(log) - 1 for partition, log in LOG.items()}
+    for directory in cluster.storage_directories:
+        origin = DirectoryOrigin(storages=(str(directory),), allows_uncommitted=True)
+        while {partition: span.last for partition, span in origin.catalog().spans.items()} != ends:
+            assert time.monotonic() < patience, f"{directory} does not have everything"
+            time.sleep(0.02)
 
 
 def addresses(cluster: LocalCluster, names: Sequence[str]) -> tuple[str, ...]:

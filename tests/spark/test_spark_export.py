@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -30,7 +31,9 @@ from waltzctl.playground.local import LocalCluster
 from waltzd import BlockingClient, FeedMode
 
 PARTITIONS, RECORDS = 3, 1200
-COMMAND_SECONDS = 180
+COMMAND_SECONDS = 600
+GONE = FileNotFoundError, ProcessLookupError
+"""Of a process or a thread that ended while it was looked at."""
 KILLS = int(os.environ.get("WALTZ_KILLS", "2"))
 """Each takes a start of Spark: more of them for whoever has the time."""
 Moment = Callable[[int], bool]
@@ -81,13 +84,22 @@ def children(pid: int) -> list[int]:
     found, waiting = [], [pid]
     while waiting:
         parent = waiting.pop()
-        for task in Path(f"/proc/{parent}/task").glob("*/children"):
-            waiting += map(int, task.read_text().split())
+        with suppress(*GONE):
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with suppress(*GONE):
+                    waiting += map(int, Path(f"/proc/{parent}/task/{thread}/children").read_text().split())
         found.append(parent)
     return found[1:]
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+def command_line(pid: int) -> bytes:
+    with suppress(*GONE):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+    return b""
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 300) -> None:
+    """Spark stands behind all others on this machine: what it does may take long."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, what
@@ -102,7 +114,7 @@ def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool]) -> N
 def is_gone(pid: int) -> bool:
     try:
         return ") Z " in Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+    except GONE:
         return True
 
 
@@ -183,18 +195,19 @@ def test_killed_again_and_again(cluster: LocalCluster, tmp_path: Path, noise: di
 
 
 def test_control_c_keeps_what_is_finished(cluster: LocalCluster, tmp_path: Path, noise: dict[str, str]) -> None:
+    """The log would take a quarter of a minute: far longer than until somebody is impatient, on the slowest machine too."""
     out = tmp_path / "out"
     line = ("spark-export", out, "--directory", cluster.directory, *SMALL_FILES, "--decode", "json:n bigint, p int")
-    process = command(*line, "--rate", "300kB", "-o", "json", environment=noise)
+    process = command(*line, "--rate", "100kB", "-o", "json", environment=noise)
     wait_for(process, lambda: manifests(out) > 0)
     family = children(process.pid)
-    lines = b"\n".join(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in family)
+    lines = b"\n".join(map(command_line, family))
     assert b"--properties-file" in lines
     assert b"--conf" not in lines, "everybody on the machine can read a command line"
     for _ in range(5):  # somebody is impatient; a terminal tells all of them
         os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.05)
-    said, err = process.communicate(timeout=60)
+    said, err = process.communicate(timeout=COMMAND_SECONDS)
     assert (process.returncode, said) == (130, "")
     assert err == "Interrupted. What was finished is in the export, and the same command goes on from there.\n"
     for pid in family:  # the workers of Spark end when they see that it has
@@ -202,7 +215,7 @@ def test_control_c_keeps_what_is_finished(cluster: LocalCluster, tmp_path: Path,
     assert logs(noise) == []
     assert sorted(os.listdir(out / "_waltz/tmp")) == sorted(os.listdir(out / "_waltz/plan")) == []
     code, shown, err = done("spark-export", out, "--directory", cluster.directory, *SMALL_FILES, environment=noise)
-    assert (code, [said for said in err.splitlines() if " left" not in said]) == (0, [])
+    assert (code, [said for said in err.splitlines() if " %: " not in said]) == (0, []), "how far it is, and nothing else"
     assert "is complete up to these ids" in shown
     assert max(len(row) for row in shown.splitlines() if row.startswith(" ")) <= 80
     check_exact(out, cluster)

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from tests.unit.fake_server import FakeCluster
-from tests.unit.test_client import SETTINGS, Increment, View, until, with_client
+from tests.unit.test_client import Increment, View, until, with_client
+from tests.unit.test_client_blocking import SETTINGS
 from tests.unit.test_client_blocking import Increment as BlockingIncrement
 from tests.unit.test_client_blocking import View as BlockingView
 from tests.unit.timeless import run
@@ -168,7 +169,7 @@ def test_another_loop_is_refused() -> None:
             assert await client.append(b"x", partition=0) == Committed(0)
 
             def elsewhere() -> None:
-                asyncio.run(asyncio.wait_for(client.append(b"y", partition=0), 5))
+                asyncio.run(asyncio.wait_for(client.append(b"y", partition=0), 30))
 
             with pytest.raises(BadArgument, match="another event loop"):
                 await asyncio.to_thread(elsewhere)

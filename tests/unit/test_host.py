@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.unit import timeless
 from tests.unit.fake_stores import Stores
 from waltzd.cluster import ASSIGNMENT, Cluster
 from waltzd.coordinator import Set
@@ -79,7 +80,8 @@ async def settle() -> None:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 30))
+    """On a clock that stands still while anybody has something to do: no patience ends in the middle of a step."""
+    timeless.run(asyncio.wait_for(work, 30))
 
 
 @pytest.fixture(autouse=True)

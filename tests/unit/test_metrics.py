@@ -495,11 +495,11 @@ def test_a_question_without_end_is_not_listened_to() -> None:
 
 
 def test_who_says_nothing_or_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_port, "QUESTION_SECONDS", 0.1)
-    monkeypatch.setattr(http_port, "ANSWER_SECONDS", 0.1)
-
     async def test(site: Site) -> None:
-        assert await site.say(b"GET /page") == b""
+        with monkeypatch.context() as hasty:
+            hasty.setattr(http_port, "QUESTION_SECONDS", 0.1)
+            assert await site.say(b"GET /page") == b""
+        monkeypatch.setattr(http_port, "ANSWER_SECONDS", 0.1)
         assert b" 503 " in await site.get("/slow"), "a page that takes too long is given up"
         async with site.connected() as (reader, writer):
             writer.write(b"GET /large HTTP/1.1\r\n\r\n")
@@ -552,6 +552,7 @@ def test_however_many_ask_the_daemon_looks_at_itself_once(monkeypatch: pytest.Mo
 
     async def run() -> None:
         serving, not_serving = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
+        monkeypatch.setattr(health_service, "FRESH_SECONDS", float("inf"))
         service = HealthService({"mine": False}, unready, lambda: False)
         assert await asyncio.gather(*[ask(service) for _ in range(50)]) == [not_serving] * 50
         assert looks == 1

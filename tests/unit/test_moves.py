@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -10,8 +11,12 @@ from uuid import UUID
 import pytest
 
 from waltzctl.placement.moves import Add, Done, Drop, Step, View, Wait, applied, goals, next_step, view_of
+from waltzctl.placement.moving import Mover
+from waltzctl.placement.terms import Throttle
 from waltzctl.watching.overview import Overview, PartitionView, StorageView
-from waltzd.errors import PartitionDamaged
+from waltzd.cluster import Cluster
+from waltzd.coordinator_memory import MemoryTree
+from waltzd.errors import ChangedMeanwhile, PartitionDamaged
 from waltzd.meta import ClusterMeta, Decision, PartitionMeta, ReplicaSets, Role, StorageMeta
 from waltzd.owner import OwnedPartition, OwnedReplica
 from waltzd.replica import PartitionDescription, ReplicaStatus, Statistics, StorageDescription
@@ -193,3 +198,31 @@ def test_goals() -> None:
     found = overview(moves={1: ("b", "c"), 2: ("a", "x")})
     sets = ReplicaSets(partitions={0: roles("ba"), 1: roles("ab"), 2: roles("bC")})
     assert goals(found, sets) == {0: ("a", "b"), 1: ("b", "c"), 2: ("b", "c"), 3: ()}
+
+
+# -- when it is written down -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("now", "is_moved"), [("abcd", False), ("abcD", False), ("abcDE", True), ("abd", True)])
+def test_an_owner_that_makes_a_member_of_a_learner_has_moved_nothing(now: str, is_moved: bool) -> None:
+    """It may do so between the plan and the moment in which the plan is written down."""
+    nobody: Any = None
+
+    async def aim() -> None:
+        meta = ClusterMeta(name="trial", key=KEY, partitions=1, created="2026-01-01")
+        sets = ReplicaSets(partitions={0: roles("abcD")})
+        storages = [StorageMeta(name=name, listen=f"{name}:1", admin_listen=f"{name}:2", group=name) for name in "abcde"]
+        cluster = await Cluster.create(MemoryTree().connect(), meta, storages=storages, replicas=sets)
+        _, version = await cluster.replicas()
+        _, moves_version = await cluster.moves()
+        await cluster.save_replicas(ReplicaSets(partitions={0: roles(now)}), version)
+        mover = Mover(cluster, nobody, nobody, Throttle(cluster, None))
+        goal = {0: ("a", "b", "d")}
+        if is_moved:
+            with pytest.raises(ChangedMeanwhile, match="moved by somebody else"):
+                await mover.aim(goal, sets=sets, replicas_version=version, moves_version=moves_version)
+        else:
+            await mover.aim(goal, sets=sets, replicas_version=version, moves_version=moves_version)
+        assert (await cluster.moves())[0].partitions == ({} if is_moved else goal)
+
+    asyncio.run(aim())

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from tests.unit.pictures import well
+from waltzctl.watching import event as event_command
+from waltzctl.watching import render_event
 from waltzctl.watching.event import duration
 from waltzctl.watching.story import Line, Listening, lines_of, merged
 from waltzd.errors import BadArgument
@@ -131,6 +135,43 @@ def test_a_line_can_be_compared() -> None:
     """Those who follow keep what was told."""
     assert len({*lines_of(entry()), *lines_of(entry())}) == 2
     assert all(isinstance(line, Line) for line in lines_of(entry()))
+
+
+class Away:
+    """A lookout for a cluster without daemons."""
+
+    def __init__(self, _: object) -> None:
+        self.sighting = SimpleNamespace(overview=well(servers=(), storages=()), lost=None)
+
+    async def __aenter__(self) -> Away:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return
+
+    async def look(self) -> SimpleNamespace:
+        return self.sighting
+
+
+def test_a_change_is_told_once_also_when_the_coordinator_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    found = iter(([entry()], [], [entry(), entry(subject="s4")]))
+
+    async def history(*_: object) -> list[HistoryEntry]:
+        return next(found)
+
+    monkeypatch.setattr(event_command, "Lookout", Away)
+    monkeypatch.setattr(event_command, "_history", history)
+    monkeypatch.setattr(event_command, "FOLLOW_SECONDS", 0)
+    monkeypatch.setattr(render_event, "followed", lambda lines, _: told.extend(line.text for line in lines))
+    reach: Any = SimpleNamespace(tls=None)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(event_command._follow(reach, 0, (), "info", "table"))
+    one, two = (
+        ["storage remove s3 began", "storage remove s3: done"],
+        ["storage remove s4 began", "storage remove s4: done"],
+    )
+    assert told == one + two
 
 
 class Daemon:

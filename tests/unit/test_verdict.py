@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from dataclasses import replace
 
 from tests.unit.pictures import held, offline, owned, partition, replica, server, silent, storage, well
 from waltzctl.placement.replica import availability
-from waltzctl.watching.lookout import missed
+from waltzctl.watching.lookout import confirmed, missed
 from waltzctl.watching.overview import Overview
 from waltzctl.watching.verdict import Health, Lost, Verdict, judge, with_since
 from waltzd.errors import CannotConnect, ForeignCluster
@@ -178,6 +179,24 @@ def test_slow_is_marked_with_its_milliseconds() -> None:
     slow = replace(view, call=replace(view.call, milliseconds=1234.0))
     said, _ = one(judge(well(storages=(slow, storage("s2"), storage("s3")))))
     assert said == "s1 took 1,234 ms to say how it is"
+
+
+def test_who_is_slow_once_is_asked_again() -> None:
+    view = storage("s1")
+    late = well(storages=(replace(view, call=replace(view.call, milliseconds=1234.0)), storage("s2"), storage("s3")))
+
+    def judged(*looks: Overview) -> tuple[Health, int]:
+        """With how many looks are left."""
+        left = list(looks)
+
+        async def look() -> Overview:
+            return left.pop(0)
+
+        return judge(asyncio.run(confirmed(look))).health, len(left)
+
+    assert judged(well(), late) == (Health.HEALTHY, 1)
+    assert judged(late, well()) == (Health.HEALTHY, 0)
+    assert judged(late, late) == (Health.DEGRADED, 0)
 
 
 def test_what_storages_say_of_their_replicas() -> None:

@@ -72,20 +72,27 @@ class Mover:
         self._copied: dict[tuple[int, str], tuple[int, int]] = {}
         """Of each replica that copies, or did: how many transactions it has, of how many."""
 
-    async def aim(self, goals: Goals, *, replicas_version: int, moves_version: int) -> None:
-        """Write down where replicas shall be. Somebody who planned at the same time is told that this was changed."""
+    async def aim(self, goals: Goals, *, sets: ReplicaSets, replicas_version: int, moves_version: int) -> None:
+        """Write down where replicas shall be. Somebody who planned at the same time is told that this was changed; an owner
+        that has made a member of a learner has moved nothing."""
         found, _ = await self._cluster.moves()
         wanted = {**found.partitions, **{number: tuple(sorted(names)) for number, names in goals.items()}}
-        try:
-            await self._cluster.save_moves(
-                Moves(partitions=dict(sorted(wanted.items()))), moves_version, replicas_version=replicas_version
-            )
-        except ChangedMeanwhile as error:
-            raise ChangedMeanwhile(
-                f"replicas were moved by somebody else since this was planned: {error.message}",
-                not_done="nothing was moved",
-                next_step="look with `waltzctl history`, then run this again if it is still meant",
-            ) from error
+        while True:
+            try:
+                await self._cluster.save_moves(
+                    Moves(partitions=dict(sorted(wanted.items()))), moves_version, replicas_version=replicas_version
+                )
+            except ChangedMeanwhile as error:
+                now, version = await self._cluster.replicas()
+                if version != replicas_version and _places(now) == _places(sets):
+                    replicas_version = version
+                    continue
+                raise ChangedMeanwhile(
+                    f"replicas were moved by somebody else since this was planned: {error.message}",
+                    not_done="nothing was moved",
+                    next_step="look with `waltzctl history`, then run this again if it is still meant",
+                ) from error
+            return
 
     async def arrive(self, goals: Goals, *, seconds: float | None) -> None:
         """Until these partitions are where they shall be. `ChangedMeanwhile` when somebody else wants them elsewhere."""
@@ -181,6 +188,11 @@ def _copies(moving: Goals, sets: ReplicaSets) -> int:
     """Replicas that have to copy, or may have to: those that are no members yet."""
     roles = {number: sets.partitions.get(number, {}) for number in moving}
     return sum(roles[number].get(name) is not Role.MEMBER for number, goal in moving.items() for name in goal)
+
+
+def _places(sets: ReplicaSets) -> dict[int, frozenset[str]]:
+    """Where replicas are, whatever they are there."""
+    return {number: frozenset(roles) for number, roles in sets.partitions.items()}
 
 
 def _check_goals(left: Goals, found: Moves, sets: ReplicaSets) -> None:

@@ -184,7 +184,7 @@ async def carry_out(
     changed = now.changed(goals)
     mover = Mover(cluster, daemons or RealDaemons(cluster, reach.tls), say, Throttle(cluster, terms.bytes_per_second))
     if changed:
-        await mover.aim(changed, replicas_version=now.replicas_version, moves_version=now.moves_version)
+        await mover.aim(changed, sets=now.sets, replicas_version=now.replicas_version, moves_version=now.moves_version)
         await mover.arrive(changed, seconds=terms.seconds)
     say("clearing away what is left behind")
     return await mover.clear(goals, delete_files=delete_files)

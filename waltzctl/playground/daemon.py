@@ -162,8 +162,10 @@ class Daemon:
         """Whether it has become ready; an error when it has ended instead."""
         assert self.life is not None
         if not self.life.was_ready:
-            if not self._is_ready(self.words()):
-                self.check_running()
+            is_running = self.is_running  # looked at first: its last words are there when it has ended
+            if not self._is_ready(self.words(most=None)):
+                if not is_running:
+                    raise self._ended()
                 return False
             self.life = replace(self.life, was_ready=True)
         return True
@@ -176,7 +178,10 @@ class Daemon:
 
     def check_running(self) -> None:
         if not self.is_running:
-            raise DaemonEnded(f"{self.name} ended{self.how_it_ended}. {self._last_words()}")
+            raise self._ended()
+
+    def _ended(self) -> DaemonEnded:
+        return DaemonEnded(f"{self.name} ended{self.how_it_ended}. {self._last_words()}")
 
     # -- an end
 
@@ -216,13 +221,13 @@ class Daemon:
 
     # -- what it says
 
-    def words(self) -> str:
-        """What it wrote since its last start, or the end of it."""
+    def words(self, *, most: int | None = TOLD_BYTES) -> str:
+        """What it wrote since its last start, or so many bytes of the end of it."""
         start = self.life.log_from if self.life is not None else 0
         try:
             with self.log.open("rb") as file:
                 end = file.seek(0, os.SEEK_END)
-                file.seek(max(start, end - TOLD_BYTES))
+                file.seek(start if most is None else max(start, end - most))
                 return file.read().decode("utf-8", errors="replace")
         except FileNotFoundError:
             return ""

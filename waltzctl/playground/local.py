@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +37,7 @@ from waltzd import loop
 from waltzd.cluster import Cluster
 from waltzd.coordinator import Coordinator
 from waltzd.disk import translate
-from waltzd.errors import BadArgument, DaemonEnded, DirectoryHeld, NodeMissing, WaltzError
+from waltzd.errors import BadArgument, DaemonEnded, DirectoryHeld, NodeMissing, NoLocalCluster, WaltzError
 from waltzd.meta import StorageMeta
 from waltzd.zookeeper import ZooKeeperCoordinator
 from waltzd.zookeeper_process import java_command
@@ -106,17 +107,13 @@ class LocalCluster:
                 not_done="nothing was made or started",
                 next_step="name a new directory, or an empty one",
             )
+        _check_unmade(directory)  # also before it is our turn, or whoever has made one could not start it now
         try:
             (directory / "log").mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise translate(error, f"making the directory {directory}") from error
         with taking_turn(directory):
-            if (directory / BLUEPRINT).exists():
-                raise DirectoryHeld(
-                    f"another program has just made a cluster in {directory}",
-                    not_done="nothing was made or started",
-                    next_step="the same command again continues with that cluster",
-                )
+            _check_unmade(directory)
             blueprint = draw(directory, partitions=partitions, replication=replication, storages=storages, servers=servers)
             save_blueprint(directory, blueprint)
         return cls(directory, blueprint, say=say, show=show, settings=settings)
@@ -166,7 +163,7 @@ class LocalCluster:
 
     def recall(self) -> None:
         """Which daemons there are and which processes were started, also by others."""
-        if (self.directory / BLUEPRINT).exists():
+        with suppress(NoLocalCluster):  # it is being removed
             there = load_blueprint(self.directory)
             if there.names != self.blueprint.names:
                 self._draw_anew(there)
@@ -414,6 +411,15 @@ class LocalCluster:
                     killed.append(name)
                 self._show(name, State.STOPPED)
         return killed
+
+
+def _check_unmade(directory: Path) -> None:
+    if (directory / BLUEPRINT).exists():
+        raise DirectoryHeld(
+            f"another program has just made a cluster in {directory}",
+            not_done="nothing was made or started",
+            next_step="the same command again continues with that cluster",
+        )
 
 
 def _quoted(value: object) -> str:

@@ -92,6 +92,8 @@ class Board:
             self._rows[name] = _Row(state, now, None if state.is_passing else now)
         elif before.state is not state:
             self._rows[name] = _Row(state, before.since, None if state.is_passing else now)
+        if self._live is not None:  # or what lasts for less than a refresh would never be seen
+            self._live.refresh()
 
     def __rich__(self) -> Table:
         from rich.table import Table

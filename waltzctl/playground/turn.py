@@ -32,6 +32,20 @@ def taking_turn(directory: Path) -> Iterator[None]:
         os.close(lock)
 
 
+def wait_for_turn(directory: Path) -> None:
+    """Until nobody starts or stops anything there. Nobody does where there is nothing any more."""
+    try:
+        lock = os.open(directory / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise translate(error, f"looking whose turn it is in {directory}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(lock)
+
+
 def _locked(directory: Path) -> int:
     path = directory / LOCK
     while True:

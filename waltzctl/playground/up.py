@@ -26,7 +26,7 @@ from waltzctl.playground.local import LocalCluster
 from waltzctl.playground.log_lines import Tail, merged
 from waltzctl.playground.obstacle import check_machine, command_of
 from waltzctl.playground.removal import Belongings, is_cluster, is_whole, remove, survey
-from waltzctl.playground.turn import taking_turn
+from waltzctl.playground.turn import taking_turn, wait_for_turn
 from waltzctl.reach import LOCAL_DIRECTORY, LOCAL_ROOT, Reach, load_contexts, resolve, unknown
 from waltzctl.render import count, size
 from waltzctl.watching.overview import Overview
@@ -164,7 +164,7 @@ def _stay(cluster: LocalCluster, found: Overview, seconds: float) -> int:
         _tell("Stopping everything. Ctrl-C again kills what is left.")
     except OSError:  # nobody looks any more
         _tell("Stopping everything.")
-    else:  # somebody else has stopped them, and may be about to remove them
+    else:  # somebody else has stopped them, and may have removed them
         if is_whole(cluster.directory):
             render_local.stopped(names, [], str(cluster.directory))
         else:
@@ -180,7 +180,7 @@ def _stay(cluster: LocalCluster, found: Overview, seconds: float) -> int:
 
 
 def _watch(cluster: LocalCluster) -> list[str]:
-    """Until nothing runs any more; what ran last."""
+    """Until nothing runs any more, and whoever stopped it has done the rest, too; what ran last."""
     before = cluster.running
     known = set(before)
     while True:
@@ -196,7 +196,9 @@ def _watch(cluster: LocalCluster) -> list[str]:
                 _tell(f"{name} runs again" if name in known else f"{name} runs")
         known |= set(now)
         if not now:
-            return before
+            wait_for_turn(cluster.directory)
+            if not cluster.running:
+                return before
         before = now
 
 

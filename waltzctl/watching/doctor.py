@@ -28,7 +28,7 @@ def doctor(reach: Reach, seconds: float, output: str) -> int:
     \b
     Examples:
       waltzctl doctor
-      waltzctl doctor --timeout 1 -o json
+      waltzctl doctor --timeout 10 -o json
     """
     checks = loop.run(_checks(reach, seconds))
     render_doctor.checks(checks, output)

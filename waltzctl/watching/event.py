@@ -95,7 +95,7 @@ async def _follow(reach: Reach, since_ms: int, names: Sequence[str], level: str,
                 history = await _history(lookout, sighting)
                 lines = merged(told, history, since_ms=since_ms, level=level, names=names)
                 render_event.followed([line for line in lines if line not in told_before], output)
-                told_before = {line for line in lines if line.kind == OPERATOR}
+                told_before |= {line for line in lines if line.kind == OPERATOR}
                 silent = {name: error for name, error in listening.silent.items() if name not in told_silent}
                 render_event.silent(silent)
                 told_silent = set(listening.silent)

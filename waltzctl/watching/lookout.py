@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from waltzctl.reach import Reach
 from waltzctl.watching import last_seen
 from waltzctl.watching.last_seen import LastSeen
 from waltzctl.watching.overview import Overview, look, look_without
-from waltzctl.watching.verdict import REPAIR, Lost, Verdict, judge, with_since
+from waltzctl.watching.verdict import REPAIR, Lost, Verdict, judge, slow, with_since
 from waltzd.cluster import Cluster
 from waltzd.errors import CannotConnect, CoordinatorRefused
 from waltzd.meta import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
@@ -87,7 +87,7 @@ class Lookout:
         coordinator_ms: float | None = None
         try:
             cluster = await self.cluster()
-            found = await look(cluster.coordinator, tls=self.reach.tls, seconds=self._seconds)
+            found = await confirmed(lambda: look(cluster.coordinator, tls=self.reach.tls, seconds=self._seconds))
             coordinator_ms = await _round_trip(cluster)
         except (CannotConnect, CoordinatorRefused) as error:
             blueprint = self._blueprint()
@@ -154,6 +154,12 @@ class Lookout:
             replicas=ReplicaSets(partitions={}),
             seen="",
         )
+
+
+async def confirmed(ask: Callable[[], Awaitable[Overview]]) -> Overview:
+    """Whoever answers late once may have been stopped for a moment, or we may: then all are asked once more."""
+    found = await ask()
+    return await ask() if slow(found) else found
 
 
 def processes(directory: Path, found: Overview) -> tuple[list[str], dict[str, int]]:

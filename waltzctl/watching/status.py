@@ -37,7 +37,7 @@ def status(reach: Reach, watch: float | None, seconds: float, output: str) -> in
     \b
     Examples:
       waltzctl status
-      waltzctl status --timeout 1 -o json
+      waltzctl status --timeout 10 -o json
     """
     if watch is None:
         found = loop.run(_look(reach, seconds))

@@ -363,15 +363,18 @@ def _servers(found: Overview, lost: Lost | None) -> Iterator[Reason]:
         )
 
 
+def slow(found: Overview) -> list[ServerView | StorageView]:
+    return [view for view in found.nodes if view.error is None and view.call.milliseconds > SLOW_MS]
+
+
 def _slow(found: Overview) -> Iterator[Reason]:
-    for view in found.nodes:
-        if view.error is None and view.call.milliseconds > SLOW_MS:
-            yield Reason(
-                key=f"slow {view.meta.name}",
-                sentence=f"{view.meta.name} took {view.call.milliseconds:,.0f} ms to say how it is",
-                next_step="look at the load, the disk and the network of its machine",
-                names=(view.meta.name,),
-            )
+    for view in slow(found):
+        yield Reason(
+            key=f"slow {view.meta.name}",
+            sentence=f"{view.meta.name} took {view.call.milliseconds:,.0f} ms to say how it is",
+            next_step="look at the load, the disk and the network of its machine",
+            names=(view.meta.name,),
+        )
 
 
 def _moves(found: Overview) -> Iterator[Reason]:
