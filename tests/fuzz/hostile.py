@@ -142,6 +142,12 @@ async def call(
     return code
 
 
+REFUSED_WITHIN = (
+    grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED, grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.PERMISSION_DENIED,
+)  # fmt: skip
+
+
 class Siege:
     """Everything at once against one daemon. `codes` says how the calls ended."""
 
@@ -149,6 +155,13 @@ class Siege:
         self.name = name
         self.codes: Counter[grpc.StatusCode] = Counter()
         self.thrown = 0
+
+    def check_depth(self) -> None:
+        """Calls went through the door: some were carried out, and some were understood, and refused for what they want.
+        Which of the reasons for that were met is chance."""
+        understood = sum(self.codes[code] for code in REFUSED_WITHIN)
+        assert self.codes[grpc.StatusCode.OK] > 0, self.codes
+        assert understood > 0, self.codes
 
     async def calls(self, address: str, times: int, make: Callable[[random.Random], tuple[str, Sequence[bytes]]]) -> None:
         """So many calls, some at a time, each with randomness of its own."""
