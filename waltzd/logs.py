@@ -35,6 +35,14 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class _Strangers(logging.Filter):
+    """Headers of a call that are no text are a mistake of whoever calls, and anybody may. gRPC reads them in another way,
+    and tells of each as of a mistake of ours, with a traceback: as many as somebody likes to send."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.name.startswith("grpc") and str(record.msg).startswith("Invalid encoding on "))
+
+
 class Ring(logging.Handler):
     """The newest lines. Tracebacks stay in the log itself."""
 
@@ -80,6 +88,7 @@ def _code(record: logging.LogRecord, text: str) -> str | None:
     return found[0] if found else None
 
 
+_STRANGERS = _Strangers()
 RECENT = Ring()
 """Of this process."""
 
@@ -92,4 +101,6 @@ def configure(log_format: str, log_level: str) -> None:
         formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-8s %(message)s", "%Y-%m-%dT%H:%M:%S")
         formatter.converter = time.gmtime
         handler.setFormatter(formatter)
+    for one in (handler, RECENT):
+        one.addFilter(_STRANGERS)
     logging.basicConfig(level=log_level.upper(), handlers=[handler, RECENT], force=True)

@@ -276,13 +276,11 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"", *, claims: i
 SETTINGS = frame(SETTINGS_KIND, 0, 0)
 
 
-def opening(stream: int, path: str) -> bytes:
+def opening(stream: int, path: str, *more: tuple[bytes, bytes]) -> bytes:
     """The headers of a call, spelled out."""
-    fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x"), ("te", "trailers"),
-              ("content-type", "application/grpc")]  # fmt: skip
-    block = b"".join(
-        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode() for name, value in fields
-    )
+    fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode()), (b":authority", b"x"),
+              (b"te", b"trailers"), (b"content-type", b"application/grpc"), *more]  # fmt: skip
+    block = b"".join(b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in fields)
     return frame(HEADERS, 0x4, stream, block)
 
 

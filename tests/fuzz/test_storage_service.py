@@ -21,6 +21,7 @@ import grpc.aio
 import pytest
 
 from tests.fuzz.hostile import (
+    DATA,
     PARTITIONS,
     PLAYED,
     PREFACE,
@@ -30,6 +31,7 @@ from tests.fuzz.hostile import (
     Health,
     Siege,
     connect,
+    frame,
     letters,
     methods,
     opening,
@@ -259,6 +261,20 @@ def test_a_path_that_is_no_text_ends_nothing(tmp_path: Path) -> None:
 
     with Daemon(tmp_path / "storage") as daemon:
         loop.run(run())
+
+
+def test_headers_that_are_no_text_are_nothing_to_tell_of(tmp_path: Path) -> None:
+    """gRPC told of each with a traceback, as of a mistake of the daemon, and anybody may send them."""
+    call = opening(1, "/waltz.v1.StorageAdmin/Describe", (b"x", b"\xff\xfe"), (b"user-agent", b"\xff"))
+    with Daemon(tmp_path / "storage") as daemon:
+        with connect(daemon.admin_listen) as connection:
+            connection.sendall(PREFACE + SETTINGS + call + frame(DATA, 1, 1, bytes(5)))
+            said = b""
+            while b"grpc-status\x010" not in said:
+                said += (more := connection.recv(4096))
+                assert more, said
+        assert daemon.stop() == 0
+    assert strange_lines(daemon.log) == []
 
 
 def test_a_stream_ends_when_its_partition_is_removed(tmp_path: Path) -> None:
