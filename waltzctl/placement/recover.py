@@ -11,7 +11,7 @@ import asyncio
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -28,17 +28,9 @@ from waltzctl.reach import Reach, addressing
 from waltzctl.safety import Danger, Step, without
 from waltzctl.watching.overview import Overview, PartitionView, StorageView, look
 from waltzd.cluster import Cluster
-from waltzd.errors import (
-    CannotConnect,
-    NoSuchPartition,
-    RecoveryUnfinished,
-    Unsafe,
-)
+from waltzd.errors import CannotConnect, NoSuchPartition, RecoveryUnfinished, Unsafe
 from waltzd.replica import PartitionDescription
 from waltzd.storage_admin import AdminClient
-
-if TYPE_CHECKING:
-    pass
 
 VERB = "storage recover"
 GIVEN_UP = "GIVEN_UP"

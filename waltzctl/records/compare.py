@@ -33,7 +33,6 @@ from waltzd.errors import (
 from waltzd.meta import Role, StorageMeta
 
 if TYPE_CHECKING:
-    from waltzctl.progress import Waiting
     from waltzctl.watching.overview import Overview, StorageView
     from waltzd.cluster import Cluster
     from waltzd.digest import Digest

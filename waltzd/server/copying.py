@@ -19,6 +19,8 @@ from waltzd.replica import ReplicaStatus
 
 T = TypeVar("T")
 SIZE_NOT_KNOWN = 0
+PAUSE_SECONDS = 0.25
+"""The bound is looked at again so often: it may have been lifted in the middle of a long pause."""
 
 
 class SourceFailed(Exception):
@@ -72,6 +74,8 @@ class Copier:
         self._header = header
         self._seconds = seconds
         self._bytes_per_second = bytes_per_second
+        self._sent = -1
+        """The last id that the target owes us a mark for."""
 
     async def copy(self, first_id: int, last_id: int, source: str) -> None:
         """The ids `first_id` to `last_id`."""
@@ -111,6 +115,7 @@ class Copier:
 
     async def _append(self, runs: AsyncIterator[Run], last_id: int) -> None:
         stream = self._target.append(self._partition, self._session)
+        self._sent = -1
         sending = asyncio.create_task(self._send(stream, runs))
         receiving = asyncio.create_task(self._receive(stream, last_id))
         try:
@@ -127,24 +132,33 @@ class Copier:
     async def _send(self, stream: AppendPort, runs: AsyncIterator[Run]) -> None:
         async for run in runs:
             await stream.send(run, self._committed())
+            self._sent = run.last_id
             await self._throttle(len(run.data))
 
     async def _receive(self, stream: AppendPort, last_id: int) -> None:
+        held = -1
         while True:
+            is_owed = self._sent > held
             try:
                 async with asyncio.timeout(self._seconds):
                     mark = await stream.receive()
             except TimeoutError:
+                if not is_owed:  # nothing was sent: we pause for the bound, or the source thinks
+                    continue
                 raise CannotConnect(f"a copy was not acknowledged for {self._seconds:.0f} seconds") from None
             if mark is None:
                 raise CannotConnect("the storage ended the stream of a copy")
+            held = mark
             self._copied(mark)
             if mark >= last_id:
                 return
 
     async def _throttle(self, size: int) -> None:
-        if rate := self._bytes_per_second():
-            await asyncio.sleep(size / rate)
+        left = float(size)
+        while left >= 1 and (rate := self._bytes_per_second()):
+            seconds = min(left / rate, PAUSE_SECONDS)
+            await asyncio.sleep(seconds)
+            left -= seconds * rate
 
     # -- what the source gives
 
