@@ -73,6 +73,15 @@ def size(bytes_: int) -> str:
     return f"{bytes_} B"
 
 
+def error_json(error: WaltzError) -> dict[str, str]:
+    return {
+        "code": error.code,
+        "message": error.message,
+        "not_done": error.detail_not_done,
+        "next_step": error.detail_next_step,
+    }
+
+
 def rate(bytes_: int, seconds: float) -> float:
     """MB/s."""
     return round(bytes_ / max(seconds, 1e-6) / 1e6, 1)

@@ -13,7 +13,7 @@ from waltzctl.change import Asked
 from waltzctl.progress import Progress
 from waltzctl.render import table
 from waltzd.disk import GuestDisk
-from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument, WaltzError
+from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument
 from waltzd.transplant import Graft, State, Transplant, carry_out, check_apart, plan
 
 VERB = "storage recover"
@@ -110,16 +110,5 @@ def _graft_json(graft: Graft) -> dict[str, Any]:
         "bytes": graft.origin.bytes if is_known else None,
         "replaces": graft.replaces or None,
         "set_aside": graft.set_aside,
-        "error": _error_json(graft.error),
-    }
-
-
-def _error_json(error: WaltzError | None) -> dict[str, str] | None:
-    if error is None:
-        return None
-    return {
-        "code": error.code,
-        "message": error.message,
-        "not_done": error.detail_not_done,
-        "next_step": error.detail_next_step,
+        "error": None if graft.error is None else render.error_json(graft.error),
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from waltzctl.render import console, count, printable, put_json, show_finding, size
+from waltzctl.render import console, count, error_json, printable, put_json, show_finding, size
 from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _description_json(found: StorageDescription) -> dict[str, Any]:
             "story": one.story,
             "queued_bytes": one.queued_bytes,
             "disk_bytes": one.disk_bytes,
-            "refused": None if one.refused is None else _error_json(one.refused),
+            "refused": None if one.refused is None else error_json(one.refused),
             "status": None
             if one.status is None
             else {
@@ -90,15 +90,6 @@ def _description_json(found: StorageDescription) -> dict[str, Any]:
         for one in found.assigned
     ]
     return out
-
-
-def _error_json(error: WaltzError) -> dict[str, Any]:
-    return {
-        "code": error.code,
-        "message": error.message,
-        "not_done": error.detail_not_done,
-        "next_step": error.detail_next_step,
-    }
 
 
 def results(found: dict[int, WaltzError | None], done: str, output: str) -> None:
@@ -118,7 +109,7 @@ def results_json(found: dict[int, WaltzError | None], done: str) -> list[dict[st
         {
             "partition": number,
             "result": done if error is None else "refused",
-            "error": None if error is None else _error_json(error),
+            "error": None if error is None else error_json(error),
         }
         for number, error in found.items()
     ]
