@@ -30,6 +30,7 @@ from waltzd.meta import CopyRate, Role
 
 Tool = Callable[..., Any]
 FIRST = ["storage-1", "storage-2", "storage-3"]
+SMALL_TAIL = {"server": {**LASTING["server"], "tail_bytes_max": "1MiB"}}
 KILLS = 2
 """How often each command is killed before it may come to its end."""
 
@@ -112,7 +113,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    local = LocalCluster.make(tmp_path_factory.mktemp("membership") / "cluster", partitions=2, settings=LASTING)
+    local = LocalCluster.make(tmp_path_factory.mktemp("membership") / "cluster", partitions=2, settings=SMALL_TAIL)
     try:
         local.start()
         local.grow(storages=5, servers=2)
@@ -322,10 +323,13 @@ def test_offline_and_online(place: Place) -> None:
     place.wait_until("it is back", lambda found: found.is_healthy)
 
 
-def test_a_bound_on_copying_ends_with_the_command(place: Place) -> None:
+def test_a_bound_on_copying_ends_with_the_command(place: Place, tmp_path: Path) -> None:
+    """More than an owner has in memory, so that it is copied: one record is worth a quarter of an hour at this rate."""
+    payload = tmp_path / "payload"
+    payload.write_bytes(bytes(800_000))
     for number in ("0", "1"):
-        for _ in range(2):
-            assert place.tool("txn", "append", number, "x" * 50_000).code == 0
+        for _ in range(3):
+            assert place.tool("txn", "append", number, "--file", str(payload)).code == 0
     words = ("storage", "replace", "storage-3", place.new("storage-4"), "--yes")
     slow = place.process(*words, "--rate", "2kB", "--progress", "json")
     assert slow.stderr is not None
