@@ -142,6 +142,16 @@ def test_one_that_forgot_may_have_held_anything(forgotten: dict[str, object]) ->
     assert core.decide() == 12
 
 
+def test_a_member_that_joined_and_holds_less_than_its_low_mark_has_forgotten() -> None:
+    """B and C had acknowledged 12. C had begun at 5 with the mark 8, and holds 6 now, with no sign of damage."""
+    core = recovery(meta(low_mark=8))
+    core.opened("A", holds("A", 8, low_mark=8))
+    core.opened("B", holds("B", 12, low_mark=8))
+    core.opened("C", holds("C", 6, low_mark=8, local_low_mark=5, committed=5))
+    assert core.decide() is None, f"decided at {core.decide()}: 9 to 12 are given up"
+    assert core.next_for("A") == Copy(12, ("B",))
+
+
 def test_what_the_owner_itself_saw_acknowledged_is_remembered() -> None:
     core = Recovery(meta(), dict.fromkeys("ABC", Role.MEMBER), acknowledged={"B": 11})
     core.opened("B", holds("B", 6))

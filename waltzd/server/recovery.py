@@ -203,8 +203,13 @@ class Recovery:
             not state.is_lost
             and status.incarnation == state.incarnation
             and status.session == self.meta.opened
-            and self.held(name) >= max(status.local_low_mark, status.committed, self._acknowledged.get(name, EMPTY))
+            and self.held(name) >= self._least(name, status)
         )
+
+    def _least(self, name: str, status: ReplicaStatus) -> int:
+        """A replica that joined held this much: it joins only when it holds the low-water mark of the session."""
+        own = max(self.meta.low_mark, status.low_mark, status.local_low_mark, status.committed)
+        return max(own, self._acknowledged.get(name, EMPTY))
 
     def trusted(self, name: str) -> int:
         """Up to this id, what the replica holds is the log, or the lineage of the session that is being closed."""
