@@ -2,13 +2,17 @@
 
 It only reads. It has nothing secret, no TLS and no idea who asks, so everything about a caller is bounded before anything
 is done for it: the bytes of a question, how long it may take to ask and to take its answer, how many may be connected, and
-answers are made one at a time. Every connection is one question. What is in an answer is made by whoever opened the port.
+each page is made once at a time. Every connection is one question. What is in an answer is made by whoever opened the port:
+nothing that a caller sent goes into one, and no question ends the daemon. When all places are taken, whoever dawdles makes
+room for who comes, so that callers that only hold connections keep nobody out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -20,7 +24,7 @@ QUESTION_SECONDS = 5.0
 ANSWER_SECONDS = 10.0
 """For making an answer, and as long again for taking it."""
 CONNECTIONS_MAX = 64
-"""More are closed at once."""
+"""For one more, one of them is closed."""
 TEXT = "text/plain; charset=utf-8"
 _REASONS = {
     200: "OK",
@@ -28,8 +32,10 @@ _REASONS = {
     404: "Not Found",
     405: "Method Not Allowed",
     431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
     503: "Service Unavailable",
 }
+log = logging.getLogger("waltz.http")
 _FIRST_LINE = re.compile(r"([A-Z]{1,20}) (/[!-~]*) HTTP/1\.[01]")
 
 
@@ -38,6 +44,10 @@ class Answer:
     status: int
     body: bytes
     kind: str = TEXT
+
+    def __post_init__(self) -> None:
+        if not (self.kind.isascii() and self.kind.isprintable()):
+            raise ValueError(f"{self.kind!r} is no value of a header")
 
     @classmethod
     def text(cls, status: int, *lines: str) -> Answer:
@@ -74,19 +84,24 @@ def question_of(raw: bytes) -> Question | None:
     return Question(found[1], found[2].partition("?")[0], ", ".join(accepted))
 
 
+@dataclass
+class _Caller:
+    host: str
+    is_heard: bool = False
+    """The question is here, and the answer is being made or sent."""
+
+
 class HttpPort:
     def __init__(self, address: Address, pages: Mapping[str, Page]) -> None:
         """`pages`: what is at each path."""
         self.address = address
-        self._pages = pages
+        self.failed = 0
+        """Answers that could not be made because of a mistake of ours."""
+        self._pages = {path: (page, asyncio.Lock()) for path, page in pages.items()}
         self._server: asyncio.Server | None = None
-        self._callers: dict[asyncio.Task[None], None] = {}
-        self._one_at_a_time = asyncio.Lock()
-        self._on_fatal: Callable[[BaseException], None] | None = None
+        self._callers: dict[asyncio.Task[None], _Caller] = {}
 
-    async def start(self, *, on_fatal: Callable[[BaseException], None]) -> None:
-        """`on_fatal` gets a mistake of ours and does not come back."""
-        self._on_fatal = on_fatal
+    async def start(self) -> None:
         try:
             self._server = await asyncio.start_server(
                 self._accept, self.address.host, self.address.port, limit=QUESTION_BYTES_MAX
@@ -97,23 +112,25 @@ class HttpPort:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._callers) >= CONNECTIONS_MAX:
-            writer.transport.abort()
-            return
-        task = asyncio.create_task(self._serve(reader, writer), name=f"HTTP at {self.address}")
-        self._callers[task] = None
-        task.add_done_callback(self._look_at_the_end)
+            self._make_room()
+        name = writer.get_extra_info("peername")
+        caller = _Caller(str(name[0]) if name else "")
+        task = asyncio.create_task(self._serve(caller, reader, writer), name=f"HTTP at {self.address}")
+        self._callers[task] = caller
+        task.add_done_callback(lambda done: self._callers.pop(done, None))
 
-    def _look_at_the_end(self, task: asyncio.Task[None]) -> None:
+    def _make_room(self) -> None:
+        """Whoever has not asked yet goes first; among those, the oldest of the host that holds most places."""
+        held = Counter(caller.host for caller in self._callers.values())
+        task = min(self._callers, key=lambda one: (self._callers[one].is_heard, -held[self._callers[one].host]))
         del self._callers[task]
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            assert self._on_fatal is not None
-            self._on_fatal(error)
+        task.cancel()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, caller: _Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_taken = False
         try:
             found = await self._question(reader)
+            caller.is_heard = True
             if found is not None:
                 answer = await self._answer(found) if isinstance(found, Question) else found
                 raw = answer.encode(is_head=isinstance(found, Question) and found.method == "HEAD")
@@ -151,16 +168,21 @@ class HttpPort:
         return found
 
     async def _answer(self, question: Question) -> Answer:
-        page = self._pages.get(question.path)
-        if page is None:
+        page, one_at_a_time = self._pages.get(question.path, (None, None))
+        if page is None or one_at_a_time is None:
             return Answer.text(404, f"there is nothing at this path; there is something at {', '.join(self._pages)}")
         try:
-            async with asyncio.timeout(ANSWER_SECONDS), self._one_at_a_time:
+            async with asyncio.timeout(ANSWER_SECONDS), one_at_a_time:
                 return await page(question)
         except TimeoutError:
             return Answer.text(503, f"no answer could be made within {ANSWER_SECONDS:.0f} seconds")
         except WaltzError as error:
             return Answer.text(503, *error.lines())
+        except Exception:  # whoever can ask must not be able to end the daemon
+            self.failed += 1
+            if self.failed.bit_count() == 1:  # nor to fill its log
+                log.exception("the page %s cannot be made, for the %d. time", question.path, self.failed)
+            return Answer.text(500, "the answer could not be made because of a mistake in Waltz; its log says more")
 
     async def stop(self) -> None:
         """At once: whoever asks can ask again."""

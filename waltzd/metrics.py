@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -223,6 +224,11 @@ def _is(one: PartitionDescription, flag: str) -> bool:
     return one.status is not None and bool(getattr(one.status, flag))
 
 
+def of_port(role: str, *, failed: int) -> Iterator[Metric]:
+    about = "Pages of http_listen that could not be made because of a mistake in Waltz."
+    yield _family(CounterMetricFamily, f"waltz_{role}_failed_pages", about, (), [((), float(failed))])
+
+
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
@@ -234,11 +240,22 @@ class _Snapshot(Collector):
         return self._families
 
 
+def _takes_openmetrics(accept: str) -> bool:
+    """Of what a caller says only this is heard: whatever else it may be, it chooses nothing and comes back nowhere."""
+    for one in accept.split(","):
+        kind, *settings = (word.strip() for word in one.split(";"))
+        versions = [word for word in settings if word.startswith("version=")]
+        if kind == "application/openmetrics-text" and versions in ([], ["version=1.0.0"]):
+            return True
+    return False
+
+
 def page(families: Families, accept: str = "") -> tuple[bytes, str]:
     """The families and what the library knows of this process, in the newest form that the caller accepts, and the name
     of that form."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Snapshot(families))
     ProcessCollector(registry=registry)
-    encode, kind = choose_encoder(accept)
-    return encode(registry), kind
+    if _takes_openmetrics(accept):
+        return openmetrics.generate_latest(registry), openmetrics.CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
+    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4

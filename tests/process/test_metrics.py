@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import re
 import signal
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -290,6 +292,25 @@ def channel_to(address: str, tls: Tls | None) -> grpc.Channel:
     given = tls.current()
     named = [("grpc.ssl_target_name_override", dns_name(tls.identity.key, Role.SERVER))]
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(given.ca, given.key, given.certificate), named)
+
+
+def test_no_question_ends_a_daemon_and_nobody_keeps_others_from_asking(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(**HTTP).start()
+    watched = Watched(daemon)
+    host, port = watched.address.split(":")
+    for accept in (b"text/plain;version=x", b"application/openmetrics-text;version=2.\xff", b"a;version=2.\nX: y"):
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as connection:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nAccept: " + accept + b"\r\n\r\n")
+            said = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        assert said.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"X: y" not in said.partition(b"\r\n\r\n")[0]
+    with contextlib.ExitStack() as held:
+        for _ in range(80):
+            connection = held.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS))
+            connection.sendall(b"GET /rea")
+        assert [watched.get("/readyz") for _ in range(50)] == [(200, "ready\n")] * 50
+    assert watched.total("waltz_storage_failed_pages_total") == 0
+    assert daemon.stop() == 0
 
 
 def test_health_and_reflection(make_daemon: Callable[..., Daemon]) -> None:

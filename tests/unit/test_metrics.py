@@ -7,6 +7,7 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -33,6 +34,7 @@ from waltzd.lock import Mode
 from waltzd.owner import OwnedPartition, OwnedReplica, PartitionStatistics, ServerDescription
 from waltzd.record import HEAD
 from waltzd.replica import PartitionDescription, ReplicaStatus, Statistics, StorageDescription
+from waltzd.role import Role
 from waltzd.server.pipeline import Pipeline, PipelineSettings
 from waltzd.server.tally import Tallies
 from waltzd.setting import Address
@@ -119,7 +121,7 @@ def server_page(
     found: ServerDescription = SERVER, *, unready: Sequence[str] = (), accept: str = "", certificate: float | None = 1.5
 ) -> tuple[str, str]:
     told = metrics.of_server(found, cluster_partitions=8, unready=unready, commit=COMMIT, certificate_seconds=certificate)
-    raw, kind = metrics.page(told, accept)
+    raw, kind = metrics.page(chain(told, metrics.of_port(Role.SERVER, failed=2)), accept)
     return raw.decode(), kind
 
 
@@ -127,7 +129,7 @@ def storage_page(
     found: StorageDescription = STORAGE, *, unready: Sequence[str] = (), certificate: float | None = 1.5
 ) -> str:
     told = metrics.of_storage(found, unready=unready, free_bytes_min=64, certificate_seconds=certificate)
-    return metrics.page(told)[0].decode()
+    return metrics.page(chain(told, metrics.of_port(Role.STORAGE, failed=2)))[0].decode()
 
 
 def samples(page: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -221,6 +223,18 @@ def test_who_understands_openmetrics_gets_it() -> None:
     found = {family.name: family for family in parse_openmetrics(page)}  # type: ignore[no-untyped-call]
     assert found["waltz_server_committed_transactions"].type == "counter"
     assert found["waltz_server_commit_seconds"].type == "histogram"
+
+
+@pytest.mark.parametrize(
+    "accept",
+    ["text/plain;version=x", "text/plain;version=1.0.0", "application/openmetrics-text;version=2.\xff",
+     "application/openmetrics-text;version=2.\nX: y", "application/openmetrics-text;version=1.0.0;version=x",
+     "application/openmetrics-text;version=99999999999;escaping=x", ";;,;version=,,"],
+)  # fmt: skip
+def test_whatever_is_accepted_comes_back_nowhere(accept: str) -> None:
+    page, kind = server_page(accept=accept)
+    assert kind == "text/plain; version=0.0.4; charset=utf-8"
+    assert value(page, "waltz_server_failed_pages_total") == 2
 
 
 def families(page: str) -> dict[str, Metric]:
@@ -394,7 +408,6 @@ class Site:
     """A port with some pages, and a caller's side that speaks bytes."""
 
     def __init__(self) -> None:
-        self.fatal: list[BaseException] = []
         self.began = asyncio.Event()
         pages = {"/page": self._page, "/large": self._large, "/slow": self._slow, "/refused": self._refused,
                  "/mistake": self._mistake}  # fmt: skip
@@ -444,7 +457,7 @@ class Site:
 def at_site(test: Callable[[Site], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
         site = Site()
-        await site.port.start(on_fatal=site.fatal.append)
+        await site.port.start()
         try:
             async with asyncio.timeout(30):
                 await test(site)
@@ -470,20 +483,29 @@ def test_questions_and_answers() -> None:
         assert b"Allow: GET, HEAD" in answer
         assert b" 400 " in await site.say(b"hello\r\n\r\n")
         assert (await site.get("/large")).endswith(bytes(PAGE_BYTES))
-        assert site.fatal == []
+        assert site.port.failed == 0
 
     at_site(test)
 
 
-def test_an_error_of_ours_is_told_and_a_mistake_ends_the_process() -> None:
+def test_an_error_of_ours_is_told_and_a_mistake_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def test(site: Site) -> None:
         answer = await site.get("/refused")
         assert b" 503 " in answer
         assert b"W3007 the disk does not answer" in answer
-        assert await site.get("/mistake") == b""
-        assert [type(error) for error in site.fatal] == [ZeroDivisionError]
+        for times in range(1, 6):
+            assert b" 500 " in await site.get("/mistake")
+            assert site.port.failed == times
+        assert b" 200 " in await site.get("/page")
 
     at_site(test)
+    assert re.findall(r"for the (\d)\. time", caplog.text) == ["1", "2", "4"]
+
+
+@pytest.mark.parametrize("kind", ["text/plain\r\nX: y", "text/plain; version=\xff"])
+def test_nothing_gets_out_of_a_header(kind: str) -> None:
+    with pytest.raises(ValueError, match="no value of a header"):
+        Answer(status=200, body=b"", kind=kind)
 
 
 def test_a_question_without_end_is_not_listened_to() -> None:
@@ -508,20 +530,60 @@ def test_who_says_nothing_or_takes_nothing_is_cut_off(monkeypatch: pytest.Monkey
                 await asyncio.sleep(0.01)
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await reader.readexactly(PAGE_BYTES)
-        assert site.fatal == []
 
     at_site(test)
 
 
-def test_only_so_many_are_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_port, "CONNECTIONS_MAX", 1)
+def test_who_dawdles_makes_room_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_port, "CONNECTIONS_MAX", 4)
 
     async def test(site: Site) -> None:
-        asking = asyncio.create_task(site.get("/slow"))
+        slow = asyncio.create_task(site.get("/slow"))
         await site.began.wait()
-        assert await site.get("/page") == b""
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        async with contextlib.AsyncExitStack() as held:
+            dawdling = [await held.enter_async_context(site.connected()) for _ in range(10)]
+            for _, writer in dawdling:
+                writer.write(b"GET /pa")
+            for _ in range(50):
+                assert b" 200 " in await site.get("/page")
+            assert len(site.port._callers) <= 4
+            assert await dawdling[0][0].read() == b"", "the oldest one went first"
+        assert not slow.done(), "who has asked is not sent away for those who have not"
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+
+    at_site(test)
+
+
+def test_who_holds_most_places_gives_one_up() -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        port = HttpPort(Address("127.0.0.1", 0), {})
+        hosts = ["a", "b", "c", "b", "c", "c", "a"]
+        callers = [http_port._Caller(host, is_heard=number == 2) for number, host in enumerate(hosts)]
+        tasks = [asyncio.create_task(never()) for _ in callers]
+        port._callers = dict(zip(tasks, callers, strict=True))
+        gone = []
+        while port._callers:
+            before = list(port._callers)
+            port._make_room()
+            (left,) = set(before) - set(port._callers)
+            gone.append(tasks.index(left))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert gone == [4, 0, 1, 5, 3, 6, 2]
+
+    asyncio.run(run())
+
+
+def test_a_page_that_takes_long_keeps_no_other_one_waiting() -> None:
+    async def test(site: Site) -> None:
+        slow = asyncio.create_task(site.get("/slow"))
+        await site.began.wait()
+        assert b" 200 " in await site.get("/page")
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
 
     at_site(test)
 
@@ -529,7 +591,7 @@ def test_only_so_many_are_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_port_that_is_taken_is_an_error() -> None:
     async def test(site: Site) -> None:
         with pytest.raises(PortInUse, match="HTTP"):
-            await HttpPort(site.port.address, {}).start(on_fatal=site.fatal.append)
+            await HttpPort(site.port.address, {}).start()
 
     at_site(test)
 

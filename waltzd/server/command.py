@@ -125,8 +125,8 @@ async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack) -> Non
             certificate_seconds=daemon.expiry.seconds_left(),
         )
 
-    port = watch_port(address, daemon.unready, collect)
-    await port.start(on_fatal=end_at_once)
+    port = watch_port(address, Role.SERVER, daemon.unready, collect)
+    await port.start()
     ends.push_async_callback(port.stop)
     log.info("metrics and health: http://%s/", port.address)
 

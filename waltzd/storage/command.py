@@ -154,8 +154,8 @@ async def _watch(config: StorageConfig, keeper: Keeper, expiry: Expiry, unready:
         found, reasons, seconds = await keeper.describe(), await unready(), expiry.seconds_left()
         return metrics.of_storage(found, unready=reasons, free_bytes_min=config.free_bytes_min, certificate_seconds=seconds)
 
-    port = watch_port(config.http_listen, unready, collect)
-    await port.start(on_fatal=end_at_once)
+    port = watch_port(config.http_listen, Role.STORAGE, unready, collect)
+    await port.start()
     log.info("metrics and health: http://%s/", port.address)
     return port
 
