@@ -289,8 +289,11 @@ class ReplicaLink:
 
     async def _stream_tail(self) -> None:
         """Send what is in the tail and take the marks, until this replica has fallen out of it."""
-        home = self._home
-        self._sent = self._told = home.core.held(self.name)
+        home, status = self._home, self._home.core.status(self.name)
+        assert status is not None
+        self._sent = home.core.held(self.name)
+        # What the storage knows, not what it holds: it may have been started anew, and have copied without being told.
+        self._told = max(status.committed, min(status.low_mark, self._sent))
         self._owes_since = None
         stream = self._stream = self._port.append(home.partition, home.session)
         try:

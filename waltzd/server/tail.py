@@ -1,8 +1,8 @@
 """The newest records of a partition in memory: what is on its way to the replicas, and what readers ask for most.
 
 Every replica and every hot reader is a cursor into the same runs, so a slow one costs nothing: what is committed may be
-evicted, oldest first, and whoever then stands in front of the tail reads from a storage until it has caught up. What is
-not committed is never evicted; the pipeline bounds it by not taking more. Pure.
+evicted, oldest first, and whoever then stands in front of the tail reads from a storage until it has caught up. The newest
+run and what is not committed are never evicted; the pipeline bounds it by not taking more. Pure.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Tail:
         self.next_id = run.last_id + 1
         self.bytes += _weight(run)
         self.pending_bytes += _weight(run)
+        self._make_room()
 
     def commit(self, mark: int) -> None:
         """Everything up to `mark` may go when there is no room."""
@@ -60,7 +61,11 @@ class Tail:
             self._settled += 1
         if self._joined is not None and self._joined.last_id <= mark:
             self._joined = None
-        while self.bytes > self._bytes_max and self._evicted < self._settled:
+        self._make_room()
+
+    def _make_room(self) -> None:
+        # The newest run stays, however large: sent again, it tells a replica that comes back what is committed.
+        while self.bytes > self._bytes_max and self._evicted < min(self._settled, len(self._runs) - 1):
             self.bytes -= _weight(self._runs[self._evicted])
             self._runs[self._evicted] = _GONE
             self._evicted += 1
