@@ -16,6 +16,7 @@ from waltzd.cluster import REPLICAS, Cluster
 from waltzd.coordinator import Set
 from waltzd.coordinator_memory import MemoryTree
 from waltzd.errors import CannotConnect, MetadataMissing, SessionEnded, WaltzError
+from waltzd.finding import Finding
 from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
 from waltzd.record import encode_payloads
 from waltzd.server.store import OpenSession, Store
@@ -367,6 +368,26 @@ async def test_damage_is_healed_from_the_others() -> None:
         await c.until(lambda: c.is_sound("s1") and c.last_id("s1") == 509)
         assert any("damaged" in line for line in c.storages["s1"].log)
         assert len(c.check_equal()) == 510
+
+
+@story
+async def test_damage_that_is_found_in_the_newest_segment_of_a_live_replica_is_healed_though_nobody_writes() -> None:
+    async with cell() as c:
+        pipeline = await c.opened(await c.own(1))
+        await pipeline.committed(pipeline.append(50, size=30))
+        await c.until(lambda: all(c.last_id(name) == 49 for name in c.storages))
+        storage = c.storages["s0"]
+        assert storage.keeper is not None
+        partition = storage.keeper.directory.partition(0)
+        newest = partition._shelf.path_of(partition._shelf.first_ids[-1])
+        storage.disk.corrupt(newest, storage.disk.size(newest) - 20, b"\xa5")
+        assert [result for result in [found async for found in storage.keeper.verify(0)] if isinstance(result, Finding)]
+        assert not c.is_sound("s0")
+        await c.until(lambda: c.is_sound("s0"))
+        c.check_equal(*c.storages)
+        assert pipeline.ended is None, "the session went on"
+        await pipeline.committed(pipeline.append(5))
+        await c.until(lambda: all(c.last_id(name) == 54 for name in c.storages))
 
 
 @story

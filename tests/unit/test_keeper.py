@@ -60,6 +60,18 @@ class OneFrame:
         raise error
 
 
+class QuietLink(OneFrame):
+    """A link whose owner has nothing to send."""
+
+    def __init__(self) -> None:
+        super().__init__(Frame(run_for(0, 0, 1), -1))
+        self._hung_up = asyncio.Event()
+
+    async def receive(self) -> Frame | None:
+        await self._hung_up.wait()
+        return None
+
+
 def test_proving_a_long_tail_takes_a_turn_for_each_segment() -> None:
     disk = blank_disk()
     directory = open_directory(disk)
@@ -289,24 +301,58 @@ def test_a_flush_of_a_file_that_fails_ends_the_process() -> None:
     assert [type(error) for error in fatal] == [FlushFailed]
 
 
-def test_damage_that_a_verification_finds_is_known_from_then_on() -> None:
-    """Otherwise the owner would not heal it before somebody reads those ids."""
+@pytest.mark.parametrize("which", [1, -1], ids=["sealed", "newest"])
+@pytest.mark.parametrize("how", ["rotten", "gone"])
+def test_damage_that_a_verification_finds_is_known_from_then_on(which: int, how: str) -> None:
+    """Otherwise the owner would not heal it before somebody reads those ids. Also where records still come."""
     disk = blank_disk()
-    directory = open_directory(disk)
-    begin(directory, 0, records=40)
-    sealed = directory.partition(0).sealed_segments()[1][0]
-    directory.close()
-    path = f"{ROOT}/0/{segment_name(sealed)}"
-    disk.corrupt(path, disk.size(path) // 2, b"\xa5")
 
     async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.create_partition(0)
         partition = keeper.directory.partition(0)
+        partition.open_session(1)
+        partition.set_low_mark(1, -1)
+        partition.append(1, [run_for(0, 0, 40)], -1)
+        first_id = partition._shelf.first_ids[which]
+        path = f"{ROOT}/0/{segment_name(first_id)}"
+        if how == "gone":
+            disk.remove(path)
+        else:
+            disk.corrupt(path, disk.size(path) - 30, b"\xa5")
         assert partition.status().is_sound
+        serving = asyncio.create_task(keeper.append(0, 1, QuietLink()))
+        await asyncio.sleep(0)
         found = [result async for result in keeper.verify(0)]
         assert any(isinstance(result, Finding) for result in found)
-        assert partition.status().damaged_segments == (sealed,)
+        assert partition.status().damaged_segments == (first_id,)
+        assert which != -1 or partition.floor == 39, "what it had it owes"
+        async with asyncio.timeout(5):
+            with pytest.raises(PartitionDamaged):
+                await serving  # the owner is told, although it sends nothing
 
     with_keeper(disk, test)
+
+
+def test_a_newest_segment_that_is_healed_for_less_than_it_had_is_not_level() -> None:
+    """What it had acknowledged it must not vouch for before it has it again, whatever a start believes of the end."""
+    disk = blank_disk()
+    directory = open_directory(disk, segment_bytes=1 << 20)
+    partition = begin(directory, 0, records=40)
+    path = f"{ROOT}/0/{segment_name(0)}"
+    disk.corrupt(path, disk.size(path) - 30, b"\xa5")
+    partition.examine(0)
+    assert (partition.last_id, partition.status().damaged_segments) == (39, (0,))
+    installation = partition.begin_installation(1, 0, 0)
+    for piece in (FileHeader(created_ms=0, key=KEY, partition=0, first_id=0).encode(), run_for(0, 0, 39).data):
+        installation.write(piece)
+    installation.prove()
+    status = partition.install(1, installation)
+    assert (status.last_id, status.damaged_segments) == (38, (39,)), status.findings
+    disk.kill()
+    again = open_directory(disk, segment_bytes=1 << 20).partition(0)
+    assert not again.status().is_sound
+    assert again.status().incarnation != status.incarnation
+    disk.kill()
 
 
 def test_a_partition_that_is_made_while_the_storage_closes_is_finished_first() -> None:

@@ -143,6 +143,14 @@ class Healing:
 
     # -- the end of the log
 
+    def owe(self, last_id: int) -> None:
+        """The newest segment is damaged, and this replica has had ids up to here: it is not level before it has them again,
+        and a start takes nothing that is missing below for a write that was torn."""
+        if last_id > self._promise.value.durable:
+            if self._shelf.active is not None:
+                self._shelf.active.index.flush()
+            self._promise.change(durable=last_id)
+
     def end_moved(self, *, is_indexed: bool) -> None:
         """The log ends elsewhere now: find out whether it is as long as it once was, and write that down."""
         shelf, promise = self._shelf, self._promise.value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from time import monotonic_ns
 from uuid import UUID, uuid4
@@ -30,7 +29,6 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.finding import Finding
-from waltzd.layout import first_id_of
 from waltzd.ledger import Marks
 from waltzd.link import Link
 from waltzd.record import Run
@@ -251,15 +249,31 @@ class Keeper:
         try:
             found: Run = await self._run_reading(read)
         except Suspect as question:
-            first = question.first_id
-            await lane.call(lambda: partition.examine(first))
+            await self._examine(lane, question.first_id)
             try:
                 found = await self._run_reading(read)
             except Suspect:
                 raise PartitionDamaged(
-                    f"partition {partition.number}: what is read from the segment at id {first} is not what stands there"
+                    f"partition {partition.number}: what is read from the segment at id {question.first_id} is not what "
+                    "stands there"
                 ) from None
         return found
+
+    async def _examine(self, lane: Lane, first_id: int) -> None:
+        """Damage ends the append streams: the owner opens the replica again, learns of it and heals it, also where nothing
+        is written at the moment."""
+        partition = lane.partition
+        await lane.call(lambda: partition.examine(first_id))
+        status = partition.status()
+        if first_id in status.damaged_segments:
+            finding = status.findings[0]
+            lane.refuse_all(
+                PartitionDamaged(
+                    f"partition {partition.number} is damaged: {finding.sentence()}",
+                    first_id=finding.first_id,
+                    last_id=finding.last_id,
+                )
+            )
 
     async def digest(self, number: int, first_id: int, last_id: int) -> Digest:
         """A hash of records that are known to be committed, from `first_id` as far as one answer goes."""
@@ -355,7 +369,7 @@ class Keeper:
     async def verify(self, number: int) -> AsyncIterator[Finding | PartitionReport]:
         """Everything of one partition that is on the disk, while it goes on being written; the report comes last.
 
-        What is found in a sealed segment is examined: from then on the replica knows of it, so that its owner heals it."""
+        What is found is examined in its turn: from then on the replica knows of it, so that its owner heals it."""
         lane = self._lane(number)
         partition = lane.partition
         cuts = partition.cuts
@@ -379,10 +393,10 @@ class Keeper:
             if result is None:
                 return
             if isinstance(result, Finding):
-                first_id = first_id_of(result.path.rpartition("/")[2])
-                if first_id is not None and first_id in dict(partition.sealed_segments()) and first_id not in examined:
-                    examined[first_id] = None
-                    await lane.call(functools.partial(partition.examine, first_id))
+                for first_id in partition.concerned(result):
+                    if first_id not in examined:
+                        examined[first_id] = None
+                        await self._examine(lane, first_id)
             yield result
 
     async def keep_reserve(self) -> None:

@@ -171,7 +171,7 @@ class Lane:
                 appender.refuse(error)
 
     def refuse_all(self, error: WaltzError) -> None:
-        """Nothing more is taken from anybody: the partition goes away."""
+        """Nothing more is taken from anybody: the partition goes away, or its owner has to look at it again."""
         for appender in self._appenders:
             appender.refuse(error)
 

@@ -85,6 +85,8 @@ class Partition:
         self._proof = Proof(
             disk, shelf, quarantine, self._healing, partition=number, proven_from=proven_from, say=settings.say
         )
+        self.concerned = shelf.concerned
+        """The segments to examine because of what somebody found who read the files."""
         self.cuts = 0
         self.committed = promise.value.committed
         self._checkpoint_id = promise.value.durable
@@ -363,9 +365,8 @@ class Partition:
         if self.last_id < before:
             self.cuts += 1
         self._checkpoint_id = min(self._promise.value.durable, self.last_id)
-        self._settings.say(
-            f"partition {self.number}: took the ids {installation.first_id} to {installation.next_id - 1} as a file"
-        )
+        ids = f"{installation.first_id} to {installation.next_id - 1}"
+        self._settings.say(f"partition {self.number}: took the ids {ids} as a file")
         return self.status()
 
     def _loss_floor(self, session: int) -> int | None:
@@ -430,7 +431,7 @@ class Partition:
         return path
 
     def examine(self, first_id: int) -> None:
-        """A read met wrong bytes in this segment: find out what is wrong with it."""
+        """Somebody met wrong bytes in this segment: find out what is wrong with it."""
         with self._fatal():
             self._proof.examine(first_id)
 

@@ -69,6 +69,8 @@ class Proof:
             active=shelf.active if shelf.is_active(first_id) else None,
             say=self._say,
         )
+        if found and is_last:
+            self._healing.owe(last_id)
         self._quarantine.replace(shelf.path_of(first_id), found)
         for finding in found:
             shelf.miss_for(finding)

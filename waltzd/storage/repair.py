@@ -121,7 +121,7 @@ def examine_segment(
     path = join(directory, segment_name(expected.first_id))
     number = expected.partition
     try:
-        data = active.data if active else disk.open(path)
+        data = active.data if active and disk.exists(path) else disk.open(path)
         header = FileHeader.decode(data.read(0, HEADER_BYTES), path)
         check_header(header, expected, path)
     except (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing) as error:

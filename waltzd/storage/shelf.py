@@ -58,6 +58,13 @@ class Shelf:
         """First and last id of each segment that takes no more records."""
         return [(first_id, self.last_id_of(at)) for at, first_id in enumerate(self.first_ids[:-1])]
 
+    def concerned(self, finding: Finding) -> list[int]:
+        """The first ids of the segments that a finding is about: the one that it names, and those that hold its ids."""
+        found = {first_id_of(finding.path.rpartition("/")[2])} & set(self.first_ids)
+        if finding.first_id is not None and finding.last_id is not None and finding.first_id <= self.last_id:
+            found.update(self.first_ids[self.position_of(finding.first_id) : self.position_of(finding.last_id) + 1])
+        return sorted(first_id for first_id in found if first_id is not None)
+
     def segment_with(self, id_: int) -> tuple[Segment, int]:
         """The segment that holds this id, and the last id of that segment.
 
