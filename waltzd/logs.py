@@ -10,6 +10,7 @@ import logging
 import re
 import sys
 import time
+import traceback
 from collections import deque
 
 from waltzd.process import Event, Events
@@ -36,11 +37,15 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _Strangers(logging.Filter):
-    """Headers of a call that are no text are a mistake of whoever calls, and anybody may. gRPC reads them in another way,
-    and tells of each as of a mistake of ours, with a traceback: as many as somebody likes to send."""
+    """Headers of a call that are no text are a mistake of whoever calls, and anybody may. gRPC tells of each as of
+    a mistake of ours, with tracebacks: as many as somebody likes to send. Of a path that is none, the listener tells."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.name.startswith("grpc") and str(record.msg).startswith("Invalid encoding on "))
+        if record.name.startswith("grpc"):
+            return not (str(record.msg).startswith("Invalid encoding on ") or isinstance(record.msg, UnicodeDecodeError))
+        if record.name == "asyncio" and record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
+            return "_server_main_loop" not in "".join(traceback.format_tb(record.exc_info[2]))
+        return True
 
 
 class Ring(logging.Handler):

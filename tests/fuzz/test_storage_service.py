@@ -261,6 +261,9 @@ def test_a_path_that_is_no_text_ends_nothing(tmp_path: Path) -> None:
 
     with Daemon(tmp_path / "storage") as daemon:
         loop.run(run())
+        assert daemon.stop() == 0
+        assert "Traceback" not in daemon.log
+        assert daemon.log.count("the transport ended its server") == 1
 
 
 def test_headers_that_are_no_text_are_nothing_to_tell_of(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ async def _serve(config: ServerConfig) -> None:
         clients = Listener(config.listen, config.message_bytes_max, tls)
         operators = Listener(config.admin_listen, config.message_bytes_max, tls)
         ends.push_async_callback(_stop, clients, operators)
-        daemon = _Daemon(config, cluster, meta, tls, clients.address.port, operators.address.port)
+        daemon = _Daemon(config, cluster, meta, tls, clients, operators)
         ends.push_async_callback(daemon.close)
         await clients.start(lambda server: add_log_service(server, Desk(daemon.host), daemon.unready), on_fatal=end_at_once)
         await operators.start(
@@ -116,11 +116,10 @@ async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack) -> Non
     from waltzd.watch_port import watch_port
 
     async def collect() -> metrics.Families:
-        found = daemon.describe()
         return metrics.of_server(
-            found,
+            daemon.describe(),
             cluster_partitions=daemon.host.meta.partitions,
-            unready=daemon.why_unready(found),
+            unready=await daemon.unready(),
             commit=daemon.tallies.commit(),
             certificate_seconds=daemon.expiry.seconds_left(),
         )
@@ -141,9 +140,16 @@ class _Daemon:
     """The parts of a server, put together."""
 
     def __init__(
-        self, config: ServerConfig, cluster: Cluster, meta: ClusterMeta, tls: Tls | None, port: int, admin_port: int
+        self,
+        config: ServerConfig,
+        cluster: Cluster,
+        meta: ClusterMeta,
+        tls: Tls | None,
+        clients: Listener,
+        operators: Listener,
     ) -> None:
         self._config = config
+        self._doors = clients, operators
         self._tls = tls
         self.expiry = Expiry(tls)
         self._meta = meta
@@ -151,8 +157,8 @@ class _Daemon:
         self._started = asyncio.get_running_loop().time()
         self._server = ServerMeta(
             name=config.name,
-            listen=str(config.reached_at(port)),
-            admin_listen=str(config.admin_reached_at(admin_port)),
+            listen=str(config.reached_at(clients.address.port)),
+            admin_listen=str(config.admin_reached_at(operators.address.port)),
             instance=uuid4(),
             version=version("waltz"),
             preferred=config.preferred_partitions,
@@ -245,11 +251,10 @@ class _Daemon:
             partitions=self.host.describe(),
         )
 
-    def why_unready(self, found: ServerDescription) -> list[str]:
-        return readiness.of_server(found, is_announced=self.registration.is_announced) + self.expiry.reasons()
-
     async def unready(self) -> list[str]:
-        return self.why_unready(self.describe())
+        shut = [reason for door in self._doors for reason in await door.knock()]
+        ours = readiness.of_server(self.describe(), is_announced=self.registration.is_announced)
+        return ours + shut + self.expiry.reasons()
 
     # -- what the parts are given --------------------------------------------------------------------------------------
 

@@ -112,11 +112,14 @@ async def _serve(
     keeper.start()
     expiry = Expiry(tls)
 
-    async def unready() -> list[str]:
-        return await keeper.unready() + expiry.reasons()
+    def unready_at(ports: Ports) -> Unready:
+        async def unready() -> list[str]:
+            return await keeper.unready() + await ports.knock() + expiry.reasons()
 
-    ports = await start_services(keeper, tls, unready, on_fatal=end_at_once)
-    http = await _watch(config, keeper, expiry, unready)
+        return unready
+
+    ports = await start_services(keeper, tls, unready_at, on_fatal=end_at_once)
+    http = await _watch(config, keeper, expiry, unready_at(ports))
     for found in (await keeper.describe()).assigned:
         is_sound = found.status is not None and found.status.is_sound
         code = found.refused.code if found.refused else None

@@ -199,13 +199,17 @@ class Ports:
     streams: StreamPort
     admin: Listener
 
+    async def knock(self) -> list[str]:
+        """Why nobody gets in."""
+        return [*await self.replicas.knock(), *await self.admin.knock()]
+
     async def stop(self, seconds: float) -> None:
         """No new calls; those that run may go on for so long."""
         await asyncio.gather(self.replicas.stop(seconds), self.streams.stop(seconds), self.admin.stop(seconds))
 
 
 async def start_services(
-    keeper: Keeper, tls: Tls | None, unready: Unready, *, on_fatal: Callable[[BaseException], None]
+    keeper: Keeper, tls: Tls | None, unready: Callable[[Ports], Unready], *, on_fatal: Callable[[BaseException], None]
 ) -> Ports:
     config = keeper.config
     replicas = Listener(config.listen, config.message_bytes_max, tls)
@@ -214,8 +218,9 @@ async def start_services(
     await streams.start(on_fatal)
     service = ReplicaService(keeper, streams.address.port)
     await replicas.start(lambda server: add_ReplicaServicer_to_server(service, server), on_fatal=on_fatal)
-    await admin.start(lambda server: _add_admin_services(keeper, server, unready), on_fatal=on_fatal)
-    return Ports(replicas, streams, admin)
+    ports = Ports(replicas, streams, admin)
+    await admin.start(lambda server: _add_admin_services(keeper, server, unready(ports)), on_fatal=on_fatal)
+    return ports
 
 
 def _add_admin_services(keeper: Keeper, server: Server, unready: Unready) -> None:

@@ -1,0 +1,134 @@
+"""A port of gRPC that a stranger's frame ends, and that is there again at once, whatever still lives on the old one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from tests.fuzz.hostile import PREFACE, SETTINGS, connect, opening
+from tests.process.certificates import Authority
+from tests.process.daemon import KEY
+from waltzd import listener, loop
+from waltzd.listener import Listener
+from waltzd.role import Role
+from waltzd.rpc import Server, open_channel
+from waltzd.setting import Address
+
+SECONDS = 30
+NO_TEXT = opening(1, "/waltz.v1.Log/Mount").replace(b"/waltz.v1.", b"/waltz\xff\xff1.")
+
+
+class Echo(grpc.GenericRpcHandler):
+    """One call: a stream that sends back what comes."""
+
+    def service(self, handler_call_details: Any) -> Any:
+        async def echo(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            async for message in messages:
+                yield message
+
+        if handler_call_details.method != "/echo":
+            return None
+        return grpc.stream_stream_rpc_method_handler(echo, request_deserializer=bytes, response_serializer=bytes)
+
+
+def add_echo(server: Server) -> None:
+    server.add_generic_rpc_handlers((Echo(),))
+
+
+@contextlib.asynccontextmanager
+async def listening(found: Listener) -> AsyncIterator[None]:
+    fatal: list[BaseException] = []
+    await found.start(add_echo, on_fatal=fatal.append)
+    try:
+        async with asyncio.timeout(SECONDS):
+            yield
+    finally:
+        await found.stop(0)
+    assert fatal == []
+
+
+async def spoken(found: Listener) -> Any:
+    """A call that lives; the door was open for it."""
+    call = open_channel(str(found.address)).stream_stream("/echo")()
+    await call.write(b"first")
+    assert await call.read() == b"first"
+    return call
+
+
+async def shut(found: Listener) -> Server:
+    """The server that the frame of a stranger has ended."""
+    before = found._server
+    with connect(str(found.address)) as connection:
+        connection.sendall(PREFACE + SETTINGS + NO_TEXT)
+        while found._server is before:
+            await asyncio.sleep(0.01)
+    return before
+
+
+def test_the_port_opens_again_while_calls_live_on_the_old_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener, "FRESH_SECONDS", 0.0)
+
+    async def run() -> None:
+        found = Listener(Address("127.0.0.1", 0), 1 << 20, None)
+        async with listening(found):
+            calls = [await spoken(found)]
+            for _ in range(listener.RETIRED_MAX):
+                await shut(found)
+                while await found.knock():
+                    pass
+                calls.append(await spoken(found))
+            for call in calls:
+                await call.write(b"second")
+                assert await call.read() == b"second", "what was there goes on"
+            await shut(found)
+            assert await calls[0].code() is grpc.StatusCode.UNAVAILABLE, "only so many are kept"
+            assert not any(call.done() for call in calls[1:])
+            for call in calls:
+                call.cancel()
+
+    loop.run(run())
+    said = [record.getMessage() for record in caplog.records if record.name == "waltz.listener"]
+    assert [line.partition("for the ")[2][0] for line in said] == ["1", "2", "4"]
+
+
+def test_readiness_knocks_at_the_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "FRESH_SECONDS", 0.0)
+    authority = Authority(tmp_path)
+    tls = authority.issue(KEY, Role.SERVER, "one").tls(Role.SERVER)
+
+    async def run() -> None:
+        for found in (Listener(Address("127.0.0.1", 0), 1 << 20, None), Listener(Address("0.0.0.0", 0), 1 << 20, tls)):
+            async with listening(found):
+                assert await found.knock() == []
+                await found._server.stop(0)
+                (reason,) = await found.knock()
+                assert reason.startswith(f"nobody gets in at {found.address}: ")
+
+    loop.run(run())
+
+
+def test_however_many_ask_there_is_one_knock_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        found = Listener(Address("127.0.0.1", 0), 1 << 20, None)
+        knocks = 0
+
+        async def knocked() -> list[str]:
+            nonlocal knocks
+            knocks += 1
+            return ["shut"]
+
+        monkeypatch.setattr(listener, "FRESH_SECONDS", float("inf"))
+        monkeypatch.setattr(found, "_try_the_door", knocked)
+        assert await asyncio.gather(*(found.knock() for _ in range(20))) == [["shut"]] * 20
+        assert knocks == 1
+
+    loop.run(run())
