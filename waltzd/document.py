@@ -339,12 +339,13 @@ def _partition_fields(value: PartitionMeta) -> dict[str, object]:
         "members": list(value.members),
         "replicas": {name: _state_fields(state) for name, state in value.replicas.items()},
         "decision": None if decision is None else {"mark": decision.mark, "session": decision.session},
+        "given_up": {str(rescue): mark for rescue, mark in value.given_up.items()},
     }
 
 
 def _partition(fields: _Object) -> PartitionMeta:
-    session = fields.integer("session")
-    replicas, decision = fields.object("replicas"), fields.object_or_none("decision")
+    session, decision = fields.integer("session"), fields.object_or_none("decision")
+    replicas, given_up = fields.object("replicas"), fields.object("given_up")
     return PartitionMeta(
         generation=fields.integer("generation", most=GENERATION_MAX),
         session=session,
@@ -353,6 +354,7 @@ def _partition(fields: _Object) -> PartitionMeta:
         members=fields.names("members"),
         replicas={name: _state(replicas.object(name)) for name in replicas.keys_of_names()},
         decision=None if decision is None else _decision(decision, session),
+        given_up={rescue: given_up.integer(str(rescue), least=-1) for rescue in given_up.keys_of_partitions()},
     )
 
 

@@ -167,6 +167,9 @@ class PartitionMeta:
     """Its members: a majority of them made its transactions committed."""
     replicas: Mapping[str, ReplicaState] = field(default_factory=dict)
     decision: Decision | None = None
+    given_up: Mapping[int, int] = field(default_factory=dict)
+    """What operators gave up (`waltzctl partition rescue`): session → mark. A replica that has begun no session above that
+    one may know of committed transactions above the mark that this log does not have."""
 
     @property
     def joined(self) -> tuple[str, ...]:
@@ -176,3 +179,8 @@ class PartitionMeta:
             for name in self.members
             if (state := self.replicas.get(name)) is not None and state.session == self.opened and state.closing is None
         )
+
+    def gave_up(self, session: int, certain: int) -> int | None:
+        """Whether an operator gave up what a replica knows to be committed, which has begun no later session than this one:
+        the mark above which that was done. It would never cut it, and other transactions have the same ids now."""
+        return min((mark for rescue, mark in self.given_up.items() if session < rescue and certain > mark), default=None)

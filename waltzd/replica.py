@@ -37,6 +37,12 @@ class ReplicaStatus:
         """A replica that is not does not vouch for what it holds."""
         return not self.findings
 
+    @property
+    def certain(self) -> int:
+        """Up to here it never cuts anything."""
+        known = max(self.low_mark, self.committed)
+        return min(known, self.last_id) if self.is_sound else known
+
     def sentence(self) -> str:
         start = f"partition {self.partition}: "
         if self.findings:

@@ -187,7 +187,7 @@ def rules(module: Module, name: str) -> Iterator[tuple[bool, str]]:
     is_pure = module.package == "waltzd" and module.stem in PURE | PLAIN
     is_plain = module.package == "waltzd.storage" and module.stem in PLAIN_STORAGE
     is_deciding = module.package == "waltzd.server" and module.stem in PURE_SERVER
-    is_planning = module.name == "waltzctl.placement.plan"
+    is_planning = module.name in ("waltzctl.placement.plan", "waltzctl.placement.rescue")
     yield (
         (is_pure or is_plain or is_deciding or is_planning) and is_within(name, WORLD),
         "this module must stay pure, so that the simulator can run it; take the value, or the Disk, as an argument",

@@ -68,6 +68,7 @@ EXAMPLES: dict[str, Document] = {
             "b": ReplicaState(session=4, closing=-1, incarnation=OTHER, is_lost=True),
         },
         decision=Decision(mark=57, session=9),
+        given_up={5: 30, 9: -1},
     ),
     "new-partition": PartitionMeta(generation=1, session=1),
     "leader": Leader("s1"),
@@ -218,7 +219,7 @@ def is_a_key(place: tuple[str, ...]) -> bool:
     """The name of a replica or the number of a partition: there may be fewer of them."""
     if len(place) == 3 and place[0] == "partitions":
         return place[2] not in ("server", "generation")
-    return len(place) == 2 and place[0] in ("replicas", "partitions")
+    return len(place) == 2 and place[0] in ("replicas", "partitions", "given_up")
 
 
 @pytest.mark.parametrize(("name", "place"), FIELDS, ids=lambda value: value if isinstance(value, str) else ".".join(value))

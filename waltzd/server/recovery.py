@@ -166,7 +166,8 @@ class Recovery:
             return None
         if self.is_fresh:
             return EMPTY if self.roles and all(name in self._statuses for name in self.roles) else None
-        known = max([self.meta.low_mark, *(status.committed for status in self._statuses.values())])
+        statuses = [status for status in self._statuses.values() if self._given_up(status) is None]
+        known = max([self.meta.low_mark, *(status.committed for status in statuses)])
         bounds = (self._bounds(name) for name in self.meta.members)
         return decided((max(known, low), max(known, high)) for low, high in bounds)
 
@@ -214,7 +215,12 @@ class Recovery:
     def trusted(self, name: str) -> int:
         """Up to this id, what the replica holds is the log, or the lineage of the session that is being closed."""
         status = self._statuses.get(name)
-        return self._lineage(name, status) if status is not None and status.is_sound else EMPTY
+        if status is None or not status.is_sound or self._given_up(status) is not None:
+            return EMPTY
+        return self._lineage(name, status)
+
+    def _given_up(self, status: ReplicaStatus) -> int | None:
+        return self.meta.gave_up(status.session, status.certain)
 
     def _lineage(self, name: str, status: ReplicaStatus) -> int:
         """The same as if nothing of it were damaged."""
@@ -238,6 +244,12 @@ class Recovery:
             return Wait("it does not answer")
         if self.refusal is not None:
             return Wait("an operator has to decide")
+        given_up = self._given_up(status)
+        if given_up is not None:
+            return GiveUp(
+                f"it holds committed transactions above id {given_up} that a rescue gave up: set it aside with "
+                f"`waltzctl storage recover {name}`"
+            )
         if mark is None:
             return self._while_voting(name, status)
         if name not in self.roles:
@@ -397,6 +409,7 @@ class Recovery:
             low_mark=mark,
             members=self.members,
             replicas=states,
+            given_up=self.meta.given_up,
         )
 
     def has_joined(self, name: str) -> bool:

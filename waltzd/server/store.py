@@ -180,8 +180,11 @@ class Store(Generic[P]):
         )
         following = asyncio.create_task(self._follow_replicas(session, token))
         following.add_done_callback(lambda task: self._look_at_the_end(session, task))
+        others = asyncio.create_task(self._look_for_others(session))
+        others.add_done_callback(lambda task: self._look_at_the_end(session, task))
         try:
             await session.recover()
+            others.cancel()
             self._was_open = True
             self._note(
                 f"open: session {session.session}, generation {self.generation}, from id {session.low_mark + 1} on, with "
@@ -200,8 +203,9 @@ class Store(Generic[P]):
             self._session = None
             # Everything is told to end before anything is waited for: a second cancellation must not leave a link behind.
             following.cancel()
+            others.cancel()
             session.abandon()
-            await asyncio.gather(following, return_exceptions=True)
+            await asyncio.gather(following, others, return_exceptions=True)
             await session.close()
 
     def _drop_pipeline(self, error: WaltzError) -> None:
@@ -272,6 +276,19 @@ class Store(Generic[P]):
                 await session.reassign(replicas, version, await self._cluster.storages())
             except CannotConnect:
                 await asyncio.sleep(self._settings.retry_seconds)
+
+    async def _look_for_others(self, session: StoreSession) -> None:
+        """Until it is open. Who waits for replicas that never come notices in no other way that an operator has decided."""
+        token: object | None = None
+        while True:
+            try:
+                token = await self._cluster.wait_for_partition(self.partition, token)
+                meta, _ = await self._cluster.partition(self.partition)
+            except CannotConnect:
+                await asyncio.sleep(self._settings.retry_seconds)
+                continue
+            if meta is not None and meta.session > session.session:
+                raise ChangedMeanwhile(f"somebody else took session {meta.session} of partition {self.partition}")
 
     @staticmethod
     def _look_at_the_end(session: StoreSession, task: asyncio.Task[None]) -> None:

@@ -13,7 +13,8 @@ class Wait:
 
 @dataclass(frozen=True)
 class GiveUp(Wait):
-    """It is damaged, and nobody who answers holds what it lacks: wait for others, or for an operator."""
+    """It is damaged, and nobody who answers holds what it lacks, or it holds what an operator gave up: wait for others, or
+    for an operator."""
 
 
 @dataclass(frozen=True)
