@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from waltzd.disk import translate
-from waltzd.errors import BadArgument, BadConfig, CannotConnect, NotPermitted, TlsMismatch
+from waltzd.errors import BadArgument, BadConfig, CannotConnect, NotPermitted, TlsMismatch, WrongPeer
 from waltzd.role import Role
 from waltzd.setting import parse_address
 from waltzd.tls import Tls
@@ -96,6 +96,8 @@ async def first_contact(address: str, tls: Tls | None) -> AsyncIterator[None]:
     """Around the first call to a daemon, one that changes nothing: when it cannot be reached, look whether TLS is why."""
     try:
         yield
+    except WrongPeer:
+        raise
     except CannotConnect as error:
         does_tls = await _speaks_tls(address)
         if does_tls is True and tls is None:

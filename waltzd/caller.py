@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Self
 
 import grpc.aio
 
+from waltzd.errors import CannotConnect, WaltzError
 from waltzd.role import Role
-from waltzd.rpc import error_of, open_channel
+from waltzd.rpc import doubt, error_of, open_channel, prove
 from waltzd.tls import Tls
 
 
@@ -40,19 +41,26 @@ class Caller:
 
     async def _call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
         limit = self._seconds if seconds is None else seconds
+        await prove(self._channel, limit)
         try:
             return await method(request, timeout=limit)
         except grpc.aio.AioRpcError as error:
-            raise error_of(error, who=self._who, seconds=limit) from error
+            raise self._lost(error_of(error, who=self._who, seconds=limit)) from error
+
+    def _lost(self, error: WaltzError) -> WaltzError:
+        if isinstance(error, CannotConnect):
+            doubt(self._channel)
+        return error
 
     async def _stream(self, method: Any, request: Any) -> AsyncGenerator[Any, None]:
         """To be closed by whoever may stop early (`aclosing`): a call that nobody reads to its end would stay open, and a
         connection carries a thousand of them."""
+        await prove(self._channel, self._seconds)
         call = method(request)
         try:
             async for message in call:
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
+            raise self._lost(error_of(error)) from error
         finally:
             call.cancel()

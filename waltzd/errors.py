@@ -1174,6 +1174,16 @@ class TlsMismatch(CannotConnect):
     next_step = "use certificates on both sides, or on neither"
 
 
+class WrongPeer(CannotConnect):
+    """Another process answers at the address than the one that is meant: two addresses are crossed, a certificate has
+    another name or role, or another storage's directory is mounted there. Nothing was asked of it, and it does not count as
+    the one that was meant. Correct the address, the certificate or the directory; try again then."""
+
+    code, exit_code, retry = "W4004", EXIT_CONFLICT, Retry.LATER
+    not_done = "nothing was asked of it"
+    next_step = "check the address, and which certificate and directory the process there is configured with"
+
+
 class PortInUse(WaltzError):
     """Another process listens on the address that the configuration names. The daemon did not start."""
 

@@ -20,6 +20,8 @@ from typing import cast
 
 from waltzd.buffer import Buffer
 from waltzd.errors import BadFrame, CannotConnect, WaltzError
+from waltzd.role import Identity
+from waltzd.tls import identity_of
 
 HEAD = struct.Struct(">IB")
 SMALL_BYTES = 64 << 10
@@ -207,11 +209,10 @@ class Connection(asyncio.BufferedProtocol):
         return f"{found[0]}:{found[1]}" if found else "somebody"
 
     @property
-    def names(self) -> list[str]:
-        """The URIs in the other side's certificate; none without one."""
+    def identity(self) -> Identity | None:
+        """Who the other side is, by its certificate; None without one."""
         assert self._transport is not None
-        certificate = self._transport.get_extra_info("peercert") or {}
-        return [value for name, value in certificate.get("subjectAltName", ()) if name == "URI"]
+        return identity_of(self._transport.get_extra_info("ssl_object"))
 
     async def receive(self) -> tuple[Kind, Buffer] | None:
         """None when the other side has no more to say; raises when the connection was lost before. Nonsense is raised once,

@@ -90,6 +90,10 @@ class MountPort(Protocol):
 class ServerPort(Protocol):
     """One server, as a client sees it."""
 
+    def expect(self, name: str | None) -> None:
+        """Where certificates say who answers: only the server of this name may, from now on; None stands for any."""
+        ...
+
     async def locate(self) -> Topology: ...
     async def register(self) -> int:
         """A client id that nobody else ever had or will have."""

@@ -7,7 +7,9 @@ Waltz.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
+import ssl
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 from uuid import UUID
@@ -19,8 +21,8 @@ from google.protobuf.message import DecodeError
 from waltzd.errors import CannotConnect, NotPermitted, PortInUse, WaltzError, tree
 from waltzd.messages import packed_error, unpacked_error, uuid_of
 from waltzd.role import Identity, Role, allowed, dns_name
-from waltzd.setting import Address
-from waltzd.tls import Credentials, Tls
+from waltzd.setting import Address, parse_address
+from waltzd.tls import Credentials, Tls, certificate_at
 
 ERROR_KEY = "waltz-error-bin"
 _ERRORS = tree()
@@ -165,8 +167,14 @@ _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> Identity | None:
     """Who calls, by their certificate; None without one, on a connection in plain text."""
-    names = context.auth_context().get("x509_subject_alternative_name", ())
-    return Identity.among(bytes(name).decode("ascii", "replace") for name in names)
+    # gRPC's own list of names mixes all types: only the certificate says which of them are URIs.
+    found = context.auth_context().get("x509_pem_cert")
+    return None if not found else _identity_of(bytes(next(iter(found))))
+
+
+@functools.lru_cache(maxsize=1024)
+def _identity_of(pem: bytes) -> Identity | None:
+    return Identity.of_certificate(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")))
 
 
 def create_server(message_bytes_max: int, tls: Tls | None = None) -> Server:
@@ -221,37 +229,85 @@ def open_channel(
     name: str | None = None,
 ) -> Any:
     """A channel to one address. With TLS only to a `peer` of that role, in our own cluster, and of that name if it is
-    given; and when our certificate was replaced, new calls use the new one."""
+    given, which `prove` makes sure of before a call; and when our certificate was replaced, new calls use the new one."""
     if tls is None:
         return grpc.aio.insecure_channel(address, options=_options(message_bytes_max))
     assert peer is not None
-    return _FollowingChannel(address, _options(message_bytes_max), tls, dns_name(tls.identity.key, peer, name))
+    return ProvenChannel(address, _options(message_bytes_max), tls, peer, name)
+
+
+async def prove(channel: Any, seconds: float) -> None:
+    """Before a call: whoever answers on this channel is who is meant. Costs nothing while it is connected."""
+    if isinstance(channel, ProvenChannel):
+        await channel.prove(seconds)
+
+
+def doubt(channel: Any) -> None:
+    """After a call that could not be made: whoever answers is looked at again, because it may have another certificate."""
+    if isinstance(channel, ProvenChannel):
+        channel.doubt()
+
+
+def expect(channel: Any, name: str | None) -> None:
+    """From now on only the one of this name may answer."""
+    if isinstance(channel, ProvenChannel):
+        channel.name = name
 
 
 RETIRED_SECONDS = 3600.0
 """How long streams live on that were opened with a certificate that has been replaced."""
+_LOST = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 
 
-class _FollowingChannel:
-    """As much of a channel as stubs use. gRPC reads a certificate when a channel is made; so there is one for each."""
+class ProvenChannel:
+    """As much of a channel as stubs use. gRPC compares DNS names only and cannot be asked for the certificate of whoever
+    answers, so a handshake of our own looks at it first, and the channel then trusts that one certificate and no authority.
+    It is looked at again whenever the channel is not connected: whoever answers may have another one by now. gRPC reads
+    certificates when a channel is made; so there is one channel for each of ours, and of the other side's."""
 
-    def __init__(self, address: str, options: list[tuple[str, int]], tls: Tls, peer_name: str) -> None:
+    def __init__(self, address: str, options: list[tuple[str, int]], tls: Tls, peer: Role, name: str | None) -> None:
         self._address = address
-        self._options = [*options, ("grpc.ssl_target_name_override", peer_name)]
+        self._options = [*options, ("grpc.ssl_target_name_override", dns_name(tls.identity.key, peer, name))]
         self._tls = tls
+        self._peer = peer
+        self.name = name
         self._credentials: Credentials | None = None
+        self._trusted = b""
+        """The other side's certificate."""
+        self._proven: tuple[str | None] | None = None
+        """The name that was asked for when it was looked at."""
         self._channel: grpc.aio.Channel | None = None
+        self._proving = asyncio.Lock()
         self._retired: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
 
-    def _current(self) -> grpc.aio.Channel:
-        found = self._tls.current()
-        if self._channel is None or found is not self._credentials:
+    async def prove(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds), self._proving:
+                if not self._is_proven():
+                    found, name = self._tls.current(), self.name
+                    place = parse_address(self._address)
+                    self._trust(found, await certificate_at(self._tls, place, role=self._peer, name=name))
+                    self._proven = (name,)
+        except TimeoutError:
+            raise CannotConnect(f"{self._address} did not show its certificate within {seconds:g} seconds") from None
+
+    def doubt(self) -> None:
+        self._proven = None
+
+    def _is_proven(self) -> bool:
+        if self._channel is None or self._proven != (self.name,) or self._credentials is not self._tls.current():
+            return False
+        return self._channel.get_state() not in _LOST
+
+    def _trust(self, credentials: Credentials, certificate: bytes) -> None:
+        if self._channel is None or self._credentials is not credentials or self._trusted != certificate:
             if self._channel is not None:
                 self._retire(self._channel)
-            secured = grpc.ssl_channel_credentials(found.ca, found.key, found.certificate)
+            pem = ssl.DER_cert_to_PEM_cert(certificate).encode()
+            secured = grpc.ssl_channel_credentials(pem, credentials.key, credentials.certificate)
             self._channel = grpc.aio.secure_channel(self._address, secured, options=self._options)
-            self._credentials = found
-        return self._channel
+            self._credentials, self._trusted = credentials, certificate
+        self._channel.get_state(try_to_connect=True)
 
     def _retire(self, channel: grpc.aio.Channel) -> None:
         ending = asyncio.get_running_loop().create_task(channel.close(RETIRED_SECONDS))
@@ -272,7 +328,8 @@ class _FollowingChannel:
 
     def _following(self, kind: str, about: tuple[Any, ...], named: dict[str, Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **settings: Any) -> Any:
-            return getattr(self._current(), kind)(*about, **named)(*arguments, **settings)
+            assert self._channel is not None, "`prove` comes first"
+            return getattr(self._channel, kind)(*about, **named)(*arguments, **settings)
 
         return call
 

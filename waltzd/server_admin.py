@@ -25,8 +25,10 @@ class ServerAdminClient(Caller):
     service = ServerAdminStub
     peer = Role.SERVER
 
-    def __init__(self, address: str, key: UUID, *, seconds: float = CALL_SECONDS, tls: Tls | None = None) -> None:
-        super().__init__(address, seconds=seconds, tls=tls)
+    def __init__(
+        self, address: str, key: UUID, *, seconds: float = CALL_SECONDS, tls: Tls | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(address, seconds=seconds, tls=tls, name=name)
         self._key = key
 
     async def describe(self) -> ServerDescription:

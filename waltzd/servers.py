@@ -9,7 +9,7 @@ its way; this end takes that frame as the end of the stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -24,7 +24,7 @@ from waltzd.link import run_of
 from waltzd.log_messages import client_message, heads_of, server_frames, topology_of
 from waltzd.record import HeadArray, Run, first_bad
 from waltzd.role import Role
-from waltzd.rpc import error_of
+from waltzd.rpc import error_of, expect, prove
 from waltzd.tls import Tls
 from waltzd.wire_pb2_grpc import LogStub
 
@@ -45,6 +45,9 @@ class ServerClient(Caller):
         super().__init__(address, seconds=seconds, tls=tls)
         self._key = tls.identity.key if key is None and tls is not None else key
 
+    def expect(self, name: str | None) -> None:
+        expect(self._channel, name)
+
     async def locate(self) -> Topology:
         topology = topology_of(await self._call(self._stub.Locate, wire.LocateRequest()))
         if self._key is None:
@@ -62,7 +65,11 @@ class ServerClient(Caller):
         return int((await self._call(self._stub.Register, request)).client)
 
     def mount(self) -> MountStream:
-        return MountStream(self._stub.Mount(), self.address)
+        return MountStream(self._begin_mount, self.address)
+
+    async def _begin_mount(self) -> Any:
+        await prove(self._channel, self._seconds)
+        return self._stub.Mount()
 
     async def high_water_mark(self, partition: int) -> int:
         request = wire.PartitionRequest(cluster_key=await self._known_key(), partition=partition)
@@ -104,6 +111,7 @@ class ServerClient(Caller):
             last_id=last_id,
             heads_only=heads_only,
         )
+        await prove(self._channel, self._seconds)
         call = self._stub.Fetch(request)
         try:
             while True:
@@ -128,8 +136,10 @@ class ServerClient(Caller):
 class MountStream:
     """The client's end of a mount. There is no deadline in here: how long to wait for what is known to the client only."""
 
-    def __init__(self, call: Any, address: str) -> None:
-        self._call = call
+    def __init__(self, begin: Callable[[], Awaitable[Any]], address: str) -> None:
+        self._begin = begin
+        self._call: Any = None
+        """Begun by the first frame."""
         self._address = address
         self._over: WaltzError | None = None
         """Why this end knows that there is nothing more to say."""
@@ -138,6 +148,8 @@ class MountStream:
         """Waits only while the connection is full."""
         if self._over is not None:
             raise self._over
+        if self._call is None:
+            self._call = await self._begin()
         try:
             await self._ours(self._call.write(client_message(frames)))
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:  # the server has ended the stream
@@ -165,7 +177,8 @@ class MountStream:
     def cancel(self) -> None:
         if self._over is None:
             self._over = CannotConnect(f"the mount at {self._address} was given up here")
-        self._call.cancel()
+        if self._call is not None:
+            self._call.cancel()
 
     async def _ours(self, work: Awaitable[T]) -> T:
         """gRPC says that a task was cancelled when its call was: only what was meant for the task goes through."""

@@ -25,7 +25,7 @@ from waltzd.role import Role, dns_name
 from waltzd.segment_stream import FileSender, received
 from waltzd.setting import parse_address
 from waltzd.stream_frame import FileHello, Hello, mark_of, records_parts, refusal_of
-from waltzd.tls import Tls
+from waltzd.tls import Tls, check_peer
 from waltzd.wire_pb2_grpc import ReplicaStub
 
 ANSWER_BYTES_MAX = 1 << 20
@@ -162,6 +162,12 @@ async def connect(host: str, port: int, kind: Kind, hello: bytes, *, tls: Tls | 
         )
     except (OSError, ssl.SSLError) as error:
         raise CannotConnect(f"cannot open a stream to {host}:{port}: {error}") from error
+    if tls is not None:
+        try:
+            check_peer(connection.identity, f"{host}:{port}", key=tls.identity.key, role=Role.STORAGE, name=name)
+        except CannotConnect as error:
+            connection.lose(error)
+            raise
     await connection.send(kind, (hello,))
     return connection
 

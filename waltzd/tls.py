@@ -9,6 +9,7 @@ looked at for every new connection, and read in any case when somebody asks for 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import ssl
@@ -19,8 +20,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 from uuid import UUID
 
-from waltzd.errors import BadConfig
-from waltzd.role import Identity, Role
+from waltzd.errors import BadConfig, CannotConnect, WrongPeer
+from waltzd.role import Identity, Role, dns_name
+from waltzd.setting import Address
 
 FILE_BYTES_MAX = 1 << 20
 _log = logging.getLogger("waltz.tls")
@@ -132,7 +134,8 @@ class Tls:
         return context
 
     def calling(self) -> ssl.SSLContext:
-        """For connections that we make: whoever answers must be valid for the name that is asked for."""
+        """For connections that we make: whoever answers must be valid for the name that is asked for. `check_peer` follows:
+        a DNS name alone is no proof."""
         return self.current().calling
 
     def _context(self, side: int) -> ssl.SSLContext:
@@ -162,6 +165,7 @@ class Tls:
         identity, ends = _proven(*self._paths)
         answering = _strict(self._context(ssl.PROTOCOL_TLS_SERVER))
         calling = self._context(ssl.PROTOCOL_TLS_CLIENT)
+        calling.set_alpn_protocols(["h2"])  # ports of gRPC talk to nobody else
         if self._signature() != seen:
             raise BadConfig(f"{', '.join(self._paths)} changed while they were read")
         if self._role is not None and identity.role is not self._role:
@@ -204,6 +208,42 @@ def _check_secret(path: str) -> None:
         raise BadConfig(f"{path} can be read or changed by every user of this machine; make it private: chmod 600 {path}")
 
 
+# -- who is at the other end -------------------------------------------------------------------------------------------
+
+
+def identity_of(side: ssl.SSLObject | None) -> Identity | None:
+    """Of the other end of a connection; None without a certificate, or with one that says nothing."""
+    found = None if side is None else side.getpeercert(binary_form=True)
+    return None if found is None else Identity.of_certificate(found)
+
+
+def check_peer(identity: Identity | None, address: str, *, key: UUID, role: Role, name: str | None) -> None:
+    """Whoever answers at an address must be what is meant. An impostor there says nothing about other addresses, so this
+    is as if nobody had answered."""
+    if identity is not None and (identity.key, identity.role) == (key, role) and name in (None, identity.name):
+        return
+    who = "has no identity" if identity is None else f"is that of {identity.uri}"
+    meant = f"waltz://{key}/role/{role}/{name or '…'}"
+    raise WrongPeer(f"the certificate of whoever answers at {address} {who}, not of {meant}")
+
+
+async def certificate_at(tls: Tls, address: Address, *, role: Role, name: str | None) -> bytes:
+    """The certificate, in DER, of whoever answers there; refused when that is somebody else. Nothing is asked."""
+    expected = dns_name(tls.identity.key, role)
+    try:
+        _, writer = await asyncio.open_connection(address.host, address.port, ssl=tls.calling(), server_hostname=expected)
+    except OSError as error:  # ssl's errors too
+        raise CannotConnect(f"cannot connect to {address}: {_reason(error)}") from error
+    try:
+        side: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        check_peer(identity_of(side), str(address), key=tls.identity.key, role=role, name=name)
+        found = side.getpeercert(binary_form=True)
+        assert found is not None
+        return found
+    finally:
+        writer.transport.abort()
+
+
 # -- a handshake in memory ---------------------------------------------------------------------------------------------
 
 
@@ -211,10 +251,9 @@ def _proven(certificate: str, key: str, ca: str) -> tuple[Identity, float]:
     """Who a certificate says that we are, and when it ends."""
     try:
         side = _handshake(certificate, key, ca, hostname=None)
-        names, ends = _names(side), _end(side)
+        identity, ends = identity_of(side), _end(side)
     except (ssl.SSLError, OSError, ValueError) as error:
         raise BadConfig(f"{certificate}, {key} and {ca} do not make a usable certificate: {_reason(error)}") from error
-    identity = Identity.among(names)
     if identity is None:
         raise BadConfig(
             f"{certificate} does not say who it is for: among its names there must be one URI of the form "
@@ -261,13 +300,6 @@ def _handshake(certificate: str, key: str, ca: str, *, hostname: str | None) -> 
         if not waiting:
             return server
     raise ValueError("the handshake does not end")
-
-
-def _names(side: ssl.SSLObject) -> list[str]:
-    found = side.getpeercert() or {}
-    names = found.get("subjectAltName", ())
-    assert isinstance(names, tuple)
-    return [str(entry[1]) for entry in names if isinstance(entry, tuple) and entry[0] == "URI"]
 
 
 def _end(side: ssl.SSLObject) -> float:

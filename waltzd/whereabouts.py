@@ -231,6 +231,7 @@ class Whereabouts:
         held = self._held.get(address)
         if held is None:
             held = self._held[address] = _Held(self._connect(address, self.topology.cluster_key))
+        held.port.expect(next((name for name, where in self.topology.servers if where == address), None))
         held.users += 1
         try:
             yield held.port

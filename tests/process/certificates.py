@@ -92,9 +92,13 @@ class Authority:
         return self.sign([identity.uri], identity.dns_names, file=file or f"{role}-{name}", left=left)
 
     def sign(self, uris: Sequence[str], dns_names: Sequence[str], *, file: str, left: datetime.timedelta = _YEAR) -> Files:
-        key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri) for uri in uris]
         names += [x509.DNSName(name) for name in dns_names]
+        return self.sign_names(names, file=file, left=left)
+
+    def sign_names(self, names: Sequence[x509.GeneralName], *, file: str, left: datetime.timedelta = _YEAR) -> Files:
+        """Names of any type, as an authority may sign them that does not look closely."""
+        key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(_name(file), key, left=left)
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -107,3 +111,17 @@ class Authority:
             key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         )
         return files
+
+
+def mistakable(uri: str) -> dict[str, list[x509.GeneralName]]:
+    """Names that have the text of this URI, and are not it."""
+    dns = x509.DNSName("client.example")
+    return {
+        "dns": [x509.DNSName(uri)],
+        "email": [x509.RFC822Name._init_without_validation(uri)],
+        "nul": [dns, x509.UniformResourceIdentifier(uri + "\0.evil")],
+        "longer": [dns, x509.UniformResourceIdentifier(uri + "/more")],
+        "upper": [dns, x509.UniformResourceIdentifier(uri.upper())],
+        "two": [x509.UniformResourceIdentifier(uri), x509.UniformResourceIdentifier(uri + "2")],
+        "none": [],
+    }

@@ -35,7 +35,7 @@ from waltzd.meta import ClusterMeta, ReplicaSets, StorageMeta
 from waltzd.meta import Role as ReplicaRole
 from waltzd.outcome import Committed, Rejected
 from waltzd.role import Role, dns_name
-from waltzd.rpc import error_of, open_channel
+from waltzd.rpc import error_of, open_channel, prove
 from waltzd.tls import Tls
 from waltzd.zookeeper import ZooKeeperCoordinator
 
@@ -351,12 +351,14 @@ def test_with_certificates_only_those_who_may(
         for address in (server.listen, server.admin_listen):
             for role in (Role.CLIENT, Role.SERVER, Role.OPERATOR):
                 channel = open_channel(address, tls=tls[role], peer=Role.SERVER)
+                await prove(channel, PATIENCE_SECONDS)
                 assert await health(channel) in (SERVING, NOT_SERVING)
                 await channel.close()
         assert "waltz.v1.ServerAdmin" in await asyncio.to_thread(services, server.admin_listen, tls[Role.OPERATOR])
         with pytest.raises(NotPermitted):
             await asyncio.to_thread(services, server.admin_listen, tls[Role.CLIENT])
         channel = open_channel(server.admin_listen, tls=tls[Role.STORAGE], peer=Role.SERVER)
+        await prove(channel, PATIENCE_SECONDS)
         with pytest.raises(NotPermitted):
             await health(channel)
         await channel.close()

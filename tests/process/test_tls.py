@@ -16,20 +16,23 @@ import grpc
 import grpc.aio
 import pytest
 
-from tests.process.certificates import Authority, Files
+from tests.process.certificates import Authority, Files, mistakable
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.test_storage import append, runs_of
 from waltzd import loop
 from waltzd import wire_pb2 as wire
 from waltzd import wire_pb2_grpc as services
-from waltzd.errors import CannotConnect, NoSuchPartition, NotPermitted, WaltzError
-from waltzd.role import RIGHTS, Role
-from waltzd.rpc import create_server, error_of, listen, open_channel
+from waltzd.errors import CannotConnect, NoSuchPartition, NotPermitted, WaltzError, WrongPeer
+from waltzd.frame import Credit
+from waltzd.framing import HEAD, Kind
+from waltzd.role import RIGHTS, Identity, Role
+from waltzd.rpc import create_server, error_of, listen, open_channel, prove
+from waltzd.server_admin import ServerAdminClient
 from waltzd.servers import ServerClient
 from waltzd.setting import Address
 from waltzd.storage_admin import AdminClient
 from waltzd.storages import AppendStream, ReplicaClient
-from waltzd.stream_frame import Hello
+from waltzd.stream_frame import Hello, refusal_of
 from waltzd.tls import Tls
 
 MakeDaemon = Callable[..., Daemon]
@@ -282,6 +285,90 @@ def test_a_certificate_without_an_identity_may_do_nothing(authority: Authority) 
     loop.run(check())
 
 
+@pytest.mark.parametrize("kind", sorted(mistakable("")))
+def test_a_text_that_looks_like_an_operator_is_none(make_daemon: MakeDaemon, authority: Authority, kind: str) -> None:
+    """On the ports of gRPC and on that of streams, whatever type of name it stands in."""
+    daemon, _ = secured(make_daemon, authority)
+    ports = ((daemon.admin_listen, Role.OPERATOR), (daemon.stream_listen, Role.SERVER))
+
+    async def check() -> None:
+        for address, role in ports:
+            eve = authority.sign_names(mistakable(Identity(KEY, role, "eve").uri)[kind], file=f"eve-{role}")
+            if role is Role.OPERATOR:
+                options = [("grpc.ssl_target_name_override", f"storage.{KEY}.waltz")]
+                given = [path.read_bytes() for path in (authority.ca, eve.key, eve.certificate)]
+                async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*given), options) as channel:
+                    with pytest.raises(NotPermitted):
+                        await reach(channel, "/waltz.v1.StorageAdmin/Describe")
+                continue
+            calling = ssl.create_default_context(cafile=str(authority.ca))
+            calling.load_cert_chain(eve.certificate, eve.key)
+            reader, writer = await asyncio.open_connection(
+                *address.rsplit(":", 1), ssl=calling, server_hostname=f"storage.{KEY}.waltz"
+            )
+            hello = Hello(KEY, 0, 1).encode()
+            writer.write(HEAD.pack(len(hello), Kind.HELLO) + hello)
+            answer = await reader.read()
+            writer.close()
+            assert answer[4] == Kind.REFUSED
+            assert isinstance(refusal_of(answer[5:]), NotPermitted)
+
+    loop.run(check())
+
+
+@pytest.mark.parametrize("kind", ["a client", "no identity", "a wildcard", "another server", "a storage", "itself"])
+def test_only_the_certificate_of_that_server_answers_as_it(authority: Authority, kind: str) -> None:
+    """The DNS names of a server do not make one, in no certificate that the authority signed."""
+    names = Identity(KEY, Role.SERVER, "one").dns_names
+    files = {
+        "a client": lambda: authority.sign([Identity(KEY, Role.CLIENT, "eve").uri], names, file="eve"),
+        "no identity": lambda: authority.sign([], names, file="eve"),
+        "a wildcard": lambda: authority.sign([], [f"*.{KEY}.waltz", f"*.server.{KEY}.waltz"], file="eve"),
+        "another server": lambda: authority.sign([Identity(KEY, Role.SERVER, "two").uri], names, file="eve"),
+        "a storage": lambda: authority.sign([Identity(KEY, Role.STORAGE, "one").uri], names, file="eve"),
+        "itself": lambda: authority.issue(KEY, Role.SERVER, "one"),
+    }[kind]()
+    asked: list[str] = []
+
+    class Counting(Everything):
+        def service(self, handler_call_details: Any) -> Any:
+            asked.append(handler_call_details.method)
+            return super().service(handler_call_details)
+
+    async def check() -> None:
+        daemon = grpc.aio.server()
+        daemon.add_generic_rpc_handlers((Counting(),))
+        pair = [(files.key.read_bytes(), files.certificate.read_bytes())]
+        given = grpc.ssl_server_credentials(pair, authority.ca.read_bytes(), require_client_auth=True)
+        address = f"127.0.0.1:{daemon.add_secure_port('127.0.0.1:0', given)}"
+        await daemon.start()
+        app = authority.issue(KEY, Role.CLIENT, "app").tls(Role.CLIENT)
+        operator = authority.issue(KEY, Role.OPERATOR, "ann").tls(Role.OPERATOR)
+        client = ServerClient(address, KEY, seconds=5, tls=app)
+        client.expect("one")
+        try:
+            if kind == "itself":
+                channel = open_channel(address, tls=app, peer=Role.SERVER, name="one")
+                await prove(channel, 5)
+                assert await reach(channel, "/waltz.v1.Log/Locate") == b"reached"
+                await channel.close()
+                return
+            for call in (
+                client.locate,
+                lambda: client.mount().send([Credit(1)]),
+                lambda: anext(client.fetch(0, 0)),
+                ServerAdminClient(address, KEY, seconds=5, tls=operator, name="one").describe,
+            ):
+                with pytest.raises(WrongPeer):
+                    await call()
+        finally:
+            await client.close()
+            await daemon.stop(0)
+        assert not asked
+
+    loop.run(check())
+
+
 # -- replaced while they run -------------------------------------------------------------------------------------------
 
 
@@ -321,6 +408,26 @@ def test_a_daemon_shows_a_new_certificate_without_a_restart(
     files.certificate.write_text("garbage")
     assert peer_of(address, authority, server) == after
     assert "stays in use" in daemon.log
+
+
+def test_a_caller_goes_on_with_a_daemon_that_came_back_with_another_certificate(
+    make_daemon: MakeDaemon, authority: Authority
+) -> None:
+    daemon, files = secured(make_daemon, authority)
+    operator = authority.issue(KEY, Role.OPERATOR, "ann")
+
+    async def work() -> None:
+        async with AdminClient(daemon.admin_listen, KEY, seconds=5, tls=operator.tls(Role.OPERATOR), name="s1") as tool:
+            await tool.describe()
+            daemon.stop()
+            with pytest.raises(CannotConnect):
+                await tool.describe()
+            replace(files, authority.issue(KEY, Role.STORAGE, "s1", file="new"))
+            daemon.settings["admin_listen"] = daemon.admin_listen
+            daemon.start()
+            await tool.describe()
+
+    loop.run(work())
 
 
 def test_a_server_uses_its_new_certificate_and_streams_go_on(make_daemon: MakeDaemon, authority: Authority) -> None:

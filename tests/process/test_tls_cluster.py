@@ -121,8 +121,9 @@ def test_an_operator_makes_a_cluster_and_looks_at_it(
     assert (code, out) == (9, "")
     assert "W2024" in err
     code, out, err = create(*operator, name="s2")
-    assert (code, out) == (6, "")
-    assert "the name in its certificate must be s2" in err
+    assert (code, out) == (4, "")
+    assert "W4004" in err
+    assert "/role/storage/s1, not of" in err
     code, out, err = create(*operator, address="127.0.0.1:1")
     assert (code, out) == (6, "")
     assert f"`cluster_key: {KEY}`" in err, "the key that is proposed is the one that certificates are there for"

@@ -281,6 +281,9 @@ class SimServerPort(_Port[Desk]):
     async def _known_key(self) -> UUID:
         return self._key or (await self.locate()).cluster_key
 
+    def expect(self, name: str | None) -> None:
+        pass
+
     async def register(self) -> int:
         key = await self._known_key()
         return await self._ask(lambda desk: desk.register(key))

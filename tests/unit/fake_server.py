@@ -262,6 +262,9 @@ class FakeServer:
             servers=tuple((f"s{i}", address) for i, address in enumerate(self.cluster.addresses)),
         )
 
+    def expect(self, name: str | None) -> None:
+        pass
+
     async def register(self) -> int:
         await self._reach()
         self.cluster.clients += 1

@@ -303,6 +303,9 @@ class Room:
             cluster="test", cluster_key=KEY, places=(nobody, nobody, nobody, place), servers=(("one", "127.0.0.1:1"),)
         )
 
+    def expect(self, name: str | None) -> None:
+        pass
+
     async def register(self) -> int:
         self.registered += 1
         return self.registered

@@ -48,6 +48,9 @@ class Server:
         place = Place(generation=3, server=self.owner, address=None if self.owner is None else "a:1")
         return Topology(cluster="trial", cluster_key=KEY, places=(place,) * 4, servers=(("a", "a:1"),))
 
+    def expect(self, name: str | None) -> None:
+        pass
+
     async def register(self) -> int:
         return 5
 

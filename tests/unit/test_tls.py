@@ -15,10 +15,10 @@ from uuid import UUID
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from tests.process.certificates import Authority, Files
-from waltzd.errors import BadConfig
+from tests.process.certificates import Authority, Files, mistakable
+from waltzd.errors import BadConfig, CannotConnect
 from waltzd.role import RIGHTS, Identity, Role, dns_name
-from waltzd.tls import Tls
+from waltzd.tls import Tls, check_peer
 from waltzd.wire_pb2 import DESCRIPTOR
 
 KEY, OTHER = UUID("00112233-4455-6677-8899-aabbccddeeff"), UUID(int=5)
@@ -120,6 +120,47 @@ def test_an_encrypted_key_is_refused_without_asking_anybody(authority: Authority
     form, lock = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
     files.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, lock))
     assert "usable" in refusal(files)
+
+
+# -- who a certificate is for ------------------------------------------------------------------------------------------
+
+
+def der(files: Files) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(files.certificate.read_text())
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_certificate_is_read_as_it_is_written(authority: Authority, role: Role) -> None:
+    assert Identity.of_certificate(der(authority.issue(KEY, role, "ann"))) == Identity(KEY, role, "ann")
+
+
+@pytest.mark.parametrize("kind", sorted(mistakable("")))
+def test_only_a_uri_says_who_somebody_is_and_only_exactly(authority: Authority, kind: str) -> None:
+    names = mistakable(Identity(KEY, Role.OPERATOR, "eve").uri)[kind]
+    assert Identity.of_certificate(der(authority.sign_names(names, file="eve"))) is None
+
+
+def test_a_damaged_certificate_is_nobodys(authority: Authority) -> None:
+    """Whatever is cut off or changed: an answer, and never another role or cluster."""
+    whole, identity = der(authority.issue(KEY, Role.CLIENT, "ann")), Identity(KEY, Role.CLIENT, "ann")
+    for size in range(len(whole)):
+        assert Identity.of_certificate(whole[:size]) is None
+    for at in range(len(whole)):
+        for value in (0x00, 0x30, 0x80, 0x84, 0xFF):
+            found = Identity.of_certificate(whole[:at] + bytes([value]) + whole[at + 1 :])
+            assert found is None or found.uri == identity.uri or found.role is not Role.OPERATOR
+
+
+def test_whoever_answers_must_be_what_is_meant() -> None:
+    def look(found: Identity | None, name: str | None = "s1") -> None:
+        check_peer(found, "a:1", key=KEY, role=Role.STORAGE, name=name)
+
+    look(Identity(KEY, Role.STORAGE, "s1"))
+    look(Identity(KEY, Role.STORAGE, "s2"), None)
+    others = Identity(KEY, Role.STORAGE, "s2"), Identity(KEY, Role.SERVER, "s1"), Identity(OTHER, Role.STORAGE, "s1")
+    for other in (None, *others):
+        with pytest.raises(CannotConnect, match="the certificate of whoever answers at a:1"):
+            look(other)
 
 
 # -- replaced files ----------------------------------------------------------------------------------------------------

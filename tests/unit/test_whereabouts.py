@@ -32,6 +32,9 @@ class Server:
             raise CannotConnect("no answer")
         return Topology(cluster="c", cluster_key=KEY, places=(self.place,), servers=(("a", "a:1"), ("b", "b:1")))
 
+    def expect(self, name: str | None) -> None:
+        pass
+
     async def register(self) -> int:
         if self.refusals:
             self.refusals -= 1
@@ -110,6 +113,9 @@ def test_a_client_id_is_waited_for_while_the_coordinator_is_away() -> None:
 
 def test_a_server_that_went_while_another_one_is_being_closed() -> None:
     class Port:
+        def expect(self, name: str | None) -> None:
+            pass
+
         async def locate(self) -> Topology:
             place = Place(generation=1, server="a", address="a:1")
             return Topology(

@@ -33,6 +33,7 @@ from waltzd.errors import (
     PartitionOffline,
     TlsMismatch,
     WaltzError,
+    WrongPeer,
 )
 from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
 from waltzd.replica import PartitionDescription, StorageDescription
@@ -150,11 +151,11 @@ async def _describe_all(wish: Wish, tls: Tls | None) -> dict[str, StorageDescrip
     silent: dict[str, CannotConnect] = {}
 
     async def ask(storage: StorageMeta) -> None:
-        async with AdminClient(storage.admin_listen, NO_KEY, seconds=CALL_SECONDS, tls=tls) as stranger:
+        async with AdminClient(storage.admin_listen, NO_KEY, seconds=CALL_SECONDS, tls=tls, name=storage.name) as stranger:
             try:
                 async with first_contact(storage.admin_listen, tls):
                     found[storage.name] = await stranger.describe()
-            except TlsMismatch:
+            except (TlsMismatch, WrongPeer):
                 raise  # to start it as it is would not help
             except CannotConnect as error:
                 silent[storage.name] = error
@@ -291,7 +292,7 @@ async def _create_replicas(
         ]
         results: dict[int, WaltzError | None] = {}
         if missing:
-            async with AdminClient(storage.admin_listen, key, seconds=CALL_SECONDS, tls=tls) as admin:
+            async with AdminClient(storage.admin_listen, key, seconds=CALL_SECONDS, tls=tls, name=storage.name) as admin:
                 try:
                     results = await admin.create_partitions(missing)
                 except WaltzError as error:

@@ -93,15 +93,16 @@ async def arrival(cluster: Cluster, wanted: Handover, *, key: UUID, tls: Tls | N
 
     began = time.monotonic()
     async with AsyncExitStack() as stack:
-        clients: dict[str, ServerAdminClient] = {}
+        clients: dict[tuple[str, str], ServerAdminClient] = {}
         line = stack.enter_context(console(to_stderr=True).status(Text("looking")))
 
         async def ask(server: ServerMeta) -> ServerDescription | WaltzError:
-            if server.admin_listen not in clients:
-                client = ServerAdminClient(server.admin_listen, key, seconds=CALL_SECONDS, tls=tls)
-                clients[server.admin_listen] = await stack.enter_async_context(client)
+            place = server.name, server.admin_listen
+            if place not in clients:
+                client = ServerAdminClient(server.admin_listen, key, seconds=CALL_SECONDS, tls=tls, name=server.name)
+                clients[place] = await stack.enter_async_context(client)
             try:
-                return await clients[server.admin_listen].describe()
+                return await clients[place].describe()
             except WaltzError as error:
                 return error
 

@@ -109,7 +109,7 @@ def check_addresses(now: Situation, storage: StorageMeta) -> None:
 async def check_storage(now: Situation, storage: StorageMeta, tls: Tls | None) -> StorageDescription:
     """It answers at both addresses, belongs to this cluster, and is no other storage of it; what it says of itself."""
     meta = now.found.meta
-    stranger = AdminClient(storage.admin_listen, NO_KEY, seconds=CALL_SECONDS, tls=tls)
+    stranger = AdminClient(storage.admin_listen, NO_KEY, seconds=CALL_SECONDS, tls=tls, name=storage.name)
     async with stranger, first_contact(storage.admin_listen, tls):
         said = await stranger.describe()
     if said.cluster_key != meta.key:

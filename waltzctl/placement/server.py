@@ -153,7 +153,8 @@ async def look_before(cluster: Cluster, reach: Reach, server: str) -> tuple[Pict
     """And the partitions that the server has to give away, or has not closed yet."""
     found = await Picture.of(cluster)
     address = meta_of(found, server).admin_listen
-    async with ServerAdminClient(address, found.meta.key, tls=reach.tls) as admin, first_contact(address, reach.tls):
+    admin = ServerAdminClient(address, found.meta.key, tls=reach.tls, name=server)
+    async with admin, first_contact(address, reach.tls):
         said = await admin.describe()
     assigned = (number for number, owner in enumerate(found.assignment.owners) if owner.server == server)
     return found, sorted({*assigned, *(held.partition for held in said.partitions)})
@@ -161,7 +162,8 @@ async def look_before(cluster: Cluster, reach: Reach, server: str) -> tuple[Pict
 
 async def announce(reach: Reach, found: Picture, server: str, *, is_draining: bool) -> None:
     address = found.servers[server].admin_listen
-    async with ServerAdminClient(address, found.meta.key, tls=reach.tls) as admin, first_contact(address, reach.tls):
+    admin = ServerAdminClient(address, found.meta.key, tls=reach.tls, name=server)
+    async with admin, first_contact(address, reach.tls):
         await admin.drain(is_draining)
 
 

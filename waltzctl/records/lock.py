@@ -84,7 +84,7 @@ async def _ask(cluster: Cluster, reach: Reach, partition: int, lock: Lock) -> tu
         said = "no server owns it" if owner is None else f"its owner {owner} is not up"
         raise PartitionsClosed(f"nobody can be asked about locks of partition {partition}: {said}")
     address = servers[owner].admin_listen
-    admin = ServerAdminClient(address, meta.key, seconds=CALL_SECONDS, tls=reach.tls)
+    admin = ServerAdminClient(address, meta.key, seconds=CALL_SECONDS, tls=reach.tls, name=owner)
     async with admin, first_contact(address, reach.tls):
         return owner, await admin.explain_lock(partition, lock.hash)
 

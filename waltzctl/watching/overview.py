@@ -315,7 +315,7 @@ class _Clock:
 async def _server(meta: ServerMeta, key: UUID, tls: Tls | None, seconds: float, *, is_registered: bool) -> ServerView:
     """One that is registered is the very process that did it."""
     clock = _Clock()
-    async with ServerAdminClient(meta.admin_listen, key, seconds=seconds, tls=tls) as admin:
+    async with ServerAdminClient(meta.admin_listen, key, seconds=seconds, tls=tls, name=meta.name) as admin:
         try:
             async with first_contact(meta.admin_listen, tls):
                 said = await admin.describe()

@@ -154,7 +154,7 @@ class Listening:
         found = self._clients.get((kind, name, address))
         if found is None:
             if kind == "server":
-                found = ServerAdminClient(address, self._key, seconds=self._seconds, tls=self._tls)
+                found = ServerAdminClient(address, self._key, seconds=self._seconds, tls=self._tls, name=name)
             else:
                 found = AdminClient(address, self._key, seconds=self._seconds, tls=self._tls, name=name)
             self._clients[kind, name, address] = found

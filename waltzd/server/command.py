@@ -292,7 +292,10 @@ class _Daemon:
 
     async def _is_alive(self, server: ServerMeta) -> bool:
         """Only the process itself can say so: its address may belong to another one by now, or to us."""
-        async with ServerAdminClient(server.admin_listen, self._meta.key, seconds=ALIVE_SECONDS, tls=self._tls) as client:
+        asked = ServerAdminClient(
+            server.admin_listen, self._meta.key, seconds=ALIVE_SECONDS, tls=self._tls, name=server.name
+        )
+        async with asked as client:
             try:
                 return (await client.describe()).instance == server.instance
             except WaltzError as error:

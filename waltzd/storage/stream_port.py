@@ -16,7 +16,7 @@ from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, Walt
 from waltzd.framing import Connection, Kind
 from waltzd.link import Frame
 from waltzd.messages import status_message
-from waltzd.role import Identity, Role
+from waltzd.role import Role
 from waltzd.segment_stream import FileSender, received
 from waltzd.setting import Address
 from waltzd.storage.keeper import Keeper
@@ -139,7 +139,7 @@ class StreamPort:
         except TimeoutError:
             return None
         if self._tls is not None:
-            caller = Identity.among(connection.names)
+            caller = connection.identity
             if caller is None or caller.role is not Role.SERVER or caller.key != self._tls.identity.key:
                 raise NotPermitted("only servers of this cluster have streams")
         match found:

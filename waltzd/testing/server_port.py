@@ -114,6 +114,9 @@ class ServerPort:
             raise ForeignCluster(f"this server belongs to the cluster {topology.cluster_key}, not to {self._key}")
         return topology
 
+    def expect(self, name: str | None) -> None:
+        """There are no certificates here."""
+
     async def register(self) -> int:
         return await self._find().desk.register(self._known_key())
 
