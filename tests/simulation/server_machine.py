@@ -14,7 +14,7 @@ from waltzd.frame import Limits
 from waltzd.meta import ServerMeta, StorageMeta
 from waltzd.server.desk import Desk
 from waltzd.server.pipeline import PipelineSettings
-from waltzd.server.store_session import StoreSettings
+from waltzd.server.store_settings import StoreSettings
 from waltzd.testing.server import LocalServer
 
 

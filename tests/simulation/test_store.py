@@ -20,7 +20,7 @@ from waltzd.finding import Finding
 from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
 from waltzd.record import encode_payloads
 from waltzd.server.store import OpenSession, Store
-from waltzd.server.store_session import StoreSettings
+from waltzd.server.store_settings import StoreSettings
 from waltzd.server.ticker import Ticker
 
 SETTINGS = StoreSettings(
@@ -426,7 +426,7 @@ async def test_two_of_three_are_replaced_at_once() -> None:
         async with asyncio.timeout(20):
             while await members() != ("s0", "s3", "s4"):
                 await asyncio.sleep(0.05)
-        pipeline = await c.opened(store, above=pipeline.session.session)
+        assert pipeline.ended is None
         c.storages["s0"].kill()
         last_id = pipeline.append(1)
         await pipeline.committed(last_id)
@@ -442,7 +442,7 @@ async def test_a_learner_copies_and_becomes_a_member() -> None:
         sets, version = await c.cluster.replicas()
         roles = {**sets.partitions[0], "s3": Role.LEARNER}
         await c.cluster.save_replicas(ReplicaSets(partitions={0: roles}), version)
-        later = await c.opened(store, above=pipeline.session.session)
+        await c.opened(store, above=1)
         sets, version = await c.cluster.replicas()
         assert sets.partitions[0]["s3"] is Role.MEMBER
         meta, _ = await c.cluster.partition(0)
@@ -450,7 +450,9 @@ async def test_a_learner_copies_and_becomes_a_member() -> None:
         assert meta.members == ("s0", "s1", "s2", "s3")
         del roles["s0"]
         await c.cluster.save_replicas(ReplicaSets(partitions={0: {**roles, "s3": Role.MEMBER}}), version)
-        last = await c.opened(store, above=later.session.session)
+        last = await c.opened(store, above=2)
+        assert last is pipeline, "whoever uses the log notices nothing"
+        await c.until(lambda: store.describe().step == "OPEN")
         await last.committed(last.append(1))
         meta, _ = await c.cluster.partition(0)
         assert meta is not None
@@ -590,8 +592,8 @@ async def test_a_promotion_that_is_tried_again_does_not_undo_what_an_operator_di
         sets, version = await c.cluster.replicas()
         roles = {**sets.partitions[0], "s3": Role.LEARNER}
         await c.cluster.save_replicas(ReplicaSets(partitions={0: roles}), version)
-        await c.opened(store, above=pipeline.session.session)
-        assert was_refused
+        await c.opened(store, above=1)
+        await c.until(lambda: was_refused and store.describe().step == "OPEN")
         sets, version = await c.cluster.replicas()
         assert "s4" in sets.partitions[0]
 

@@ -37,9 +37,27 @@ class Replica:
             raise self.fails
 
 
-def read(**replicas: Replica) -> list[int]:
-    links = cast("dict[str, ReplicaLink]", replicas)
-    reader = ReplicaReader(0, 7, links, held=lambda name: 99, seconds=1.0)
+class Log:
+    def __init__(self, replicas: dict[str, Replica], beginnings: int = 0) -> None:
+        self.partition, self.session = 0, 7
+        self.links = cast("dict[str, ReplicaLink]", replicas)
+        self.beginnings = beginnings
+
+    @property
+    def is_beginning(self) -> bool:
+        """The replicas can be read when this was asked so often."""
+        self.beginnings -= 1
+        if self.beginnings == 0:
+            for link in self.links.values():
+                cast(Replica, link).is_readable = True
+        return self.beginnings >= 0
+
+    def held(self, _name: str) -> int:
+        return 99
+
+
+def read(*, beginnings: int = 0, **replicas: Replica) -> list[int]:
+    reader = ReplicaReader(Log(replicas, beginnings), seconds=1.0)
 
     async def run() -> list[int]:
         return [id_ async for run in reader.read(10, 19, 1 << 20) for id_ in range(run.first_id, run.last_id + 1)]
@@ -65,3 +83,8 @@ def test_another_one_goes_on_where_one_failed() -> None:
 def test_nobody_who_could_be_asked() -> None:
     with pytest.raises(NotReadable, match="none that holds them"):
         read(a=Replica(readable=False))
+
+
+def test_a_reader_waits_for_a_session_that_begins() -> None:
+    """The storages refuse the one before, and nobody is there for the new one yet."""
+    assert read(a=Replica(readable=False), b=Replica(readable=False), beginnings=3) == list(range(10, 20))

@@ -45,7 +45,7 @@ from waltzd.server.pipeline import Pipeline, PipelineSettings
 from waltzd.server.registration import Registration
 from waltzd.server.service import add_log_service
 from waltzd.server.store import OpenSession, Store
-from waltzd.server.store_session import TICK_SECONDS, StoreSettings
+from waltzd.server.store_settings import TICK_SECONDS, StoreSettings
 from waltzd.server.tally import Tallies
 from waltzd.server.ticker import Ticker
 from waltzd.server_admin import ServerAdminClient

@@ -59,12 +59,17 @@ class Home(Protocol):
     """Rings when the tail grew, or somebody should look again."""
 
     @property
-    def open_tail(self) -> Tail | None:
-        """None until the session is open."""
+    def is_open(self) -> bool: ...
+    @property
+    def tail(self) -> Tail:
+        """Once the session is open."""
         ...
 
     @property
-    def tail(self) -> Tail: ...
+    def sendable(self) -> int:
+        """The last id in the tail that this session may send."""
+        ...
+
     @property
     def committed(self) -> int: ...
     def acknowledged(self, name: str, mark: int) -> None: ...
@@ -249,7 +254,7 @@ class ReplicaLink:
                     self.state, self.story = State.DAMAGED, f"the damaged segment {segment} is being replaced"
                     core.changed(self.name, await home.copier(self.name).heal(segment, last_id, sources))
                 case Level():
-                    if home.open_tail is not None:
+                    if home.is_open:
                         return
                     self.story = "level"
                     await home.decided.wait(seen)
@@ -323,15 +328,15 @@ class ReplicaLink:
         loop = asyncio.get_running_loop()
         while True:
             seen = home.appended.rings
-            first_id = self._sent + 1
+            first_id, last_id = self._sent + 1, home.sendable
             if first_id < tail.first_id:
                 self.state = State.SLOW
                 return
-            run = tail.joined_from(first_id, tail.next_id - 1, FRAME_BYTES)
+            run = tail.joined_from(first_id, last_id, FRAME_BYTES)
             if run is None:
-                if self._told < home.committed and self._is_quiet and tail.first_id < tail.next_id:
+                if self._told < home.committed and self._is_quiet and tail.first_id <= last_id:
                     # Nothing new to send, but a new committed mark to tell: the last record carries it again.
-                    run = tail.joined_from(tail.next_id - 1, tail.next_id - 1, FRAME_BYTES)
+                    run = tail.joined_from(last_id, last_id, FRAME_BYTES)
                 else:
                     await home.appended.wait(seen)
                     continue

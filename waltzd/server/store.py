@@ -28,20 +28,25 @@ from waltzd.owner import OwnedPartition, OwnedReplica, PartitionStatistics
 from waltzd.port import ReplicaPort
 from waltzd.record import Run
 from waltzd.server.bell import Bell
-from waltzd.server.store_session import StoreSession, StoreSettings
+from waltzd.server.documents import Documents
+from waltzd.server.store_session import StoreSession
+from waltzd.server.store_settings import StoreSettings
 from waltzd.server.tail import Tail
 from waltzd.server.ticker import Ticker
 
 
 class OpenSession(Protocol):
-    """What a pipeline gets: the log at its end, for as long as the session lives."""
+    """What a pipeline gets: the log at its end, for as long as it is ours without a break."""
 
     @property
     def partition(self) -> int: ...
     @property
     def generation(self) -> int: ...
     @property
-    def session(self) -> int: ...
+    def session(self) -> int:
+        """Rises when it gives way to another one of the same owner, with nothing in between."""
+        ...
+
     @property
     def low_mark(self) -> int:
         """The mark at which it opened."""
@@ -127,8 +132,8 @@ class Store(Generic[P]):
         that the next owner has nothing to find out."""
         self._is_closing = True
         session, task = self._session, self.task
-        if hand_over and session is not None and session.live is not None:
-            session.ask_for_another("it is handed over")
+        if hand_over and session is not None and self._pipeline is not None:
+            session.ask_to_end()
             await asyncio.wait((task,), timeout=3 * self._settings.hand_over_seconds)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -163,14 +168,17 @@ class Store(Generic[P]):
         cluster = self._cluster
         token = await cluster.wait_for_replicas(None)
         meta, version = await self._take_session()
-        replicas, replicas_version = await cluster.replicas()
+        documents = Documents(
+            cluster,
+            self.partition,
+            version=version,
+            replicas=await cluster.replicas(),
+            retry_seconds=self._settings.retry_seconds,
+        )
         session = self._session = StoreSession(
             self.partition,
             meta=meta,
-            version=version,
-            cluster=cluster,
-            replicas=replicas,
-            replicas_version=replicas_version,
+            documents=documents,
             storages=await cluster.storages(),
             connect=self._connect,
             settings=self._settings,
@@ -186,16 +194,12 @@ class Store(Generic[P]):
             await session.recover()
             others.cancel()
             self._was_open = True
-            self._note(
-                f"open: session {session.session}, generation {self.generation}, from id {session.low_mark + 1} on, with "
-                f"{', '.join(session.core.meta.joined)} of {', '.join(session.core.meta.members)}"
-            )
             self._pipeline = self._make_pipeline(session)
             self.bell.ring()
-            reason = await session.serve()
-            self._note(f"a new session: {reason}")
-            self._drop_pipeline(SessionEnded(f"partition {self.partition} begins a new session: {reason}"))
-            if await session.drain():
+            await session.serve()
+            self._note("the session ends: it is handed over")
+            self._drop_pipeline(SessionEnded(f"partition {self.partition} is handed over"))
+            if await session.drain(self._settings.hand_over_seconds):
                 await session.save_closing()
         finally:
             self._drop_pipeline(SessionEnded(f"session {session.session} of partition {self.partition} has ended"))

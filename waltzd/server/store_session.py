@@ -1,62 +1,40 @@
-"""One session of one partition, from its id to its end: the shell around `recovery` and `session`.
+"""One partition's log while it is ours: the shell around `recovery` and `session`.
 
 It contacts every replica, saves what the recovery decides before anybody acts on it, opens, and then keeps the promise:
-what a majority of the members has on disk is committed. Whatever is known here dies with the session. It ends by itself
-only when a storage belongs to a newer one, or when somebody else has changed the partition's document.
+what a majority of the members has on disk is committed. When there is a reason for a new session, it gives way to the next
+one by itself (`_renew`): the log, its tail and whoever uses them go on. Whatever is known here dies with it. It ends by
+itself only when a storage belongs to a newer session, or when somebody else has changed the partition's document.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
-from uuid import UUID
+from contextlib import ExitStack
 
-from waltzd.cluster import Cluster
-from waltzd.errors import CannotConnect, ChangedMeanwhile, SessionEnded, StaleSession, WaltzError
+from waltzd.errors import SessionEnded, StaleSession, WaltzError
 from waltzd.layout import FileHeader
-from waltzd.meta import PartitionMeta, ReplicaSets, Role, StorageMeta
+from waltzd.meta import PartitionMeta, ReplicaSets, StorageMeta
 from waltzd.port import ReplicaPort
 from waltzd.quorum import majority
 from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
 from waltzd.server.bell import Bell
 from waltzd.server.copying import Copier
+from waltzd.server.documents import Documents
 from waltzd.server.reading import ReplicaReader
 from waltzd.server.recovery import NEAR_IDS, Recovery
 from waltzd.server.replica_link import ReplicaLink
 from waltzd.server.session import Session
+from waltzd.server.store_settings import (
+    DRAIN_SECONDS,
+    PATIENCE_SECONDS,
+    RENEWAL_PATIENCE_SECONDS,
+    SETTLED_SECONDS,
+    StoreSettings,
+)
 from waltzd.server.tail import Tail
 from waltzd.server.ticker import Ticker
-
-TICK_SECONDS = 1.0
-"""How often the links of an open session are looked at."""
-PATIENCE_SECONDS = 0.3
-"""How long a session that could open waits for replicas that are nearly level."""
-SETTLED_SECONDS = 2.0
-"""How old a session is before it gives way to another one for the sake of a new member."""
-
-
-def unbounded() -> int:
-    return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreSettings:
-    partitions: int
-    key: UUID
-    tail_bytes_max: int = 16 << 20
-    """For each partition."""
-    session_bytes_max: int = 1 << 30
-    """A planned new session after so many bytes, so that replicas have little to prove when they come back."""
-    storage_seconds: float = 10.0
-    """How long a storage may take to answer anything."""
-    retry_seconds: float = 0.2
-    """The first pause after a replica failed, or the coordinator did not answer; it doubles a few times."""
-    hand_over_seconds: float = 1.0
-    """How long a new owner waits for the old one to close, and an old one for what is in flight."""
-    catch_up_bytes_per_second: Callable[[], int] = unbounded
-    """How fast one replica copies from another just now; 0 for as fast as it can."""
 
 
 class StoreSession:
@@ -65,10 +43,7 @@ class StoreSession:
         partition: int,
         *,
         meta: PartitionMeta,
-        version: int,
-        cluster: Cluster,
-        replicas: ReplicaSets,
-        replicas_version: int,
+        documents: Documents,
         storages: Mapping[str, StorageMeta],
         connect: Callable[[StorageMeta], ReplicaPort],
         settings: StoreSettings,
@@ -76,20 +51,18 @@ class StoreSession:
         acknowledged: Mapping[str, int],
         say: Callable[[str], None],
     ) -> None:
-        """`meta` is saved as `version` and carries the new session id."""
+        """`meta` is saved and carries the new session id."""
         self.partition = partition
         self.partitions = settings.partitions
         self.session = meta.session
         self.generation = meta.generation
         self.decided, self.appended, self._progressed = Bell(), Bell(), Bell()
-        self.core = Recovery(meta, replicas.partitions.get(partition, {}), acknowledged=acknowledged)
+        self.core = Recovery(meta, documents.roles, acknowledged=acknowledged)
         self.live: Session | None = None
         self.ended: BaseException | None = None
         self.acknowledged_marks: dict[str, int] = dict(acknowledged)
         """The most that each replica ever acknowledged: who then holds less has forgotten it."""
-        self._version = version
-        self._cluster = cluster
-        self._replicas, self._replicas_version = replicas, replicas_version
+        self._documents = documents
         self._storages = dict(storages)
         self._connect = connect
         self._settings = settings
@@ -101,10 +74,11 @@ class StoreSession:
         self._lost: dict[str, None] = {}
         self._bytes = 0
         self._opened_at = 0.0
-        self._asked_for_another: str | None = None
-        self._reader = ReplicaReader(
-            partition, self.session, self._links, held=self.core.held, seconds=settings.storage_seconds
-        )
+        self._is_asked_to_end = False
+        self._sending_up_to: int | None = None
+        """While a session gives way: what is above this waits in the tail for the next one."""
+        self._drain_seconds, self._renew_after = DRAIN_SECONDS, 0.0
+        self._reader = ReplicaReader(self, seconds=settings.storage_seconds)
 
     # -- what the pipeline uses
 
@@ -123,8 +97,12 @@ class StoreSession:
         return self._tail
 
     @property
+    def is_open(self) -> bool:
+        return self.live is not None
+
+    @property
     def committed(self) -> int:
-        return self.live.committed if self.live is not None else -1
+        return self._tail.committed if self._tail is not None else -1
 
     def append(self, run: Run) -> None:
         self.tail.append(run)
@@ -141,11 +119,26 @@ class StoreSession:
         assert last_id <= self.committed
         return self._reader.read(first_id, last_id, chunk_bytes)
 
+    @property
+    def is_beginning(self) -> bool:
+        """Not open yet, or only just: replicas may not be readable for that."""
+        is_settled = self.is_open and asyncio.get_running_loop().time() - self._opened_at > SETTLED_SECONDS
+        return self.ended is None and not is_settled
+
+    def held(self, name: str) -> int:
+        return self.core.held(name)
+
     # -- what the links use
 
     @property
     def links(self) -> Mapping[str, ReplicaLink]:
         return self._links
+
+    @property
+    def sendable(self) -> int:
+        """The last id that replicas may have."""
+        last_id = self.tail.next_id - 1
+        return last_id if self._sending_up_to is None else min(last_id, self._sending_up_to)
 
     def acknowledged(self, name: str, mark: int) -> None:
         self.acknowledged_marks[name] = max(mark, self.acknowledged_marks.get(name, -1))
@@ -189,39 +182,35 @@ class StoreSession:
         self._links[name].doubt(error)
 
     def copier(self, name: str) -> Copier:
-        link = self._links[name]
+        key = self._settings.key
         return Copier(
-            link.port,
+            self._links[name].port,
             partition=self.partition,
             session=self.session,
             source=lambda source: self._links[source].port,
             committed=lambda: max(self.committed, self.core.mark if self.core.mark is not None else -1),
             copied=lambda mark: self.core.copied(name, mark),
-            header=self._header,
+            # There is no clock here: the date of the original is not known.
+            header=lambda first: FileHeader(created_ms=0, key=key, partition=self.partition, first_id=first).encode(),
             seconds=self._settings.storage_seconds,
             bytes_per_second=self._settings.catch_up_bytes_per_second,
         )
 
-    def _header(self, first_id: int) -> bytes:
-        """Of a segment that is made anew. There is no clock here: the date of the original is not known."""
-        key, partition = self._settings.key, self.partition
-        return FileHeader(created_ms=0, key=key, partition=partition, first_id=first_id).encode()
-
     # -- the life
 
     def end(self, error: BaseException) -> None:
-        """Nothing more is decided in this session."""
+        """Nothing more is decided here."""
         if self.ended is None:
             self.ended = error
         self.decided.ring()
         self._progressed.ring()
 
-    def ask_for_another(self, reason: str) -> None:
-        """Bring this session to an end in order, as soon as it is open."""
-        self._asked_for_another = reason
+    def ask_to_end(self) -> None:
+        """In order, as soon as it is open."""
+        self._is_asked_to_end = True
         self.decided.ring()
 
-    async def recover(self) -> None:
+    async def recover(self, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         """Until the session is open; raises what ended it before."""
         self._start_links()
         while self.core.step != "OPEN":
@@ -232,38 +221,46 @@ class StoreSession:
                 raise refusal
             wanted = self.core.next_save()
             if wanted is None:
-                await self._wait_for_change(seen)
+                await self._wait_for_change(seen, patience_seconds)
                 continue
             await self._save(wanted, promote=wanted.opened == self.session)
         assert self.core.mark is not None
         self._opened_at = asyncio.get_running_loop().time()
-        self._tail = Tail(self.core.mark + 1, self._settings.tail_bytes_max)
-        self.live = Session(self.core.meta.members, self.core.meta.joined, self.core.mark)
+        if self._tail is None:
+            self._tail = Tail(self.core.mark + 1, self._settings.tail_bytes_max)
+        assert self._tail.committed == self.core.mark
+        meta = self.core.meta
+        self.live = Session(meta.members, meta.joined, self.core.mark)
+        self.say(
+            f"open: session {self.session}, generation {self.generation}, from id {self.low_mark + 1} on, with "
+            f"{', '.join(meta.joined)} of {', '.join(meta.members)}"
+        )
+        self.watch()
         self.decided.ring()
 
-    async def _wait_for_change(self, seen: int) -> None:
+    async def _wait_for_change(self, seen: int, patience_seconds: float) -> None:
         """While a majority is level and others nearly are, for a moment only: then the session opens without them."""
         if self.core.patience_left and self.core.has_level_majority:
             try:
-                async with asyncio.timeout(PATIENCE_SECONDS):
+                async with asyncio.timeout(patience_seconds):
                     await self.decided.wait(seen)
             except TimeoutError:
                 self.core.patience_left = False
         else:
             await self.decided.wait(seen)
 
-    async def serve(self) -> str:
-        """Keep the open session until there is a reason to have a new one, which is returned. Raises what ended it."""
-        assert self.live is not None
-        self.watch()
+    async def serve(self) -> None:
+        """Keep the log open until it is asked to end. Raises what ended it before."""
         try:
             while True:
                 seen = self.decided.rings
                 self._check()
+                if self._is_asked_to_end:
+                    return
                 reason = self._reason_for_another()
                 if reason is not None:
-                    return reason
-                if not await self._save_changes():
+                    await self._renew(reason)
+                elif not await self._save_changes():
                     await self.decided.wait(seen)
         finally:
             self._ticker.remove(self._look)
@@ -285,22 +282,26 @@ class StoreSession:
         if self.ended is not None:
             self._ticker.remove(self._look)
             return
-        assert self.live is not None
+        if self.live is None:
+            return
         quiet = [link.look(now) for link in self._links.values()]
-        if len(self.live.counted) < len(self.core.roles):  # somebody may have become level
+        is_level = len(self.live.counted) >= len(self.core.roles) == len(self.live.members)
+        if not is_level or self._reason_for_another() is not None:  # somebody may have become level, or has left
             self.decided.ring()
         elif all(quiet):
             self._ticker.remove(self._look)
 
     def _reason_for_another(self) -> str | None:
-        if self._asked_for_another is not None:
-            return self._asked_for_another
+        """Why there should be a new session; None also while it could not be saved."""
+        now = asyncio.get_running_loop().time()
+        if now < self._renew_after or not self._documents.can_be_saved:
+            return None
         if self._bytes > self._settings.session_bytes_max:
             return f"{self._bytes} bytes were written in session {self.session}"
         gone = [name for name in self.core.meta.members if name not in self.core.roles]
         if gone:
             return f"{', '.join(gone)} left the partition"
-        if asyncio.get_running_loop().time() - self._opened_at < SETTLED_SECONDS:
+        if now - self._opened_at < SETTLED_SECONDS:
             return None
         for name, role in self.core.roles.items():
             if name not in self.core.meta.members and self._is_nearly_level(name):
@@ -338,50 +339,58 @@ class StoreSession:
         return False
 
     async def _save(self, wanted: PartitionMeta, *, promote: bool = False) -> None:
-        """Compare-and-set. When the answer is lost, look what is there."""
-        sets = self._promoted(wanted) if promote else None
-        # With the version that `sets` was made from: what somebody else saves meanwhile must end this, not be undone by it.
-        replicas = None if sets is None else (sets, self._replicas_version)
-        pause = self._settings.retry_seconds
-        while True:
-            try:
-                self._version = await self._cluster.save_partition(self.partition, wanted, self._version, replicas=replicas)
-            except CannotConnect:
-                self._check()
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 20 * self._settings.retry_seconds)
-                try:
-                    found, version = await self._cluster.partition(self.partition)
-                except CannotConnect:
-                    continue
-                if found != wanted:
-                    if version != self._version:
-                        raise ChangedMeanwhile(
-                            f"somebody else changed the document of partition {self.partition}"
-                        ) from None
-                    continue
-                self._version = version
-            if replicas is not None and replicas[1] == self._replicas_version:
-                self._replicas, self._replicas_version = replicas[0], replicas[1] + 1
-            self.core.saved(wanted)
-            self.decided.ring()
-            return
+        await self._documents.save(wanted, promote=promote, check=self._check)
+        self.core.saved(wanted)
+        self.decided.ring()
 
-    def _promoted(self, wanted: PartitionMeta) -> ReplicaSets | None:
-        """The replica sets in which the learners that are admitted are members; None when nothing changes."""
-        mine = self._replicas.partitions.get(self.partition, {})
-        new = {name: Role.MEMBER if name in wanted.members else role for name, role in mine.items()}
-        if new == dict(mine):
-            return None
-        return replace(self._replicas, partitions={**self._replicas.partitions, self.partition: new})
+    # -- from one session to the next
+
+    async def _renew(self, reason: str) -> None:
+        """Give way to a new session of our own. The log stays open to whoever uses it: what comes meanwhile gathers in the
+        tail, and nothing that is in flight is given up. The open session goes on until the coordinator has shown that it
+        takes saves, and everything that was sent is committed."""
+        clock = asyncio.get_running_loop()
+        with ExitStack() as turn:
+            await self._settings.turns.acquire()
+            turn.callback(self._settings.turns.release)
+            await self._save(self.core.meta)
+            clock.call_later(self._settings.hand_over_seconds, turn.close)  # one that stands still holds up no other
+            try:
+                self._sending_up_to = self.tail.next_id - 1
+                if not await self.drain(self._drain_seconds):
+                    self._drain_seconds = min(2 * self._drain_seconds, self._settings.hand_over_seconds)
+                    self._renew_after = clock.time() + SETTLED_SECONDS
+                    self.watch()
+                    return
+                following = self.core.following(self.committed)
+                await self._documents.save(following, check=self._check)
+                self.say(f"a new session: {reason}")
+                await self._follow(following)
+            finally:
+                self._sending_up_to = None
+                self.appended.ring()
+
+    async def _follow(self, meta: PartitionMeta) -> None:
+        """Saved: the session before is closed, and this one is the next. Nobody wrote in between."""
+        links = list(self._links.values())
+        for link in links:
+            link.cancel()  # all at once: what they were told belongs to the session before
+        self.session, self.live = meta.session, None
+        self.core = Recovery(meta, self.core.roles, acknowledged=self.acknowledged_marks)
+        self._links, self._lost, self._bytes = {}, {}, 0
+        self._drain_seconds = DRAIN_SECONDS
+        for link in links:
+            await link.close()
+        await self.recover(patience_seconds=RENEWAL_PATIENCE_SECONDS)
 
     # -- the ends
 
-    async def drain(self) -> bool:
-        """Wait a while for what is in flight; whether all of it is committed. The caller appends nothing any more."""
+    async def drain(self, seconds: float) -> bool:
+        """Wait so long for what is in flight; whether all of it is committed."""
+        last_id = self.sendable
         try:
-            async with asyncio.timeout(self._settings.hand_over_seconds):
-                while self.ended is None and self.committed < self.tail.next_id - 1:
+            async with asyncio.timeout(seconds):
+                while self.ended is None and self.committed < last_id:
                     await self._progressed.wait(self._progressed.rings)
         except TimeoutError:
             return False
@@ -405,34 +414,27 @@ class StoreSession:
     # -- who takes part
 
     def _start_links(self) -> None:
-        for name in self.core.names:
-            if name not in self._links and name in self._storages:
-                self._start_link(name)
+        settings = self._settings
         for name in self.core.names:
             if name not in self._storages:
                 self.core.silent(name, "it is not in the list of storages")
-
-    def _start_link(self, name: str) -> None:
-        link = ReplicaLink(
-            self,
-            name,
-            self._connect(self._storages[name]),
-            seconds=self._settings.storage_seconds,
-            retry_seconds=self._settings.retry_seconds,
-        )
-        self._links[name] = link
-        link.start()
+            elif name not in self._links:
+                port = self._connect(self._storages[name])
+                self._links[name] = ReplicaLink(
+                    self, name, port, seconds=settings.storage_seconds, retry_seconds=settings.retry_seconds
+                )
+                self._links[name].start()
 
     async def reassign(self, replicas: ReplicaSets, version: int, storages: Mapping[str, StorageMeta]) -> None:
         """The lists of replicas or storages changed: contact who is new, and who has moved."""
         moved = [name for name in self._links if storages.get(name) != self._storages.get(name)]
-        self._replicas, self._replicas_version = replicas, version
+        self._documents.read(replicas, version)
         self._storages = dict(storages)
-        self.core.roles = dict(sorted(replicas.partitions.get(self.partition, {}).items()))
+        self.core.roles = dict(sorted(self._documents.roles.items()))
         if self.live is not None:
             self.watch()
-        for name in moved:
-            await self._links.pop(name).close()
+        for name, link in [(name, self._links.pop(name)) for name in moved]:
+            await link.close()
             self.core.silent(name, "its address changed")
         self._start_links()
         self.decided.ring()
@@ -441,7 +443,7 @@ class StoreSession:
     def missing(self) -> str:
         """Why nothing can be committed at this moment, in one sentence; empty when it can."""
         assert self.live is not None
-        writable = [name for name in self.live.counted if name in self._links and self._links[name].is_readable]
+        writable = [name for name in self.live.counted if (link := self._links.get(name)) and link.is_readable]
         if len(writable) >= majority(len(self.live.members)):
             return ""
         others = [name for name in self.live.members if name not in writable]

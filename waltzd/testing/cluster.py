@@ -24,7 +24,7 @@ from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
 from waltzd.record import Record, Run
 from waltzd.server.host import Host
 from waltzd.server.pipeline import Pipeline
-from waltzd.server.store_session import StoreSettings
+from waltzd.server.store_settings import StoreSettings
 from waltzd.storage.directory import Directory
 from waltzd.storage.keeper import Keeper
 from waltzd.storage.partition import PartitionSettings

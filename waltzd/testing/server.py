@@ -20,7 +20,7 @@ from waltzd.server.host import Host
 from waltzd.server.pipeline import Pipeline, PipelineSettings
 from waltzd.server.registration import Registration
 from waltzd.server.store import OpenSession, Store
-from waltzd.server.store_session import TICK_SECONDS, StoreSettings
+from waltzd.server.store_settings import TICK_SECONDS, StoreSettings
 from waltzd.server.ticker import Ticker
 
 LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20)

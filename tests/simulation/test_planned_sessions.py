@@ -1,0 +1,171 @@
+"""A planned new session: the log goes on for whoever uses it, and nothing is given up before what replaces it is saved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.simulation.test_store import SETTINGS, Appender, Cell, cell, story
+from tests.unit.timeless import run
+from waltzd.coordinator import Set
+from waltzd.errors import CannotConnect
+from waltzd.meta import ReplicaSets, Role
+from waltzd.server.store import Store
+
+FULL = "session_bytes_max is reached"
+LEARNER = "a learner is level"
+FORGETFUL = "a replica that had forgotten is level"
+LEAVING = "a member left"
+
+
+async def with_a_reason(c: Cell, what: str) -> tuple[Store[Appender], Appender]:
+    """A store that is about to have a reason for a new session, with 20 records in the log."""
+    store = await c.own(1, settings=replace(SETTINGS, session_bytes_max=20_000 if what == FULL else 1 << 30))
+    pipeline = await c.opened(store)
+    await pipeline.committed(pipeline.append(20))
+    sets, version = await c.cluster.replicas()
+    roles = dict(sets.partitions[0])
+    if what == LEARNER:
+        await c.cluster.save_replicas(ReplicaSets(partitions={0: {**roles, "s3": Role.LEARNER}}), version)
+        await c.until(lambda: c.last_id("s3") == 19)
+    if what == FORGETFUL:
+        c.storages["s2"].kill()
+        c.storages["s2"].lose_disk(77)
+        await c.storages["s2"].start()
+        await c.until(lambda: any("has forgotten" in line for line in c.log))
+        await c.until(lambda: c.last_id("s2") == 19)
+    return store, pipeline
+
+
+@pytest.mark.parametrize("what", [FULL, LEARNER, FORGETFUL, "nothing"])
+def test_writing_goes_on_while_the_coordinator_is_away(what: str) -> None:
+    async def story() -> None:
+        async with cell(4, members=3) as c:
+            store, _ = await with_a_reason(c, what)
+            coordinator: Any = store._cluster.coordinator
+            clock = asyncio.get_running_loop().time
+            coordinator.disconnect()
+            silent, began = 0, clock()
+            while clock() - began < 300:
+                current = store._pipeline
+                if current is None or current.ended is not None:
+                    silent += 1
+                else:
+                    await current.committed(current.append(5 if what == FULL else 1))
+                await asyncio.sleep(1)
+            assert silent < 5, f"{silent} of 300 seconds without a session, while every storage was well"
+            assert len([line for line in c.log if "a new session" in line]) == 0
+            coordinator.reconnect()
+            if what != "nothing":
+                assert store._pipeline is not None
+                store._pipeline.append(1)
+                await c.until(lambda: any("a new session" in line for line in c.log))
+
+    run(story())
+
+
+@pytest.mark.parametrize("what", [FULL, LEARNER, FORGETFUL, LEAVING])
+def test_the_log_goes_on_from_one_session_to_the_next(what: str) -> None:
+    """Whoever appends and reads notices nothing but a moment's pause."""
+
+    async def story() -> None:
+        async with cell(4, members=3) as c:
+            store, pipeline = await with_a_reason(c, what)
+            clock = asyncio.get_running_loop().time
+            longest, last, read = 0.0, clock(), 0
+            for n in range(300):
+                if what == LEAVING and n == 50:
+                    sets, version = await c.cluster.replicas()
+                    left = {name: role for name, role in sets.partitions[0].items() if name != "s0"}
+                    await c.cluster.save_replicas(ReplicaSets(partitions={0: left}), version)
+                mark = pipeline.append(1, size=200)
+                await pipeline.committed(mark)
+                longest, last = max(longest, clock() - last), clock()
+                if n % 10 == 0:
+                    async for got in pipeline.session.read(0, mark, 4096):
+                        read += len(got)
+                await asyncio.sleep(0.01)
+            assert store._pipeline is pipeline
+            assert pipeline.ended is None
+            assert pipeline.session.session > 1, "there was one"
+            assert longest < 0.3, f"{longest} seconds without a commit"
+            assert read == sum(range(21, 321, 10))
+            meta, _ = await c.cluster.partition(0)
+            assert meta is not None
+            await c.until(lambda: all(c.last_id(name) == 319 for name in meta.members))
+            assert len(c.check_equal(*meta.members)) == 320
+
+    run(story())
+
+
+@story
+async def test_nothing_is_appended_behind_the_mark_at_which_a_session_is_closed() -> None:
+    """What comes while the closing is saved waits for the next session; the storages never see it in the old one."""
+    async with cell() as c:
+        store = await c.own(1, settings=replace(SETTINGS, session_bytes_max=5_000))
+        pipeline = await c.opened(store)
+        coordinator: Any = store._cluster.coordinator
+        commit, closed = coordinator.commit, list[tuple[int, int]]()
+
+        async def slow(changes: Sequence[Any]) -> None:
+            if any(isinstance(change, Set) and b'"mark"' in change.data for change in changes):
+                held = max(c.last_id(name) for name in c.storages)
+                await pipeline_appends()
+                await asyncio.sleep(0.1)
+                closed.append((held, max(c.last_id(name) for name in c.storages)))
+            await commit(changes)
+
+        async def pipeline_appends() -> None:
+            pipeline.append(5)
+
+        coordinator.commit = slow
+        last = pipeline.append(80)
+        await c.until(lambda: closed)
+        await pipeline.committed(last + 5)
+        assert closed[0] == (last, last)
+        assert pipeline.session.session == 2
+        assert len(c.check_equal()) == last + 6
+
+
+@story
+async def test_a_closing_whose_answer_is_lost_is_found() -> None:
+    async with cell() as c:
+        store = await c.own(1, settings=replace(SETTINGS, session_bytes_max=5_000))
+        pipeline = await c.opened(store)
+        coordinator: Any = store._cluster.coordinator
+        commit, lost = coordinator.commit, list[int]()
+
+        async def lose(changes: Sequence[Any]) -> None:
+            await commit(changes)
+            if len(lost) < 3:
+                lost.append(1)
+                raise CannotConnect("the answer was lost")
+
+        coordinator.commit = lose
+        await pipeline.committed(pipeline.append(80))
+        await c.until(lambda: pipeline.session.session == 2)
+        await pipeline.committed(pipeline.append(1))
+        assert pipeline.ended is None
+
+
+@story
+async def test_what_is_in_flight_is_never_given_up_for_a_planned_session() -> None:
+    """Without a majority nothing is committed, so nothing can be closed: it stays as it is until there is one."""
+    async with cell(4, members=3) as c:
+        store = await c.own(1, settings=replace(SETTINGS, session_bytes_max=5_000))
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(20))
+        c.storages["s1"].kill()
+        c.storages["s2"].kill()
+        last = pipeline.append(100)
+        await asyncio.sleep(30)
+        assert pipeline.ended is None
+        assert pipeline.session.session == 1
+        await c.storages["s1"].start()
+        await pipeline.committed(last)
+        await c.until(lambda: pipeline.session.session == 2)
+        await pipeline.committed(pipeline.append(1))

@@ -1,0 +1,45 @@
+"""What every partition of a server is kept by: sizes, deadlines, and whose turn it is to begin a new session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from uuid import UUID
+
+PATIENCE_SECONDS = 0.3
+"""How long a session that could open waits for replicas that are nearly level."""
+RENEWAL_PATIENCE_SECONDS = 0.1
+"""The same while transactions wait for a planned new session."""
+DRAIN_SECONDS = 0.2
+"""How long a planned new session holds back what comes until all in flight is committed. The next attempt takes longer."""
+SETTLED_SECONDS = 2.0
+"""How old a session is before it gives way to another one for the sake of a new member."""
+TICK_SECONDS = 1.0
+"""How often the links of an open session are looked at."""
+RENEWALS_MAX = 4
+"""So many partitions of one server begin a planned new session at a time: each of them is the quicker for it."""
+
+
+def unbounded() -> int:
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings:
+    partitions: int
+    key: UUID
+    tail_bytes_max: int = 16 << 20
+    """For each partition."""
+    session_bytes_max: int = 1 << 30
+    """A planned new session after so many bytes, so that replicas have little to prove when they come back."""
+    storage_seconds: float = 10.0
+    """How long a storage may take to answer anything."""
+    retry_seconds: float = 0.2
+    """The first pause after a replica failed, or the coordinator did not answer; it doubles a few times."""
+    hand_over_seconds: float = 1.0
+    """How long a new owner waits for the old one to close, and an old one for what is in flight."""
+    catch_up_bytes_per_second: Callable[[], int] = unbounded
+    """How fast one replica copies from another just now; 0 for as fast as it can."""
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RENEWALS_MAX))
+    """To begin a planned new session."""
