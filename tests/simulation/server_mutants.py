@@ -24,6 +24,8 @@ from waltzd.server.task import SetLowMark, Task, Truncate
 
 FAIL_OVER = Aim(faults=("cut", "slow", "crash"), seconds=10.0, servers=2, setup=BUSY)
 LONELY = Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY)
+RENEW = Aim(faults=("slow",), servers=1, storages=3, setup={**BUSIER, "session_bytes": 4_000})
+"""One planned session after the other, under load."""
 ROLL = Aim(faults=("crash",), seconds=10.0, servers=1, storages=3, setup=BUSY)
 FORGET = Aim(faults=("forget", "slow"), seconds=10.0, servers=1, storages=3, setup=BUSIER)
 REMOUNT = Aim(faults=("reset", "pause", "slow"), setup=BUSY)
@@ -384,3 +386,19 @@ def gives_outcomes_to_the_wrong_transactions(patches: Patches) -> None:
         return np.arange(self.batch.first_sequence, self.batch.first_sequence + self.accepted)
 
     patches.set(Portion, "sequences", property(sequences))
+
+
+@mutant(0, 2, aim=RENEW)
+def sends_what_comes_after_the_closing_mark(patches: Patches) -> None:
+    """While a session gives way, what comes goes to its replicas still."""
+    patches.set(StoreSession, "sendable", property(lambda self: self.tail.next_id - 1))
+
+
+@mutant(0, 2, aim=RENEW)
+def closes_a_session_above_what_is_committed(patches: Patches) -> None:
+    """A planned session does not wait for what is in flight, and closes the one before where it is committed up to."""
+
+    async def drain(self: StoreSession, seconds: float) -> bool:
+        return True
+
+    patches.set(StoreSession, "drain", drain)
