@@ -6,7 +6,7 @@ import asyncio
 
 from tests.simulation.test_store import SETTINGS, Cell, cell, story
 from waltzd.meta import ReplicaSets, Role
-from waltzd.server.store_session import StoreSettings
+from waltzd.server.store_settings import StoreSettings
 
 
 def visible(c: Cell, name: str) -> int:
