@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, TypeAlias
 from waltzd.client_settings import ClientSettings
 from waltzd.errors import BadArgument, BadFrame, CannotConnect, ClientClosed, NotMounted
 from waltzd.follower import Call, call_here
-from waltzd.frame import FeedMode, Topology
+from waltzd.frame import FeedMode, Registration, Topology
 from waltzd.line import Line, PartitionState
 from waltzd.lock import Lock, Mode
 from waltzd.outcome import Committed, Outcome, Reason, Rejected
@@ -79,7 +79,7 @@ class Client:
         self._lines: dict[int, Line] = {}
         self._active: tuple[int, ...] = ()
         self._changing = asyncio.Lock()
-        self._client_id: int | None = None
+        self._registration: Registration | None = None
         self._closed: ClientClosed | None = ClientClosed("the client is not open yet")
         self._submits: dict[int, asyncio.Future[None]] = {}
         self._submit_count = 0
@@ -96,7 +96,7 @@ class Client:
         try:
             await self._where.open(deadline - clock())
             self._where.keep_fresh()
-            self._client_id = await self._where.register(deadline - clock())
+            self._registration = await self._where.register(deadline - clock())
             self._closed = None
             await self.set_partitions(self._wanted)
         except BaseException:
@@ -126,8 +126,8 @@ class Client:
 
     @property
     def client_id(self) -> int:
-        assert self._client_id is not None, "open the client first"
-        return self._client_id
+        assert self._registration is not None, "open the client first"
+        return self._registration.client
 
     @property
     def cluster(self) -> str:
@@ -154,6 +154,7 @@ class Client:
         wanted = self._numbers(partitions)
         async with self._changing:
             self._check_open()
+            assert self._registration is not None
             going = [partition for partition in self._active if partition not in wanted]
             coming = [partition for partition in wanted if partition not in self._active]
             self._active = tuple(partition for partition in self._active if partition in wanted)
@@ -162,7 +163,7 @@ class Client:
                 *[self._lines[partition].deactivate(reason) for partition, reason in zip(going, reasons, strict=True)]
             )
             for partition in coming:
-                await self._line_of(partition).activate(self.client_id)
+                await self._line_of(partition).activate(self._registration)
                 self._active = tuple(sorted((*self._active, partition)))
 
     def _numbers(self, partitions: Partitions) -> tuple[int, ...]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
+from uuid import uuid4
 
 from waltzd.coordinator import Change, Check, Coordinator, Create, Delete, Set
 from waltzd.copy_rate import COPY_RATE
@@ -114,7 +115,7 @@ class Cluster:
             *(Create(folder, b"") for folder in _FOLDERS),
             Create(ASSIGNMENT, encode(owners)),
             Create(REPLICAS, encode(replicas)),
-            Create(CLIENT_IDS, encode(Counter(1))),
+            Create(CLIENT_IDS, encode(Counter(1, uuid4()))),
             *(Create(f"{STORAGES}/{storage.name}", encode(storage)) for storage in storages),
         ]
         cluster = cls(coordinator)
@@ -257,6 +258,11 @@ class Cluster:
 
     # -- clients -------------------------------------------------------------------------------------------------------
 
+    async def client_secret(self) -> bytes:
+        """What tokens of client ids are made with."""
+        counter, _ = await self._document(CLIENT_IDS, Counter)
+        return counter.secret.bytes
+
     async def new_client_id(self) -> int:
         """An id that nobody else ever had or will have. One is lost when the answer of the coordinator is. One at a time:
         of many who race for the counter all but one go in vain, and are there again for the next race."""
@@ -269,7 +275,7 @@ class Cluster:
             if counter.next > CLIENT_ID_MAX:
                 raise BadMetadata(f"{CLIENT_IDS}: all {CLIENT_ID_MAX} client ids have been given out", path=CLIENT_IDS)
             try:
-                await self.coordinator.commit([Set(CLIENT_IDS, encode(Counter(counter.next + 1)), version)])
+                await self.coordinator.commit([Set(CLIENT_IDS, encode(replace(counter, next=counter.next + 1)), version)])
             except NodeMissing:
                 raise
             except ChangedMeanwhile:

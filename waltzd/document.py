@@ -393,11 +393,11 @@ def _leader(fields: _Object) -> Leader:
 
 
 def _counter_fields(value: Counter) -> dict[str, object]:
-    return {"next": value.next}
+    return {"next": value.next, "secret": str(value.secret)}
 
 
 def _counter(fields: _Object) -> Counter:
-    return Counter(next=fields.integer("next"))
+    return Counter(next=fields.integer("next"), secret=fields.uuid("secret"))
 
 
 def _preferences_fields(value: Preferences) -> dict[str, object]:

@@ -36,6 +36,14 @@ class FeedMode(enum.IntEnum):
     """No feed: for writers that keep no view."""
 
 
+@dataclass(frozen=True)
+class Registration:
+    """A client id, and what proves that it was given to whoever shows it: a server refuses the id without its token."""
+
+    client: int
+    token: bytes
+
+
 # -- from the client ---------------------------------------------------------------------------------------------------
 
 
@@ -47,6 +55,8 @@ class MountRequest:
     partition: int
     generation: int
     client: int
+    token: bytes
+    """Of the registration."""
     number: int
     """Rises with every mount of this client on this partition: the higher one displaces the lower."""
     mark: int

@@ -21,7 +21,7 @@ from waltzd.client_settings import ClientSettings
 from waltzd.conversation import Conversation
 from waltzd.errors import BadArgument, ClientClosed, NotMounted, NotOwner, NotSent, WaltzError
 from waltzd.follower import Call, Follower, ask_mark
-from waltzd.frame import FeedMode, Place
+from waltzd.frame import FeedMode, Place, Registration
 from waltzd.gate import Gate
 from waltzd.mount import FINAL, Mount, State
 from waltzd.outbox import Outbox
@@ -91,7 +91,7 @@ class Line:
 
     # -- life
 
-    async def activate(self, client: int) -> None:
+    async def activate(self, registration: Registration) -> None:
         """Ask the application where it stands, and begin. What the handler raises comes out here."""
         if self._supervisor is not None:  # left by a deactivation that was given up
             await asyncio.wait((self._supervisor,))
@@ -110,7 +110,7 @@ class Line:
                 follower.inherit(self._follower)
             self._follower = follower
         if self.mount.client is None:
-            self.mount.registered(client)
+            self.mount.registered(registration)
         self.stopped = None
         self._loop = asyncio.get_running_loop()
         self._is_ready.clear()

@@ -103,7 +103,7 @@ def client_frames(message: wire.ClientFrame) -> list[ClientFrame]:
 def _fill_mount(message: wire.MountRequest, request: MountRequest) -> None:
     message.cluster_key = request.cluster_key.bytes
     message.partition, message.generation = request.partition, request.generation
-    message.client, message.number = request.client, request.number
+    message.client, message.token, message.number = request.client, request.token, request.number
     message.mark, message.credit = request.mark, request.credit
     message.feed = wire.FeedMode.ValueType(request.feed)
 
@@ -116,6 +116,7 @@ def _mount_of(message: wire.MountRequest) -> MountRequest:
         partition=message.partition,
         generation=message.generation,
         client=message.client,
+        token=message.token,
         number=message.number,
         mark=message.mark,
         feed=FeedMode(message.feed),

@@ -73,6 +73,8 @@ class Counter:
     """<root>/ids/client"""
 
     next: int
+    secret: UUID
+    """What servers prove client ids with. Where no certificates are asked for, whoever can read it can be any client."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from waltzd.errors import (
     NotPermitted,
     TooLarge,
 )
-from waltzd.frame import AppendBatch, Committals, Credit, FeedMode, Mounted, MountRequest, Place, Refusals
+from waltzd.frame import AppendBatch, Committals, Credit, FeedMode, Mounted, MountRequest, Place, Refusals, Registration
 from waltzd.outbox import Outbox
 from waltzd.quorum import EMPTY
 from waltzd.record import HeadArray
@@ -78,6 +78,7 @@ class Mount:
         self.state = State.IDLE
         self.client: int | None = None
         """None: a new client id is needed before the next mount."""
+        self._token = b""
         self.received = EMPTY
         """The feed came so far."""
         self.known = EMPTY
@@ -123,11 +124,11 @@ class Mount:
 
     # -- from the network
 
-    def registered(self, client: int) -> None:
+    def registered(self, registration: Registration) -> None:
         """A client id that nobody has used: its sequence numbers begin anew."""
         assert not self.outbox.sent
         assert not self.outbox.undecided
-        self.client = client
+        self.client, self._token = registration.client, registration.token
         self.outbox.next_sequence = 0
 
     def located(self, place: Place) -> None:
@@ -155,6 +156,7 @@ class Mount:
             partition=self.partition,
             generation=self.place.generation,
             client=self.client,
+            token=self._token,
             number=self.number,
             mark=mark,
             feed=feed,

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from waltzd.buffer import Buffer
-from waltzd.frame import ClientFrame, ServerFrame, Topology
+from waltzd.frame import ClientFrame, Registration, ServerFrame, Topology
 from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
 
@@ -69,6 +69,11 @@ class MountLink(Protocol):
 
     @property
     def peer(self) -> str: ...
+    @property
+    def identity(self) -> str:
+        """What the client's certificate says that it is; empty without one."""
+        ...
+
     async def receive(self) -> Sequence[ClientFrame] | None:
         """None when the client has no more to say."""
         ...
@@ -95,7 +100,7 @@ class ServerPort(Protocol):
         ...
 
     async def locate(self) -> Topology: ...
-    async def register(self) -> int:
+    async def register(self) -> Registration:
         """A client id that nobody else ever had or will have."""
         ...
 

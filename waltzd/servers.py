@@ -19,7 +19,7 @@ import numpy as np
 from waltzd import wire_pb2 as wire
 from waltzd.caller import Caller
 from waltzd.errors import BadFrame, CannotConnect, ForeignCluster, WaltzError
-from waltzd.frame import ClientFrame, Refused, ServerFrame, Topology
+from waltzd.frame import ClientFrame, Refused, Registration, ServerFrame, Topology
 from waltzd.link import run_of
 from waltzd.log_messages import client_message, heads_of, server_frames, topology_of
 from waltzd.record import HeadArray, Run, first_bad
@@ -59,10 +59,11 @@ class ServerClient(Caller):
             )
         return topology
 
-    async def register(self) -> int:
-        """A client id that nobody else ever had or will have."""
+    async def register(self) -> Registration:
+        """A client id that nobody else ever had or will have. It is good with the certificate that we have now."""
         request = wire.RegisterRequest(cluster_key=await self._known_key())
-        return int((await self._call(self._stub.Register, request)).client)
+        found = await self._call(self._stub.Register, request)
+        return Registration(int(found.client), bytes(found.token))
 
     def mount(self) -> MountStream:
         return MountStream(self._begin_mount, self.address)
@@ -139,7 +140,7 @@ class MountStream:
     def __init__(self, begin: Callable[[], Awaitable[Any]], address: str) -> None:
         self._begin = begin
         self._call: Any = None
-        """Begun by the first frame."""
+        """Begun by the first thing that is asked of it: who answers is looked at before."""
         self._address = address
         self._over: WaltzError | None = None
         """Why this end knows that there is nothing more to say."""
@@ -148,17 +149,24 @@ class MountStream:
         """Waits only while the connection is full."""
         if self._over is not None:
             raise self._over
-        if self._call is None:
-            self._call = await self._begin()
+        await self._started()
         try:
             await self._ours(self._call.write(client_message(frames)))
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:  # the server has ended the stream
             raise await self._end() from error
 
+    async def _started(self) -> None:
+        if self._call is None:
+            self._call = await self._begin()
+            if self._over is not None:
+                self._call.cancel()
+                raise self._over
+
     async def receive(self) -> Sequence[ServerFrame] | None:
         """The next frames; None when there are no more: behind a refusal, or when the server ended without a word."""
         if self._over is not None:
             return None
+        await self._started()
         message = await self._ours(self._call.read())
         if message is grpc.aio.EOF:
             return None

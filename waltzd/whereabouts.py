@@ -29,7 +29,7 @@ from waltzd.errors import (
     Retry,
     WaltzError,
 )
-from waltzd.frame import Place, Topology
+from waltzd.frame import Place, Registration, Topology
 from waltzd.port import ServerPort
 
 T = TypeVar("T")
@@ -258,13 +258,13 @@ class Whereabouts:
         except TimeoutError:
             raise CannotConnect(f"{address} did not answer {what} in {self._call_seconds:g} seconds") from None
 
-    async def register(self, seconds: float) -> int:
+    async def register(self, seconds: float) -> Registration:
         """A new client id; tries for so long. No server gives one out while the coordinator does not answer."""
         return await _patiently(
             self.register_once, seconds, lambda last: f"no client id was given out in {seconds:g} seconds: {last}"
         )
 
-    async def register_once(self) -> int:
+    async def register_once(self) -> Registration:
         """From any server."""
         failures = []
         for address in self._candidates():

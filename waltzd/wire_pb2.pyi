@@ -988,15 +988,19 @@ class Registration(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CLIENT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     client: _builtins.int
+    token: _builtins.bytes
+    """Proves that the id was given to whoever shows it, together with the certificate of this caller where there is one."""
     def __init__(
         self,
         *,
         client: _builtins.int = ...,
+        token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1135,6 +1139,7 @@ class MountRequest(_message.Message):
     MARK_FIELD_NUMBER: _builtins.int
     FEED_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partition: _builtins.int
     generation: _builtins.int
@@ -1145,6 +1150,8 @@ class MountRequest(_message.Message):
     """The highest id that the client has applied; -1 for none."""
     feed: Global___FeedMode.ValueType
     credit: _builtins.int
+    token: _builtins.bytes
+    """As `Register` gave it with the client id."""
     def __init__(
         self,
         *,
@@ -1156,10 +1163,11 @@ class MountRequest(_message.Message):
         mark: _builtins.int = ...,
         feed: Global___FeedMode.ValueType = ...,
         credit: _builtins.int = ...,
+        token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "cluster_key", b"cluster_key", "credit", b"credit", "feed", b"feed", "generation", b"generation", "mark", b"mark", "number", b"number", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "cluster_key", b"cluster_key", "credit", b"credit", "feed", b"feed", "generation", b"generation", "mark", b"mark", "number", b"number", "partition", b"partition", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

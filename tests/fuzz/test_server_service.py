@@ -37,6 +37,7 @@ from waltzd.frame import Credit, Flush
 from waltzd.lock import Mode
 from waltzd.log_messages import client_message
 from waltzd.loop import run
+from waltzd.servers import ServerClient
 from waltzd.storage_admin import AdminClient
 
 CALLS, ADMIN_CALLS, STREAMS = 250, 75, 200
@@ -61,9 +62,11 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 class Caller:
     """Makes the calls. It knows the cluster and the generation of the partition that it may get into."""
 
-    def __init__(self, cluster: Cluster, generation: int) -> None:
+    def __init__(self, cluster: Cluster, generation: int, clients: dict[int, bytes]) -> None:
+        """`clients`: ids that were given to it, and their tokens."""
         self._key = cluster.key
         self._generation = generation
+        self._clients = clients
 
     def any_call(self, chance: random.Random) -> tuple[str, Sequence[bytes]]:
         path = chance.choice(sorted(LOG))
@@ -88,12 +91,14 @@ class Caller:
     def _request(self, chance: random.Random) -> wire.ClientFrame:
         partition = chance.choice([SPARED, PLAYED, PLAYED, PLAYED, PLAYED, PLAYED])
         usual = chance.random() < 0.7
+        client = chance.choice([*self._clients] if usual else [-(1 << 31), -1, 0, 5, (1 << 31) - 1])
         return wire.ClientFrame(
             mount=wire.MountRequest(
                 cluster_key=self._key.bytes,
                 partition=partition,
                 generation=chance.choice(WRONG_GENERATIONS) if partition == SPARED else self._generation,
-                client=chance.choice([1000, 1001, 1002] if usual else [-(1 << 31), -1, 0, 5, (1 << 31) - 1]),
+                client=client,
+                token=self._clients.get(client, b"x" * chance.choice([0, 32])),
                 number=chance.choice([1, 2, 3] if usual else INTEGERS),
                 mark=chance.choice([-1, -1, 0] if usual else INTEGERS),
                 feed=wire.FeedMode.ValueType(chance.choice([1, 2, 3] if usual else [0, 4, -1])),
@@ -127,7 +132,11 @@ class Caller:
 async def besiege(cluster: Cluster, siege: Siege) -> None:
     address, admin = cluster.local.blueprint.addresses(cluster.server_names[0])
     found = await cluster.local.overview()
-    caller = Caller(cluster, found.partitions[PLAYED].generation)
+    async with ServerClient(address, cluster.key) as server:
+        given = [await server.register() for _ in range(3)]
+    caller = Caller(
+        cluster, found.partitions[PLAYED].generation, {registration.client: registration.token for registration in given}
+    )
     is_over = Event()
     slow = create_task(siege.starve(address, is_over))
     await gather(

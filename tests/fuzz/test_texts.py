@@ -235,7 +235,7 @@ DOCUMENTS: list[Document] = [
                   "b": ReplicaState(session=2, closing=-1, incarnation=KEY, is_lost=True)},
         decision=Decision(mark=5, session=9)),
     Leader(name="one"),
-    Counter(next=7),
+    Counter(next=7, secret=KEY),
     Preferences(partitions={0: "s", 7: "t"}),
     Moves(partitions={0: ("a", "b"), 10: ()}),
     CopyRate(bytes_per_second=1, who="a@b"),

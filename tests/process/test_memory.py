@@ -13,7 +13,7 @@ import pytest
 from tests.process.cluster import Cluster
 from waltzd.checksum import crc32
 from waltzd.client import Client
-from waltzd.frame import AppendBatch, FeedMode, Mounted, MountRequest
+from waltzd.frame import AppendBatch, FeedMode, Mounted, MountRequest, Registration
 from waltzd.loop import run
 from waltzd.outcome import Committed
 from waltzd.servers import ServerClient
@@ -142,12 +142,13 @@ def test_a_client_that_floods_and_takes_no_answers(cluster: Cluster) -> None:
     run(tell())
 
 
-def mount(cluster: Cluster, client: int, generation: int, *, feed: FeedMode = FeedMode.RECORDS) -> MountRequest:
+def mount(cluster: Cluster, client: Registration, generation: int, *, feed: FeedMode = FeedMode.RECORDS) -> MountRequest:
     return MountRequest(
         cluster_key=cluster.key,
         partition=0,
         generation=generation,
-        client=client,
+        client=client.client,
+        token=client.token,
         number=1,
         mark=-1,
         feed=feed,

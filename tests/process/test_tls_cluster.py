@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -19,7 +19,7 @@ from waltzd import loop
 from waltzd.client import Client
 from waltzd.cluster import Cluster
 from waltzd.errors import NotPermitted
-from waltzd.frame import FeedMode
+from waltzd.frame import FeedMode, Mounted, MountRequest, Refused, ServerFrame
 from waltzd.meta import ClusterMeta, ReplicaSets, StorageMeta
 from waltzd.meta import Role as ReplicaRole
 from waltzd.outcome import Committed
@@ -70,6 +70,37 @@ def test_a_transaction_travels_between_certificates(
         async with ServerAdminClient(server.admin_listen, KEY, tls=operator) as admin:
             assert (await admin.describe()).name == "one"
         app = application.tls(Role.CLIENT)
+        eve = authority.issue(KEY, Role.CLIENT, "eve").tls(Role.CLIENT)
+        async with ServerClient(server.listen, KEY, tls=app) as owner, ServerClient(server.listen, KEY, tls=eve) as other:
+            place = (await owner.locate()).places[0]
+            registration = await owner.register()
+
+            async def mount(port: ServerClient, token: bytes, number: int) -> Sequence[ServerFrame]:
+                stream = port.mount()
+                await stream.send(
+                    [
+                        MountRequest(
+                            cluster_key=KEY,
+                            partition=0,
+                            generation=place.generation,
+                            client=registration.client,
+                            token=token,
+                            number=number,
+                            mark=-1,
+                            feed=FeedMode.NONE,
+                            credit=0,
+                        )
+                    ]
+                )
+                frames = await stream.receive()
+                assert frames is not None
+                return frames
+
+            for port, token in ((other, registration.token), (other, b""), (owner, b""), (owner, bytes(32))):
+                (refused,) = await mount(port, token, 1 << 30)
+                assert isinstance(refused, Refused)
+                assert isinstance(refused.error, NotPermitted), "one certificate cannot take what another was given"
+            assert isinstance((await mount(owner, registration.token, 1))[0], Mounted)
         async with ServerAdminClient(server.admin_listen, KEY, tls=app) as admin:
             with pytest.raises(NotPermitted):
                 await admin.drain(True)

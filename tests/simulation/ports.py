@@ -13,7 +13,7 @@ from tests.simulation.loop import Life
 from tests.simulation.network import End, Network, Stream
 from waltzd.buffer import Buffer
 from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
-from waltzd.frame import ClientFrame, ServerFrame, Topology
+from waltzd.frame import ClientFrame, Registration, ServerFrame, Topology
 from waltzd.link import Frame
 from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
@@ -284,7 +284,7 @@ class SimServerPort(_Port[Desk]):
     def expect(self, name: str | None) -> None:
         pass
 
-    async def register(self) -> int:
+    async def register(self) -> Registration:
         key = await self._known_key()
         return await self._ask(lambda desk: desk.register(key))
 
@@ -331,6 +331,7 @@ class SimMount(_Lazy):
 class _ServerLink:
     def __init__(self, end: End) -> None:
         self.peer = end.other.life.name
+        self.identity = ""
         self._end = end
 
     async def receive(self) -> Sequence[ClientFrame] | None:

@@ -41,6 +41,7 @@ from waltzd.frame import (
     Place,
     Refusals,
     Refused,
+    Registration,
     ServerFrame,
     Topology,
 )
@@ -265,10 +266,10 @@ class FakeServer:
     def expect(self, name: str | None) -> None:
         pass
 
-    async def register(self) -> int:
+    async def register(self) -> Registration:
         await self._reach()
         self.cluster.clients += 1
-        return self.cluster.clients
+        return Registration(self.cluster.clients, b"token")
 
     def mount(self) -> FakeMount:
         return FakeMount(self.cluster, self.address)

@@ -36,7 +36,7 @@ from waltzd.lock import Mode
 from waltzd.outcome import Reason
 from waltzd.record import Run, join_runs
 from waltzd.server.capacity import Capacity
-from waltzd.server.desk import Desk
+from waltzd.server.desk import Desk, token_of
 from waltzd.server.pipeline import Pipeline, PipelineSettings
 from waltzd.server.tail import Tail
 
@@ -137,6 +137,7 @@ class MemoryLink:
 
     def __init__(self, room: int = 4) -> None:
         self.peer = "memory"
+        self.identity = ""
         self._room = room
         self._in: deque[Sequence[ClientFrame] | WaltzError | None] = deque()
         self._out: deque[Sequence[ServerFrame]] = deque()
@@ -303,8 +304,7 @@ class Room:
             cluster="test", cluster_key=KEY, places=(nobody, nobody, nobody, place), servers=(("one", "127.0.0.1:1"),)
         )
 
-    def expect(self, name: str | None) -> None:
-        pass
+    client_secret = b"secret"
 
     async def register(self) -> int:
         self.registered += 1
@@ -317,9 +317,10 @@ class Room:
 
     # -- what tests do
 
-    async def knock(self, *frames: ClientFrame, room: int = 4) -> Reader:
+    async def knock(self, *frames: ClientFrame, room: int = 4, identity: str = "") -> Reader:
         """A stream that begins with these frames."""
         link = MemoryLink(room)
+        link.identity = identity
         reader = Reader(self, link, asyncio.create_task(self.desk.mount(link)))
         self.readers.append(reader)
         await link.say(*frames)
@@ -368,12 +369,15 @@ def mount_request(
     key: UUID = KEY,
     partition: int = 3,
     generation: int = 5,
+    token: bytes | None = None,
 ) -> MountRequest:
+    """`token`: if it is not given, the one that belongs to the client id."""
     return MountRequest(
         cluster_key=key,
         partition=partition,
         generation=generation,
         client=client,
+        token=token_of(Room.client_secret, client, "") if token is None else token,
         number=number,
         mark=mark,
         feed=feed,

@@ -72,7 +72,7 @@ EXAMPLES: dict[str, Document] = {
     ),
     "new-partition": PartitionMeta(generation=1, session=1),
     "leader": Leader("s1"),
-    "client-ids": Counter(1),
+    "client-ids": Counter(1, KEY),
     "preferences": Preferences(partitions={0: "s1", 10: "s2", 2: "s1"}),
     "moves": Moves(partitions={3: ("a", "b", "c"), 12: ("c",), 4: ()}),
     "copy-rate": CopyRate(bytes_per_second=50_000_000, who="ada@lovelace"),
@@ -280,7 +280,7 @@ def test_a_newer_schema_is_refused_whatever_else_is_in_it() -> None:
         (PartitionMeta(generation=1, session=3, opened=4), "opened must be a whole number from 0 to 3, not 4"),
         (PartitionMeta(generation=1, session=3, decision=Decision(mark=0, session=4)), "decision.session must be"),
         (PartitionMeta(generation=1, session=3, members=("a", "a")), "members has a name twice"),
-        (Counter(-1), "next must be"),
+        (Counter(-1, KEY), "next must be"),
         (Leader(".."), "name must be a name"),
     ],
 )

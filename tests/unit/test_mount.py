@@ -19,6 +19,7 @@ from waltzd.frame import (
     Mounted,
     Place,
     Refusals,
+    Registration,
 )
 from waltzd.mount import MOVES, Event, Mount, State
 from waltzd.outbox import FRAME_BYTES, ROWS_MAX, TOGETHER_BYTES, Outbox
@@ -88,7 +89,7 @@ def outbox(messages_max: int = 4, bytes_max: int = 10_000, worth_bytes: int = 0)
 
 def mount(feed: FeedMode = FeedMode.RECORDS, mark: int = 9) -> Mount:
     made = Mount(0, feed, feed_bytes_max=1000, outbox=outbox())
-    made.registered(5)
+    made.registered(Registration(5, b"token"))
     made.activated(mark)
     return made
 
@@ -301,7 +302,7 @@ def test_sequence_numbers_go_on_over_mounts_and_end_with_the_client_id() -> None
     made.committed(committals((SEQUENCE_MAX - 2, 13), (SEQUENCE_MAX - 1, 14)))
     assert made.take() == []
     assert (made.state, made.client) == (State.LOCATING, None)
-    made.registered(6)
+    made.registered(Registration(6, b"token"))
     begin(made, barrier=14)
     (batch_of_the_rest,) = made.take()
     assert (batch_of_the_rest.first_sequence, len(batch_of_the_rest)) == (0, 1)

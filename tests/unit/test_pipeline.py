@@ -8,7 +8,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from tests.unit.mounting import LIMITS, FakeSession, MemoryLink, Reader, Room, batch_of, in_room, mount_request
+from tests.unit.mounting import KEY, LIMITS, FakeSession, MemoryLink, Reader, Room, batch_of, in_room, mount_request
 from waltzd.errors import (
     BadArgument,
     BadFrame,
@@ -17,6 +17,7 @@ from waltzd.errors import (
     Displaced,
     ForeignCluster,
     NotOwner,
+    NotPermitted,
     SessionEnded,
     TooLarge,
     TooManyCallers,
@@ -26,8 +27,9 @@ from waltzd.frame import AppendBatch, Committals, Credit, Feed, FeedMode, Flush,
 from waltzd.lock import Mode
 from waltzd.outcome import Reason
 from waltzd.record import Run, first_bad, first_bad_payload
+from waltzd.server.desk import token_of
 from waltzd.server.mounts import FRAME_COST
-from waltzd.server.pipeline import STEP_ROWS_MAX
+from waltzd.server.pipeline import NUMBER_JUMP_MAX, STEP_ROWS_MAX
 
 WRITE = Mode.WRITE
 
@@ -605,6 +607,61 @@ def test_a_mistake_of_ours_is_not_silent() -> None:
     in_room(test, Broken)
 
 
+# -- whose a client id is ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", ["none", "of another id", "of another cluster", "of a certificate", "longer"])
+def test_a_client_id_is_mounted_only_by_whom_it_was_given_to(token: str) -> None:
+    async def test(room: Room) -> None:
+        registration = await room.desk.register(KEY)
+        client = registration.client
+        first = await room.mount(client)
+        shown = {
+            "none": b"",
+            "of another id": (await room.desk.register(KEY)).token,
+            "of another cluster": token_of(b"another secret", client, ""),
+            "of a certificate": token_of(room.client_secret, client, "waltz://k/role/client/ann"),
+            "longer": registration.token + b"\0",
+        }[token]
+        stranger = await room.knock(mount_request(client, number=2, token=shown))
+        await stranger.hear()
+        assert isinstance(stranger.end, NotPermitted)
+        await first.say(batch_of(b"mine"))
+        await first.until(lambda reader: len(reader.committed) == 1)
+        assert first.end is None, "it does not notice anything"
+
+    in_room(test)
+
+
+def test_a_token_is_good_with_the_certificate_that_it_was_given_to() -> None:
+    async def test(room: Room) -> None:
+        ann, eve = "waltz://k/role/client/ann", "waltz://k/role/client/eve"
+        registration = await room.desk.register(KEY, ann)
+        for identity in (eve, "", ann):
+            reader = await room.knock(mount_request(registration.client, token=registration.token), identity=identity)
+            await reader.hear()
+            assert (reader.mounted is not None) is (identity == ann)
+            assert (isinstance(reader.end, NotPermitted)) is (identity != ann)
+
+    in_room(test)
+
+
+def test_a_mount_number_is_not_jumped_over() -> None:
+    async def test(room: Room) -> None:
+        first = await room.mount(1, number=5)
+        for number in (5 + NUMBER_JUMP_MAX + 1, 1 << 62):
+            jumper = await room.knock(mount_request(1, number=number))
+            await jumper.hear()
+            assert isinstance(jumper.end, BadFrame)
+        assert first.end is None
+        await room.mount(1, number=5 + NUMBER_JUMP_MAX)
+        early = await room.knock(mount_request(2, number=(1 << 40) + 1))
+        await early.hear()
+        assert isinstance(early.end, BadFrame)
+
+    in_room(test)
+
+
 # -- without a mount ---------------------------------------------------------------------------------------------------
 
 
@@ -612,7 +669,7 @@ def test_the_desk_answers_calls_of_its_cluster_only() -> None:
     async def test(room: Room) -> None:
         key, foreign = room.topology().cluster_key, UUID(int=9)
         assert room.desk.locate() == room.topology()
-        assert [await room.desk.register(key), await room.desk.register(key)] == [1, 2]
+        assert [(await room.desk.register(key)).client for _ in range(2)] == [1, 2]
         assert room.desk.high_water_mark(key, 3) == 6
         with pytest.raises(ForeignCluster):
             await room.desk.register(foreign)

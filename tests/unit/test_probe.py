@@ -24,6 +24,7 @@ from waltzd.frame import (
     Place,
     Refusals,
     Refused,
+    Registration,
     ServerFrame,
     Topology,
 )
@@ -51,8 +52,8 @@ class Server:
     def expect(self, name: str | None) -> None:
         pass
 
-    async def register(self) -> int:
-        return 5
+    async def register(self) -> Registration:
+        return Registration(5, b"token")
 
     async def high_water_mark(self, _partition: int) -> int:
         return 41

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.timeless import run
 from waltzd.errors import CannotConnect, NotReady
-from waltzd.frame import Place, Topology
+from waltzd.frame import Place, Registration, Topology
 from waltzd.port import ServerPort
 from waltzd.whereabouts import Whereabouts
 
@@ -35,11 +35,11 @@ class Server:
     def expect(self, name: str | None) -> None:
         pass
 
-    async def register(self) -> int:
+    async def register(self) -> Registration:
         if self.refusals:
             self.refusals -= 1
             raise CannotConnect("the coordinator does not answer")
-        return 7
+        return Registration(7, b"token")
 
     async def close(self) -> None:
         return None
@@ -102,7 +102,7 @@ def test_a_client_id_is_waited_for_while_the_coordinator_is_away() -> None:
         where = whereabouts(servers)
         await where.open(5)
         servers["a:1"].refusals = servers["b:1"].refusals = 3
-        assert await where.register(60) == 7
+        assert await where.register(60) == Registration(7, b"token")
         servers["a:1"].refusals = servers["b:1"].refusals = 1_000_000
         with pytest.raises(CannotConnect, match="no client id was given out in 5 seconds"):
             await where.register(5)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from waltzctl.watching.overview import Overview
+from waltzd.cluster import CLIENT_IDS
 from waltzd.coordinator import Coordinator
 from waltzd.errors import WaltzError
 
@@ -33,13 +35,18 @@ def describe(found: Overview) -> dict[str, Any]:
     return {view.meta.name: plain(view.said) for view in found.nodes if view.said is not None}
 
 
+_SECRET = re.compile(rb'("secret":\s*)"[^"]*"')
+
+
 async def metadata_tree(coordinator: Coordinator) -> dict[str, bytes]:
-    """Every document as it is, by the path of a file: `/servers/one.json`. Folders have no content."""
+    """Every document as it is, but for what servers keep secret, by the path of a file: `/servers/one.json`. Folders have
+    no content."""
     documents: dict[str, bytes] = {}
     paths = ["/"]
     for path in paths:  # grows while it is walked
         node = await coordinator.get(path)
         if node is not None and node.data:
-            documents["/cluster.json" if path == "/" else f"{path}.json"] = node.data
+            shown = _SECRET.sub(rb'\1"(left out)"', node.data) if path == CLIENT_IDS else node.data
+            documents["/cluster.json" if path == "/" else f"{path}.json"] = shown
         paths += [f"{path.rstrip('/')}/{name}" for name in await coordinator.children(path)]
     return documents

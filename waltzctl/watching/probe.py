@@ -14,7 +14,18 @@ from typing import TypeVar
 
 from waltzctl.watching.overview import Overview
 from waltzd.errors import BadFrame, CannotConnect, PartitionsClosed, SessionEnded, TlsMismatch, WaltzError
-from waltzd.frame import Committals, FeedMode, Mounted, MountRequest, Place, Refusals, Refused, ServerFrame, Topology
+from waltzd.frame import (
+    Committals,
+    FeedMode,
+    Mounted,
+    MountRequest,
+    Place,
+    Refusals,
+    Refused,
+    Registration,
+    ServerFrame,
+    Topology,
+)
 from waltzd.outcome import Reason
 from waltzd.port import MountPort, ServerPort
 from waltzd.submission import Request, batch_of
@@ -93,14 +104,14 @@ async def probe_all(
                 error = PartitionsClosed(waiting.get(partition) or "no server owns it", next_step="see `waltzctl status`")
                 return Probe(partition=partition, owner=None, error=error, is_located=False)
             prober = _Prober(partition, place, topology, waiting.get(partition, ""), seconds)
-            return await prober.probe(connect(place.address), client if is_writing else None)
+            return await prober.probe(connect(place.address), client)
 
     return Probing(
         locate_ms=locate_ms, error=None, probes=tuple(await asyncio.gather(*(one(number) for number in partitions)))
     )
 
 
-async def _locate(found: Overview, connect: Connect, *, is_writing: bool) -> tuple[Topology, int]:
+async def _locate(found: Overview, connect: Connect, *, is_writing: bool) -> tuple[Topology, Registration | None]:
     """From the first server that answers."""
     last: WaltzError = CannotConnect("no server is up", not_done="nothing was written", next_step="start a server")
     for view in sorted(found.servers, key=lambda view: (view.error is not None, view.meta.name)):
@@ -109,7 +120,7 @@ async def _locate(found: Overview, connect: Connect, *, is_writing: bool) -> tup
             continue
         port = connect(view.meta.listen)
         try:
-            return await port.locate(), await port.register() if is_writing else 0
+            return await port.locate(), await port.register() if is_writing else None
         except WaltzError as error:
             last = error
         finally:
@@ -126,7 +137,7 @@ class _Prober:
         self._took: dict[str, float] = {}
         self._id: int | None = None
 
-    async def probe(self, port: ServerPort, client: int | None) -> Probe:
+    async def probe(self, port: ServerPort, client: Registration | None) -> Probe:
         error: WaltzError | None = None
         try:
             if client is None:
@@ -150,7 +161,7 @@ class _Prober:
             error=error,
         )
 
-    async def _write(self, port: ServerPort, client: int) -> None:
+    async def _write(self, port: ServerPort, client: Registration) -> None:
         link = port.mount()
         try:
             await self._stage("mount_ms", self._mount(link, client))
@@ -173,12 +184,13 @@ class _Prober:
         self._took[name] = _since(started)
         return result
 
-    async def _mount(self, link: MountPort, client: int) -> None:
+    async def _mount(self, link: MountPort, client: Registration) -> None:
         request = MountRequest(
             cluster_key=self._topology.cluster_key,
             partition=self._partition,
             generation=self._place.generation,
-            client=client,
+            client=client.client,
+            token=client.token,
             number=1,
             mark=-1,
             feed=FeedMode.NONE,

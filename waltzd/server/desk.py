@@ -2,18 +2,24 @@
 
 The gRPC service and a simulated network stand in front of it. Whoever calls is asked for the cluster key first: a client of
 another cluster must not learn more than that it is wrong here.
+
+A client id belongs to whoever registered it. What became of a transaction is found by the client id in the log, so whoever
+could mount under another's id could make that one believe what is not so. An id is given out with a token, a keyed hash
+of the id and of the identity in the certificate; every server has the key, so a mount is checked by any owner, after
+any restart, without asking anybody, and nothing is kept for each client.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
 from uuid import UUID
 
-from waltzd.errors import BadFrame, ForeignCluster, WaltzError
-from waltzd.frame import MountRequest, Topology
+from waltzd.errors import BadFrame, ForeignCluster, NotPermitted, WaltzError
+from waltzd.frame import MountRequest, Registration, Topology
 from waltzd.port import MountLink
 from waltzd.record import Run
 from waltzd.server.mounts import Mount, refuse
@@ -29,6 +35,11 @@ class Owner(Protocol):
     def topology(self) -> Topology: ...
     async def register(self) -> int:
         """A client id that nobody else ever had or will have."""
+        ...
+
+    @property
+    def client_secret(self) -> bytes:
+        """The same on all servers of the cluster, and known to nobody else."""
         ...
 
     def pipeline(self, partition: int, generation: int | None) -> Pipeline:
@@ -48,9 +59,19 @@ class Desk:
     def locate(self) -> Topology:
         return self._owner.topology()
 
-    async def register(self, key: UUID) -> int:
+    async def register(self, key: UUID, identity: str = "") -> Registration:
+        """`identity`: what the caller's certificate says; empty without one."""
         self._check_key(key)
-        return await self._owner.register()
+        client = await self._owner.register()
+        return Registration(client, token_of(self._owner.client_secret, client, identity))
+
+    def _check_client(self, request: MountRequest, identity: str) -> None:
+        if not hmac.compare_digest(request.token, token_of(self._owner.client_secret, request.client, identity)):
+            raise NotPermitted(
+                f"the client id {request.client} was not given to {identity or 'this caller'}",
+                not_done="nothing was mounted",
+                next_step="register for a client id, with the certificate that mounts it, and mount with its token",
+            )
 
     def high_water_mark(self, key: UUID, partition: int) -> int:
         self._check_key(key)
@@ -70,6 +91,7 @@ class Desk:
             if request is None:
                 return
             self._check_key(request.cluster_key)
+            self._check_client(request, link.identity)
             mount = Mount(link, request, self._owner.pipeline(request.partition, request.generation))
             mount.join()
         except WaltzError as error:
@@ -90,3 +112,8 @@ class Desk:
             case [MountRequest() as request]:
                 return request
         raise BadFrame("the first frame of a client must be a mount request, and nothing else before its answer")
+
+
+def token_of(secret: bytes, client: int, identity: str) -> bytes:
+    """What proves that the client id was given to whoever has this identity and knows the token."""
+    return hmac.digest(secret, f"client {client} of {identity}".encode(), "sha256")

@@ -98,6 +98,7 @@ class Host(Generic[P]):
         self._assignment: Assignment | None = None
         self._servers: dict[str, ServerMeta] = {}
         self._topology: Topology | None = None
+        self._client_secret = b""
         self._tenancies: dict[int, _Tenancy[P]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._is_closing = False
@@ -108,6 +109,7 @@ class Host(Generic[P]):
 
     async def read(self) -> None:
         """Look once before this server announces itself, so that it knows from whom it takes a partition over."""
+        self._client_secret = await self._cluster.client_secret()
         await self._read_servers()
         await self._read_assignment()
 
@@ -166,6 +168,11 @@ class Host(Generic[P]):
         if self._topology is None:
             raise NotReady(f"server {self.name} has just started and does not know yet who owns what")
         return self._topology
+
+    @property
+    def client_secret(self) -> bytes:
+        assert self._client_secret, "`read` comes first"
+        return self._client_secret
 
     async def register(self) -> int:
         """A new client id."""

@@ -43,6 +43,8 @@ from waltzd.server.step import check_payloads, slices
 
 FRAME_COST = 1 << 10
 """What a frame costs besides its bytes: many small ones must not hide behind a bound in bytes."""
+NUMBER_MAX = 1 << 40
+"""Of a mount. A client that mounts without a pause does not come so far."""
 REFUSED_SECONDS = 2.0
 """How long a client may take to notice that it was refused."""
 
@@ -274,7 +276,7 @@ async def _is_talking(link: MountLink) -> bool:
 def _check(request: MountRequest) -> None:
     for name, value, least, most in (
         ("client", request.client, 0, SEQUENCE_MAX),
-        ("number", request.number, 0, None),
+        ("number", request.number, 0, NUMBER_MAX),
         ("mark", request.mark, -1, None),
         ("credit", request.credit, 0, None),
     ):

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from waltzd.checksum import I64
-from waltzd.errors import BadArgument, BeyondLog, ClientAhead, Displaced, WaltzError
+from waltzd.errors import BadArgument, BadFrame, BeyondLog, ClientAhead, Displaced, WaltzError
 from waltzd.frame import AppendBatch, Limits, Refusals
 from waltzd.lock_explanation import LockExplanation
 from waltzd.outcome import Reason
@@ -34,6 +34,9 @@ from waltzd.server.store import OpenSession
 from waltzd.server.tally import Tally
 
 STEP_ROWS_MAX = 4096
+NUMBER_JUMP_MAX = 1_000_000
+"""Between two mounts of a client that meet here: so often it may have tried elsewhere meanwhile. A number that is far too
+high would keep the client out for good."""
 STEP_BYTES_MAX = 1 << 20
 """One step holds the loop for some milliseconds at most; the other partitions of this server need it, too."""
 
@@ -197,6 +200,11 @@ class Pipeline:
             raise Displaced(
                 f"client {member.client} has mounted partition {self.session.partition} with the number {older.number}; "
                 f"{member.number} is not newer"
+            )
+        if older is not None and member.number > older.number + NUMBER_JUMP_MAX:
+            raise BadFrame(
+                f"client {member.client} mounts partition {self.session.partition} with the number {member.number}, far "
+                f"above {older.number}, the number of its mount before"
             )
         self.check_mark(member.mark)
         if older is None:

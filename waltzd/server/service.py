@@ -14,7 +14,7 @@ from waltzd.frame import ClientFrame, ServerFrame
 from waltzd.health_service import add_health
 from waltzd.log_messages import client_frames, heads_message, run_message, server_message, topology_message
 from waltzd.readiness import Unready
-from waltzd.rpc import Server, abort, key_of
+from waltzd.rpc import Server, abort, caller_of, key_of
 from waltzd.server.desk import Desk
 from waltzd.wire_pb2_grpc import LogServicer, add_LogServicer_to_server
 
@@ -31,6 +31,10 @@ class _GrpcLink:
     @property
     def peer(self) -> str:
         return str(self._context.peer())
+
+    @property
+    def identity(self) -> str:
+        return _identity(self._context)
 
     async def receive(self) -> Sequence[ClientFrame] | None:
         try:
@@ -58,7 +62,8 @@ class LogService(LogServicer):
 
     async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.Registration:
         try:
-            return wire.Registration(client=await self._desk.register(key_of(request.cluster_key)))
+            found = await self._desk.register(key_of(request.cluster_key), _identity(context))
+            return wire.Registration(client=found.client, token=found.token)
         except WaltzError as error:
             await abort(context, error)
 
@@ -84,6 +89,11 @@ class LogService(LogServicer):
             await self._desk.mount(_GrpcLink(context))
         except WaltzError as error:
             await _abort(context, error)
+
+
+def _identity(context: Context) -> str:
+    found = caller_of(context)
+    return "" if found is None else found.uri
 
 
 async def _write(context: Context, message: Any) -> None:

@@ -16,7 +16,18 @@ from uuid import UUID
 import numpy as np
 
 from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
-from waltzd.frame import AppendBatch, ClientFrame, Committals, Feed, HeadFeed, MountRequest, Refusals, ServerFrame, Topology
+from waltzd.frame import (
+    AppendBatch,
+    ClientFrame,
+    Committals,
+    Feed,
+    HeadFeed,
+    MountRequest,
+    Refusals,
+    Registration,
+    ServerFrame,
+    Topology,
+)
 from waltzd.lock import Mode
 from waltzd.outcome import Reason
 from waltzd.record import Run
@@ -117,7 +128,7 @@ class ServerPort:
     def expect(self, name: str | None) -> None:
         """There are no certificates here."""
 
-    async def register(self) -> int:
+    async def register(self) -> Registration:
         return await self._find().desk.register(self._known_key())
 
     def mount(self) -> DeskMount:
@@ -249,6 +260,7 @@ class _MountLink:
 
     def __init__(self) -> None:
         self.peer = "a client in this process"
+        self.identity = ""
         self.bell = Bell()
         self.is_over = False
         self._up: deque[Sequence[ClientFrame]] = deque()
