@@ -242,6 +242,25 @@ class NotOpened(WaltzError):
     next_step = "open the session first"
 
 
+class ContactEnded(WaltzError):
+    """A replica was opened again since the caller opened it. Whatever the earlier opening began has ended with it: its
+    append streams, its segment files, and calls that were still on their way. So a caller that gave up waiting for one of
+    them, and opened the replica again, can rely on what it was told then."""
+
+    code = "W2040"
+    not_done = "nothing more is done for the earlier opening"
+    next_step = "open the replica again; the owner of a partition does so by itself"
+
+
+class SessionTooFar(WaltzError):
+    """A caller opened a session that is far above every session that this replica knows of. Sessions are counted one by
+    one, so such a number is a mistake or an attack, and obeying it would shut out every real owner."""
+
+    code, exit_code = "W2041", EXIT_UNSAFE
+    not_done = "nothing was changed; the sessions that were promised before go on"
+    next_step = "find out who opened it; a partition whose sessions really are that far needs `waltzctl partition rescue`"
+
+
 class BeyondLog(WaltzError):
     """A read asked for ids that this replica does not hold or that a caller without a session may not see yet."""
 

@@ -73,6 +73,7 @@ def status_message(status: ReplicaStatus) -> StatusMessage:
         segments=status.segments,
         findings=[finding_message(finding) for finding in status.findings],
         damaged_segments=status.damaged_segments,
+        contact=status.contact,
     )
 
 
@@ -91,6 +92,7 @@ def status_of(message: StatusMessage) -> ReplicaStatus:
         segments=message.segments,
         findings=tuple(finding_of(finding) for finding in message.findings),
         damaged_segments=tuple(message.damaged_segments),
+        contact=message.contact,
     )
 
 

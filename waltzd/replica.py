@@ -31,6 +31,8 @@ class ReplicaStatus:
     findings: tuple[Finding, ...]
     damaged_segments: tuple[int, ...] = ()
     """The first ids of the segment files that would heal it, in the order in which they can be installed."""
+    contact: int = 0
+    """Which opening of the replica this is. Whatever changes it names that one, and is refused after the next."""
 
     @property
     def is_sound(self) -> bool:

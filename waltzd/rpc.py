@@ -48,6 +48,8 @@ _STATUS = {
     "W2018": grpc.StatusCode.UNAVAILABLE,
     "W2019": grpc.StatusCode.ABORTED,
     "W2024": grpc.StatusCode.PERMISSION_DENIED,
+    "W2040": grpc.StatusCode.FAILED_PRECONDITION,
+    "W2041": grpc.StatusCode.FAILED_PRECONDITION,
     "W2050": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "W2070": grpc.StatusCode.FAILED_PRECONDITION,
     "W3003": grpc.StatusCode.DATA_LOSS,

@@ -7,6 +7,7 @@ fast as the storage takes them, marks come back.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -57,17 +58,24 @@ class ReplicaClient(Caller):
         self._name = name
         self._host = parse_address(address).host
         self._stream_port = stream_port
+        self._caller = secrets.randbits(62)
+        self._contacts: dict[int, int] = {}
+        """Of each partition that was opened here: what is asked for later belongs to that opening."""
 
     def _target(self, partition: int, session: int | None) -> wire.Target:
-        return wire.Target(cluster_key=self._key.bytes, partition=partition, session=session)
+        contact = self._contacts.get(partition, 0)
+        return wire.Target(cluster_key=self._key.bytes, partition=partition, session=session, contact=contact)
 
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:
         """`create`: an empty replica where the storage holds nothing of the partition."""
-        request = wire.OpenRequest(target=self._target(partition, session), partitions=partitions, create=create)
+        request = wire.OpenRequest(
+            target=self._target(partition, session), partitions=partitions, create=create, caller=self._caller
+        )
         reply: wire.ReplicaStatus = await self._call(self._stub.Open, request, seconds)
         self._stream_port = reply.stream_port
+        self._contacts[partition] = reply.contact
         return status_of(reply)
 
     async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
@@ -78,10 +86,13 @@ class ReplicaClient(Caller):
         request = wire.MarkRequest(target=self._target(partition, session), mark=mark)
         return status_of(await self._call(self._stub.Truncate, request))
 
+    def _hello(self, partition: int, session: int) -> Hello:
+        return Hello(self._key, partition, session, self._contacts.get(partition, 0))
+
     def append(self, partition: int, session: int) -> AppendStream:
         """The replica was opened by this client before: the storage said then where its streams go."""
         assert self._stream_port, "open the replica first"
-        hello = Hello(self._key, partition, session)
+        hello = self._hello(partition, session)
         return AppendStream(self._host, self._stream_port, hello, tls=self._tls, name=self._name)
 
     async def read(
@@ -107,7 +118,7 @@ class ReplicaClient(Caller):
 
     async def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
         """The bytes of a sealed segment file. The replica was opened by this client before, as for `append`."""
-        hello = FileHello(Hello(self._key, partition, session), first_id)
+        hello = FileHello(self._hello(partition, session), first_id)
         connection = await self._connect(Kind.FETCH, hello.encode())
         try:
             async with aclosing(received(connection)) as pieces:
@@ -121,7 +132,7 @@ class ReplicaClient(Caller):
     ) -> ReplicaStatus:
         """Send a whole segment file. The pieces are asked for when the storage has agreed to take it; `file_bytes` is 0
         where the size is not known before. What is wrong with the pieces themselves is raised as it is."""
-        hello = FileHello(Hello(self._key, partition, session), first_id, file_bytes)
+        hello = FileHello(self._hello(partition, session), first_id, file_bytes)
         try:
             connection = await self._connect(Kind.INSTALL, hello.encode())
             try:

@@ -14,7 +14,7 @@ from waltzd.messages import packed_error, unpacked_error
 from waltzd.record import Run
 
 VERSION = 1
-_HELLO = struct.Struct(">B16siq")
+_HELLO = struct.Struct(">B16siqq")
 _RECORDS = struct.Struct(">qqI")
 _MARK = struct.Struct(">q")
 _FILE = struct.Struct(">qq")
@@ -34,18 +34,20 @@ class Hello:
     key: UUID
     partition: int
     session: int
+    contact: int = 0
+    """Of the answer to `Open`; 0: the present one, whichever it is."""
 
     def encode(self) -> bytes:
-        return _HELLO.pack(VERSION, self.key.bytes, self.partition, self.session)
+        return _HELLO.pack(VERSION, self.key.bytes, self.partition, self.session, self.contact)
 
     @staticmethod
     def decode(content: Buffer) -> Hello:
         if len(content) != _HELLO.size:
             raise BadFrame(f"a stream begins with {len(content)} bytes; {_HELLO.size} say who calls")
-        version, key, partition, session = _HELLO.unpack(content)
+        version, key, partition, session, contact = _HELLO.unpack(content)
         if version != VERSION:
             raise BadFrame(f"a stream of version {version}; this storage knows {VERSION}")
-        return Hello(UUID(bytes=key), partition, session)
+        return Hello(UUID(bytes=key), partition, session, contact)
 
 
 @dataclass(frozen=True)

@@ -103,20 +103,24 @@ class Target(_message.Message):
     CLUSTER_KEY_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    CONTACT_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partition: _builtins.int
     session: _builtins.int
     """Absent: a reader without a session."""
+    contact: _builtins.int
+    """From the answer to `Open`: a call of an earlier opening is refused. 0: the present one, whichever it is."""
     def __init__(
         self,
         *,
         cluster_key: _builtins.bytes = ...,
         partition: _builtins.int = ...,
         session: _builtins.int | None = ...,
+        contact: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "cluster_key", b"cluster_key", "partition", b"partition", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "cluster_key", b"cluster_key", "contact", b"contact", "partition", b"partition", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__session: _TypeAlias = _typing.Literal["session"]  # noqa: Y015
     _WhichOneofArgType__session: _TypeAlias = _typing.Literal["_session", b"_session"]  # noqa: Y015
@@ -131,10 +135,13 @@ class OpenRequest(_message.Message):
     TARGET_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     CREATE_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
     partitions: _builtins.int
     """How many partitions the cluster has; must agree."""
     create: _builtins.bool
     """Where the storage holds nothing of the partition: make an empty replica, a new incarnation."""
+    caller: _builtins.int
+    """A number that the caller chose for itself: this opening ends what its earlier ones in this session began."""
     @_builtins.property
     def target(self) -> Global___Target: ...
     def __init__(
@@ -143,10 +150,11 @@ class OpenRequest(_message.Message):
         target: Global___Target | None = ...,
         partitions: _builtins.int = ...,
         create: _builtins.bool = ...,
+        caller: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create", b"create", "partitions", b"partitions", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "create", b"create", "partitions", b"partitions", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -252,6 +260,7 @@ class ReplicaStatus(_message.Message):
     FINDINGS_FIELD_NUMBER: _builtins.int
     DAMAGED_SEGMENTS_FIELD_NUMBER: _builtins.int
     STREAM_PORT_FIELD_NUMBER: _builtins.int
+    CONTACT_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.bytes
     promised_session: _builtins.int
@@ -266,6 +275,8 @@ class ReplicaStatus(_message.Message):
     segments: _builtins.int
     stream_port: _builtins.int
     """In the answer to `Open`: where append streams connect to, on the same host (docs/protocol.md)."""
+    contact: _builtins.int
+    """Which opening of this replica is the present one; changes with each."""
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
         """Not empty: the replica does not vouch for what it holds."""
@@ -291,10 +302,11 @@ class ReplicaStatus(_message.Message):
         findings: _abc.Iterable[Global___Finding] | None = ...,
         damaged_segments: _abc.Iterable[_builtins.int] | None = ...,
         stream_port: _builtins.int = ...,
+        contact: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "committed", b"committed", "damaged_segments", b"damaged_segments", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

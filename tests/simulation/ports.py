@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -24,6 +25,7 @@ from waltzd.storage.keeper import Keeper
 T = TypeVar("T")
 H = TypeVar("H", Keeper, Desk)
 CALL_SECONDS = 10.0
+_numbers = itertools.count(1)
 Work: TypeAlias = Callable[[H, End], Coroutine[Any, Any, None]]
 Find: TypeAlias = Callable[[Life], H | None]
 """Who answers for a life; None when nobody does any more."""
@@ -93,19 +95,30 @@ class SimReplicaPort(_Port[Keeper]):
     ) -> None:
         super().__init__(network, caller, name, find, seconds=seconds)
         self._key = key
+        self._number = next(_numbers)
+        self._contacts: dict[int, int] = {}
+
+    def _contact(self, partition: int) -> int:
+        """As `waltzd.storages.ReplicaClient` does it."""
+        return self._contacts.get(partition, 0)
 
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:
-        return await self._ask(
-            self._known(lambda k: k.open_session(partition, session, partitions, create=create)), seconds
+        status = await self._ask(
+            self._known(lambda k: k.open_session(partition, session, partitions, create=create, caller=self._number)),
+            seconds,
         )
+        self._contacts[partition] = status.contact
+        return status
 
     async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
-        return await self._ask(self._known(lambda keeper: keeper.set_low_mark(partition, session, mark)))
+        contact = self._contact(partition)
+        return await self._ask(self._known(lambda keeper: keeper.set_low_mark(partition, session, mark, contact=contact)))
 
     async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
-        return await self._ask(self._known(lambda keeper: keeper.truncate(partition, session, mark)))
+        contact = self._contact(partition)
+        return await self._ask(self._known(lambda keeper: keeper.truncate(partition, session, mark, contact=contact)))
 
     def _known(self, work: Callable[[Keeper], Coroutine[Any, Any, T]]) -> Callable[[Keeper], Coroutine[Any, Any, T]]:
         async def checked(keeper: Keeper) -> T:
@@ -115,9 +128,11 @@ class SimReplicaPort(_Port[Keeper]):
         return checked
 
     def append(self, partition: int, session: int) -> SimAppend:
+        contact = self._contact(partition)
+
         async def work(keeper: Keeper, end: End) -> None:
             keeper.check_key(self._key)
-            await keeper.append(partition, session, _StorageLink(end))
+            await keeper.append(partition, session, _StorageLink(end), contact=contact)
 
         return SimAppend(lambda: self._open(work), f"the append stream to {self.name}")
 
@@ -152,6 +167,8 @@ class SimReplicaPort(_Port[Keeper]):
     async def install_segment(
         self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
+        contact = self._contact(partition)
+
         async def work(keeper: Keeper, end: End) -> None:
             async def arriving() -> AsyncIterator[Buffer]:
                 await end.send(_GO_ON)
@@ -161,7 +178,8 @@ class SimReplicaPort(_Port[Keeper]):
                     yield found
 
             keeper.check_key(self._key)
-            await end.send((await keeper.install_segment(partition, session, first_id, file_bytes, arriving()),))
+            status = await keeper.install_segment(partition, session, first_id, file_bytes, arriving(), contact=contact)
+            await end.send((status,))
 
         stream = self._open(work)
         try:

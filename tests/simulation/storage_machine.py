@@ -37,19 +37,21 @@ class _Promiser(Keeper):
 
     answers: Answers
 
-    async def open_session(self, number: int, session: int, partitions: int, *, create: bool = False) -> ReplicaStatus:
-        status = await super().open_session(number, session, partitions, create=create)
+    async def open_session(
+        self, number: int, session: int, partitions: int, *, create: bool = False, caller: int = 0
+    ) -> ReplicaStatus:
+        status = await super().open_session(number, session, partitions, create=create, caller=caller)
         promised = self.answers.promised
         promised[number] = max(session, promised.get(number, session))
         return status
 
-    async def truncate(self, number: int, session: int, mark: int) -> ReplicaStatus:
+    async def truncate(self, number: int, session: int, mark: int, *, contact: int = 0) -> ReplicaStatus:
         durable = self.answers.durable
         durable[number] = min(mark, durable.get(number, -1))  # it may be cut, whatever becomes of the answer
-        return await super().truncate(number, session, mark)
+        return await super().truncate(number, session, mark, contact=contact)
 
-    async def append(self, number: int, session: int, link: Link) -> None:
-        await super().append(number, session, _Heard(link, lambda mark: self._said(number, mark)))
+    async def append(self, number: int, session: int, link: Link, *, contact: int = 0) -> None:
+        await super().append(number, session, _Heard(link, lambda mark: self._said(number, mark)), contact=contact)
 
     def _said(self, number: int, mark: int) -> None:
         durable = self.answers.durable

@@ -105,11 +105,11 @@ class SimStorage:
         self.door.resume()
 
     def port(self) -> StoragePort:
+        """A connection of its own, until the storage stops."""
         if self.door is None:
             raise CannotConnect(f"{self.name} is down")
-        if not self._ports:
-            self._ports = [StoragePort(self.door, KEY)]
-        return self._ports[0]
+        self._ports.append(StoragePort(self.door, KEY))
+        return self._ports[-1]
 
     def records(self, partition: int = 0) -> list[bytes]:
         """Every record that is on the disk, straight from the replica."""
@@ -129,9 +129,14 @@ class SimPort:
 
     def __init__(self, storage: SimStorage) -> None:
         self._storage = storage
+        self._door: StorageDoor | None = None
+        self._port: StoragePort | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._storage.port(), name)
+        if self._port is None or self._door is not self._storage.door:
+            self._port = self._storage.port()
+            self._door = self._storage.door
+        return getattr(self._port, name)
 
     async def close(self) -> None:
         return None

@@ -24,6 +24,7 @@ class Sender:
 
     def __init__(self, session: int = 1) -> None:
         self.session = session
+        self.contact = 0
         self.marks: list[int] = []
         self.errors: list[WaltzError] = []
 
@@ -158,7 +159,7 @@ def test_what_was_wrong_is_said_behind_the_mark_of_what_was_right() -> None:
 def test_a_newer_session_ends_the_older_streams() -> None:
     async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
         await lane.call(lambda: lane.partition.open_session(2))
-        lane.fence(2)
+        lane.fence()
         assert [type(error) for error in sender.errors] == [StaleSession]
 
     assert with_lane(test) == []

@@ -32,21 +32,21 @@ class Arrivals:
         self._turns: dict[int, object] = {}
 
     async def take(
-        self, lane: Lane, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
+        self, lane: Lane, session: int, contact: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
         partition = lane.partition
         turn = self._turns[partition.number] = object()
         begun: list[Installation] = []
 
         def begin() -> None:
-            begun.append(partition.begin_installation(session, first_id, file_bytes))
+            begun.append(partition.begin_installation(session, first_id, file_bytes, contact))
 
         try:
             await self._whole(lane.call(begin))
             installation = begun[0]
             async for piece in _timely(pieces):
                 self._check_open()
-                partition.check_session(session)
+                partition.check_installation(session, installation)
                 if self._turns.get(partition.number) is not turn:
                     raise Displaced(
                         f"another segment file for partition {partition.number} was begun",

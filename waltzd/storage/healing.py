@@ -75,7 +75,9 @@ class Healing:
 
     # -- segment files
 
-    def begin(self, first_id: int, *, file_bytes: int, cut_floor: int | None) -> Installation:
+    def begin(
+        self, first_id: int, *, file_bytes: int, cut_floor: int | None, begun_at: tuple[int, int, bool]
+    ) -> Installation:
         """Take in a file for this place. Raises when there is none, or no room."""
         self._place(first_id, cut_floor)
         self._room.check(file_bytes)
@@ -86,6 +88,7 @@ class Healing:
             self._shelf.header(first_id),
             self._room,
             turn=self._turn,
+            begun_at=begun_at,
             file_bytes=file_bytes,
             record_bytes_max=self._record_bytes_max,
         )

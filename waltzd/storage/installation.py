@@ -35,12 +35,14 @@ class Installation:
         room: Room,
         *,
         turn: int,
+        begun_at: tuple[int, int, bool],
         file_bytes: int,
         record_bytes_max: int,
     ) -> None:
         """`file_bytes`: how large the file will be; 0 where the sender does not know. `turn` keeps the names of two
-        installations apart."""
+        installations apart, `begun_at` is the moment that it belongs to."""
         self.expected = expected
+        self.begun_at = begun_at
         self.next_id = expected.first_id
         self._disk = disk
         self._directory = directory

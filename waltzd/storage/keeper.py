@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from time import monotonic_ns
 from uuid import UUID, uuid4
 
@@ -29,6 +30,7 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.finding import Finding
+from waltzd.layout import NO_SESSION
 from waltzd.ledger import Marks
 from waltzd.link import Link
 from waltzd.record import Run
@@ -37,6 +39,7 @@ from waltzd.storage import description
 from waltzd.storage.arrival import Arrivals
 from waltzd.storage.changes import Changes
 from waltzd.storage.directory import Directory
+from waltzd.storage.fence import check_jump
 from waltzd.storage.hashing import hashed
 from waltzd.storage.lane import Lane, RunBlocking, Waiting
 from waltzd.storage.partition import Partition
@@ -139,45 +142,48 @@ class Keeper:
 
     # -- the replica protocol
 
-    async def open_session(self, number: int, session: int, partitions: int, *, create: bool = False) -> ReplicaStatus:
+    async def open_session(
+        self, number: int, session: int, partitions: int, *, create: bool = False, caller: int = 0
+    ) -> ReplicaStatus:
         ours = self._directory.control.header.partitions
         if partitions != ours:
             raise ForeignCluster(f"this storage belongs to a cluster of {ours} partitions; the caller says {partitions}")
         if create and number not in self._lanes:
+            check_jump(NO_SESSION, session)
             await self._ensure_partition(number)
         lane = self._lane(number)
         partition = lane.partition
-        await lane.call(lambda: partition.fence(session))
-        lane.fence(session)
+        contact = await lane.call(lambda: partition.fence(session, caller))
+        lane.fence()
         # A tail can be long. Proving it takes a turn for each segment and half of the threads, so that everybody else's
         # appends find theirs.
         is_more = True
         while is_more:
             async with self._proving:
                 is_more = await lane.call(partition.prove_next)
-        partition.check_session(session)
-        return partition.status()
+        partition.check_session(session, contact)
+        return replace(partition.status(), contact=contact)
 
-    async def set_low_mark(self, number: int, session: int, mark: int) -> ReplicaStatus:
+    async def set_low_mark(self, number: int, session: int, mark: int, *, contact: int = 0) -> ReplicaStatus:
         lane = self._lane(number)
-        return await lane.call(lambda: lane.partition.set_low_mark(session, mark))
+        return await lane.call(lambda: lane.partition.set_low_mark(session, mark, contact))
 
-    async def truncate(self, number: int, session: int, mark: int) -> ReplicaStatus:
+    async def truncate(self, number: int, session: int, mark: int, *, contact: int = 0) -> ReplicaStatus:
         lane = self._lane(number)
-        return await lane.call(lambda: lane.partition.truncate(session, mark))
+        return await lane.call(lambda: lane.partition.truncate(session, mark, contact))
 
     async def install_segment(
-        self, number: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
+        self, number: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer], *, contact: int = 0
     ) -> ReplicaStatus:
         """A whole segment file, to stand behind the last id or where one is damaged. The first piece is asked for when
         the replica has agreed to take it."""
-        return await self._arrivals.take(self._lane(number), session, first_id, file_bytes, pieces)
+        return await self._arrivals.take(self._lane(number), session, contact, first_id, file_bytes, pieces)
 
-    async def append(self, number: int, session: int, link: Link) -> None:
+    async def append(self, number: int, session: int, link: Link, *, contact: int = 0) -> None:
         """Serve one append stream until the sender has no more, or something ends it; the sender is told what."""
         try:
             lane = self._lane(number)
-            lane.partition.check_session(session)
+            lane.partition.check_session(session, contact)
             if sum(stream.is_of(lane) for stream in self._streams) >= APPENDERS_MAX:
                 raise TooManyCallers(
                     f"partition {number} has {APPENDERS_MAX} append streams already", next_step="an owner needs one or two"
@@ -185,7 +191,7 @@ class Keeper:
         except WaltzError as error:
             await refuse(link, error)
             raise
-        stream = Stream(session, lane, link, self._config)
+        stream = Stream(session, contact or lane.partition.contact, lane, link, self._config)
         self._streams[stream] = None
         try:
             await stream.serve()

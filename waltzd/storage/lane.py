@@ -60,6 +60,7 @@ class Appender(Protocol):
     """Who sent frames and waits for marks."""
 
     session: int
+    contact: int
 
     def acknowledge(self, durable_id: int) -> None: ...
     def refuse(self, error: WaltzError) -> None: ...
@@ -162,11 +163,11 @@ class Lane:
         self._work.set()
         return await answer
 
-    def fence(self, session: int) -> None:
-        """A newer session was opened: whoever still appends under an older one is told at once."""
-        for appender in [appender for appender in self._appenders if appender.session < session]:
+    def fence(self) -> None:
+        """The replica was opened: whoever still appends for an earlier opening is told at once."""
+        for appender in list(self._appenders):
             try:
-                self.partition.check_session(appender.session)
+                self.partition.check_session(appender.session, appender.contact)
             except WaltzError as error:
                 appender.refuse(error)
 
@@ -244,7 +245,8 @@ class Lane:
         if not runs:
             return None, error
         try:
-            self.partition.append(group.appender.session, runs, max(frame.committed for frame in group.frames))
+            appender, committed = group.appender, max(frame.committed for frame in group.frames)
+            self.partition.append(appender.session, runs, committed, appender.contact)
         except FlushFailed:
             raise
         except DiskFull as full:  # a segment that was sealed before the disk was full keeps its part

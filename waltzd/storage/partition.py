@@ -16,26 +16,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
-import numpy as np
-
 from waltzd.control import ControlFile
 from waltzd.disk import Disk
 from waltzd.errors import (
     BadArgument,
     BelowFloor,
     BeyondLog,
+    ContactEnded,
     DiskFull,
     FlushFailed,
     NotOpened,
-    PartitionOffline,
-    StaleSession,
     WaltzError,
 )
 from waltzd.finding import Finding
-from waltzd.layout import CHECKPOINT_TRANSACTIONS
 from waltzd.promise import PromiseFile
 from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
+from waltzd.storage.fence import Fence
 from waltzd.storage.healing import Healing
 from waltzd.storage.installation import Installation
 from waltzd.storage.overlap import only_new
@@ -44,6 +41,7 @@ from waltzd.storage.quarantine import Quarantine
 from waltzd.storage.room import Room
 from waltzd.storage.segment import Segment, Suspect
 from waltzd.storage.shelf import Shelf
+from waltzd.storage.writing import Writer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +76,7 @@ class Partition:
         self._shelf = shelf
         self._quarantine = quarantine
         self._failed: WaltzError | None = None
+        self._fence = Fence(number, control, promise)
         self._room = Room(disk, directory, settings.free_bytes_min)
         self._healing = Healing(
             disk, shelf, quarantine, promise, control, self._room, record_bytes_max=settings.record_bytes_max
@@ -89,7 +88,7 @@ class Partition:
         """The segments to examine because of what somebody found who read the files."""
         self.cuts = 0
         self.committed = promise.value.committed
-        self._checkpoint_id = promise.value.durable
+        self._writer = Writer(shelf, promise, segment_bytes_max=settings.segment_bytes_max)
 
     # -- what it says of itself
 
@@ -105,6 +104,10 @@ class Partition:
     @property
     def promised_session(self) -> int:
         return self._promise.value.session
+
+    @property
+    def contact(self) -> int:
+        return self._fence.contact
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -131,6 +134,7 @@ class Partition:
             segments=len(self._shelf.first_ids),
             findings=self.findings,
             damaged_segments=self._healing.damaged_segments,
+            contact=self.contact,
         )
 
     def describe(self) -> str:
@@ -141,41 +145,26 @@ class Partition:
 
     # -- sessions
 
-    def open_session(self, session: int) -> ReplicaStatus:
+    def open_session(self, session: int, caller: int = 0) -> ReplicaStatus:
         """Fence every lower session, durably, and prove what this replica will vouch for."""
-        self.fence(session)
+        self.fence(session, caller)
         self.prove()
         return self.status()
 
-    def fence(self, session: int) -> None:
-        """Promise, durably, that every lower session is refused from now on."""
-        if session < 0:
-            raise BadArgument(f"a session id is never negative: {session}")
-        self._check_current(session)
-        if session > self.promised_session:
-            with self._fatal():
-                self._promise.promise(session=session, committed=self.committed)
+    def fence(self, session: int, caller: int = 0) -> int:
+        """Promise, durably, that every lower session is refused from now on, and begin a new contact of this caller."""
+        self._check_alive()
+        with self._fatal():
+            return self._fence.open(session, committed=self.committed, caller=caller)
 
-    def check_session(self, session: int) -> None:
-        """The session must be exactly the one that this replica promised itself to."""
-        self._check_current(session)
-        if session > self.promised_session:
-            raise NotOpened(
-                f"session {session} was not opened on partition {self.number}; the storage promised itself to session "
-                f"{self.promised_session}"
-            )
+    def check_session(self, session: int, contact: int = 0) -> None:
+        """The session must be exactly the one that this replica promised itself to, and the contact the latest."""
+        self._check_alive()
+        self._fence.check(session, contact)
 
-    def _check_current(self, session: int) -> None:
+    def _check_alive(self) -> None:
         if self._failed is not None:
             raise self._failed
-        if not self._control.info(self.number).is_available:
-            raise PartitionOffline(f"partition {self.number} was taken offline on this storage")
-        promised = self.promised_session
-        if session < promised:
-            raise StaleSession(
-                f"session {session} of partition {self.number} is over: the storage promised itself to session {promised}",
-                promised_session=promised,
-            )
 
     def _check_sound(self, *, may_be_short: bool = False) -> Segment:
         if self._shelf.active is None or (self._quarantine and not (may_be_short and self._quarantine.is_only_short)):
@@ -209,86 +198,44 @@ class Partition:
 
     # -- appending
 
-    def append(self, session: int, runs: Sequence[Run], committed: int) -> int:
+    def append(self, session: int, runs: Sequence[Run], committed: int, contact: int = 0) -> int:
         """Write consecutive runs and flush once. Returns the highest id that is now on the disk.
 
         Each run was checked (`record.first_bad`) by whoever took it from the wire."""
-        self.check_session(session)
-        active = self._check_sound(may_be_short=True)
+        self.check_session(session, contact)
+        self._check_sound(may_be_short=True)
         fresh = only_new(runs, partition=self.number, last_id=self.last_id, stored=self.read_examined)
         if fresh:
             self._room.check(sum(len(run.data) for run in fresh))
             with self._fatal():
                 try:
-                    for run in fresh:
-                        active = self._write(active, run)
-                    active.flush()
-                    self._shelf.last_id = active.next_id - 1
-                    if self._quarantine:
-                        self._healing.end_moved(is_indexed=False)
-                except DiskFull as error:
-                    raise self._take_back(error) from error
+                    self._writer.write(fresh, committed=self.committed)
+                except DiskFull:
+                    self._room.is_full = True
+                    raise
+                if self._quarantine:
+                    self._healing.end_moved(is_indexed=False)
             self._room.is_full = False
         if self._control.info(self.number).session == session:
             self.committed = max(self.committed, min(committed, self.last_id))
         return self.last_id
 
-    def _write(self, active: Segment, run: Run) -> Segment:
-        """A record goes to the next segment when the one before it ended above the threshold."""
-        while active.end + int(run.bounds[-2]) > self._settings.segment_bytes_max:
-            fits = int(np.searchsorted(active.end + run.bounds[:-1], self._settings.segment_bytes_max, "right"))
-            if active.next_id == active.first_id:
-                fits = max(1, fits)  # however small the threshold is, a segment holds a record
-            if fits:
-                active.write([run.part(0, fits)])
-            if fits == len(run):
-                return active
-            active = self._roll()
-            run = run.part(fits, len(run))
-        active.write([run])
-        return active
-
-    def _roll(self) -> Segment:
-        new = self._shelf.start_segment()
-        promise = self._promise.value
-        self._promise.change(
-            durable=max(promise.durable, self.last_id),
-            newest=max(promise.newest, new.first_id),
-            segments=len(self._shelf.first_ids),
-            committed=self.committed,
-        )
-        self._checkpoint_id = self.last_id
-        return new
-
-    def _take_back(self, error: DiskFull) -> DiskFull:
-        assert self._shelf.active is not None
-        self._shelf.active.take_back()
-        self._room.is_full = True
-        return DiskFull(
-            f"partition {self.number}: {error.message}; everything above id {self.last_id} was taken back",
-            durable_id=self.last_id,
-        )
-
     @property
     def wants_checkpoint(self) -> bool:
-        return self.last_id // CHECKPOINT_TRANSACTIONS > self._checkpoint_id // CHECKPOINT_TRANSACTIONS
+        return self._writer.wants_checkpoint
 
     def checkpoint(self) -> None:
-        """Flush the index and write down the marks: the next start trusts both up to here."""
-        active = self._shelf.active
-        if self._failed is not None or active is None or (self._quarantine and not self._quarantine.is_only_short):
-            return
-        with self._fatal():
-            active.index.flush()
-            self._promise.change(durable=max(self._promise.value.durable, self.last_id), committed=self.committed)
-        self._checkpoint_id = self.last_id
+        """Flush the index and write down the marks, where both can be trusted."""
+        if self._failed is None and self._shelf.active and (not self._quarantine or self._quarantine.is_only_short):
+            with self._fatal():
+                self._writer.checkpoint(committed=self.committed)
 
     # -- marks
 
-    def set_low_mark(self, session: int, low_mark: int) -> ReplicaStatus:
+    def set_low_mark(self, session: int, low_mark: int, contact: int = 0) -> ReplicaStatus:
         """The session begins: everything up to `low_mark` is decided, and this replica holds nothing above it, unless it
         was told that it is committed: then it had begun this session before, and lost the control struct that said so."""
-        self.check_session(session)
+        self.check_session(session, contact)
         active = self._check_sound()
         if self.last_id > max(low_mark, self.committed):
             raise BadArgument(
@@ -300,13 +247,13 @@ class Partition:
             active.flush()
             active.index.flush()
             self._promise.change(durable=self.last_id, committed=self.committed)
-            self._checkpoint_id = self.last_id
+            self._writer.checkpoint_id = self.last_id
             self._control.start_session(self.number, session=session, low_mark=low_mark, local_low_mark=self.last_id)
         return self.status()
 
-    def truncate(self, session: int, mark: int) -> ReplicaStatus:
+    def truncate(self, session: int, mark: int, contact: int = 0) -> ReplicaStatus:
         """Cut everything above `mark`. Only what nobody can have relied on may go, and only before the session begins."""
-        self.check_session(session)
+        self.check_session(session, contact)
         if mark < -1:
             raise BadArgument(f"a mark is never below -1: {mark}")
         info, floor = self._control.info(self.number), self._cut_floor
@@ -343,7 +290,7 @@ class Partition:
         self._promise.change(
             durable=durable, newest=shelf.first_ids[position], segments=position + 1, committed=self.committed
         )
-        self._checkpoint_id = durable
+        self._writer.checkpoint_id = durable
         self.cuts += 1
         shelf.cut(position, end=end, next_id=mark + 1)
         self._quarantine.heal()
@@ -351,20 +298,37 @@ class Partition:
 
     # -- whole segments
 
-    def begin_installation(self, session: int, first_id: int, file_bytes: int) -> Installation:
+    def begin_installation(self, session: int, first_id: int, file_bytes: int, contact: int = 0) -> Installation:
         """Take in a segment file, beside the log and beside the lane; `install` gives it its place."""
-        self.check_session(session)
-        return self._healing.begin(first_id, file_bytes=file_bytes, cut_floor=self._loss_floor(session))
+        self.check_session(session, contact)
+        begun_at = (contact or self.contact, *self._moment(session))
+        floor = self._loss_floor(session)
+        return self._healing.begin(first_id, file_bytes=file_bytes, cut_floor=floor, begun_at=begun_at)
+
+    def check_installation(self, session: int, installation: Installation) -> None:
+        """A file belongs to the moment in which it was begun. Once the replica was opened again, was cut, or has begun the
+        session, its owner has decided by what the replica held without it: it may hold what was given up."""
+        contact, *moment = installation.begun_at
+        self.check_session(session, contact)
+        if (*moment,) != self._moment(session):
+            raise ContactEnded(
+                f"partition {self.number} was cut, or began the session, since the file for the segment at id "
+                f"{installation.first_id} was announced",
+                not_done="nothing of this file was kept",
+            )
+
+    def _moment(self, session: int) -> tuple[int, bool]:
+        return self.cuts, self._control.info(self.number).session == session
 
     def install(self, session: int, installation: Installation) -> ReplicaStatus:
         """Give a file that was proven its place, behind the last id or where a segment is damaged or missing."""
-        self.check_session(session)
+        self.check_installation(session, installation)
         before = self.last_id
         with self._fatal():
             self._healing.put(installation, cut_floor=self._loss_floor(session))
         if self.last_id < before:
             self.cuts += 1
-        self._checkpoint_id = min(self._promise.value.durable, self.last_id)
+        self._writer.checkpoint_id = min(self._promise.value.durable, self.last_id)
         ids = f"{installation.first_id} to {installation.next_id - 1}"
         self._settings.say(f"partition {self.number}: took the ids {ids} as a file")
         return self.status()

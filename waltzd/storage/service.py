@@ -67,7 +67,9 @@ class ReplicaService(ReplicaServicer):
     async def Open(self, request: wire.OpenRequest, context: Context) -> wire.ReplicaStatus:
         try:
             number, session = self._check(request.target), _session(request.target)
-            status = await self._keeper.open_session(number, session, request.partitions, create=request.create)
+            status = await self._keeper.open_session(
+                number, session, request.partitions, create=request.create, caller=request.caller
+            )
             message = status_message(status)
             message.stream_port = self._stream_port
             return message
@@ -82,11 +84,11 @@ class ReplicaService(ReplicaServicer):
         return await self._mark(self._keeper.truncate, request, context)
 
     async def _mark(
-        self, call: Callable[[int, int, int], Awaitable[ReplicaStatus]], request: wire.MarkRequest, context: Context
+        self, call: Callable[..., Awaitable[ReplicaStatus]], request: wire.MarkRequest, context: Context
     ) -> wire.ReplicaStatus:
         try:
             number, session = self._check(request.target), _session(request.target)
-            return status_message(await call(number, session, request.mark))
+            return status_message(await call(number, session, request.mark, contact=request.target.contact))
         except WaltzError as error:
             await self._refuse(context, error)
             raise

@@ -21,8 +21,9 @@ REFUSED_SECONDS = 2.0
 class Stream:
     """An appender of a lane, with a link at its other end."""
 
-    def __init__(self, session: int, lane: Lane, link: Link, config: StorageConfig) -> None:
+    def __init__(self, session: int, contact: int, lane: Lane, link: Link, config: StorageConfig) -> None:
         self.session = session
+        self.contact = contact
         self._lane = lane
         self._link = link
         self._config = config

@@ -123,7 +123,7 @@ class StreamPort:
                     case Kind.INSTALL, FileHello() as file:
                         await self._take(file, connection)
             if isinstance(call, Hello):
-                await self._keeper.append(call.partition, call.session, link)
+                await self._keeper.append(call.partition, call.session, link, contact=call.contact)
         except CannotConnect:  # whoever called has gone
             pass
         except WaltzError:
@@ -163,7 +163,7 @@ class StreamPort:
         hello = file.hello
         async with aclosing(received(connection)) as pieces:
             status = await self._keeper.install_segment(
-                hello.partition, hello.session, file.first_id, file.file_bytes, pieces
+                hello.partition, hello.session, file.first_id, file.file_bytes, pieces, contact=hello.contact
             )
         await connection.send(Kind.STATUS, (status_message(status).SerializeToString(),))
 

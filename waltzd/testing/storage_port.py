@@ -6,6 +6,7 @@ What a network does is done by hand: `pause` lets every call, frame and mark wai
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from waltzd.server.bell import Bell
 from waltzd.storage.keeper import Keeper
 
 T = TypeVar("T")
+_numbers = itertools.count(1)
 FRAMES_MAX = 4
 """How many frames are on their way before the sender waits."""
 
@@ -48,15 +50,15 @@ class StorageDoor:
     async def passed(self) -> None:
         await self._open.wait()
 
-    def serve(self, partition: int, session: int, link: _StorageLink) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._serve(partition, session, link), name=f"append stream at {self.name}")
+    def serve(self, partition: int, session: int, contact: int, link: _StorageLink) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._serve(partition, session, contact, link), name=f"append stream at {self.name}")
         self._streams[task] = None
         task.add_done_callback(lambda done: self._streams.pop(done))
         return task
 
-    async def _serve(self, partition: int, session: int, link: _StorageLink) -> None:
+    async def _serve(self, partition: int, session: int, contact: int, link: _StorageLink) -> None:
         try:
-            await self.keeper.append(partition, session, link)
+            await self.keeper.append(partition, session, link, contact=contact)
         except WaltzError as error:
             link.end(error)
         except Exception as error:
@@ -81,6 +83,8 @@ class StoragePort:
         self._key = key
         self._is_cut = False
         self._streams: list[KeeperStream] = []
+        self._number = next(_numbers)
+        self._contacts: dict[int, int] = {}
 
     async def _keeper(self) -> Keeper:
         await self._door.passed()
@@ -98,16 +102,23 @@ class StoragePort:
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:
-        return await self._answer(await (await self._keeper()).open_session(partition, session, partitions, create=create))
+        status = await (await self._keeper()).open_session(
+            partition, session, partitions, create=create, caller=self._number
+        )
+        await self._answer(None)
+        self._contacts[partition] = status.contact
+        return status
 
     async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
-        return await self._answer(await (await self._keeper()).set_low_mark(partition, session, mark))
+        contact = self._contacts.get(partition, 0)
+        return await self._answer(await (await self._keeper()).set_low_mark(partition, session, mark, contact=contact))
 
     async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
-        return await self._answer(await (await self._keeper()).truncate(partition, session, mark))
+        contact = self._contacts.get(partition, 0)
+        return await self._answer(await (await self._keeper()).truncate(partition, session, mark, contact=contact))
 
     def append(self, partition: int, session: int) -> KeeperStream:
-        stream = KeeperStream(self._door, self._keeper, partition, session)
+        stream = KeeperStream(self._door, self._keeper, partition, session, self._contacts.get(partition, 0))
         self._streams = [known for known in self._streams if not known.is_over] + [stream]
         return stream
 
@@ -129,8 +140,11 @@ class StoragePort:
     async def install_segment(
         self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
+        contact = self._contacts.get(partition, 0)
         keeper = await self._keeper()
-        return await self._answer(await keeper.install_segment(partition, session, first_id, file_bytes, pieces))
+        return await self._answer(
+            await keeper.install_segment(partition, session, first_id, file_bytes, pieces, contact=contact)
+        )
 
     async def close(self) -> None:
         for stream in self._streams:
@@ -147,12 +161,18 @@ class KeeperStream:
     """One append stream, as the server holds it."""
 
     def __init__(
-        self, door: StorageDoor, enter: Callable[[], Coroutine[Any, Any, Keeper]], partition: int, session: int
+        self,
+        door: StorageDoor,
+        enter: Callable[[], Coroutine[Any, Any, Keeper]],
+        partition: int,
+        session: int,
+        contact: int,
     ) -> None:
         self._door = door
         self._enter = enter
         self._partition = partition
         self._session = session
+        self._contact = contact
         self._link = _StorageLink(door)
         self._task: asyncio.Task[None] | None = None
 
@@ -163,7 +183,7 @@ class KeeperStream:
     async def start(self) -> None:
         if self._task is None and not self._link.is_over:
             await self._enter()
-            self._task = self._door.serve(self._partition, self._session, self._link)
+            self._task = self._door.serve(self._partition, self._session, self._contact, self._link)
 
     async def send(self, run: Run, committed: int) -> None:
         await self.start()
