@@ -28,6 +28,7 @@ from waltzd.errors import (
     TooLarge,
     Unsafe,
 )
+from waltzd.expected import expected_servers, forget_server
 from waltzd.meta import (
     Assignment,
     ClusterMeta,
@@ -440,12 +441,18 @@ async def servers_come_and_go(world: World) -> None:
     await there.unregister_server("s")  # of somebody else now
     seen = await here.wait_for_servers(None)
     assert await there.servers() == {"s": new}
+    assert await expected_servers(there.coordinator) == {"s": new}, (
+        "also when its coordinator session is over, until it is taken out"
+    )
     await here.update_server(new)  # a change of a server is a change of the servers
     seen = await here.wait_for_servers(seen)
     await here.unregister_server("s")
     await here.wait_for_servers(seen)
     await here.unregister_server("s")
     assert await here.server("s") is None
+    assert await expected_servers(here.coordinator) == {"s": new}
+    await forget_server(here.coordinator, "s")
+    assert await expected_servers(here.coordinator) == {}
 
 
 @story

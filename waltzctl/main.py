@@ -135,7 +135,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "server": {
         "drain": ("waltzctl.placement.server:drain", "Let a server give its partitions away."),
-        "list": ("waltzctl.placement.server:list_", "The servers that are up."),
+        "list": ("waltzctl.placement.server:list_", "The servers, and which of them are up."),
+        "remove": ("waltzctl.placement.server:remove", "Do not expect a server any more that was stopped for good."),
         "undrain": ("waltzctl.placement.server:undrain", "Let a server take partitions again."),
     },
     "spark": {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import uuid4
@@ -26,6 +27,7 @@ from waltzd.errors import (
     StorageInUse,
     Unsafe,
 )
+from waltzd.expected import EXPECTED, expecting
 from waltzd.meta import (
     Assignment,
     ClusterMeta,
@@ -54,7 +56,7 @@ MOVES = "/moves"
 HISTORY = "/history"
 HISTORY_MAX = 1000
 """Entries that are kept: the oldest go first."""
-_FOLDERS = (SERVERS, STORAGES, PARTITIONS, "/ids", "/election", HISTORY)
+_FOLDERS = (SERVERS, EXPECTED, STORAGES, PARTITIONS, "/ids", "/election", HISTORY)
 _OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, REPLICAS, PREFERRED, MOVES, COPY_RATE)}
 """What stands right below the root of a cluster. Whatever else does is somebody else's."""
 _WITH_NODES = (SERVERS, STORAGES)
@@ -148,12 +150,16 @@ class Cluster:
 
     async def register_server(self, meta: ServerMeta) -> None:
         """Announce a server, for as long as this coordinator session lasts. `NodeExists` when the name is taken."""
-        await self.coordinator.commit([Create(f"{SERVERS}/{meta.name}", encode(meta), ephemeral=True)])
+        await self.coordinator.commit(await self._announcing(meta))
 
     async def replace_server(self, meta: ServerMeta, version: int) -> None:
         """Announce a server in the place of a registration that was read with this version."""
-        path = f"{SERVERS}/{meta.name}"
-        await self.coordinator.commit([Delete(path, version), Create(path, encode(meta), ephemeral=True)])
+        await self.coordinator.commit([Delete(f"{SERVERS}/{meta.name}", version), *await self._announcing(meta)])
+
+    async def _announcing(self, meta: ServerMeta) -> list[Change]:
+        """It is up from now on, and expected also when this coordinator session is over."""
+        own = Create(f"{SERVERS}/{meta.name}", encode(meta), ephemeral=True)
+        return [own, *await expecting(self.coordinator, meta)]
 
     async def update_server(self, meta: ServerMeta) -> None:
         """Change the registration that this coordinator session made."""
@@ -167,7 +173,10 @@ class Cluster:
 
     async def unregister_server(self, name: str) -> None:
         """Take back the registration that this coordinator session made, if there is one."""
-        await self._take_back(f"{SERVERS}/{name}")
+        found = await self.server(name)
+        if found is not None and found.is_mine:
+            with suppress(NodeMissing):
+                await self.coordinator.commit([Delete(f"{SERVERS}/{name}", found.version)])
 
     async def leader(self) -> Leadership | None:
         node = await self.coordinator.get(LEADER)
@@ -248,9 +257,8 @@ class Cluster:
     ) -> int:
         """The version that it has now. Without a version, or with `NO_VERSION`, it is the first. With `replicas`, both
         change or neither."""
-        path, data = partition_path(partition), encode(meta)
         before = NO_VERSION if version is None else version
-        changes: list[Change] = [Create(path, data) if before == NO_VERSION else Set(path, data, before)]
+        changes = [_put(partition_path(partition), encode(meta), before)]
         if replicas is not None:
             changes += [*await self._checks(replicas[0]), Set(REPLICAS, encode(replicas[0]), replicas[1])]
         await self.coordinator.commit(changes)
@@ -315,8 +323,7 @@ class Cluster:
             number = int(names[-1]) + 1 if names else 1
             changes: list[Change] = [Create(f"{HISTORY}/{number:010}", encode(entry))]
             try:
-                for name in names[: -(HISTORY_MAX - 1)]:
-                    path = f"{HISTORY}/{name}"
+                for path in [f"{HISTORY}/{name}" for name in names[: -(HISTORY_MAX - 1)]]:
                     changes.append(Delete(path, await self._version(path)))
                 await self.coordinator.commit(changes)
             except (NodeExists, NodeMissing):
@@ -392,15 +399,6 @@ class Cluster:
             if node is not None:  # else it has gone since
                 found[name] = _named(kind, node.data, f"{folder}/{name}")
         return found
-
-    async def _take_back(self, path: str) -> None:
-        node = await self.coordinator.get(path)
-        if node is None or not node.is_mine:
-            return
-        try:
-            await self.coordinator.commit([Delete(path, node.version)])
-        except NodeMissing:
-            return
 
     async def _checks(self, replicas: ReplicaSets) -> list[Change]:
         """Conditions for a commit: the storages are there, and nobody removes them at the same time."""

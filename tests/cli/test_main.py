@@ -40,7 +40,7 @@ ELSEWHERE = {
     "cli/test_membership": [["storage", name] for name in ("add", "list", "remove", "replace", "set")],
     "cli/test_ownership": [
         *(["partition", name] for name in ("preferred", "transfer")),
-        *(["server", name] for name in ("drain", "list", "undrain")),
+        *(["server", name] for name in ("drain", "list", "remove", "undrain")),
     ],
     "cli/test_partition": [
         *(["partition", name] for name in ("assign", "auto-assign", "describe", "list", "unassign")),

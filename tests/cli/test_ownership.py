@@ -238,6 +238,11 @@ def test_the_examples_of_the_help_run(live: LocalCluster, place: list[str], walt
             assert (done.code, done.err) == (0, ""), arguments
 
 
+def test_a_server_that_is_up_is_not_taken_out(place: list[str], waltzctl: Tool) -> None:
+    refused(waltzctl("server", "remove", "server-1", "--yes", *place), 5, "W2100", "server-1 is up: stop it first")
+    refused(waltzctl("server", "remove", "server-9", "--yes", *place), 3, "W", "server-9")
+
+
 def test_a_server_that_does_not_answer_is_part_of_the_list(
     tmp_path: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

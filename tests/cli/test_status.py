@@ -22,7 +22,7 @@ from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from tests.unit.pictures import server, well
 from waltzctl.playground.blueprint import save_lives
-from waltzctl.playground.daemon import Life, birth
+from waltzctl.playground.daemon import Daemon, Life, birth
 from waltzctl.playground.local import LocalCluster
 from waltzctl.watching.lookout import processes
 
@@ -146,13 +146,14 @@ def test_a_storage_that_does_not_answer_keeps_nobody_waiting(own: LocalCluster, 
     assert reason["next_step"] == "its process runs: see what it says with `waltzctl logs --daemon storage-2`"
 
 
-def test_a_server_that_runs_and_is_in_no_list(tmp_path: Path) -> None:
+def test_a_server_that_runs_and_is_in_no_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was frozen for longer than its session lasts. The state is made up: the server is this process."""
     directory = tmp_path / "small"
     LocalCluster.make(directory, storages=1, servers=2, partitions=1, replication=1)
     born = birth(os.getpid())
     assert born is not None
     save_lives(directory, {"server-1": Life(os.getpid(), born, 0)})
+    monkeypatch.setattr(Daemon, "_is_ours", lambda self, pid: True)
     down, unlisted = processes(directory, well())
     assert (down, unlisted) == (["zookeeper", "server-2"], {"server-1": os.getpid()}), "the storage is not in this cluster"
     assert processes(directory, well(servers=(server("server-1"),)))[1] == {}
@@ -167,7 +168,9 @@ def test_no_majority_and_no_server(forgetful: LocalCluster, waltzctl: Tool) -> N
     assert found["reasons"][0]["stops"]
     for name in ("server-1", "server-2"):
         forgetful.daemons[name].kill()
-    found = until(waltzctl, forgetful, lambda found: not found["cluster"]["servers"])
+    found = until(waltzctl, forgetful, lambda found: all(one["error"] for one in found["cluster"]["servers"]))
+    found = until(waltzctl, forgetful, lambda found: found["reasons"][0]["sentence"].startswith("partitions 0-1 "))
+    assert {"silent server-1", "silent server-2"} <= {reason["key"] for reason in found["reasons"]}, "they do not run"
     assert found["reasons"][0]["sentence"].startswith("partitions 0-1 take no transactions: the owner is gone (")
 
 

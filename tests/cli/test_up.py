@@ -805,11 +805,12 @@ def test_reset_of_what_a_context_protects(home: Path, waltzctl: Tool, monkeypatc
 
 
 def test_a_number_that_the_system_gave_to_somebody_else_is_left_alone(home: Path, waltzctl: Tool) -> None:
+    """Also where a directory that somebody else prepared says exactly when it started."""
     make_small(home / "small")
     with running(["sleep", "1000"]) as stranger:
         mine = birth(stranger.pid)
         assert mine is not None
-        for story in (mine[:-1] + str(9 - int(mine[-1])), "another-boot/" + mine.partition("/")[2]):
+        for story in (mine[:-1] + str(9 - int(mine[-1])), "another-boot/" + mine.partition("/")[2], mine):
             life = {"pid": stranger.pid, "birth": story, "log_from": 0, "was_ready": True}
             daemons = {"storage-1": life, "nobody": {**life, "birth": mine}}
             (home / "small" / STATE).write_text(json.dumps({"schema": 1, "daemons": daemons}))

@@ -77,7 +77,7 @@ def partition(number: int, *, owner: str | None = None, **changes: Any) -> Parti
 def well(**changes: Any) -> Overview:
     """Two servers, three storages, four partitions."""
     fields: dict[str, Any] = {
-        "meta": ClusterMeta(name="trial", key=KEY, partitions=4, created="2026-01-01"),
+        "meta": ClusterMeta(name="trial", key=KEY, partitions=len(changes.get("partitions", "four")), created="2026-01-01"),
         "leader": "a",
         "servers": tuple(server(name) for name in SERVERS),
         "storages": tuple(storage(name) for name in STORAGES),

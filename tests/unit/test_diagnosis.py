@@ -60,6 +60,12 @@ def with_partition(view: Any) -> Overview:
     return replace(sound(), partitions=(view,))
 
 
+def test_a_server_that_should_be_up_is_missed() -> None:
+    found = facts(replace(sound(), missing=(server("c").meta,)))
+    assert grades(found)["processes"] is Grade.FAIL
+    assert finding(found, "processes") == "c is not up, and should be"
+
+
 def test_all_is_well() -> None:
     assert grades(facts()) == {}
     names = [check.name for check in diagnose(facts())]

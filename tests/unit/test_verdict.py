@@ -57,6 +57,28 @@ def test_a_storage_is_gone() -> None:
     )
 
 
+def test_a_server_that_should_be_there_is_missed() -> None:
+    """Also when its session is over and its partitions are open elsewhere; until an operator takes it out."""
+    picture = replace(well(servers=(server("a"),)), missing=(server("b").meta,))
+    picture = replace(picture, partitions=tuple(replace(view, owner="a") for view in picture.partitions))
+    found = judge(picture)
+    assert found.health is Health.DEGRADED
+    assert found.sentence == "all 4 partitions are open; 1 of 2 servers and 3 storages answer"
+    said, step = one(found)
+    assert said == "server b is not up: it was at b:2, and ZooKeeper has lost it"
+    assert "`waltzctl server remove b`" in step
+    assert one(judge(picture, down=["b"], repair=UP)) == ("b does not run", UP)
+    assert not picture.is_healthy
+
+
+def test_an_assignment_without_partitions_is_not_well() -> None:
+    for there, health in ((0, Health.DOWN), (3, Health.DEGRADED)):
+        found = judge(replace(well(), partitions=well().partitions[:there]))
+        assert found.health is health
+        assert found.sentence.startswith(f"{there} of 4 partitions are open")
+        assert one(found)[0].startswith(f"the assignment names {there} of 4 partitions")
+
+
 def test_one_that_stands_still_is_named_once() -> None:
     late = CannotConnect("the storage s3 at s3:2 did not answer within 3 seconds", seconds="3")
     frozen = well(storages=(storage("s1"), storage("s2"), silent(storage("s3"), late)))

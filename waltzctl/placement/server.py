@@ -27,6 +27,7 @@ from waltzctl.watching.overview import Overview, ServerView, look
 from waltzd.assignment import moved, spell_numbers
 from waltzd.cluster import Cluster
 from waltzd.errors import EXIT_OK
+from waltzd.expected import expected_servers, forget_server
 from waltzd.meta import Assignment, ServerMeta
 from waltzd.server_admin import ServerAdminClient
 
@@ -37,8 +38,8 @@ VERB = "server drain"
 @listed
 @reaching
 def list_(output: str, reach: Reach) -> int:
-    """Show the servers that are up: what they own, how many of that is open, and which one leads. A server that is down is
-    not in any list; its name comes back with it.
+    """Show the servers: what they own, how many of that is open, and which one leads. One that should be up and is not is
+    `down`, until it is started again or taken out with `waltzctl server remove`.
 
     \b
     Examples:
@@ -54,7 +55,10 @@ def list_(output: str, reach: Reach) -> int:
                 Column("state"), Column("version", is_wide=True), Column("instance", is_wide=True),
                 Column("error", is_wide=True),
             ),
-            rows=[row_of(view, found) for view in found.servers],
+            rows=sorted(
+                [*(row_of(view, found) for view in found.servers), *map(missing_row, found.missing)],
+                key=lambda row: str(row["name"]),
+            ),
             nothing="No server is up: nobody owns the partitions.",
         ),
         output,
@@ -78,6 +82,21 @@ def row_of(view: ServerView, found: Overview) -> dict[str, Any]:
         "version": view.meta.version,
         "instance": str(view.meta.instance),
         "error": None if view.error is None else f"{view.error.code} {view.error.message}",
+    }
+
+
+def missing_row(meta: ServerMeta) -> dict[str, Any]:
+    return {
+        "name": meta.name,
+        "address": meta.listen,
+        "admin": meta.admin_listen,
+        "owns": "",
+        "partitions": [],
+        "open": 0,
+        "state": ["down"],
+        "version": meta.version,
+        "instance": str(meta.instance),
+        "error": "it is not in ZooKeeper's list of servers",
     }
 
 
@@ -146,6 +165,47 @@ def undrain(server: str, output: str, asked: Asked, reach: Reach) -> int:
     with interruptible(STAYS):
         using(reach, do)
     render_change.plan(made, output, result="done", moves=moves_json(found.assignment, after))
+    return EXIT_OK
+
+
+@click.command("remove", epilog=exit_codes())
+@click.argument("server", metavar="SERVER", shell_complete=completion.servers)
+@shown
+@changing
+@reaching
+def remove(server: str, output: str, asked: Asked, reach: Reach) -> int:
+    """Do not expect a server any more that was stopped for good: `waltzctl status` complains until then that it is not up.
+    One that is up is refused: stop it first. It is expected again when it is started again.
+
+    \b
+    Examples:
+      waltzctl server remove server-3 --dry-run
+      waltzctl server remove server-3 --yes --reason "the machine is given back"
+    """
+
+    async def plan(cluster: Cluster) -> Plan:
+        up, expected = await cluster.servers(), await expected_servers(cluster.coordinator)
+        if server not in {**up, **expected}:
+            raise unknown("server", server, {**up, **expected})
+        return Plan(
+            verb="server remove",
+            subject=server,
+            steps=(f"{server} is not expected to be up any more",),
+            unsafe=(f"{server} is up: stop it first, or it is expected again at once",) if server in up else (),
+        )
+
+    made = using(reach, plan)
+    if not agree(made, asked, reach, output):
+        return EXIT_OK
+
+    async def do(cluster: Cluster) -> None:
+        async with recorded(cluster, made, asked):
+            check_again(await plan(cluster), asked)
+            await forget_server(cluster.coordinator, server)
+
+    with interruptible(STAYS):
+        using(reach, do)
+    render_change.plan(made, output, result="done")
     return EXIT_OK
 
 

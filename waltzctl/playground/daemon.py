@@ -1,8 +1,9 @@
 """One daemon of a cluster on this machine: a process that outlives whoever started it, and is never taken for another.
 
 A process is known by its number together with the moment when it started, so that a number which the system has given to
-somebody else meanwhile is left alone. Its output goes to a log file, because nobody may be there to read a pipe. Everything
-here blocks, with a deadline.
+somebody else meanwhile is left alone; and it writes to the log that is there, or was started with our words, as whoever
+gave us the directory may have written anything down. Its output goes to a log file, because nobody may be there to read a
+pipe. Everything here blocks, with a deadline.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -105,7 +107,21 @@ class Daemon:
         if self.life is None:
             return False
         self._reap()
-        return birth(self.life.pid) == self.life.birth
+        return birth(self.life.pid) == self.life.birth and self._is_ours(self.life.pid)
+
+    def _is_ours(self, pid: int) -> bool:
+        """A log may have been removed meanwhile, and ZooKeeper becomes Java: one of the two is enough."""
+        try:
+            with suppress(FileNotFoundError):
+                if os.path.samestat(self.log.stat(), os.stat(f"/proc/{pid}/fd/1")):
+                    return True
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+        except (FileNotFoundError, ProcessLookupError):  # it has ended just now
+            return False
+        except PermissionError:  # of another user: nothing that we could do to it
+            return True
+        # One that is just ending has no words and no files any more, and its ports are taken for a moment yet.
+        return not words or words[-len(self.command) :] == [os.fsencode(word) for word in self.command]
 
     def _reap(self) -> None:
         """A child that has ended stays visible until its exit code is asked for."""

@@ -111,11 +111,17 @@ def _silent(facts: Facts, kind: type[ServerView] | type[StorageView] | None = No
 
 def _processes(facts: Facts) -> Check:
     silent = [f"{name}: {error.code} {error.message}" for name, error in sorted(facts.overview.silent.items())]
+    silent += [f"{meta.name} is not up, and should be" for meta in facts.overview.missing]
     if not facts.overview.servers:
         silent.append("no server is up")
     total = len(facts.overview.nodes)
     return _graded(
-        "processes", silent, [], [], f"all {total} answer", "start them again, or take them out: `waltzctl storage remove`"
+        "processes",
+        silent,
+        [],
+        [],
+        f"all {total} answer",
+        "start them again, or take them out: `waltzctl storage remove`, `waltzctl server remove`",
     )
 
 

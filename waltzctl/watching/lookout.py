@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
-from waltzctl.playground.blueprint import load_blueprint
+from waltzctl.playground.blueprint import ZOOKEEPER, load_blueprint
 from waltzctl.reach import Reach
 from waltzctl.watching import last_seen
 from waltzctl.watching.last_seen import LastSeen
@@ -100,6 +100,9 @@ class Lookout:
             found = await self._look_without(known)
         directory = self.reach.directory
         down, unlisted = ([], {}) if directory is None else processes(directory, found)
+        if lost is None:  # a server that an operator took out may rest
+            there = {ZOOKEEPER, *(view.meta.name for view in found.nodes), *(meta.name for meta in found.missing)}
+            down = [name for name in down if name in there]
         repair = REPAIR if directory is None else f"waltzctl up {directory} --detach"
         verdict = judge(found, lost=lost, down=down, unlisted={} if lost is not None else unlisted, repair=repair)
         before = last.troubles if last is not None and last.meta.key == found.meta.key else {}

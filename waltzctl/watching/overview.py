@@ -18,6 +18,7 @@ from waltzctl.certificate import first_contact
 from waltzd.cluster import Cluster
 from waltzd.coordinator import Coordinator
 from waltzd.errors import ForeignCluster, WaltzError
+from waltzd.expected import expected_servers
 from waltzd.meta import ClusterMeta, Role, ServerMeta, StorageMeta
 from waltzd.owner import OwnedPartition, ServerDescription
 from waltzd.quorum import majority
@@ -137,6 +138,8 @@ class Overview:
     partitions: tuple[PartitionView, ...]
     moves: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Replicas that are on their way: where those of a partition shall be in the end."""
+    missing: tuple[ServerMeta, ...] = ()
+    """Servers that should be up and are not in the coordinator's list, as they announced themselves last."""
 
     @property
     def nodes(self) -> tuple[ServerView | StorageView, ...]:
@@ -163,7 +166,7 @@ class Overview:
 
     @property
     def is_healthy(self) -> bool:
-        return not self.silent and not self.closed and not self.short
+        return bool(self.partitions) and not (self.silent or self.closed or self.short or self.missing)
 
     def level(self, number: int) -> frozenset[str]:
         """Who holds everything that is committed: the owner says so, and the storage itself says that it serves. A storage
@@ -204,14 +207,15 @@ async def look(coordinator: Coordinator, *, tls: Tls | None = None, seconds: flo
             not_done="nothing was asked of any daemon",
             next_step="use a certificate of that cluster, or another --root",
         )
-    (assignment, _), (sets, _), leader, (moves, _), server_metas, storage_metas = await asyncio.gather(
+    (assignment, _), (sets, _), leader, (moves, _), expected, storage_metas = await asyncio.gather(
         cluster.assignment(),
         cluster.replicas(),
         cluster.leader(),
         cluster.moves(),
-        cluster.servers(),
+        expected_servers(coordinator),
         cluster.storages(),
     )
+    server_metas = await cluster.servers()  # behind: who comes meanwhile is not missing
     servers, storages = await asyncio.gather(
         _each(server_metas.values(), lambda server: _server(server, meta.key, tls, seconds, is_registered=True)),
         _each(storage_metas.values(), lambda storage: _storage(storage, meta.key, tls, seconds)),
@@ -241,6 +245,7 @@ async def look(coordinator: Coordinator, *, tls: Tls | None = None, seconds: flo
             storages,
         ),
         moves=moves.partitions,
+        missing=tuple(meta for name, meta in sorted(expected.items()) if name not in server_metas),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from waltzctl.render import ROWS_MAX, console, count, put_json, table
+from waltzd.errors import CannotConnect
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,6 +73,7 @@ def overview(found: Overview, output: str, *, where: str) -> None:
          _state(view.error, [("leader", view.meta.name == found.leader), ("draining", view.meta.is_draining)]))
         for view in found.servers
     ]  # fmt: skip
+    servers += [(meta.name, meta.listen, meta.admin_listen, "", "down") for meta in found.missing]
     table(out, ("server", "address", "admin", "partitions", "state"), servers, right=("partitions",))
     stores = [
         (view.meta.name, view.meta.listen, view.meta.admin_listen,
@@ -197,6 +199,13 @@ def overview_json(found: Overview) -> dict[str, Any]:
                 "error": _error_json(view.error),
             }
             for view in found.servers
+        ] + [
+            {
+                "name": meta.name, "listen": meta.listen, "admin_listen": meta.admin_listen, "version": meta.version,
+                "is_draining": False, "is_up": False, "partitions": None,
+                "error": {"code": CannotConnect.code, "message": "it is not in ZooKeeper's list of servers"},
+            }
+            for meta in found.missing
         ],
         "storages": [
             {

@@ -83,6 +83,7 @@ def nodes(out: Console, found: Sighting) -> None:
                              ("no contact with ZooKeeper", view.said is not None and not view.said.is_connected)]))
         for view in overview.servers
     ]  # fmt: skip
+    servers += [(meta.name, meta.admin_listen, "", "", "down") for meta in overview.missing]
     table(out, ("server", "admin address", "owns", "answered", "state"), servers, right=("owns", "answered"))
     storages = [
         (view.meta.name, view.meta.admin_listen, view.meta.group,

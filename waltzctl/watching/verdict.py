@@ -8,7 +8,7 @@ looks has seen it without interruption.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from waltzctl.playground.blueprint import ZOOKEEPER
@@ -84,6 +84,7 @@ def judge(
     reasons = [
         *_coordination(found, lost, repair if ZOOKEEPER in down else "bring ZooKeeper back"),
         *_silent(found, [name for name in down if lost is None or name != ZOOKEEPER], repair),
+        *_missing(found, {*down, *(unlisted or {})}, repair),
         *_unlisted(unlisted or {}, repair),
         *_closed(found, down, repair),
         *_lonely(found),
@@ -97,7 +98,7 @@ def judge(
     opened = len(found.partitions) - len(found.closed)
     if not reasons:
         health = Health.HEALTHY
-    elif found.partitions and not opened:
+    elif not opened:
         health = Health.DOWN
     else:
         health = Health.DEGRADED
@@ -111,13 +112,13 @@ def with_since(reasons: Iterable[Reason], before: Mapping[str, str], now: str) -
 
 
 def _sentence(found: Overview, opened: int) -> str:
-    total = len(found.partitions)
+    total = max(len(found.partitions), found.meta.partitions)
     partitions = "1 partition is open" if (opened, total) == (1, 1) else f"{opened} of {total} partitions are open"
     if opened == total > 1:
         partitions = f"all {total} partitions are open"
-    servers = sum(view.error is None for view in found.servers)
+    servers, registered = sum(view.error is None for view in found.servers), len(found.servers) + len(found.missing)
     storages = sum(view.error is None for view in found.storages)
-    who = f"{_of(servers, len(found.servers), 'server')} and {_of(storages, len(found.storages), 'storage')}"
+    who = f"{_of(servers, registered, 'server')} and {_of(storages, len(found.storages), 'storage')}"
     return f"{partitions}; {who} answer"
 
 
@@ -152,6 +153,14 @@ def _coordination(found: Overview, lost: Lost | None, repair: str) -> Iterator[R
             key="leader",
             sentence="no server is the leader, so nobody gives partitions to servers",
             next_step="wait for one session with ZooKeeper; if it lasts, look at `waltzctl events --level warning`",
+        )
+    if len(found.partitions) != found.meta.partitions:
+        yield Reason(
+            key="assignment",
+            sentence=f"the assignment names {len(found.partitions)} of {found.meta.partitions} partitions: somebody has "
+            "changed that document by hand, and nobody owns the others",
+            next_step="put the document `assignment` back as it was; `waltzctl history` says who did what lately",
+            stops=True,
         )
 
 
@@ -199,6 +208,18 @@ def _silent(found: Overview, down: Sequence[str], repair: str) -> Iterator[Reaso
     for name in down:
         if name not in mentioned:
             yield Reason(key=f"silent {name}", sentence=f"{name} does not run", next_step=repair, names=(name,))
+
+
+def _missing(found: Overview, told: Collection[str], repair: str) -> Iterator[Reason]:
+    """Servers that were there once. `told`: of whom more is known."""
+    for meta in found.missing:
+        if meta.name not in told:
+            yield Reason(
+                key=f"missing {meta.name}",
+                sentence=f"server {meta.name} is not up: it was at {meta.admin_listen}, and ZooKeeper has lost it",
+                next_step=f"{repair}; if it is not to come back: `waltzctl server remove {meta.name}`",
+                names=(meta.name,),
+            )
 
 
 def _unlisted(unlisted: Mapping[str, int], repair: str) -> Iterator[Reason]:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from waltzd.cluster import SERVERS, Cluster, Registered
-from waltzd.errors import ChangedMeanwhile, NameInUse, NodeExists
+from waltzd.errors import ChangedMeanwhile, NameInUse, NodeMissing
 from waltzd.meta import ServerMeta
 from waltzd.server.watch import Watch
 
@@ -86,7 +86,9 @@ class Registration:
     async def _add(self, wanted: ServerMeta) -> bool:
         try:
             await self._cluster.register_server(wanted)
-        except NodeExists:
+        except NodeMissing:  # nobody has made the cluster, or somebody took it away
+            raise
+        except ChangedMeanwhile:
             return False
         log.info("server %s is in the list of servers", wanted.name)
         return True

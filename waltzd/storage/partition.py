@@ -84,8 +84,7 @@ class Partition:
         self._proof = Proof(
             disk, shelf, quarantine, self._healing, partition=number, proven_from=proven_from, say=settings.say
         )
-        self.concerned = shelf.concerned
-        """The segments to examine because of what somebody found who read the files."""
+        self.concerned = shelf.concerned  # what to examine because of what somebody found who read the files
         self.cuts = 0
         self.committed = promise.value.committed
         self._writer = Writer(shelf, promise, segment_bytes_max=settings.segment_bytes_max)
