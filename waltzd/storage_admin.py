@@ -11,14 +11,16 @@ from waltzd.caller import Caller
 from waltzd.digest import HASH_BYTES, Digest
 from waltzd.errors import BadFrame, WaltzError
 from waltzd.finding import Finding
-from waltzd.messages import description_of, error_of_detail, events_of, finding_of
+from waltzd.messages import description_of, error_of_detail, events_of, finding_of, status_of
 from waltzd.process import Events
-from waltzd.replica import StorageDescription, VerifySummary
+from waltzd.replica import ReplicaStatus, StorageDescription, VerifySummary
 from waltzd.role import Role
 from waltzd.tls import Tls
 from waltzd.wire_pb2_grpc import StorageAdminStub
 
 CALL_SECONDS = 30.0
+FENCE_SECONDS = 300.0
+"""A storage proves what it holds before it answers, and its tail may be long."""
 
 
 class AdminClient(Caller):
@@ -53,6 +55,11 @@ class AdminClient(Caller):
     async def set_available(self, partitions: Sequence[int], available: bool) -> dict[int, WaltzError | None]:
         request = wire.AvailabilityRequest(cluster_key=self._key.bytes, partitions=partitions, available=available)
         return self._results(await self._call(self._stub.SetAvailable, request))
+
+    async def fence(self, partition: int, session: int) -> ReplicaStatus:
+        """Let its replica promise itself to this session, whatever it has promised before; where it then stands, proven."""
+        request = wire.FenceRequest(cluster_key=self._key.bytes, partition=partition, session=session)
+        return status_of(await self._call(self._stub.Fence, request, FENCE_SECONDS))
 
     @staticmethod
     def _results(reply: wire.PartitionsReply) -> dict[int, WaltzError | None]:

@@ -319,6 +319,11 @@ class StorageAdminStub:
                 request_serializer=waltzd_dot_wire__pb2.EventsRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire__pb2.EventsReply.FromString,
                 _registered_method=True)
+        self.Fence = channel.unary_unary(
+                '/waltz.v1.StorageAdmin/Fence',
+                request_serializer=waltzd_dot_wire__pb2.FenceRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire__pb2.ReplicaStatus.FromString,
+                _registered_method=True)
 
 
 class StorageAdminServicer:
@@ -369,6 +374,13 @@ class StorageAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Fence(self, request, context):
+        """An operator's rescue: a replica promises itself to this session, also where it had promised a higher one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StorageAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -406,6 +418,11 @@ def add_StorageAdminServicer_to_server(servicer, server):
                     servicer.Events,
                     request_deserializer=waltzd_dot_wire__pb2.EventsRequest.FromString,
                     response_serializer=waltzd_dot_wire__pb2.EventsReply.SerializeToString,
+            ),
+            'Fence': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fence,
+                    request_deserializer=waltzd_dot_wire__pb2.FenceRequest.FromString,
+                    response_serializer=waltzd_dot_wire__pb2.ReplicaStatus.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -598,6 +615,33 @@ class StorageAdmin:
             '/waltz.v1.StorageAdmin/Events',
             waltzd_dot_wire__pb2.EventsRequest.SerializeToString,
             waltzd_dot_wire__pb2.EventsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.StorageAdmin/Fence',
+            waltzd_dot_wire__pb2.FenceRequest.SerializeToString,
+            waltzd_dot_wire__pb2.ReplicaStatus.FromString,
             options,
             channel_credentials,
             insecure,

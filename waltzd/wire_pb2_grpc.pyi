@@ -116,6 +116,8 @@ class StorageAdminStub:
     """A hash of what a replica holds, so that replicas can be compared without sending records."""
     Events: _grpc.UnaryUnaryMultiCallable[_wire_pb2.EventsRequest, _wire_pb2.EventsReply]
     """What it logged last."""
+    Fence: _grpc.UnaryUnaryMultiCallable[_wire_pb2.FenceRequest, _wire_pb2.ReplicaStatus]
+    """An operator's rescue: a replica promises itself to this session, also where it had promised a higher one."""
 
 @_typing.type_check_only
 class StorageAdminAsyncStub(StorageAdminStub):
@@ -131,6 +133,8 @@ class StorageAdminAsyncStub(StorageAdminStub):
     """A hash of what a replica holds, so that replicas can be compared without sending records."""
     Events: _aio.UnaryUnaryMultiCallable[_wire_pb2.EventsRequest, _wire_pb2.EventsReply]  # type: ignore[assignment]
     """What it logged last."""
+    Fence: _aio.UnaryUnaryMultiCallable[_wire_pb2.FenceRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
+    """An operator's rescue: a replica promises itself to this session, also where it had promised a higher one."""
 
 class StorageAdminServicer(metaclass=_abc_1.ABCMeta):
     """A storage seen by an operator."""
@@ -185,6 +189,14 @@ class StorageAdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.EventsReply, _abc.Awaitable[_wire_pb2.EventsReply]]:
         """What it logged last."""
+
+    @_abc_1.abstractmethod
+    def Fence(
+        self,
+        request: _wire_pb2.FenceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.ReplicaStatus, _abc.Awaitable[_wire_pb2.ReplicaStatus]]:
+        """An operator's rescue: a replica promises itself to this session, also where it had promised a higher one."""
 
 def add_StorageAdminServicer_to_server(servicer: StorageAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -51,11 +51,12 @@ class Scene:
 
     @property
     def is_behind(self) -> bool:
-        """The coordinator knows less than the storages do: documents were lost, or went back in time."""
+        """The coordinator knows less than the storages do, documents were lost or went back in time; or it names a session
+        that nobody can have meant."""
         if self.meta is None or (self.meta.opened == 0 and self.meta.decision is None):
             return any(status.last_id != EMPTY or status.session > 0 for status in self.statuses.values())
         promised = {status.promised_session for status in self.statuses.values()} - {self.fenced}
-        return max(self.begun, *promised, 0) > self.meta.session
+        return max(self.begun, *promised, 0) > self.meta.session or self.meta.session > max(0, self.begun) + JUMP_MAX
 
     @property
     def session(self) -> int:

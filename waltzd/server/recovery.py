@@ -246,10 +246,7 @@ class Recovery:
             return Wait("an operator has to decide")
         given_up = self._given_up(status)
         if given_up is not None:
-            return GiveUp(
-                f"it holds committed transactions above id {given_up} that a rescue gave up: set it aside with "
-                f"`waltzctl storage recover {name}`"
-            )
+            return GiveUp(f"a rescue gave up committed transactions above id {given_up} that it holds: set it aside")
         if mark is None:
             return self._while_voting(name, status)
         if name not in self.roles:

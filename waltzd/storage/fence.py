@@ -40,13 +40,15 @@ class Fence:
         self._contacts: dict[int, int] = {}
         """The contact of each caller in this session. There are two callers only where two names lead to one storage."""
 
-    def open(self, session: int, *, committed: int, caller: int) -> int:
-        """Promise, durably, that every lower session is refused from now on, and begin a new contact."""
+    def open(self, session: int, *, committed: int, caller: int, by_operator: bool = False) -> int:
+        """Promise, durably, that every lower session is refused from now on, and begin a new contact. An operator may take
+        back a promise that no owner can reach, but never one to a session that has begun here."""
         if session < 0:
             raise BadArgument(f"a session id is never negative: {session}")
-        self.check_current(session)
         promised = self._promise.value.session
-        if session > promised:
+        is_taken_back = by_operator and self._control.info(self._partition).session < session < promised
+        self.check_current(promised if is_taken_back else session)
+        if session > promised or is_taken_back:
             check_jump(promised, session)
             self._promise.promise(session=session, committed=committed)
             self._contacts.clear()

@@ -151,9 +151,16 @@ class Keeper:
         if create and number not in self._lanes:
             check_jump(NO_SESSION, session)
             await self._ensure_partition(number)
+        return await self._contact(number, session, caller)
+
+    async def fence(self, number: int, session: int) -> ReplicaStatus:
+        """For an operator's rescue: also where a higher session was promised."""
+        return await self._contact(number, session, by_operator=True)
+
+    async def _contact(self, number: int, session: int, caller: int = 0, *, by_operator: bool = False) -> ReplicaStatus:
         lane = self._lane(number)
         partition = lane.partition
-        contact = await lane.call(lambda: partition.fence(session, caller))
+        contact = await lane.call(lambda: partition.fence(session, caller, by_operator=by_operator))
         lane.fence()
         # A tail can be long. Proving it takes a turn for each segment and half of the threads, so that everybody else's
         # appends find theirs.

@@ -150,11 +150,11 @@ class Partition:
         self.prove()
         return self.status()
 
-    def fence(self, session: int, caller: int = 0) -> int:
+    def fence(self, session: int, caller: int = 0, *, by_operator: bool = False) -> int:
         """Promise, durably, that every lower session is refused from now on, and begin a new contact of this caller."""
         self._check_alive()
         with self._fatal():
-            return self._fence.open(session, committed=self.committed, caller=caller)
+            return self._fence.open(session, committed=self.committed, caller=caller, by_operator=by_operator)
 
     def check_session(self, session: int, contact: int = 0) -> None:
         """The session must be exactly the one that this replica promised itself to, and the contact the latest."""

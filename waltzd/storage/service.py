@@ -164,6 +164,13 @@ class StorageAdminService(StorageAdminServicer):
 
         return await self._for_each(request.cluster_key, request.partitions, context, change)
 
+    async def Fence(self, request: wire.FenceRequest, context: Context) -> wire.ReplicaStatus:
+        try:
+            self._keeper.check_key(key_of(request.cluster_key))
+            return status_message(await self._keeper.fence(request.partition, request.session))
+        except WaltzError as error:
+            await abort(context, error)
+
     async def Digest(self, request: wire.DigestRequest, context: Context) -> wire.DigestReply:
         try:
             self._keeper.check_key(key_of(request.cluster_key))

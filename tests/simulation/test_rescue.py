@@ -1,0 +1,223 @@
+"""A rescue over real keepers and a real owner on simulated disks: what is lost, what is kept, who is in the way."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.simulation.storages import KEY
+from tests.simulation.test_store import Cell, cell, story
+from waltzctl.placement.rescue import Scene
+from waltzctl.placement.rescuing import carry_out, seen
+from waltzctl.watching.overview import Overview, PartitionView, StorageView
+from waltzd.cluster import partition_path
+from waltzd.coordinator import Delete, Set
+from waltzd.errors import CannotConnect, ChangedMeanwhile, StaleSession
+from waltzd.meta import ClusterMeta, Role, StorageMeta
+from waltzd.replica import ReplicaStatus
+
+ABSURD = (1 << 63) - 1
+
+
+class Hands:
+    """What `waltzctl` asks storages for, without a network."""
+
+    def __init__(self, c: Cell) -> None:
+        self.cell = c
+        self.between: Any = None
+        """Called once, when the first replica is fenced."""
+
+    async def look(self) -> Overview:
+        sets, _ = await self.cell.cluster.replicas()
+        return Overview(
+            meta=ClusterMeta(name="test", key=KEY, partitions=1, created=""), leader=None, servers=(),
+            storages=tuple([await self._view(name) for name in self.cell.storages]),
+            partitions=(PartitionView(partition=0, owner="a", generation=1, replicas=sets.partitions[0], said=None),),
+        )  # fmt: skip
+
+    async def _view(self, name: str) -> StorageView:
+        storage = self.cell.storages[name]
+        if storage.keeper is None:
+            return StorageView(meta=storage.meta, said=None, error=CannotConnect(f"{name} is down"))
+        return StorageView(meta=storage.meta, said=await storage.keeper.describe(), error=None)
+
+    async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
+        between, self.between = self.between, None
+        if between is not None:
+            await between()
+        keeper = self.cell.storages[storage.name].keeper
+        assert keeper is not None
+        return await keeper.fence(partition, session)
+
+    async def scene(self) -> Scene:
+        found, _ = await seen(self.cell.cluster, await self.look(), 0)
+        return found
+
+    async def rescue(self) -> Scene:
+        scene = await self.scene()
+        assert not scene.by_itself, scene.by_itself
+        return await carry_out(self.cell.cluster, self, scene)
+
+
+async def undecided(c: Cell, kept: str = "s0") -> int:
+    """Committed on all three; then everything is killed, and two disks are lost. The last id."""
+    store = await c.own()
+    pipeline = await c.opened(store)
+    last_id = pipeline.append(100)
+    await pipeline.committed(last_id)
+    await c.until(lambda: c.last_id(kept) == last_id)
+    for name, storage in c.storages.items():
+        if name != kept:
+            storage.kill()
+    c.storages[kept].kill()
+    await c.until(lambda: pipeline.session.committed == last_id and "no majority" in store.waiting)
+    await c.storages[kept].start()
+    return last_id
+
+
+@story
+async def test_an_owner_that_waits_for_two_lost_disks_goes_on_with_the_third() -> None:
+    async with cell() as c:
+        last_id = await undecided(c)
+        done = await Hands(c).rescue()
+        assert done.mark == last_id
+        pipeline = await c.opened(c.stores[0], above=done.session)
+        await pipeline.committed(pipeline.append(10))
+        assert len(c.storages["s0"].records()) == last_id + 11
+        sets, _ = await c.cluster.replicas()
+        assert sets.partitions[0] == {"s0": Role.MEMBER, "s1": Role.LEARNER, "s2": Role.LEARNER}
+
+
+@story
+async def test_new_disks_become_members_again_and_an_old_one_that_knows_more_never_does() -> None:
+    async with cell() as c:
+        store = await c.own()
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(50))
+        await c.until(lambda: c.last_id("s0") == 49)
+        c.storages["s0"].kill()
+        await pipeline.committed(pipeline.append(50))
+        await pipeline.committed(pipeline.append(1))  # which tells the others that the hundred are
+        await c.until(lambda: c.last_id("s1") == c.last_id("s2") == 100)
+        for name in ("s1", "s2"):
+            await c.storages[name].stop()
+        await c.storages["s0"].start()
+        hands = Hands(c)
+        done = await hands.rescue()
+        assert done.mark == 49, "that is what the only copy at hand holds"
+        later = await c.opened(store, above=done.session)
+        await later.committed(later.append(200))
+        c.storages["s1"].lose_disk(seed=9)
+        await c.storages["s1"].start()
+        await c.storages["s2"].start()
+        await c.until(lambda: c.last_id("s1") == 249)
+        await c.until(lambda: any(one.state == "GIVEN_UP" for one in store.describe().replicas))
+        await asyncio.sleep(5)
+        assert c.last_id("s2") == 100, "nothing is cut there, and nothing is written"
+        assert c.check_equal("s0", "s1")
+        held = {one.storage: one for one in store.describe().replicas}
+        assert "a rescue gave up committed transactions above id 49" in held["s2"].story
+        assert not held["s2"].counts
+
+
+@story
+async def test_a_document_that_is_gone_is_made_again_from_what_storages_say() -> None:
+    async with cell() as c:
+        store = await c.own()
+        pipeline = await c.opened(store)
+        last_id = pipeline.append(100)
+        await pipeline.committed(last_id)
+        await c.until(lambda: all(c.last_id(name) == last_id for name in c.storages))
+        store.task.cancel()
+        _, version = await c.cluster.partition(0)
+        await c.cluster.coordinator.commit([Delete(partition_path(0), version)])
+        other = await c.own(2)
+        await c.until(lambda: "was never opened" in other.waiting)
+        hands = Hands(c)
+        scene = await hands.scene()
+        assert scene.given_up.startswith(f"whatever was committed above id {last_id} on storages that are not in the list")
+        done = await hands.rescue()
+        assert done.mark >= last_id
+        later = await c.opened(other, above=done.session)
+        await later.committed(later.append(5))
+        assert len(c.check_equal()[: last_id + 1]) == last_id + 1
+
+
+@story
+async def test_a_session_number_that_nobody_can_follow_is_taken_back() -> None:
+    async with cell() as c:
+        store = await c.own()
+        pipeline = await c.opened(store)
+        last_id = pipeline.append(100)
+        await pipeline.committed(last_id)
+        store.task.cancel()
+        for name in ("s0", "s1"):
+            replica = c.storages[name].keeper.directory.partition(0)  # type: ignore[union-attr]
+            replica._promise.promise(session=ABSURD, committed=replica.committed)  # as an older storage did when asked
+        other = await c.own(2)
+        await c.until(lambda: str(ABSURD) in other.waiting)
+        done = await Hands(c).rescue()
+        assert done.session < 1_000_000
+        later = await c.opened(other, above=done.session)
+        await later.committed(later.append(5))
+        assert c.last_id("s0") >= last_id
+
+
+@story
+async def test_a_promise_is_never_taken_back_below_a_session_that_has_begun() -> None:
+    async with cell() as c:
+        store = await c.own()
+        await c.opened(store)
+        keeper = c.storages["s0"].keeper
+        assert keeper is not None
+        session = keeper.directory.partition(0).status().session
+        with pytest.raises(StaleSession):
+            await keeper.fence(0, session - 1)
+
+
+@story
+async def test_an_owner_that_is_faster_is_noticed_and_everything_looked_at_again() -> None:
+    async with cell() as c:
+        last_id = await undecided(c)
+        hands = Hands(c)
+
+        async def take_a_session() -> None:
+            meta, version = await c.cluster.partition(0)
+            assert meta is not None
+            await c.cluster.save_partition(0, replace(meta, session=meta.session + 1), version)
+
+        hands.between = take_a_session
+        done = await hands.rescue()
+        assert done.mark == last_id
+        await c.opened(c.stores[0], above=done.session)
+
+
+@story
+async def test_a_copy_that_went_away_since_it_was_agreed_to_ends_it() -> None:
+    async with cell() as c:
+        await undecided(c)
+        hands = Hands(c)
+        scene = await hands.scene()
+        before = await c.cluster.coordinator.get(partition_path(0))
+        await c.storages["s0"].stop()
+        with pytest.raises(ChangedMeanwhile, match="s0 does not answer any more"):
+            await carry_out(c.cluster, hands, scene)
+        assert await c.cluster.coordinator.get(partition_path(0)) == before
+
+
+@story
+async def test_a_document_that_cannot_be_read_is_replaced() -> None:
+    async with cell() as c:
+        store = await c.own()
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(20))
+        store.task.cancel()
+        _, version = await c.cluster.partition(0)
+        await c.cluster.coordinator.commit([Set(partition_path(0), b"{", version)])
+        done = await Hands(c).rescue()
+        other = await c.own(2)
+        later = await c.opened(other, above=done.session)
+        assert later.session.committed >= 19

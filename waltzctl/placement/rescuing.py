@@ -1,0 +1,193 @@
+"""`waltzctl partition rescue`: an operator decides where a partition's owner cannot, from the copies at hand.
+
+The storages that answer are fenced first, so that no owner writes there any more and what they say stays true; then the
+document of the partition is saved by compare-and-set, from the very version that was read before. An owner that took a
+session meanwhile is noticed, and everything is looked at again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import click
+
+from waltzctl.change import Asked, Plan, changing
+from waltzctl.job import Job, perform
+from waltzctl.main import exit_codes
+from waltzctl.placement.relocation import Situation, situation
+from waltzctl.placement.rescue import Scene
+from waltzctl.progress import Say
+from waltzctl.reach import Reach, reaching
+from waltzctl.safety import Danger
+from waltzctl.watching.overview import Overview, look
+from waltzd.cluster import NO_VERSION, Cluster, partition_path
+from waltzd.document import decode
+from waltzd.errors import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe
+from waltzd.meta import PartitionMeta, StorageMeta
+from waltzd.replica import ReplicaStatus
+from waltzd.storage_admin import AdminClient
+from waltzd.tls import Tls
+
+VERB = "partition rescue"
+ATTEMPTS_MAX = 20
+"""An owner that takes one session after the other does so less and less often."""
+OPEN_SECONDS = 60.0
+POLL_SECONDS = 0.2
+
+
+class Storages(Protocol):
+    """Those of one cluster, as far as a rescue asks them for something. Tests have their own."""
+
+    async def look(self) -> Overview: ...
+    async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus: ...
+
+
+class RealStorages:
+    def __init__(self, cluster: Cluster, tls: Tls | None) -> None:
+        self._cluster = cluster
+        self._tls = tls
+
+    async def look(self) -> Overview:
+        return await look(self._cluster.coordinator, tls=self._tls)
+
+    async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
+        key = (await self._cluster.meta()).key
+        async with AdminClient(storage.admin_listen, key, tls=self._tls, name=storage.name) as admin:
+            return await admin.fence(partition, session)
+
+
+@click.command("rescue", epilog=exit_codes())
+@click.argument("number", metavar="PARTITION", type=click.IntRange(0))
+@click.option("--timeout", "seconds", type=click.FloatRange(min=0), default=OPEN_SECONDS, show_default=True,
+              metavar="SECONDS", help="How long to wait until it is open again.")  # fmt: skip
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
+@changing
+@reaching
+def rescue(number: int, seconds: float, reach: Reach, asked: Asked, output: str) -> int:
+    """Let a partition go on that its owner cannot open: so many of its storages are lost for good that nobody else can
+    decide where its log ends (`undecided`), its document is lost or went back in time (W2020, W2021), or a storage was
+    promised to a session that no owner can reach. What is committed and only on storages that do not answer is GIVEN UP:
+    bring back every one that can be brought back first.
+
+    The plan shows what each storage that answers holds, what of it is proven, where the log will go on, and what is given
+    up. It is refused while the partition takes transactions, or its owner can decide by itself.
+
+    \b
+    Examples:
+      waltzctl partition rescue 0 --dry-run || test $? -eq 5
+      waltzctl partition rescue 0 --dry-run -o json || test $? -eq 5
+    """
+
+    async def prepare(cluster: Cluster) -> Job:
+        now = await situation(cluster, reach.tls)
+        now.check_partitions([number])
+        scene, _ = await seen(cluster, now.found, number)
+        plan = plan_for(now, scene)
+
+        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+            storages = RealStorages(cluster, reach.tls)
+            done = await carry_out(cluster, storages, scene)
+            await _until_open(storages, number, seconds, say)
+            return {"mark": done.mark, "session": done.session, "given_up": done.given_up}
+
+        return Job(plan=plan, do=do)
+
+    return perform(reach, asked, output, prepare)
+
+
+def plan_for(now: Situation, scene: Scene) -> Plan:
+    number = scene.partition
+    if now.found.partitions[number].is_open:
+        raise Unsafe(
+            f"partition {number} is open and takes transactions: there is nothing to rescue",
+            not_done="nothing was changed",
+            next_step=f"`waltzctl partition describe {number}` shows how it is",
+        )
+    offline = sorted(name for name, status in scene.statuses.items() if not status.is_available)
+    against = [f"its replica on {name} was taken offline, and can be put back: `waltzctl storage availability {name} "
+               f"{number} --online`" for name in offline]  # fmt: skip
+    if scene.by_itself:
+        against.append(f"its owner can open it without this: {scene.by_itself}")
+    if scene.refusal:
+        against.append(scene.refusal)
+    return Plan(
+        verb=VERB,
+        subject=f"{now.found.meta.name}/{number}",
+        steps=scene.steps,
+        danger=Danger.TYPED,
+        unsafe=tuple(against),
+    )
+
+
+async def seen(cluster: Cluster, found: Overview, number: int) -> tuple[Scene, int]:
+    """With the version of the partition's document."""
+    path = partition_path(number)
+    node = await cluster.coordinator.get(path)
+    meta: PartitionMeta | None = None
+    if node is not None:
+        try:
+            meta = decode(PartitionMeta, node.data, path)
+        except BadMetadata:
+            meta = None  # it is replaced by what the storages say
+    view = found.partitions[number]
+    statuses, blank = dict[str, ReplicaStatus](), set[str]()
+    for storage in found.storages:
+        if storage.said is None:
+            continue
+        held = next((one for one in storage.said.assigned if one.partition == number), None)
+        if held is None:
+            blank.add(storage.meta.name)
+        elif held.status is not None:
+            statuses[storage.meta.name] = held.status
+    scene = Scene(
+        partition=number, generation=view.generation, roles=view.replicas, meta=meta, statuses=statuses,
+        blank=frozenset(blank),
+    )  # fmt: skip
+    return scene, NO_VERSION if node is None else node.version
+
+
+async def carry_out(cluster: Cluster, storages: Storages, agreed: Scene) -> Scene:
+    """What was done: at least as much is kept as was agreed to."""
+    number = agreed.partition
+    for _ in range(ATTEMPTS_MAX):
+        found = await storages.look()
+        sets, sets_version = await cluster.replicas()
+        scene, version = await seen(cluster, found, number)
+        _check(agreed, scene)
+        there = {view.meta.name: view.meta for view in found.storages}
+        names = sorted(scene.statuses)
+        answers = await asyncio.gather(*(storages.fence(there[name], number, scene.session) for name in names))
+        scene = replace(scene, statuses=dict(zip(names, answers, strict=True)), fenced=scene.session)
+        _check(agreed, scene)
+        after = replace(sets, partitions={**sets.partitions, number: scene.roles_after})
+        replicas = (after, sets_version) if after != sets else None
+        try:
+            await cluster.save_partition(number, scene.document, version, replicas=replicas)
+        except ChangedMeanwhile:
+            continue
+        return scene
+    raise ChangedMeanwhile(f"the document of partition {number} was changed by its owner {ATTEMPTS_MAX} times in a row")
+
+
+def _check(agreed: Scene, scene: Scene) -> None:
+    gone = sorted(agreed.statuses.keys() - scene.statuses.keys())
+    if gone or scene.mark < agreed.mark:
+        what = f"{', '.join(gone)} does not answer any more" if gone else f"no copy holds more than id {scene.mark} now"
+        raise ChangedMeanwhile(f"{VERB} {agreed.partition}: {what}", not_done="the document was not written")
+
+
+async def _until_open(storages: Storages, number: int, seconds: float, say: Say) -> None:
+    waiting = ""
+    try:
+        async with asyncio.timeout(seconds):
+            while not (view := (await storages.look()).partitions[number]).is_open:
+                waiting = view.waiting
+                say(f"it is written down; partition {number}: {waiting}")
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        raise PartitionsClosed(
+            f"partition {number} is rescued, and not open after {seconds:g} seconds: {waiting}"
+        ) from None
