@@ -361,7 +361,9 @@ class MetadataMissing(WaltzError):
 
     code, exit_code = "W2020", EXIT_UNSAFE
     not_done = "nothing was cut, nothing was written"
-    next_step = "restore the metadata, or give the partition empty storages; never start it from nothing"
+    next_step = (
+        "restore the newest copy of the metadata; without one, `waltzctl partition rescue` makes it anew from the storages"
+    )
 
 
 class MetadataBehind(WaltzError):
@@ -370,7 +372,7 @@ class MetadataBehind(WaltzError):
 
     code, exit_code = "W2021", EXIT_UNSAFE
     not_done = "nothing was cut, nothing was written"
-    next_step = "restore newer metadata for this partition"
+    next_step = "restore newer metadata; without any, `waltzctl partition rescue` decides from what the storages hold"
 
 
 class BadMetadata(WaltzError):

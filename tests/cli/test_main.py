@@ -47,7 +47,7 @@ ELSEWHERE = {
         *(["cluster", name] for name in ("delete", "set")),
         ["history"],
     ],
-    "cli/test_recover": [["storage", "recover"]],
+    "cli/test_recover": [["storage", "recover"], ["partition", "rescue"]],
     "cli/test_status": [["status"], ["cluster", "status"]],
     "cli/test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "tail"))],
     "cli/test_unit": [["generate", "unit"]],

@@ -197,6 +197,7 @@ LOST = PartitionDamaged("its promise file is gone")
         (view("bc", state=GIVEN_UP), description(status(DAMAGED)), State.LOST),
         (view("", state=GIVEN_UP), description(status(DAMAGED)), State.COMES),
         (view("bc", state=GIVEN_UP, step="VOTING"), description(status(DAMAGED)), State.COMES),
+        (view("bc", state=GIVEN_UP), description(status()), State.LOST),
     ],
 )
 def test_where_a_replica_stands(seen: PartitionView, there: PartitionDescription | None, state: State) -> None:
@@ -454,3 +455,53 @@ def test_what_root_makes_offline_belongs_to_the_daemon(storage: Path, tmp_path: 
     made = [target, *target.rglob("*")]
     assert len(made) > 10
     assert {(found.st_uid, found.st_gid) for found in map(os.lstat, made)} == {(somebody, somebody)}
+
+
+# -- nobody can decide -------------------------------------------------------------------------------------------------
+
+
+def test_two_of_three_disks_are_dead(own: LocalCluster, waltzctl: Tool) -> None:
+    place = ("--directory", own.directory)
+    refused = waltzctl("partition", "rescue", "0-1", "--confirm", "local/0-1", *place)
+    assert (refused.code, "there is nothing to rescue" in refused.err) == (5, True)
+    for name in ("storage-2", "storage-3"):
+        own.daemons[name].kill()
+        assert own.daemons[name].wait_end(30)
+        shutil.rmtree(data(own, name))
+    until(lambda: waltzctl("status", *place).out.startswith("DOWN: 0 of 2 partitions are open"))
+    for arguments in examples(waltzctl, ["partition", "rescue"]):
+        told = waltzctl(*arguments, *place)
+        assert (told.code, told.err) == (0, ""), told
+    last_id = max(ACKNOWLEDGED)
+    dry = waltzctl("partition", "rescue", "0", "--dry-run", *place).out
+    assert "partition 0: given up: whatever was committed above id" in dry
+    assert "on storage-2, storage-3 only" in dry
+    unasked = waltzctl("partition", "rescue", "0-1", "--yes", *place)
+    assert (unasked.code, "say --confirm local/0-1" in unasked.err) == (2, True)
+    told = waltzctl("partition", "rescue", "0-1", "--confirm", "local/0-1", "--reason", "two disks", "-o", "json", *place)
+    assert told.code == 0, told.err
+    found = json.loads(told.out)["partitions"]
+    assert [one["partition"] for one in found] == [0, 1]
+    assert found[0]["mark"] >= last_id
+    append(own, 10)
+    check_log(waltzctl, own)
+    history = json.loads(waltzctl("history", "-o", "json", *place).out)["history"][-1]
+    assert (history["verb"], history["subject"], history["outcome"]) == ("partition rescue", "local/0-1", "done")
+    for name in ("storage-2", "storage-3"):
+        own.start_one(name)
+    until(lambda: full(waltzctl, own) == [3, 3])  # learners are members again
+    wait_until_healthy(waltzctl, own)
+    check_log(waltzctl, own)
+
+
+def full(waltzctl: Tool, cluster: LocalCluster) -> list[int]:
+    """How many members of each partition count, learners left out."""
+    told = json.loads(waltzctl("partition", "list", "-o", "json", "--directory", cluster.directory).out)
+    return [row["level"] if not any("*" in name for name in row["replicas"]) else 0 for row in told["partitions"]]
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

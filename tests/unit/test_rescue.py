@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice, product
 from uuid import UUID
@@ -211,6 +211,35 @@ def test_damage_above_what_is_certain_is_cut_and_below_it_nothing_is_proven() ->
     assert (found.mark, found.refusal) == (EMPTY, "no storage that answers is proven to hold a single transaction of "
                                                   "partition 0")  # fmt: skip
     assert saved_at(scene(written(), rotten, holds("B", 8))) == 8
+
+
+def trusting_whatever_is_held(_: Scene, status: ReplicaStatus) -> int:
+    return status.last_id
+
+
+def newest_session_only(self: Scene) -> int:
+    return max((self.proven(name) for name, one in self.statuses.items() if one.session == self.begun), default=EMPTY)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong", "story"),
+    [
+        (PartitionMeta, "gave_up", lambda *_: None, test_what_a_rescue_gave_up_never_comes_back_by_itself),
+        (Scene, "_lineage", trusting_whatever_is_held, test_the_longest_copy_counts_and_what_a_later_session_cut_does_not),
+        (
+            Scene,
+            "mark",
+            property(newest_session_only),
+            test_one_that_began_the_newest_session_and_is_still_copying_does_not_hide_the_others,
+        ),
+    ],
+)
+def test_a_rule_that_is_missing_is_noticed(
+    owner: type, name: str, wrong: object, story: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, wrong)
+    with pytest.raises(AssertionError):
+        story()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ from waltzd.storage_admin import AdminClient
 
 VERB = "storage recover"
 GIVEN_UP = "GIVEN_UP"
-"""The state in which an owner sees a replica that it cannot heal (`waltzd.server.replica_link`)."""
+"""The state in which an owner sees a replica that nobody can heal, or that a rescue gave up
+(`waltzd.server.replica_link`)."""
 TOLD_MAX = 3
 """So many of those that wait are named when it takes too long."""
 
@@ -130,6 +131,8 @@ def standing(name: str, view: PartitionView, there: PartitionDescription | None)
         if ours.state == GIVEN_UP and not is_alone:
             return Standing(state=State.LOST, why=ours.story, held=held)
         return Standing(state=State.COMES, why=ours.story, held=held)
+    if ours.state == GIVEN_UP and view.owner_says_open and level_without(name, view):  # by a rescue
+        return Standing(state=State.LOST, why=ours.story, held=held)
     return Standing(state=State.COUNTS if ours.counts else State.COMES, why=ours.story, held=held)
 
 

@@ -192,7 +192,8 @@ class Scene:
     @property
     def refusal(self) -> str:
         """Why not even an operator should do this without saying so twice."""
-        if self.mark == EMPTY and (self.committed != EMPTY or self.silent):
+        took_part = any(status.is_sound and status.session == self.begun > 0 for status in self.statuses.values())
+        if self.mark == EMPTY and (self.committed != EMPTY or (self.silent and not took_part)):
             return f"no storage that answers is proven to hold a single transaction of partition {self.partition}"
         return ""
 

@@ -8,7 +8,7 @@ session meanwhile is noticed, and everything is looked at again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -17,7 +17,8 @@ import click
 from waltzctl.change import Asked, Plan, changing
 from waltzctl.job import Job, perform
 from waltzctl.main import exit_codes
-from waltzctl.placement.relocation import Situation, situation
+from waltzctl.numbers import partitions_of
+from waltzctl.placement.relocation import situation
 from waltzctl.placement.rescue import Scene
 from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching
@@ -60,66 +61,71 @@ class RealStorages:
 
 
 @click.command("rescue", epilog=exit_codes())
-@click.argument("number", metavar="PARTITION", type=click.IntRange(0))
+@click.argument("numbers", metavar="PARTITIONS")
 @click.option("--timeout", "seconds", type=click.FloatRange(min=0), default=OPEN_SECONDS, show_default=True,
-              metavar="SECONDS", help="How long to wait until it is open again.")  # fmt: skip
+              metavar="SECONDS", help="How long to wait until they are open again.")  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
 @changing
 @reaching
-def rescue(number: int, seconds: float, reach: Reach, asked: Asked, output: str) -> int:
-    """Let a partition go on that its owner cannot open: so many of its storages are lost for good that nobody else can
-    decide where its log ends (`undecided`), its document is lost or went back in time (W2020, W2021), or a storage was
-    promised to a session that no owner can reach. What is committed and only on storages that do not answer is GIVEN UP:
-    bring back every one that can be brought back first.
+def rescue(numbers: str, seconds: float, reach: Reach, asked: Asked, output: str) -> int:
+    """Let PARTITIONS (like 0-3,7) go on that no owner can open: so many of their storages are lost for good that nobody
+    else can decide where the log ends ("undecided"), their document is lost or went back in time (W2020, W2021), or a
+    storage was promised to a session that no owner can reach. What is committed and only on storages that do not answer
+    is GIVEN UP: bring back first whatever can be brought back.
 
     The plan shows what each storage that answers holds, what of it is proven, where the log will go on, and what is given
-    up. It is refused while the partition takes transactions, or its owner can decide by itself.
+    up. It is refused while a partition takes transactions, or its owner can open it without this.
 
     \b
     Examples:
-      waltzctl partition rescue 0 --dry-run || test $? -eq 5
-      waltzctl partition rescue 0 --dry-run -o json || test $? -eq 5
+      waltzctl partition rescue 0 --dry-run
+      waltzctl partition rescue 0-1 --dry-run -o json
     """
 
     async def prepare(cluster: Cluster) -> Job:
         now = await situation(cluster, reach.tls)
-        now.check_partitions([number])
-        scene, _ = await seen(cluster, now.found, number)
-        plan = plan_for(now, scene)
+        chosen = partitions_of(numbers)
+        now.check_partitions(chosen)
+        closed = [number for number in chosen if not now.found.partitions[number].is_open]
+        if not closed:
+            raise Unsafe(
+                f"partition {numbers} is open and takes transactions: there is nothing to rescue",
+                not_done="nothing was changed",
+                next_step="`waltzctl status` shows how it is",
+            )
+        scenes = {number: (await seen(cluster, now.found, number))[0] for number in closed}
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             storages = RealStorages(cluster, reach.tls)
-            done = await carry_out(cluster, storages, scene)
-            await _until_open(storages, number, seconds, say)
-            return {"mark": done.mark, "session": done.session, "given_up": done.given_up}
+            done = [await carry_out(cluster, storages, scene) for scene in scenes.values()]
+            await _until_open(storages, closed, seconds, say)
+            return {
+                "partitions": [
+                    {"partition": one.partition, "mark": one.mark, "session": one.session, "given_up": one.given_up}
+                    for one in done
+                ]
+            }
 
-        return Job(plan=plan, do=do)
+        return Job(plan=plan_for(f"{now.found.meta.name}/{numbers}", scenes), do=do)
 
     return perform(reach, asked, output, prepare)
 
 
-def plan_for(now: Situation, scene: Scene) -> Plan:
-    number = scene.partition
-    if now.found.partitions[number].is_open:
-        raise Unsafe(
-            f"partition {number} is open and takes transactions: there is nothing to rescue",
-            not_done="nothing was changed",
-            next_step=f"`waltzctl partition describe {number}` shows how it is",
-        )
-    offline = sorted(name for name, status in scene.statuses.items() if not status.is_available)
-    against = [f"its replica on {name} was taken offline, and can be put back: `waltzctl storage availability {name} "
-               f"{number} --online`" for name in offline]  # fmt: skip
-    if scene.by_itself:
-        against.append(f"its owner can open it without this: {scene.by_itself}")
-    if scene.refusal:
-        against.append(scene.refusal)
-    return Plan(
-        verb=VERB,
-        subject=f"{now.found.meta.name}/{number}",
-        steps=scene.steps,
-        danger=Danger.TYPED,
-        unsafe=tuple(against),
-    )
+def plan_for(subject: str, scenes: Mapping[int, Scene]) -> Plan:
+    steps, against = list[str](), list[str]()
+    for number, scene in scenes.items():
+        steps += [f"partition {number}: {step}" for step in scene.steps]
+        against += [
+            f"the replica of partition {number} on {name} was taken offline, and can be put back: `waltzctl storage "
+            f"availability {name} {number} --online`"
+            for name, status in sorted(scene.statuses.items())
+            if not status.is_available
+        ]
+        if scene.by_itself:
+            against.append(f"the owner of partition {number} can open it without this: {scene.by_itself}")
+        if scene.refusal:
+            against.append(scene.refusal)
+    return Plan(verb=VERB, subject=subject, steps=tuple(steps), danger=Danger.TYPED, unsafe=tuple(against))
 
 
 async def seen(cluster: Cluster, found: Overview, number: int) -> tuple[Scene, int]:
@@ -179,15 +185,15 @@ def _check(agreed: Scene, scene: Scene) -> None:
         raise ChangedMeanwhile(f"{VERB} {agreed.partition}: {what}", not_done="the document was not written")
 
 
-async def _until_open(storages: Storages, number: int, seconds: float, say: Say) -> None:
+async def _until_open(storages: Storages, numbers: Sequence[int], seconds: float, say: Say) -> None:
     waiting = ""
     try:
         async with asyncio.timeout(seconds):
-            while not (view := (await storages.look()).partitions[number]).is_open:
-                waiting = view.waiting
-                say(f"it is written down; partition {number}: {waiting}")
+            while closed := [view for view in (await storages.look()).closed if view.partition in numbers]:
+                waiting = f"partition {closed[0].partition}: {closed[0].waiting}"
+                say(f"{len(numbers) - len(closed)} of {len(numbers)} partitions are open; {waiting}")
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         raise PartitionsClosed(
-            f"partition {number} is rescued, and not open after {seconds:g} seconds: {waiting}"
+            f"the decision is saved, and not all are open after {seconds:g} seconds: {waiting}"
         ) from None
