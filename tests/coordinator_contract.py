@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from waltzd.cluster import ATTEMPTS_MAX, HISTORY_MAX, LEADER, MOVES, NO_VERSION, PREFERRED, REPLICAS, SERVERS, Cluster
+from waltzd.cluster import ATTEMPTS_MAX, LEADER, SERVERS, Cluster
 from waltzd.coordinator import COMMIT_BYTES_MAX, Check, Coordinator, Create, Delete, Set
 from waltzd.errors import (
     BadArgument,
@@ -42,6 +42,7 @@ from waltzd.meta import (
     ServerMeta,
     StorageMeta,
 )
+from waltzd.operator_documents import HISTORY_MAX, MOVES, NO_VERSION, PREFERRED, replicas_path
 
 DEADLINE_SECONDS = 60
 """Of a story as a whole: none waits for ever."""
@@ -496,32 +497,43 @@ async def a_storage_with_replicas_stays(world: World) -> None:
     with pytest.raises(NameInUse):
         await cluster.add_storage(TWO)
     moved = StorageMeta(name="two", listen="127.0.0.9:9", admin_listen="127.0.0.9:10", group="b")
-    seen = await cluster.wait_for_replicas(None)
+    seen = await cluster.wait_for_replicas(1, None)
     await cluster.update_storage(moved, before=TWO)
     with pytest.raises(ChangedMeanwhile, match="two was changed by somebody else"):
         await cluster.update_storage(replace(TWO, group="c"), before=TWO)
-    await cluster.wait_for_replicas(seen)
+    await cluster.wait_for_replicas(1, seen)
     assert await cluster.storages() == {"one": ONE, "two": moved}
-    sets, version = await cluster.replicas()
-    both = ReplicaSets(partitions={**sets.partitions, 1: {"one": Role.MEMBER, "two": Role.LEARNER}})
-    version = await cluster.save_replicas(both, version)
+    alone, version = await cluster.replica_set(1)
+    both = {**alone, "two": Role.LEARNER}
+    version = await cluster.save_replica_set(1, both, version)
     with pytest.raises(StorageInUse):
         await cluster.remove_storage("two")
-    version = await cluster.save_replicas(SETS, version)
+    version = await cluster.save_replica_set(1, alone, version)
     await cluster.remove_storage("two")
     with pytest.raises(BadArgument, match="no storage two"):
-        await cluster.save_replicas(both, version)
+        await cluster.save_replica_set(1, both, version)
     with pytest.raises(NodeMissing):
         await cluster.update_storage(moved, before=moved)
 
 
 @story
 async def a_storage_is_not_removed_while_a_replica_is_given_to_it(world: World) -> None:
+    await _given_and_removed(world, is_new=False)
+
+
+@story
+async def a_storage_is_not_removed_while_a_document_that_was_deleted_is_made_anew(world: World) -> None:
+    await _given_and_removed(world, is_new=True)
+
+
+async def _given_and_removed(world: World, *, is_new: bool) -> None:
     cluster, other = await created(world), Cluster(await world.connect_elsewhere("/waltz/test"))
-    _, version = await cluster.replicas()
-    both = ReplicaSets(partitions={0: {"two": Role.MEMBER}})
+    _, version = await cluster.replica_set(0)
+    if is_new:
+        await cluster.coordinator.commit([Delete(replicas_path(0), version)])
+        version = NO_VERSION
     results = await asyncio.gather(
-        cluster.save_replicas(both, version), other.remove_storage("two"), return_exceptions=True
+        cluster.save_replica_set(0, {"two": Role.MEMBER}, version), other.remove_storage("two"), return_exceptions=True
     )
     assert [isinstance(result, Exception) for result in results].count(True) == 1
     names = await cluster.storages()
@@ -539,17 +551,20 @@ async def a_partition_and_its_replicas_change_together(world: World) -> None:
     await cluster.wait_for_partition(1, seen)
     with pytest.raises(NodeExists):
         await cluster.save_partition(1, first, None)
-    sets, version = await cluster.replicas()
-    changed = ReplicaSets(partitions={1: {"two": Role.MEMBER}})
+    roles, version = await cluster.replica_set(1)
+    changed = {"one": Role.LEARNER}
     second = PartitionMeta(generation=1, session=2, members=("one",))
     with pytest.raises(ChangedMeanwhile):
         await cluster.save_partition(1, second, 0, replicas=(changed, version + 1))
     assert await cluster.partition(1) == (first, 0)
     assert await cluster.save_partition(1, second, 0, replicas=(changed, version)) == 1
     with pytest.raises(ChangedMeanwhile):
-        await cluster.save_partition(1, second, 0, replicas=(sets, version + 1))
+        await cluster.save_partition(1, second, 0, replicas=(roles, version + 1))
     assert await cluster.partition(1) == (second, 1)
-    assert await cluster.replicas() == (changed, version + 1)
+    assert await cluster.replica_set(1) == (changed, version + 1)
+    sets, versions = await cluster.replicas()
+    assert sets.partitions == {**SETS.partitions, 1: changed}
+    assert versions == {0: version, 1: version + 1}
 
 
 @story
@@ -571,14 +586,14 @@ async def a_crowd_of_clients_gets_its_ids(world: World) -> None:
 async def what_a_new_server_announces_is_not_missed(world: World) -> None:
     """Neither that it is there, nor what it changes before anybody has looked at it again."""
     cluster, other = await created(world), Cluster(await world.connect_elsewhere("/waltz/test"))
-    token = await cluster.wait_for_change([SERVERS, REPLICAS], None)
-    waiting = asyncio.create_task(cluster.wait_for_change([SERVERS, REPLICAS], token))
+    token = await cluster.wait_for_change([SERVERS, MOVES], None)
+    waiting = asyncio.create_task(cluster.wait_for_change([SERVERS, MOVES], token))
     await has_begun(cluster.coordinator)
     await other.register_server(a_server("x"))
     token = await waiting
     await other.update_server(a_server("x"))
-    token = await cluster.wait_for_change([SERVERS, REPLICAS], token)
-    waiting = asyncio.create_task(cluster.wait_for_change([SERVERS, REPLICAS], token))
+    token = await cluster.wait_for_change([SERVERS, MOVES], token)
+    waiting = asyncio.create_task(cluster.wait_for_change([SERVERS, MOVES], token))
     await has_begun(cluster.coordinator)
     latest = a_server("x")
     await other.update_server(latest)
@@ -615,12 +630,12 @@ async def moves_are_for_the_replicas_that_they_were_planned_for(world: World) ->
     assert (nothing, version) == (Moves(partitions={}), NO_VERSION)
     seen = await cluster.wait_for_change([MOVES], None)
     wanted = Moves(partitions={0: ("one", "two")})
-    sets, replicas_version = await cluster.replicas()
-    now = await other.save_replicas(sets, replicas_version)
+    roles, replicas_version = await cluster.replica_set(0)
+    now = await other.save_replica_set(0, roles, replicas_version)
     with pytest.raises(ChangedMeanwhile):
-        await cluster.save_moves(wanted, version, replicas_version=replicas_version)
+        await cluster.save_moves(wanted, version, replicas={0: replicas_version})
     assert await cluster.moves() == (nothing, NO_VERSION)
-    await cluster.save_moves(wanted, version, replicas_version=now)
+    await cluster.save_moves(wanted, version, replicas={0: now, 1: 0})
     await cluster.wait_for_change([MOVES], seen)
     assert await other.moves() == (wanted, 0)
     with pytest.raises(ChangedMeanwhile):

@@ -33,8 +33,8 @@ from waltzctl.reach import (
 )
 from waltzctl.render import put_json
 from waltzd.cluster import Cluster
-from waltzd.document import is_name
 from waltzd.errors import EXIT_OK, BadArgument, ContextExists, ForeignCluster
+from waltzd.fields import is_name
 from waltzd.meta import ClusterMeta
 
 

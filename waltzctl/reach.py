@@ -22,8 +22,8 @@ from waltzctl.certificate import OPTIONS as TLS_OPTIONS
 from waltzctl.certificate import tls_of
 from waltzctl.playground.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
 from waltzd.disk import translate
-from waltzd.document import is_name
 from waltzd.errors import BadArgument, ContextsDamaged, NoClusterNamed, NoSuchName
+from waltzd.fields import is_name
 from waltzd.tls import Tls
 
 LOCAL_DIRECTORY = "waltz-local"

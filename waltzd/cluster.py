@@ -8,7 +8,7 @@ transaction. `CannotConnect` from a change means that it may have been made: rea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from waltzd.coordinator import Change, Check, Coordinator, Create, Delete, Set
 from waltzd.copy_rate import COPY_RATE
-from waltzd.document import decode, encode, is_name
+from waltzd.document import decode, encode
 from waltzd.errors import (
     BadArgument,
     BadMetadata,
@@ -28,48 +28,55 @@ from waltzd.errors import (
     Unsafe,
 )
 from waltzd.expected import EXPECTED, expecting
+from waltzd.fields import is_name
 from waltzd.meta import (
     Assignment,
     ClusterMeta,
     Counter,
-    HistoryEntry,
     Leader,
-    Moves,
     Ownership,
     PartitionMeta,
-    Preferences,
+    ReplicaSet,
     ReplicaSets,
+    Role,
     ServerMeta,
     StorageMeta,
+)
+from waltzd.operator_documents import (
+    HISTORY,
+    MOVES,
+    NO_VERSION,
+    PREFERRED,
+    REPLICAS,
+    OperatorDocuments,
+    put,
+    replicas_path,
+    unchanged,
 )
 
 ROOT = "/"
 SERVERS = "/servers"
 ASSIGNMENT = "/assignment"
 STORAGES = "/storages"
-REPLICAS = "/replicas"
 PARTITIONS = "/partitions"
 CLIENT_IDS = "/ids/client"
 LEADER = "/election/leader"
-PREFERRED = "/preferred"
-MOVES = "/moves"
-HISTORY = "/history"
-HISTORY_MAX = 1000
-"""Entries that are kept: the oldest go first."""
-_FOLDERS = (SERVERS, EXPECTED, STORAGES, PARTITIONS, "/ids", "/election", HISTORY)
-_OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, REPLICAS, PREFERRED, MOVES, COPY_RATE)}
+_FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, "/ids", "/election", HISTORY)
+_OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE)}
 """What stands right below the root of a cluster. Whatever else does is somebody else's."""
 _WITH_NODES = (SERVERS, STORAGES)
 """To wait for a change of these is to wait for a change of each node below them, too."""
-NO_VERSION = -1
-"""Of a document that is not there."""
 CLIENT_ID_MAX = (1 << 31) - 1
 ATTEMPTS_MAX = 100
 """Every lost race for a client id means that somebody else got one: so many in a row are no accident."""
+READS_MAX = 64
+"""So many documents are asked for at a time."""
+CREATED_AT_ONCE = 2000
+"""Documents of partitions in one transaction."""
 
-D = TypeVar("D", ClusterMeta, ServerMeta, Assignment, StorageMeta, ReplicaSets, PartitionMeta, Leader, Counter)
-W = TypeVar("W", Preferences, Moves)
-"""Documents that are only there once somebody wanted something."""
+D = TypeVar("D", ClusterMeta, ServerMeta, Assignment, StorageMeta, ReplicaSet, PartitionMeta, Leader, Counter)
+K = TypeVar("K")
+R = TypeVar("R")
 
 
 def partition_path(partition: int) -> str:
@@ -92,7 +99,7 @@ class Leadership:
     is_mine: bool
 
 
-class Cluster:
+class Cluster(OperatorDocuments):
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
         self._counting = asyncio.Lock()
@@ -108,27 +115,34 @@ class Cluster:
         storages: Collection[StorageMeta] = (),
         replicas: ReplicaSets | None = None,
     ) -> Cluster:
-        """Write down a new cluster, whole or not at all. To repeat it with the same key is no mistake."""
+        """Write down a new cluster, whole or not at all, unless it has thousands of partitions: their documents follow. To
+        repeat it with the same key is no mistake, and completes it."""
         replicas = replicas or ReplicaSets(partitions={})
         _check_sets(meta, storages, replicas)
         owners = Assignment(owners=(Ownership(None, 0),) * meta.partitions)
         changes = [
-            Create(ROOT, encode(meta)),
-            *(Create(folder, b"") for folder in _FOLDERS),
+            *(Create(ROOT, encode(meta)), *(Create(folder, b"") for folder in _FOLDERS)),
             Create(ASSIGNMENT, encode(owners)),
-            Create(REPLICAS, encode(replicas)),
             Create(CLIENT_IDS, encode(Counter(1, uuid4()))),
             *(Create(f"{STORAGES}/{storage.name}", encode(storage)) for storage in storages),
         ]
+        sets = [
+            Create(replicas_path(partition), encode(ReplicaSet(replicas.partitions.get(partition, {}))))
+            for partition in range(meta.partitions)
+        ]
         cluster = cls(coordinator)
         try:
-            await coordinator.commit(changes)
+            await coordinator.commit([*changes, *sets[:CREATED_AT_ONCE]])
         except NodeExists as error:
             there = await cluster.meta()
             if there.key != meta.key:
-                raise NameInUse(
-                    f"the coordinator holds a cluster at this root already: {there.name}, key {there.key}"
-                ) from error
+                what = f"the coordinator holds a cluster at this root already: {there.name}, key {there.key}"
+                raise NameInUse(what) from error
+        for first in range(CREATED_AT_ONCE, len(sets), CREATED_AT_ONCE):
+            try:
+                await coordinator.commit(sets[first : first + CREATED_AT_ONCE])
+            except NodeExists:
+                continue  # by whoever began it
         return cluster
 
     async def meta(self) -> ClusterMeta:
@@ -217,26 +231,50 @@ class Cluster:
     async def update_storage(self, meta: StorageMeta, *, before: StorageMeta) -> None:
         """Its address or group is another one now; the name says which storage it is. Only if it is still what it was."""
         path = f"{STORAGES}/{meta.name}"
-        version = await self._version(path)  # first: who changes it after this look is noticed by it
+        version = await self._version_of(path)  # first: who changes it after this look is noticed by it
         if (await self.storages()).get(meta.name) != before:
             raise ChangedMeanwhile(f"the storage {meta.name} was changed by somebody else meanwhile")
         await self.coordinator.commit([Set(path, encode(meta), version)])
 
     async def remove_storage(self, name: str) -> None:
         """Refused while partitions have replicas there, also when one is given to it at this moment."""
-        replicas, version = await self.replicas()
+        all_of_them = Check(REPLICAS, await self._version_of(REPLICAS))
+        replicas, versions = await self.replicas()
         held = [partition for partition, names in sorted(replicas.partitions.items()) if name in names]
         if held:
             raise StorageInUse(f"partitions {', '.join(map(str, held))} have replicas on {name}", storage=name)
         path = f"{STORAGES}/{name}"
-        await self.coordinator.commit([Check(REPLICAS, version), Delete(path, await self._version(path))])
+        await self.coordinator.commit([all_of_them, *unchanged(versions), Delete(path, await self._version_of(path))])
 
-    async def replicas(self) -> tuple[ReplicaSets, int]:
-        return await self._document(REPLICAS, ReplicaSets)
+    async def replica_set(self, partition: int) -> tuple[Mapping[str, Role], int]:
+        found, version = await self._document(replicas_path(partition), ReplicaSet)
+        return found.roles, version
 
-    async def save_replicas(self, replicas: ReplicaSets, version: int) -> int:
-        """The version that it has now. Every storage that is named must be in the cluster at that moment."""
-        await self.coordinator.commit([*await self._checks(replicas), Set(REPLICAS, encode(replicas), version)])
+    async def replicas(self) -> tuple[ReplicaSets, dict[int, int]]:
+        """Those of all partitions that have a document, and the versions of these."""
+        names = await self.coordinator.children(REPLICAS)
+        if not names:
+            await self._version_of(REPLICAS)  # there is no cluster at all
+        numbers = sorted(int(name) for name in names if name.isdecimal())
+        found = await self.each(numbers, self.replica_set)
+        sets = {number: roles for number, (roles, _) in zip(numbers, found, strict=True)}
+        return ReplicaSets(partitions=sets), {number: version for number, (_, version) in zip(numbers, found, strict=True)}
+
+    async def save_replica_set(self, partition: int, roles: Mapping[str, Role], version: int) -> int:
+        """The version that it has now; `NO_VERSION` makes the document anew. Every storage that is named must be in the
+        cluster at that moment."""
+        checks: list[Change] = []
+        for name in sorted(roles):
+            node = await self.coordinator.get(f"{STORAGES}/{name}")
+            if node is None:
+                raise BadArgument(f"the cluster has no storage {name}")
+            checks.append(Check(f"{STORAGES}/{name}", node.version))
+        path, data = replicas_path(partition), encode(ReplicaSet(roles))
+        if version == NO_VERSION:  # it was deleted: who looks through all of them has to notice that there is one more
+            checks += [Set(REPLICAS, b"", await self._version_of(REPLICAS)), Create(path, data)]
+        else:
+            checks.append(Set(path, data, version))
+        await self.coordinator.commit(checks)
         return version + 1
 
     # -- partitions ----------------------------------------------------------------------------------------------------
@@ -253,14 +291,14 @@ class Cluster:
         meta: PartitionMeta,
         version: int | None,
         *,
-        replicas: tuple[ReplicaSets, int] | None = None,
+        replicas: tuple[Mapping[str, Role], int] | None = None,
     ) -> int:
-        """The version that it has now. Without a version, or with `NO_VERSION`, it is the first. With `replicas`, both
-        change or neither."""
+        """The version that it has now. Without a version, or with `NO_VERSION`, it is the first. With `replicas`, the same
+        storages in other roles, both change or neither."""
         before = NO_VERSION if version is None else version
-        changes = [_put(partition_path(partition), encode(meta), before)]
+        changes = [put(partition_path(partition), encode(meta), before)]
         if replicas is not None:
-            changes += [*await self._checks(replicas[0]), Set(REPLICAS, encode(replicas[0]), replicas[1])]
+            changes.append(Set(replicas_path(partition), encode(ReplicaSet(replicas[0])), replicas[1]))
         await self.coordinator.commit(changes)
         return before + 1
 
@@ -291,48 +329,7 @@ class Cluster:
             return counter.next
         raise ChangedMeanwhile(f"{CLIENT_IDS} was changed by others {ATTEMPTS_MAX} times in a row")
 
-    # -- what operators want and did -----------------------------------------------------------------------------------
-
-    async def preferences(self) -> tuple[Preferences, int]:
-        return await self._wish(PREFERRED, Preferences, Preferences(partitions={}))
-
-    async def save_preferences(self, preferences: Preferences, version: int) -> None:
-        await self.coordinator.commit([_put(PREFERRED, encode(preferences), version)])
-
-    async def moves(self) -> tuple[Moves, int]:
-        return await self._wish(MOVES, Moves, Moves(partitions={}))
-
-    async def save_moves(self, moves: Moves, version: int, *, replicas_version: int | None = None) -> None:
-        """With `replicas_version`, only if the replicas are what they were when this was planned."""
-        checks: list[Change] = [] if replicas_version is None else [Check(REPLICAS, replicas_version)]
-        await self.coordinator.commit([*checks, _put(MOVES, encode(moves), version)])
-
-    async def history(self, newest: int = HISTORY_MAX) -> list[tuple[int, HistoryEntry]]:
-        """The newest entries, oldest first."""
-        found = []
-        for name in (await self.coordinator.children(HISTORY))[-newest:]:
-            node = await self.coordinator.get(f"{HISTORY}/{name}")
-            if node is not None:  # else it has made room since
-                found.append((int(name), decode(HistoryEntry, node.data, f"{HISTORY}/{name}")))
-        return found
-
-    async def begin_history(self, entry: HistoryEntry) -> int:
-        """The number of the entry."""
-        while True:
-            names = await self.coordinator.children(HISTORY)
-            number = int(names[-1]) + 1 if names else 1
-            changes: list[Change] = [Create(f"{HISTORY}/{number:010}", encode(entry))]
-            try:
-                for path in [f"{HISTORY}/{name}" for name in names[: -(HISTORY_MAX - 1)]]:
-                    changes.append(Delete(path, await self._version(path)))
-                await self.coordinator.commit(changes)
-            except (NodeExists, NodeMissing):
-                continue  # somebody else wrote an entry, or made room, at the same moment
-            return number
-
-    async def end_history(self, number: int, entry: HistoryEntry) -> None:
-        path = f"{HISTORY}/{number:010}"
-        await self.coordinator.commit([Set(path, encode(entry), await self._version(path))])
+    # -- its end -------------------------------------------------------------------------------------------------------
 
     async def delete(self) -> int:
         """Take every document of the cluster away, whole or not at all; how many there were."""
@@ -340,7 +337,7 @@ class Cluster:
         paths = [ROOT]
         for path in paths:  # grows while it is walked
             paths += [f"{path.rstrip('/')}/{name}" for name in await self.coordinator.children(path)]
-        await self.coordinator.commit([Delete(path, await self._version(path)) for path in reversed(paths)])
+        await self.coordinator.commit([Delete(path, await self._version_of(path)) for path in reversed(paths)])
         return len(paths)
 
     async def check_alone(self) -> None:
@@ -351,8 +348,7 @@ class Cluster:
     # -- changes -------------------------------------------------------------------------------------------------------
 
     async def wait_for_change(self, paths: Sequence[str], seen: object | None) -> object:
-        """Like the coordinator's, for `SERVERS`, `ASSIGNMENT`, `STORAGES`, `REPLICAS`, `LEADER` and `partition_path(p)`.
-        Ask for a token first, then read, then wait with it: nothing is missed."""
+        """Like the coordinator's. Ask for a token first, then read, then wait with it: nothing is missed."""
         found: list[str] = []
         for path in paths:
             found.append(path)
@@ -367,12 +363,24 @@ class Cluster:
     async def wait_for_assignment(self, seen: object | None) -> object:
         return await self.wait_for_change([ASSIGNMENT], seen)
 
-    async def wait_for_replicas(self, seen: object | None) -> object:
+    async def wait_for_replicas(self, partition: int, seen: object | None) -> object:
         """For a replica that comes, goes or changes its role, and for a storage that does or has another address."""
-        return await self.wait_for_change([REPLICAS, STORAGES], seen)
+        return await self.wait_for_change([replicas_path(partition), STORAGES], seen)
 
     async def wait_for_partition(self, partition: int, seen: object | None) -> object:
         return await self.wait_for_change([partition_path(partition)], seen)
+
+    # -- many documents ------------------------------------------------------------------------------------------------
+
+    async def each(self, keys: Iterable[K], ask: Callable[[K], Awaitable[R]]) -> list[R]:
+        """The answers for all of them, in their order, a bounded number at a time."""
+        turns = asyncio.Semaphore(READS_MAX)
+
+        async def one(key: K) -> R:
+            async with turns:
+                return await ask(key)
+
+        return await asyncio.gather(*map(one, keys))
 
     # -- below ---------------------------------------------------------------------------------------------------------
 
@@ -382,16 +390,6 @@ class Cluster:
             raise NodeMissing(f"the coordinator has no document {path}", path=path)
         return decode(kind, node.data, path), node.version
 
-    async def _wish(self, path: str, kind: type[W], nothing: W) -> tuple[W, int]:
-        node = await self.coordinator.get(path)
-        return (nothing, NO_VERSION) if node is None else (decode(kind, node.data, path), node.version)
-
-    async def _version(self, path: str) -> int:
-        node = await self.coordinator.get(path)
-        if node is None:
-            raise NodeMissing(f"the coordinator has no document {path}", path=path)
-        return node.version
-
     async def _below(self, folder: str, kind: type[N]) -> dict[str, N]:
         found: dict[str, N] = {}
         for name in await self.coordinator.children(folder):
@@ -400,23 +398,8 @@ class Cluster:
                 found[name] = _named(kind, node.data, f"{folder}/{name}")
         return found
 
-    async def _checks(self, replicas: ReplicaSets) -> list[Change]:
-        """Conditions for a commit: the storages are there, and nobody removes them at the same time."""
-        checks: list[Change] = []
-        for name in sorted({name for names in replicas.partitions.values() for name in names}):
-            node = await self.coordinator.get(f"{STORAGES}/{name}")
-            if node is None:
-                raise BadArgument(f"the cluster has no storage {name}")
-            checks.append(Check(f"{STORAGES}/{name}", node.version))
-        return checks
-
 
 N = TypeVar("N", ServerMeta, StorageMeta)
-
-
-def _put(path: str, data: bytes, version: int) -> Change:
-    """A document that may not be there yet."""
-    return Create(path, data) if version == NO_VERSION else Set(path, data, version)
 
 
 def _named(kind: type[N], data: bytes, path: str) -> N:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from waltzd.config_file import document, sample
-from waltzd.document import is_name
+from waltzd.fields import is_name
 from waltzd.layout import PARTITIONS_MAX
 from waltzd.record import OVERHEAD_BYTES
 from waltzd.setting import Address, parse_address, setting, spell_size

@@ -8,13 +8,12 @@ not known is `BadMetadata` with the path and the field, never a guess; recovery 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
-from uuid import UUID
 
 from waltzd.errors import BadMetadata
-from waltzd.layout import ID_MAX, PARTITIONS_MAX
+from waltzd.fields import Fields
+from waltzd.layout import PARTITIONS_MAX
 from waltzd.meta import (
     Assignment,
     ClusterMeta,
@@ -27,9 +26,9 @@ from waltzd.meta import (
     Ownership,
     PartitionMeta,
     Preferences,
+    ReplicaSet,
     ReplicaSets,
     ReplicaState,
-    Role,
     ServerMeta,
     StorageMeta,
 )
@@ -38,15 +37,13 @@ SCHEMA = 1
 GENERATION_MAX = (1 << 31) - 1
 NESTING_MAX = 8
 """Twice as deep as any document is."""
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 Document: TypeAlias = (
     ClusterMeta
     | ServerMeta
     | Assignment
     | StorageMeta
+    | ReplicaSet
     | ReplicaSets
     | PartitionMeta
     | Leader
@@ -56,13 +53,8 @@ Document: TypeAlias = (
     | CopyRate
     | HistoryEntry
 )
-D = TypeVar("D", ClusterMeta, ServerMeta, Assignment, StorageMeta, ReplicaSets, PartitionMeta, Leader, Counter, Preferences,
-            Moves, CopyRate, HistoryEntry)  # fmt: skip
-
-
-def is_name(text: str) -> bool:
-    """Whether a server or storage may be called so: it becomes a part of a path."""
-    return _NAME.fullmatch(text) is not None
+D = TypeVar("D", ClusterMeta, ServerMeta, Assignment, StorageMeta, ReplicaSet, ReplicaSets, PartitionMeta, Leader, Counter,
+            Preferences, Moves, CopyRate, HistoryEntry)  # fmt: skip
 
 
 def encode(value: Document) -> bytes:
@@ -82,7 +74,7 @@ def decode(kind: type[D], data: bytes, path: str) -> D:
         _check_tellable(fields)
     except (ValueError, RecursionError) as error:
         raise BadMetadata(f"{path} is not a JSON document: {error}", path=path) from error
-    document = _Object(fields, path)
+    document = Fields(fields, path)
     schema = document.integer("schema", least=1)
     if schema != SCHEMA:
         raise BadMetadata(
@@ -130,131 +122,11 @@ def _place(key: str) -> tuple[bool, int, str]:
     return (False, len(key), key) if key.isdecimal() else (True, 0, key)
 
 
-class _Object:
-    """One JSON object while it is read: every field is asked for by name and type, and none may be left over."""
-
-    def __init__(self, value: object, path: str, place: str = "") -> None:
-        self._path, self._place, self._asked = path, place, set[str]()
-        if not isinstance(value, dict):
-            raise self.wrong("", f"must be an object, not {_shown(value)}")
-        self._fields: dict[str, object] = value
-
-    def wrong(self, name: str, what: str) -> BadMetadata:
-        place = f"{self._place}.{name}" if self._place and name else self._place or name or "the document"
-        return BadMetadata(f"{self._path}: {place} {what}", path=self._path, field=place)
-
-    def take(self, name: str) -> object:
-        self._asked.add(name)
-        if name not in self._fields:
-            raise self.wrong(name, "is missing")
-        return self._fields[name]
-
-    def end(self) -> None:
-        for name in self._fields:
-            if name not in self._asked:
-                raise self.wrong(name, "is not known to this version of Waltz")
-
-    def integer(self, name: str, *, least: int = 0, most: int = ID_MAX) -> int:
-        value = self.take(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self.wrong(name, f"must be a whole number from {least} to {most}, not {_shown(value)}")
-        return value
-
-    def integer_or_none(self, name: str, *, least: int) -> int | None:
-        return None if self.take(name) is None else self.integer(name, least=least)
-
-    def text(self, name: str) -> str:
-        value = self.take(name)
-        if not isinstance(value, str) or not value:
-            raise self.wrong(name, f"must be a text, not {_shown(value)}")
-        return value
-
-    def name(self, name: str) -> str:
-        return self._named(name, self.text(name))
-
-    def name_or_none(self, name: str) -> str | None:
-        return None if self.take(name) is None else self.name(name)
-
-    def text_or_none(self, name: str) -> str | None:
-        return None if self.take(name) is None else self.text(name)
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        found = []
-        for value in self._list(name):
-            if not isinstance(value, str):
-                raise self.wrong(name, f"must be texts, not {_shown(value)}")
-            found.append(value)
-        return tuple(found)
-
-    def names(self, name: str) -> tuple[str, ...]:
-        names = [self._named(name, value) for value in self._list(name)]
-        if len(set(names)) != len(names):
-            raise self.wrong(name, "has a name twice")
-        return tuple(names)
-
-    def _named(self, name: str, value: object) -> str:
-        if not isinstance(value, str) or not is_name(value):
-            raise self.wrong(name, f"must be a name of letters, digits, dots, dashes and underscores, not {_shown(value)}")
-        return value
-
-    def integers(self, name: str) -> tuple[int, ...]:
-        found = []
-        for value in self._list(name):
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= ID_MAX:
-                raise self.wrong(name, f"must be whole numbers of 0 or above, not {_shown(value)}")
-            found.append(value)
-        return tuple(found)
-
-    def _list(self, name: str) -> list[object]:
-        value = self.take(name)
-        if not isinstance(value, list):
-            raise self.wrong(name, f"must be a list, not {_shown(value)}")
-        return value
-
-    def flag(self, name: str) -> bool:
-        value = self.take(name)
-        if not isinstance(value, bool):
-            raise self.wrong(name, f"must be true or false, not {_shown(value)}")
-        return value
-
-    def uuid(self, name: str) -> UUID:
-        value = self.take(name)
-        if not isinstance(value, str) or not _UUID.fullmatch(value):
-            raise self.wrong(name, f"must be a UUID, not {_shown(value)}")
-        return UUID(value)
-
-    def role(self, name: str) -> Role:
-        value = self.take(name)
-        if value not in [role.value for role in Role]:
-            raise self.wrong(name, f"must be {' or '.join(Role)}, not {_shown(value)}")
-        return Role(str(value))
-
-    def object(self, name: str) -> _Object:
-        return _Object(self.take(name), self._path, f"{self._place}.{name}" if self._place else name)
-
-    def object_or_none(self, name: str) -> _Object | None:
-        return None if self.take(name) is None else self.object(name)
-
-    def keys_of_names(self) -> list[str]:
-        return [self._named(key, key) for key in self._fields]
-
-    def keys_of_partitions(self) -> list[int]:
-        for key in self._fields:
-            if not _NUMBER.fullmatch(key) or int(key) > ID_MAX:
-                raise self.wrong(key, "is not the number of a partition")
-        return sorted(map(int, self._fields))
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:60] + "…"
-
-
 def _cluster_fields(value: ClusterMeta) -> dict[str, object]:
     return {"name": value.name, "key": str(value.key), "partitions": value.partitions, "created": value.created}
 
 
-def _cluster(fields: _Object) -> ClusterMeta:
+def _cluster(fields: Fields) -> ClusterMeta:
     return ClusterMeta(
         name=fields.name("name"),
         key=fields.uuid("key"),
@@ -270,7 +142,7 @@ def _server_fields(value: ServerMeta) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _server(fields: _Object) -> ServerMeta:
+def _server(fields: Fields) -> ServerMeta:
     return ServerMeta(
         name=fields.name("name"),
         listen=fields.text("listen"),
@@ -288,7 +160,7 @@ def _assignment_fields(value: Assignment) -> dict[str, object]:
     return {"partitions": owners}
 
 
-def _assignment(fields: _Object) -> Assignment:
+def _assignment(fields: Fields) -> Assignment:
     partitions = fields.object("partitions")
     numbers = partitions.keys_of_partitions()
     if numbers != list(range(len(numbers))):
@@ -296,7 +168,7 @@ def _assignment(fields: _Object) -> Assignment:
     return Assignment(owners=tuple(_ownership(partitions.object(str(number))) for number in numbers))
 
 
-def _ownership(fields: _Object) -> Ownership:
+def _ownership(fields: Fields) -> Ownership:
     owner = Ownership(fields.name_or_none("server"), fields.integer("generation", most=GENERATION_MAX))
     fields.end()
     return owner
@@ -306,7 +178,7 @@ def _storage_fields(value: StorageMeta) -> dict[str, object]:
     return {"name": value.name, "listen": value.listen, "admin_listen": value.admin_listen, "group": value.group}
 
 
-def _storage(fields: _Object) -> StorageMeta:
+def _storage(fields: Fields) -> StorageMeta:
     return StorageMeta(
         name=fields.name("name"),
         listen=fields.text("listen"),
@@ -315,12 +187,21 @@ def _storage(fields: _Object) -> StorageMeta:
     )
 
 
+def _set_fields(value: ReplicaSet) -> dict[str, object]:
+    return {"replicas": {name: role.value for name, role in value.roles.items()}}
+
+
+def _set(fields: Fields) -> ReplicaSet:
+    replicas = fields.object("replicas")
+    return ReplicaSet({name: replicas.role(name) for name in replicas.keys_of_names()})
+
+
 def _sets_fields(value: ReplicaSets) -> dict[str, object]:
     return {"partitions": {str(number): {name: role.value for name, role in replicas.items()}
                            for number, replicas in value.partitions.items()}}  # fmt: skip
 
 
-def _sets(fields: _Object) -> ReplicaSets:
+def _sets(fields: Fields) -> ReplicaSets:
     partitions = fields.object("partitions")
     found = {}
     for number in partitions.keys_of_partitions():
@@ -343,7 +224,7 @@ def _partition_fields(value: PartitionMeta) -> dict[str, object]:
     }
 
 
-def _partition(fields: _Object) -> PartitionMeta:
+def _partition(fields: Fields) -> PartitionMeta:
     session, decision = fields.integer("session"), fields.object_or_none("decision")
     replicas, given_up = fields.object("replicas"), fields.object("given_up")
     return PartitionMeta(
@@ -367,7 +248,7 @@ def _state_fields(value: ReplicaState) -> dict[str, object]:
     }
 
 
-def _state(fields: _Object) -> ReplicaState:
+def _state(fields: Fields) -> ReplicaState:
     state = ReplicaState(
         session=fields.integer("session", least=-1),
         closing=fields.integer_or_none("closing", least=-1),
@@ -378,7 +259,7 @@ def _state(fields: _Object) -> ReplicaState:
     return state
 
 
-def _decision(fields: _Object, session: int) -> Decision:
+def _decision(fields: Fields, session: int) -> Decision:
     decision = Decision(mark=fields.integer("mark", least=-1), session=fields.integer("session", most=session))
     fields.end()
     return decision
@@ -388,7 +269,7 @@ def _leader_fields(value: Leader) -> dict[str, object]:
     return {"name": value.name}
 
 
-def _leader(fields: _Object) -> Leader:
+def _leader(fields: Fields) -> Leader:
     return Leader(name=fields.name("name"))
 
 
@@ -396,7 +277,7 @@ def _counter_fields(value: Counter) -> dict[str, object]:
     return {"next": value.next, "secret": str(value.secret)}
 
 
-def _counter(fields: _Object) -> Counter:
+def _counter(fields: Fields) -> Counter:
     return Counter(next=fields.integer("next"), secret=fields.uuid("secret"))
 
 
@@ -404,7 +285,7 @@ def _preferences_fields(value: Preferences) -> dict[str, object]:
     return {"partitions": {str(number): server for number, server in value.partitions.items()}}
 
 
-def _preferences(fields: _Object) -> Preferences:
+def _preferences(fields: Fields) -> Preferences:
     partitions = fields.object("partitions")
     return Preferences(partitions={number: partitions.name(str(number)) for number in partitions.keys_of_partitions()})
 
@@ -413,12 +294,12 @@ def _moves_fields(value: Moves) -> dict[str, object]:
     return {"partitions": {str(number): list(names) for number, names in value.partitions.items()}}
 
 
-def _moves(fields: _Object) -> Moves:
+def _moves(fields: Fields) -> Moves:
     partitions = fields.object("partitions")
     return Moves(partitions={number: partitions.names(str(number)) for number in partitions.keys_of_partitions()})
 
 
-def _copy_rate(fields: _Object) -> CopyRate:
+def _copy_rate(fields: Fields) -> CopyRate:
     return CopyRate(bytes_per_second=fields.integer("bytes_per_second", least=1), who=fields.text("who"))
 
 
@@ -426,7 +307,7 @@ def _history_fields(value: HistoryEntry) -> dict[str, object]:
     return {**vars(value), "steps": list(value.steps)}
 
 
-def _history(fields: _Object) -> HistoryEntry:
+def _history(fields: Fields) -> HistoryEntry:
     return HistoryEntry(
         began=fields.text("began"), ended=fields.text_or_none("ended"), who=fields.text("who"), verb=fields.text("verb"),
         subject=fields.text("subject"), reason=fields.text_or_none("reason"), steps=fields.texts("steps"),
@@ -434,11 +315,12 @@ def _history(fields: _Object) -> HistoryEntry:
     )  # fmt: skip
 
 
-_CODECS: dict[type[Any], tuple[Callable[[Any], dict[str, object]], Callable[[_Object], Any]]] = {
+_CODECS: dict[type[Any], tuple[Callable[[Any], dict[str, object]], Callable[[Fields], Any]]] = {
     ClusterMeta: (_cluster_fields, _cluster),
     ServerMeta: (_server_fields, _server),
     Assignment: (_assignment_fields, _assignment),
     StorageMeta: (_storage_fields, _storage),
+    ReplicaSet: (_set_fields, _set),
     ReplicaSets: (_sets_fields, _sets),
     PartitionMeta: (_partition_fields, _partition),
     Leader: (_leader_fields, _leader),

@@ -126,9 +126,17 @@ class Role(enum.StrEnum):
     """Copies first; becomes a member when a session starts and it is level."""
 
 
+@dataclass(frozen=True)
+class ReplicaSet:
+    """<root>/replicas/<number>: which storages hold the partition. A document for each, so that nobody waits for another
+    partition's owner."""
+
+    roles: Mapping[str, Role]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSets:
-    """<root>/replicas: which storages hold each partition."""
+    """All of them."""
 
     partitions: Mapping[int, Mapping[str, Role]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.simulation.test_store import SETTINGS, Cell, cell, story
-from waltzd.meta import ReplicaSets, Role
+from waltzd.meta import Role
 from waltzd.server.store_settings import StoreSettings
 
 
@@ -58,9 +58,8 @@ async def test_a_learner_that_copies_is_told_what_is_committed() -> None:
         pipeline = await c.opened(store)
         await pipeline.committed(pipeline.append(2000))
         await are_all_told(c, 1999)
-        sets, version = await c.cluster.replicas()
-        roles = {**sets.partitions[0], "s3": Role.LEARNER}
-        await c.cluster.save_replicas(ReplicaSets(partitions={0: roles}), version)
+        roles, version = await c.cluster.replica_set(0)
+        await c.cluster.save_replica_set(0, {**roles, "s3": Role.LEARNER}, version)
         await c.until(lambda: c.last_id("s3") == 1999)
         await asyncio.sleep(0)
         await are_all_told(c, 1999, "s3")

@@ -13,7 +13,7 @@ from tests.simulation.test_store import SETTINGS, Appender, Cell, cell, story
 from tests.unit.timeless import run
 from waltzd.coordinator import Set
 from waltzd.errors import CannotConnect
-from waltzd.meta import ReplicaSets, Role
+from waltzd.meta import Role
 from waltzd.server.store import Store
 
 FULL = "session_bytes_max is reached"
@@ -27,10 +27,9 @@ async def with_a_reason(c: Cell, what: str) -> tuple[Store[Appender], Appender]:
     store = await c.own(1, settings=replace(SETTINGS, session_bytes_max=20_000 if what == FULL else 1 << 30))
     pipeline = await c.opened(store)
     await pipeline.committed(pipeline.append(20))
-    sets, version = await c.cluster.replicas()
-    roles = dict(sets.partitions[0])
+    roles, version = await c.cluster.replica_set(0)
     if what == LEARNER:
-        await c.cluster.save_replicas(ReplicaSets(partitions={0: {**roles, "s3": Role.LEARNER}}), version)
+        await c.cluster.save_replica_set(0, {**roles, "s3": Role.LEARNER}, version)
         await c.until(lambda: c.last_id("s3") == 19)
     if what == FORGETFUL:
         c.storages["s2"].kill()
@@ -79,9 +78,9 @@ def test_the_log_goes_on_from_one_session_to_the_next(what: str) -> None:
             longest, last, read = 0.0, clock(), 0
             for n in range(300):
                 if what == LEAVING and n == 50:
-                    sets, version = await c.cluster.replicas()
-                    left = {name: role for name, role in sets.partitions[0].items() if name != "s0"}
-                    await c.cluster.save_replicas(ReplicaSets(partitions={0: left}), version)
+                    roles, version = await c.cluster.replica_set(0)
+                    left = {name: role for name, role in roles.items() if name != "s0"}
+                    await c.cluster.save_replica_set(0, left, version)
                 mark = pipeline.append(1, size=200)
                 await pipeline.committed(mark)
                 longest, last = max(longest, clock() - last), clock()

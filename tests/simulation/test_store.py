@@ -12,12 +12,13 @@ import pytest
 
 from tests.simulation.storages import KEY, SimPort, SimStorage
 from tests.unit.timeless import run
-from waltzd.cluster import REPLICAS, Cluster
+from waltzd.cluster import Cluster
 from waltzd.coordinator import Set
 from waltzd.coordinator_memory import MemoryTree
 from waltzd.errors import CannotConnect, MetadataMissing, SessionEnded, WaltzError
 from waltzd.finding import Finding
 from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
+from waltzd.operator_documents import replicas_path
 from waltzd.record import encode_payloads
 from waltzd.server.store import OpenSession, Store
 from waltzd.server.store_settings import StoreSettings
@@ -414,9 +415,9 @@ async def test_two_of_three_are_replaced_at_once() -> None:
         store = await c.own(1)
         pipeline = await c.opened(store)
         await pipeline.committed(pipeline.append(700))
-        _, version = await c.cluster.replicas()
+        _, version = await c.cluster.replica_set(0)
         wanted = {"s0": Role.MEMBER, "s3": Role.LEARNER, "s4": Role.LEARNER}
-        await c.cluster.save_replicas(ReplicaSets(partitions={0: wanted}), version)
+        await c.cluster.save_replica_set(0, wanted, version)
 
         async def members() -> tuple[str, ...]:
             meta, _ = await c.cluster.partition(0)
@@ -439,17 +440,17 @@ async def test_a_learner_copies_and_becomes_a_member() -> None:
         store = await c.own(1)
         pipeline = await c.opened(store)
         await pipeline.committed(pipeline.append(2000))
-        sets, version = await c.cluster.replicas()
-        roles = {**sets.partitions[0], "s3": Role.LEARNER}
-        await c.cluster.save_replicas(ReplicaSets(partitions={0: roles}), version)
+        before, version = await c.cluster.replica_set(0)
+        await c.cluster.save_replica_set(0, {**before, "s3": Role.LEARNER}, version)
         await c.opened(store, above=1)
-        sets, version = await c.cluster.replicas()
-        assert sets.partitions[0]["s3"] is Role.MEMBER
+        await c.until(lambda: store.describe().step == "OPEN")
+        roles, version = await c.cluster.replica_set(0)
+        assert roles["s3"] is Role.MEMBER
         meta, _ = await c.cluster.partition(0)
         assert meta is not None
         assert meta.members == ("s0", "s1", "s2", "s3")
-        del roles["s0"]
-        await c.cluster.save_replicas(ReplicaSets(partitions={0: {**roles, "s3": Role.MEMBER}}), version)
+        left = {name: role for name, role in roles.items() if name != "s0"}
+        await c.cluster.save_replica_set(0, left, version)
         last = await c.opened(store, above=2)
         assert last is pipeline, "whoever uses the log notices nothing"
         await c.until(lambda: store.describe().step == "OPEN")
@@ -580,22 +581,21 @@ async def test_a_promotion_that_is_tried_again_does_not_undo_what_an_operator_di
 
         async def refuse_once(changes: Sequence[Any]) -> None:
             nonlocal was_refused
-            if not was_refused and any(isinstance(change, Set) and change.path == REPLICAS for change in changes):
+            if not was_refused and any(isinstance(change, Set) and change.path == replicas_path(0) for change in changes):
                 was_refused = True
-                sets, version = await c.cluster.replicas()
-                roles = {**sets.partitions[0], "s4": Role.LEARNER}
-                await c.cluster.save_replicas(ReplicaSets(partitions={0: roles}), version)
+                roles, version = await c.cluster.replica_set(0)
+                await c.cluster.save_replica_set(0, {**roles, "s4": Role.LEARNER}, version)
                 raise CannotConnect("the coordinator does not answer")
             await commit(changes)
 
         coordinator.commit = refuse_once
-        sets, version = await c.cluster.replicas()
-        roles = {**sets.partitions[0], "s3": Role.LEARNER}
-        await c.cluster.save_replicas(ReplicaSets(partitions={0: roles}), version)
+        roles, version = await c.cluster.replica_set(0)
+        await c.cluster.save_replica_set(0, {**roles, "s3": Role.LEARNER}, version)
         await c.opened(store, above=1)
         await c.until(lambda: was_refused and store.describe().step == "OPEN")
-        sets, version = await c.cluster.replicas()
-        assert "s4" in sets.partitions[0]
+        roles, version = await c.cluster.replica_set(0)
+        assert "s4" in roles
+        assert pipeline.ended is None, "nothing was tried again with the partition closed"
 
 
 def test_a_bound_on_copying_is_kept_and_is_no_failure() -> None:

@@ -258,7 +258,7 @@ class Run:
         tool.step()
         self._tell(tool)
         after = self.world.sets
-        if after is not before and not self.is_calm and self.random.random() < 0.25:  # now it hurts most
+        if after != before and not self.is_calm and self.random.random() < 0.25:  # now it hurts most
             changed = [
                 one for one in self.world.owners if before.partitions[one.partition] != after.partitions[one.partition]
             ]

@@ -9,7 +9,7 @@ step it must still be possible to get back all that was committed, once everybod
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Collection, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from uuid import UUID
 from waltzctl.change import Asked, Plan, recorded
 from waltzctl.safety import margin
 from waltzctl.watching.overview import Overview, PartitionView, StorageView
-from waltzd.cluster import MOVES, NO_VERSION, REPLICAS, STORAGES, Cluster, partition_path
+from waltzd.cluster import STORAGES, Cluster, partition_path
 from waltzd.coordinator import Change, Create, Set
 from waltzd.coordinator_memory import MemoryTree
 from waltzd.document import decode, encode
@@ -28,11 +28,13 @@ from waltzd.meta import (
     Decision,
     Moves,
     PartitionMeta,
+    ReplicaSet,
     ReplicaSets,
     ReplicaState,
     Role,
     StorageMeta,
 )
+from waltzd.operator_documents import MOVES, NO_VERSION, replicas_path
 from waltzd.owner import OwnedPartition, OwnedReplica
 from waltzd.quorum import EMPTY, majority, reached
 from waltzd.replica import PartitionDescription, StorageDescription
@@ -44,7 +46,9 @@ SETTLED_STEPS = 12
 """How old a session is before it gives way to another one for the sake of a new member. Longer than a call of a tool."""
 NEAR = 3
 ASKED = Asked(is_dry=False, yes=True, confirm=None, reason=None, override=None)
-D = TypeVar("D", PartitionMeta, ReplicaSets, Moves)
+K = TypeVar("K")
+R = TypeVar("R")
+D = TypeVar("D", PartitionMeta, ReplicaSet, Moves)
 
 
 class Violation(AssertionError):
@@ -75,10 +79,14 @@ def _read(kind: type[D], data: bytes) -> D:
 
 
 class QuickCluster(Cluster):
-    async def replicas(self) -> tuple[ReplicaSets, int]:
-        node = await self.coordinator.get(REPLICAS)
+    async def replica_set(self, partition: int) -> tuple[Mapping[str, Role], int]:
+        node = await self.coordinator.get(replicas_path(partition))
         assert node is not None
-        return _read(ReplicaSets, node.data), node.version
+        return _read(ReplicaSet, node.data).roles, node.version
+
+    async def each(self, keys: Iterable[K], ask: Callable[[K], Awaitable[R]]) -> list[R]:
+        """One after the other: there is no loop here."""
+        return [await ask(key) for key in keys]
 
     async def moves(self) -> tuple[Moves, int]:
         node = await self.coordinator.get(MOVES)
@@ -199,22 +207,18 @@ class Owner:
         self.is_taken = False
         """It has a session of its own."""
         self.is_open = False
-        self.sets, self.sets_version = world.sets, world.sets_version
+        self.roles, self.roles_version = world.roles(partition)
         self.meta = PartitionMeta(generation=1, session=0)
         self.version = NO_VERSION
         self.committed = self.last_id = EMPTY
         self.opened_at = 0
 
     @property
-    def roles(self) -> Mapping[str, Role]:
-        return self.sets.partitions.get(self.partition, {})
-
-    @property
     def names(self) -> list[str]:
         return sorted({*self.roles, *self.meta.members})
 
     def notice(self) -> None:
-        self.sets, self.sets_version = self.world.sets, self.world.sets_version
+        self.roles, self.roles_version = self.world.roles(self.partition)
 
     def disk(self, name: str) -> Disk | None:
         """Of a replica that answers. An assigned storage that has nothing gets an empty replica."""
@@ -248,18 +252,18 @@ class Owner:
         self.is_up = self.is_taken = self.is_open = False
         self.haste = self.world.random.choice((0.3, 0.01))
 
-    def save(self, meta: PartitionMeta, sets: ReplicaSets | None = None) -> bool:
+    def save(self, meta: PartitionMeta, roles: Mapping[str, Role] | None = None) -> bool:
         path, data = partition_path(self.partition), encode(meta)
         changes: list[Change] = [Create(path, data) if self.version == NO_VERSION else Set(path, data, self.version)]
-        if sets is not None:
-            changes.append(Set(REPLICAS, encode(sets), self.sets_version))
+        if roles is not None:
+            changes.append(Set(replicas_path(self.partition), encode(ReplicaSet(roles)), self.roles_version))
         try:
             self.world.tree.commit(changes, 0)
         except ChangedMeanwhile:
             self.is_taken = self.is_open = False
             return False
         self.meta, self.version = meta, self.version + 1
-        if sets is not None:
+        if roles is not None:
             self.notice()
         return True
 
@@ -312,14 +316,11 @@ class Owner:
         if not members or len(level) < majority(len(members)) or world.random.random() < 0.3:
             return
         roles = {name: Role.MEMBER if name in members else role for name, role in self.roles.items()}
-        sets = None
-        if roles != self.roles:
-            sets = replace(self.sets, partitions={**self.sets.partitions, self.partition: roles})
         states = {name: ReplicaState(session=session, closing=None, incarnation=mine[name].incarnation) for name in level}
         opened = PartitionMeta(
             generation=1, session=session, opened=session, low_mark=mark, members=members, replicas=states
         )
-        if self.save(opened, sets):
+        if self.save(opened, roles if roles != self.roles else None):
             self.is_open, self.committed, self.last_id, self.opened_at = True, mark, mark, world.steps
             world.say(f"partition {self.partition}: session {session} with {','.join(level)} of {','.join(members)}")
 
@@ -466,15 +467,12 @@ class World:
 
     @property
     def sets(self) -> ReplicaSets:
-        found = self._document(ReplicaSets, REPLICAS)
-        assert found is not None
-        return found
+        return ReplicaSets(partitions={number: self.roles(number)[0] for number in range(self.count)})
 
-    @property
-    def sets_version(self) -> int:
-        entry = self.tree.find(REPLICAS)
+    def roles(self, partition: int) -> tuple[Mapping[str, Role], int]:
+        entry = self.tree.find(replicas_path(partition))
         assert entry is not None
-        return entry.version
+        return _read(ReplicaSet, entry.data).roles, entry.version
 
     @property
     def moves(self) -> Moves:
@@ -531,7 +529,7 @@ class World:
         """A tool has changed the list: where a majority was level when it looked, one is, and of those who vote on the last
         session no more than one has left. Who fell silent since it looked is no mistake of the tool."""
         after = self.sets
-        if after is before:
+        if after == before:
             return
         for owner in self.owners:
             number = owner.partition

@@ -17,11 +17,12 @@ from waltzctl import render_change
 from waltzctl.change import Asked, Plan, agree, changing, recorded
 from waltzctl.reach import Reach
 from waltzctl.safety import Danger, Margin, Step
-from waltzd.cluster import HISTORY, Cluster
+from waltzd.cluster import Cluster
 from waltzd.coordinator import Delete
 from waltzd.coordinator_memory import MemoryTree
 from waltzd.errors import BadArgument, CannotConnect, ChangedMeanwhile, NotConfirmed, Unsafe
 from waltzd.meta import ClusterMeta, HistoryEntry
+from waltzd.operator_documents import HISTORY
 
 META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")
 HERE = Reach(hosts="zk:1", root="/waltz", tls=None, name="payments", is_protected=False, origins={})

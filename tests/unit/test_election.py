@@ -13,11 +13,12 @@ from uuid import UUID
 import pytest
 
 from waltzd.assignment import NO_PREFERENCES, transferred
-from waltzd.cluster import ASSIGNMENT, NO_VERSION, PREFERRED, SERVERS, Cluster
+from waltzd.cluster import ASSIGNMENT, SERVERS, Cluster
 from waltzd.coordinator import Delete, Set
 from waltzd.coordinator_memory import MemoryCoordinator, MemoryTree
 from waltzd.errors import BadMetadata, CannotConnect, ChangedMeanwhile, NameInUse, NodeMissing
 from waltzd.meta import Assignment, ClusterMeta, Ownership, Preferences, ServerMeta
+from waltzd.operator_documents import NO_VERSION, PREFERRED
 from waltzd.server import watch
 from waltzd.server.election import Election
 from waltzd.server.registration import Registration

@@ -18,6 +18,7 @@ PURE = {
     "damage",
     "document",
     "errors",
+    "fields",
     "finding",
     "flow",
     "frame",

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.document import GENERATION_MAX, Document, decode, encode, is_name
+from waltzd.document import GENERATION_MAX, Document, decode, encode
 from waltzd.errors import BadMetadata
+from waltzd.fields import is_name
 from waltzd.layout import ID_MAX, PARTITIONS_MAX
 from waltzd.meta import (
     Assignment,

@@ -213,16 +213,16 @@ def test_an_owner_that_makes_a_member_of_a_learner_has_moved_nothing(now: str, i
         sets = ReplicaSets(partitions={0: roles("abcD")})
         storages = [StorageMeta(name=name, listen=f"{name}:1", admin_listen=f"{name}:2", group=name) for name in "abcde"]
         cluster = await Cluster.create(MemoryTree().connect(), meta, storages=storages, replicas=sets)
-        _, version = await cluster.replicas()
+        _, versions = await cluster.replicas()
         _, moves_version = await cluster.moves()
-        await cluster.save_replicas(ReplicaSets(partitions={0: roles(now)}), version)
+        await cluster.save_replica_set(0, roles(now), versions[0])
         mover = Mover(cluster, nobody, nobody, Throttle(cluster, None))
         goal = {0: ("a", "b", "d")}
         if is_moved:
             with pytest.raises(ChangedMeanwhile, match="moved by somebody else"):
-                await mover.aim(goal, sets=sets, replicas_version=version, moves_version=moves_version)
+                await mover.aim(goal, sets=sets, versions=versions, moves_version=moves_version)
         else:
-            await mover.aim(goal, sets=sets, replicas_version=version, moves_version=moves_version)
+            await mover.aim(goal, sets=sets, versions=versions, moves_version=moves_version)
         assert (await cluster.moves())[0].partitions == ({} if is_moved else goal)
 
     asyncio.run(aim())

@@ -25,7 +25,7 @@ def now(found: Overview, roles: Sequence[str] = STORAGES) -> Situation:
         found=found,
         storages={view.meta.name: view.meta for view in found.storages},
         sets=ReplicaSets(partitions={number: dict.fromkeys(roles, Role.MEMBER) for number in range(4)}),
-        replicas_version=1,
+        versions={},
         moves_version=1,
     )
 

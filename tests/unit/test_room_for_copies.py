@@ -32,7 +32,7 @@ def now(*more: StorageView, learners: Mapping[int, str] | None = None) -> Situat
         found=found,
         storages={view.meta.name: view.meta for view in found.storages},
         sets=ReplicaSets(partitions=sets),
-        replicas_version=1,
+        versions={},
         moves_version=1,
     )
 

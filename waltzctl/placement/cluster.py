@@ -23,11 +23,12 @@ from waltzctl.render import is_line
 from waltzctl.safety import Danger
 from waltzctl.watching import render_cluster
 from waltzctl.watching.overview import look
-from waltzd.cluster import HISTORY_MAX, Cluster
-from waltzd.document import is_name
+from waltzd.cluster import Cluster
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
+from waltzd.fields import is_name
 from waltzd.layout import PARTITIONS_MAX
 from waltzd.meta import StorageMeta
+from waltzd.operator_documents import HISTORY_MAX
 from waltzd.setting import parse_address
 
 INCOMPLETE = "Interrupted. The cluster may be written down already, with some replicas: the same command completes it."

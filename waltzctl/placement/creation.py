@@ -18,7 +18,6 @@ from waltzctl.certificate import first_contact
 from waltzctl.placement.plan import assign_replicas
 from waltzd.cluster import Cluster
 from waltzd.coordinator import Coordinator
-from waltzd.document import is_name
 from waltzd.errors import (
     BadArgument,
     CannotConnect,
@@ -35,6 +34,7 @@ from waltzd.errors import (
     WaltzError,
     WrongPeer,
 )
+from waltzd.fields import is_name
 from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
 from waltzd.replica import PartitionDescription, StorageDescription
 from waltzd.storage_admin import AdminClient

@@ -7,7 +7,7 @@ by somebody else, also twice at the same time: each change is a compare-and-set 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -19,12 +19,14 @@ from waltzd.assignment import spell_numbers
 from waltzd.cluster import Cluster
 from waltzd.errors import ChangedMeanwhile, MoveUnfinished, WaltzError
 from waltzd.meta import Moves, ReplicaSets, Role, StorageMeta
+from waltzd.operator_documents import NO_VERSION
 from waltzd.storage_admin import AdminClient
 from waltzd.tls import Tls
 
 POLL_SECONDS = 0.2
 TOLD_MAX = 3
 """So many of those that wait are named when it takes too long."""
+CHANGED = "its documents were changed meanwhile"
 
 
 Goals = Mapping[int, tuple[str, ...]]
@@ -72,20 +74,22 @@ class Mover:
         self._copied: dict[tuple[int, str], tuple[int, int]] = {}
         """Of each replica that copies, or did: how many transactions it has, of how many."""
 
-    async def aim(self, goals: Goals, *, sets: ReplicaSets, replicas_version: int, moves_version: int) -> None:
+    async def aim(self, goals: Goals, *, sets: ReplicaSets, versions: Mapping[int, int], moves_version: int) -> None:
         """Write down where replicas shall be. Somebody who planned at the same time is told that this was changed; an owner
         that has made a member of a learner has moved nothing."""
         found, _ = await self._cluster.moves()
         wanted = {**found.partitions, **{number: tuple(sorted(names)) for number, names in goals.items()}}
+        versions = {number: version for number, version in versions.items() if number in goals}
         while True:
             try:
                 await self._cluster.save_moves(
-                    Moves(partitions=dict(sorted(wanted.items()))), moves_version, replicas_version=replicas_version
+                    Moves(partitions=dict(sorted(wanted.items()))), moves_version, replicas=versions
                 )
             except ChangedMeanwhile as error:
-                now, version = await self._cluster.replicas()
-                if version != replicas_version and _places(now) == _places(sets):
-                    replicas_version = version
+                now, found_versions = await self._cluster.replicas()
+                current = {number: version for number, version in found_versions.items() if number in goals}
+                if current != versions and _places(now, goals) == _places(sets, goals):
+                    versions = current
                     continue
                 raise ChangedMeanwhile(
                     f"replicas were moved by somebody else since this was planned: {error.message}",
@@ -116,7 +120,7 @@ class Mover:
         """One step for each that can take one; those that are not done, and why. Who arrives is taken out of `left`."""
         cluster = self._cluster
         found_moves, moves_version = await cluster.moves()
-        sets, version = await cluster.replicas()
+        sets, versions = await cluster.replicas()
         moving = {number: goal for number, goal in sorted(left.items()) if number in found_moves.partitions}
         _check_goals(left, found_moves, sets)
         for number in left.keys() - moving.keys():  # arrived, and maybe moved on before we look again
@@ -125,10 +129,11 @@ class Mover:
             return {}
         found = await self._daemons.look()
         _check_storages(moving, found)
-        views = {number: await self._view(found, sets, number, goal) for number, goal in moving.items()}
+        views = dict(await self._cluster.each(moving, lambda number: self._view(found, sets, number, moving[number])))
         steps = {number: moves.next_step(view) for number, view in views.items()}
         self._note(views)
         await self._throttle.share(_copies(moving, sets))
+        after = moves.applied(sets, steps)
         try:
             done = [number for number, step in steps.items() if isinstance(step, moves.Done)]
             if done:
@@ -136,21 +141,38 @@ class Mover:
                 await cluster.save_moves(replace(found_moves, partitions=rest), moves_version)
                 for number in done:
                     del left[number]
-            after = moves.applied(sets, steps)
-            if after != sets:
-                await cluster.save_replicas(after, version)
-        except ChangedMeanwhile:  # an owner has made a member of a learner, or somebody else takes the same steps
-            return dict.fromkeys(moving, "the documents were changed meanwhile")
-        return {number: _why(step) for number, step in steps.items() if not isinstance(step, moves.Done)}
+        except ChangedMeanwhile:  # somebody else takes the same steps
+            return dict.fromkeys(moving, CHANGED)
+        late = await self._save(sets, after, versions)
+        return {
+            number: CHANGED if number in late else _why(step)
+            for number, step in steps.items()
+            if not isinstance(step, moves.Done)
+        }
+
+    async def _save(self, before: ReplicaSets, after: ReplicaSets, versions: Mapping[int, int]) -> set[int]:
+        """Each partition by itself; those that were changed by their owner, or somebody else, since they were read."""
+        late = set[int]()
+
+        async def save(number: int) -> None:
+            try:
+                await self._cluster.save_replica_set(number, after.partitions[number], versions.get(number, NO_VERSION))
+            except ChangedMeanwhile:
+                late.add(number)
+
+        await self._cluster.each(
+            [number for number, roles in after.partitions.items() if roles != before.partitions.get(number)], save
+        )
+        return late
 
     def _note(self, views: Mapping[int, moves.View]) -> None:
         """What no longer copies has everything."""
         copying = {(number, name): how for number, view in views.items() for name, how in view.copied.items()}
         self._copied = {replica: (total, total) for replica, (_, total) in self._copied.items()} | copying
 
-    async def _view(self, found: Overview, sets: ReplicaSets, number: int, goal: tuple[str, ...]) -> moves.View:
+    async def _view(self, found: Overview, sets: ReplicaSets, number: int, goal: tuple[str, ...]) -> tuple[int, moves.View]:
         meta, _ = await self._cluster.partition(number)
-        return moves.view_of(found, number, goal, sets.partitions.get(number, {}), meta)
+        return number, moves.view_of(found, number, goal, sets.partitions.get(number, {}), meta)
 
     async def clear(self, goals: Goals, *, delete_files: bool) -> dict[str, list[int]]:
         """Take the files of these partitions off the storages that are no longer assigned any of them: storage → numbers.
@@ -173,7 +195,7 @@ class Mover:
         if not numbers:
             return []
         wanted, _ = await self._cluster.moves()
-        voting = {number: await self._cluster.partition(number) for number in numbers}
+        voting = dict(zip(numbers, await self._cluster.each(numbers, self._cluster.partition), strict=True))
         sets, _ = await self._cluster.replicas()
         return [
             number
@@ -190,9 +212,9 @@ def _copies(moving: Goals, sets: ReplicaSets) -> int:
     return sum(roles[number].get(name) is not Role.MEMBER for number, goal in moving.items() for name in goal)
 
 
-def _places(sets: ReplicaSets) -> dict[int, frozenset[str]]:
-    """Where replicas are, whatever they are there."""
-    return {number: frozenset(roles) for number, roles in sets.partitions.items()}
+def _places(sets: ReplicaSets, numbers: Iterable[int]) -> dict[int, frozenset[str]]:
+    """Where replicas of these partitions are, whatever they are there."""
+    return {number: frozenset(sets.partitions.get(number, {})) for number in numbers}
 
 
 def _check_goals(left: Goals, found: Moves, sets: ReplicaSets) -> None:

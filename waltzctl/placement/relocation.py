@@ -30,7 +30,8 @@ class Situation:
     found: Overview
     storages: Mapping[str, StorageMeta]
     sets: ReplicaSets
-    replicas_version: int
+    versions: Mapping[int, int]
+    """Of the replicas of each partition."""
     moves_version: int
 
     @property
@@ -79,13 +80,13 @@ class Situation:
 async def situation(cluster: Cluster, tls: Tls | None, *, daemons: Daemons | None = None) -> Situation:
     """`daemons`: the ones of the cluster, unless somebody has others."""
     _, moves_version = await cluster.moves()
-    sets, version = await cluster.replicas()
+    sets, versions = await cluster.replicas()
     found = await (daemons or RealDaemons(cluster, tls)).look()
     return Situation(
         found=found,
         storages={view.meta.name: view.meta for view in found.storages},
         sets=sets,
-        replicas_version=version,
+        versions=versions,
         moves_version=moves_version,
     )
 
@@ -184,7 +185,7 @@ async def carry_out(
     changed = now.changed(goals)
     mover = Mover(cluster, daemons or RealDaemons(cluster, reach.tls), say, Throttle(cluster, terms.bytes_per_second))
     if changed:
-        await mover.aim(changed, sets=now.sets, replicas_version=now.replicas_version, moves_version=now.moves_version)
+        await mover.aim(changed, sets=now.sets, versions=now.versions, moves_version=now.moves_version)
         await mover.arrive(changed, seconds=terms.seconds)
     say("clearing away what is left behind")
     return await mover.clear(goals, delete_files=delete_files)

@@ -24,10 +24,11 @@ from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching
 from waltzctl.safety import Danger
 from waltzctl.watching.overview import Overview, look
-from waltzd.cluster import NO_VERSION, Cluster, partition_path
+from waltzd.cluster import Cluster, partition_path
 from waltzd.document import decode
 from waltzd.errors import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe
 from waltzd.meta import PartitionMeta, StorageMeta
+from waltzd.operator_documents import NO_VERSION
 from waltzd.replica import ReplicaStatus
 from waltzd.storage_admin import AdminClient
 from waltzd.tls import Tls
@@ -160,7 +161,7 @@ async def carry_out(cluster: Cluster, storages: Storages, agreed: Scene) -> Scen
     number = agreed.partition
     for _ in range(ATTEMPTS_MAX):
         found = await storages.look()
-        sets, sets_version = await cluster.replicas()
+        roles, roles_version = await cluster.replica_set(number)
         scene, version = await seen(cluster, found, number)
         _check(agreed, scene)
         there = {view.meta.name: view.meta for view in found.storages}
@@ -168,8 +169,7 @@ async def carry_out(cluster: Cluster, storages: Storages, agreed: Scene) -> Scen
         answers = await asyncio.gather(*(storages.fence(there[name], number, scene.session) for name in names))
         scene = replace(scene, statuses=dict(zip(names, answers, strict=True)), fenced=scene.session)
         _check(agreed, scene)
-        after = replace(sets, partitions={**sets.partitions, number: scene.roles_after})
-        replicas = (after, sets_version) if after != sets else None
+        replicas = (scene.roles_after, roles_version) if scene.roles_after != roles else None
         try:
             await cluster.save_partition(number, scene.document, version, replicas=replicas)
         except ChangedMeanwhile:

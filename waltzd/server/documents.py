@@ -8,31 +8,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from waltzd.cluster import Cluster
 from waltzd.errors import CannotConnect, ChangedMeanwhile
-from waltzd.meta import PartitionMeta, ReplicaSets, Role
+from waltzd.meta import PartitionMeta, Role, StorageMeta
+from waltzd.operator_documents import NO_VERSION
 
 PAUSES = 20
 """The longest pause before the coordinator is asked again, in first pauses."""
 
 
 class Documents:
-    def __init__(
-        self,
-        cluster: Cluster,
-        partition: int,
-        *,
-        version: int,
-        replicas: tuple[ReplicaSets, int],
-        retry_seconds: float,
-    ) -> None:
-        """`version` is that of the partition's own document."""
+    def __init__(self, cluster: Cluster, partition: int, *, version: int, retry_seconds: float) -> None:
+        """`version` is that of the partition's own document. `read` must follow."""
+        self.storages: Mapping[str, StorageMeta] = {}
         self._cluster = cluster
         self._partition = partition
         self._version = version
-        self._replicas = replicas
+        self._replicas: tuple[Mapping[str, Role], int] = {}, NO_VERSION
         self._retry_seconds = retry_seconds
 
     @property
@@ -42,16 +35,18 @@ class Documents:
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        return self._replicas[0].partitions.get(self._partition, {})
+        return self._replicas[0]
 
-    def read(self, replicas: ReplicaSets, version: int) -> None:
-        """Operators have changed where replicas are."""
-        self._replicas = replicas, version
+    async def read(self) -> None:
+        """What operators say, and may have changed: where the replicas are, and where the storages."""
+        self._replicas, self.storages = await asyncio.gather(
+            self._cluster.replica_set(self._partition), self._cluster.storages()
+        )
 
-    async def save(self, wanted: PartitionMeta, *, promote: bool = False, check: Callable[[], None]) -> None:
+    async def save(self, wanted: PartitionMeta, *, promote: bool = False, check: Callable[[], None]) -> bool:
         """Compare-and-set; with `promote`, together with the learners that it makes members. When the answer is lost, look
-        what is there. `check` raises when nothing may be saved any more."""
-        # With the version that it was made from: what an operator saves meanwhile must not be undone by it.
+        what is there. `check` raises when nothing may be saved any more. False: an operator has changed the replicas since
+        they were read; now they are read again, and nothing is saved."""
         replicas = self._promoted(wanted) if promote else None
         pause = self._retry_seconds
         while True:
@@ -64,16 +59,23 @@ class Documents:
                 check()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, PAUSES * self._retry_seconds)
+            except ChangedMeanwhile:
+                if replicas is None:
+                    raise
+            try:
                 if await self._is_saved(wanted):
                     break
+                if replicas is not None and (found := await self._cluster.replica_set(self._partition))[1] != replicas[1]:
+                    self._replicas = found
+                    return False
+            except CannotConnect:
+                continue
         if replicas is not None and replicas[1] == self._replicas[1]:
             self._replicas = replicas[0], replicas[1] + 1
+        return True
 
     async def _is_saved(self, wanted: PartitionMeta) -> bool:
-        try:
-            found, version = await self._cluster.partition(self._partition)
-        except CannotConnect:
-            return False
+        found, version = await self._cluster.partition(self._partition)
         if found == wanted:
             self._version = version
             return True
@@ -81,11 +83,9 @@ class Documents:
             raise ChangedMeanwhile(f"somebody else changed the document of partition {self._partition}")
         return False
 
-    def _promoted(self, wanted: PartitionMeta) -> tuple[ReplicaSets, int] | None:
-        """The replica sets in which the learners that are admitted are members; None when nothing changes."""
-        sets, version = self._replicas
-        mine = self.roles
-        new = {name: Role.MEMBER if name in wanted.members else role for name, role in mine.items()}
-        if new == dict(mine):
-            return None
-        return replace(sets, partitions={**sets.partitions, self._partition: new}), version
+    def _promoted(self, wanted: PartitionMeta) -> tuple[Mapping[str, Role], int] | None:
+        """The roles in which the learners that are admitted are members, and the version that they were made from: what an
+        operator saves meanwhile must not be undone. None when nothing changes."""
+        roles, version = self._replicas
+        new = {name: Role.MEMBER if name in wanted.members else role for name, role in roles.items()}
+        return None if new == dict(roles) else (new, version)

@@ -12,9 +12,10 @@ import logging
 from collections.abc import Mapping
 
 from waltzd.assignment import NO_PREFERENCES, moved, plan
-from waltzd.cluster import ASSIGNMENT, LEADER, PREFERRED, SERVERS, Cluster
+from waltzd.cluster import ASSIGNMENT, LEADER, SERVERS, Cluster
 from waltzd.errors import BadMetadata
 from waltzd.meta import Assignment, Preferences, ServerMeta
+from waltzd.operator_documents import PREFERRED
 from waltzd.server.watch import Watch
 
 log = logging.getLogger("waltz.server")

@@ -433,10 +433,6 @@ class Recovery:
             return None
         return replace(self.meta, replicas={**self.meta.replicas, name: replace(state, is_lost=True)})
 
-    def following(self, mark: int) -> PartitionMeta:
-        """The document that closes this session at `mark` and takes the next one, in one: nobody comes in between."""
-        return replace(self.closing(mark), session=self.session + 1)
-
     def closing(self, mark: int) -> PartitionMeta:
         """The document that closes this session at `mark`: nothing is in flight, and nothing will be written any more."""
         assert self.meta.opened == self.session

@@ -166,20 +166,14 @@ class Store(Generic[P]):
         """From a new session id until there is a reason for another one."""
         self._was_open = False
         cluster = self._cluster
-        token = await cluster.wait_for_replicas(None)
+        token = await cluster.wait_for_replicas(self.partition, None)
         meta, version = await self._take_session()
-        documents = Documents(
-            cluster,
-            self.partition,
-            version=version,
-            replicas=await cluster.replicas(),
-            retry_seconds=self._settings.retry_seconds,
-        )
+        documents = Documents(cluster, self.partition, version=version, retry_seconds=self._settings.retry_seconds)
+        await documents.read()
         session = self._session = StoreSession(
             self.partition,
             meta=meta,
             documents=documents,
-            storages=await cluster.storages(),
             connect=self._connect,
             settings=self._settings,
             ticker=self._ticker,
@@ -275,9 +269,8 @@ class Store(Generic[P]):
         """Tell the session when storages come, go, move or change their role."""
         while True:
             try:
-                token = await self._cluster.wait_for_replicas(token)
-                replicas, version = await self._cluster.replicas()
-                await session.reassign(replicas, version, await self._cluster.storages())
+                token = await self._cluster.wait_for_replicas(self.partition, token)
+                await session.reassign()
             except CannotConnect:
                 await asyncio.sleep(self._settings.retry_seconds)
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 
 from waltzd.errors import SessionEnded, StaleSession, WaltzError
 from waltzd.layout import FileHeader
-from waltzd.meta import PartitionMeta, ReplicaSets, StorageMeta
+from waltzd.meta import PartitionMeta, StorageMeta
 from waltzd.port import ReplicaPort
 from waltzd.quorum import majority
 from waltzd.record import Run
@@ -44,7 +45,6 @@ class StoreSession:
         *,
         meta: PartitionMeta,
         documents: Documents,
-        storages: Mapping[str, StorageMeta],
         connect: Callable[[StorageMeta], ReplicaPort],
         settings: StoreSettings,
         ticker: Ticker,
@@ -63,7 +63,6 @@ class StoreSession:
         self.acknowledged_marks: dict[str, int] = dict(acknowledged)
         """The most that each replica ever acknowledged: who then holds less has forgotten it."""
         self._documents = documents
-        self._storages = dict(storages)
         self._connect = connect
         self._settings = settings
         self._ticker = ticker
@@ -199,14 +198,12 @@ class StoreSession:
     # -- the life
 
     def end(self, error: BaseException) -> None:
-        """Nothing more is decided here."""
         if self.ended is None:
             self.ended = error
         self.decided.ring()
         self._progressed.ring()
 
-    def ask_to_end(self) -> None:
-        """In order, as soon as it is open."""
+    def ask_to_end(self) -> None:  # in order, as soon as it is open
         self._is_asked_to_end = True
         self.decided.ring()
 
@@ -223,7 +220,8 @@ class StoreSession:
             if wanted is None:
                 await self._wait_for_change(seen, patience_seconds)
                 continue
-            await self._save(wanted, promote=wanted.opened == self.session)
+            if not await self._save(wanted, promote=wanted.opened == self.session):
+                self._take_roles()
         assert self.core.mark is not None
         self._opened_at = asyncio.get_running_loop().time()
         if self._tail is None:
@@ -281,8 +279,7 @@ class StoreSession:
     def _look(self, now: float) -> None:
         if self.ended is not None:
             self._ticker.remove(self._look)
-            return
-        if self.live is None:
+        if self.ended is not None or self.live is None:
             return
         quiet = [link.look(now) for link in self._links.values()]
         is_level = len(self.live.counted) >= len(self.core.roles) == len(self.live.members)
@@ -338,10 +335,12 @@ class StoreSession:
                 return True
         return False
 
-    async def _save(self, wanted: PartitionMeta, *, promote: bool = False) -> None:
-        await self._documents.save(wanted, promote=promote, check=self._check)
+    async def _save(self, wanted: PartitionMeta, *, promote: bool = False) -> bool:
+        if not await self._documents.save(wanted, promote=promote, check=self._check):
+            return False
         self.core.saved(wanted)
         self.decided.ring()
+        return True
 
     # -- from one session to the next
 
@@ -360,9 +359,8 @@ class StoreSession:
                 if not await self.drain(self._drain_seconds):
                     self._drain_seconds = min(2 * self._drain_seconds, self._settings.hand_over_seconds)
                     self._renew_after = clock.time() + SETTLED_SECONDS
-                    self.watch()
                     return
-                following = self.core.following(self.committed)
+                following = replace(self.core.closing(self.committed), session=self.session + 1)  # in one, for both
                 await self._documents.save(following, check=self._check)
                 self.say(f"a new session: {reason}")
                 await self._follow(following)
@@ -414,29 +412,31 @@ class StoreSession:
     # -- who takes part
 
     def _start_links(self) -> None:
-        settings = self._settings
+        settings, storages = self._settings, self._documents.storages
         for name in self.core.names:
-            if name not in self._storages:
+            if name not in storages:
                 self.core.silent(name, "it is not in the list of storages")
             elif name not in self._links:
-                port = self._connect(self._storages[name])
+                port = self._connect(storages[name])
                 self._links[name] = ReplicaLink(
                     self, name, port, seconds=settings.storage_seconds, retry_seconds=settings.retry_seconds
                 )
                 self._links[name].start()
 
-    async def reassign(self, replicas: ReplicaSets, version: int, storages: Mapping[str, StorageMeta]) -> None:
+    async def reassign(self) -> None:
         """The lists of replicas or storages changed: contact who is new, and who has moved."""
-        moved = [name for name in self._links if storages.get(name) != self._storages.get(name)]
-        self._documents.read(replicas, version)
-        self._storages = dict(storages)
-        self.core.roles = dict(sorted(self._documents.roles.items()))
-        if self.live is not None:
-            self.watch()
+        before = self._documents.storages
+        await self._documents.read()
+        moved = [name for name in self._links if self._documents.storages.get(name) != before.get(name)]
+        self._take_roles()
+        self.watch()
         for name, link in [(name, self._links.pop(name)) for name in moved]:
             await link.close()
             self.core.silent(name, "its address changed")
         self._start_links()
+
+    def _take_roles(self) -> None:
+        self.core.roles = dict(sorted(self._documents.roles.items()))
         self.decided.ring()
 
     @property
