@@ -18,6 +18,12 @@ def happen(world: Simulation, event: Event) -> None:
     if event.what in ("kill", "start", "pause", "resume"):
         assert machine is not None
         getattr(machine, event.what)()
+    elif event.who in world.operators and event.what == "place":
+        partitions, _, storages = event.other.partition(":")
+        goal = tuple(sorted(storages.split(",")))
+        world.operators[event.who].place(
+            {int(number): goal for number in partitions.split(",")}, is_taking_out=bool(event.amount)
+        )
     elif event.who in world.storages and event.what in _TO_STORAGES:
         _TO_STORAGES[event.what](world, world.storages[event.who], event)
     elif event.who in world.servers and event.what in _TO_SERVERS:
@@ -40,6 +46,7 @@ def _set_slow_disk(world: Simulation, storage: StorageMachine, event: Event) -> 
 _TO_STORAGES: dict[str, Callable[[Simulation, StorageMachine, Event], None]] = {
     "power": lambda world, storage, event: storage.cut_power(is_scattered=bool(event.amount)),
     "slow disk": _set_slow_disk,
+    "hang disk": lambda world, storage, event: storage.hang(event.amount),
     "flush error": lambda world, storage, event: storage.fail_next_flush(),
     "full": lambda world, storage, event: storage.fill(),
     "room": lambda world, storage, event: storage.make_room(),

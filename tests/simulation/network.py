@@ -203,9 +203,10 @@ class Connection:
 
     # -- streams
 
-    def open(self, serve: Callable[[Life], Serve | None]) -> Stream:
-        """`serve` finds, at the other end and when it is asked there, who takes the stream."""
-        stream = Stream(self, *self.ends)
+    def open(self, serve: Callable[[Life], Serve | None], *, lingers: bool = False) -> Stream:
+        """`serve` finds, at the other end and when it is asked there, who takes the stream. `lingers`: what it does there
+        goes on when the caller is gone; it learns of that when it looks at the stream."""
+        stream = Stream(self, *self.ends, lingers=lingers)
         self._streams[stream] = None
         stream.begin(serve)
         return stream
@@ -272,8 +273,9 @@ class End:
 
 
 class Stream:
-    def __init__(self, connection: Connection, caller: Life, called: Life) -> None:
+    def __init__(self, connection: Connection, caller: Life, called: Life, *, lingers: bool) -> None:
         self.connection = connection
+        self._lingers = lingers
         self.caller = End(self, caller)
         self.called = End(self, called)
         self._task: asyncio.Task[None] | None = None
@@ -317,7 +319,7 @@ class Stream:
 
     def _cancelled(self) -> None:
         self.called.end()
-        if self._task is not None:
+        if self._task is not None and not self._lingers:
             self._task.cancel()
 
     def lose(self) -> None:

@@ -28,10 +28,18 @@ FAULTS = (
     "aim",
     "drain",
     "clock",
+    "members",
+    "linger",
+    "stall",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: somebody dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
-different speeds."""
+different speeds. `members`: operators add, move and remove replicas and storages. `linger`: what a storage was asked for
+goes on when the caller has given up. `stall`: disks that are slower than whoever waits for them has patience."""
+LATER = ("members", "linger", "stall")
+"""Drawn by a number of their own, so that the seeds from before tell the story that they told."""
+REPLICAS_MIN = 3
+"""Operators never ask for fewer: one storage alone may lose what it had acknowledged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +69,8 @@ class Setup:
     drift: float
     """How much faster or slower a clock may run."""
     faults: tuple[str, ...]
+    spares: int = 0
+    """Storages that hold nothing at first, and belong to the cluster only when an operator says so."""
     never_mended: tuple[str, ...] = ()
     """In the end these stay dead, frozen or cut off, and everybody else has to go on without them: never more than a
     minority of the storages, and at least one server is well."""
@@ -97,9 +107,12 @@ def dump(plan: Plan) -> str:
 def load(text: str) -> Plan:
     """What is newer than the plan is drawn by its seed."""
     fields = json.loads(text)
-    setup = asdict(make_plan(fields["seed"]).setup) | fields["setup"]
+    setup = asdict(make_plan(fields["seed"]).setup) | {"spares": 0} | fields["setup"]
     setup |= {name: tuple(setup.get(name, ())) for name in ("faults", "never_mended")}
     return Plan(seed=fields["seed"], setup=Setup(**setup), events=tuple(Event(**event) for event in fields["events"]))
+
+
+OPERATORS = ("operator-1", "operator-2")
 
 
 def names(what: str, count: int) -> list[str]:
@@ -117,7 +130,9 @@ def make_plan(
 ) -> Plan:
     """What is not given is drawn."""
     pick = random.Random(f"plan {seed}")
-    chosen = tuple(fault for fault in FAULTS if pick.random() < 0.5) or ("crash",)
+    later = random.Random(f"later {seed}")
+    chosen = tuple(fault for fault in FAULTS if fault not in LATER and pick.random() < 0.5) or ("crash",)
+    chosen += tuple(fault for fault in LATER if later.random() < 0.4)
     chosen = chosen if faults is None else faults
     setup = Setup(
         storages=storages or pick.choice((3, 3, 3, 3, 5)),
@@ -138,6 +153,7 @@ def make_plan(
         keep_alive_seconds=pick.choice((1.5, 6.0)),
         drift=0.2 if "clock" in chosen else 0.0,
         faults=chosen,
+        spares=later.choice((1, 1, 2, 3)) if "members" in chosen else 0,
     )
     weather = _Weather(pick, setup)
     events = tuple(_events(weather, setup))
@@ -150,13 +166,15 @@ def _never_mended(pick: random.Random, weather: _Weather) -> tuple[str, ...]:
     """Whoever lost what it had acknowledged goes first: it is no copy to rely on."""
     others = [name for name in weather.storages if name != weather.victim]
     minority = (len(weather.storages) - 1) // 2
+    if weather.setup.spares:  # any three of them may be all that hold a partition
+        minority = 1
     storages = [weather.victim, *pick.sample(others, len(others))][: pick.randrange(1, minority + 1)]
     return (*storages, *pick.sample(weather.servers, pick.randrange(len(weather.servers))))
 
 
 def _events(weather: _Weather, setup: Setup) -> list[Event]:
     pick = weather.pick
-    kinds = [fault for fault in setup.faults if fault != "clock"]
+    kinds = [fault for fault in setup.faults if fault in MAKERS]
     weights = [pick.choice((1, 1, 3)) for _ in kinds]
     pace = pick.choice((0.15, 0.5, 1.5))
     at = 0.0
@@ -171,11 +189,14 @@ class _Weather:
 
     def __init__(self, pick: random.Random, setup: Setup) -> None:
         self.pick = pick
+        self.setup = setup
         self.events: list[Event] = []
-        self.storages = names("storage", setup.storages)
+        self.storages = names("storage", setup.storages + setup.spares)
         self.servers = names("server", setup.servers)
         self.clients = names("client", setup.clients)
         self.victim = pick.choice(self.storages)
+        self.next_move = 0.0
+        """Not before does an operator want replicas elsewhere again."""
 
     def add(self, at: float, what: str, who: str, *, other: str = "", amount: float = 0.0) -> None:
         self.events.append(Event(at=round(at, 6), what=what, who=who, other=other, amount=round(amount, 6)))
@@ -369,6 +390,38 @@ def _drain(weather: _Weather, at: float) -> None:
     weather.add(at + 1.0 + weather.span(), "start", name)
 
 
+def _members(weather: _Weather, at: float) -> None:
+    """An operator wants the replicas of some partitions elsewhere; perhaps the tool dies on the way, and is run again."""
+    pick = weather.pick
+    if at < weather.next_move:
+        return
+    weather.next_move = at + pick.choice((0.3, 2.0, 5.0))
+    operator = pick.choice(OPERATORS)
+    count = pick.choice((REPLICAS_MIN, REPLICAS_MIN, REPLICAS_MIN, REPLICAS_MIN + 1, REPLICAS_MIN + 2))
+    goal = pick.sample(weather.storages, min(count, len(weather.storages)))
+    everything = range(weather.setup.partitions)
+    partitions = everything if pick.random() < 0.5 else [pick.choice(everything)]
+    said = f"{','.join(map(str, partitions))}:{','.join(sorted(goal))}"
+    weather.add(at, "place", operator, other=said, amount=pick.randrange(2))
+    if pick.random() < 0.3:
+        later = at + weather.span()
+        weather.add(later, "kill", operator)
+        weather.add(later + weather.span(), "start", operator)
+    if pick.random() < 0.3:  # while it is on its way
+        _new_session(weather, at + weather.span())
+
+
+def _stall(weather: _Weather, at: float) -> None:
+    pick, patience = weather.pick, weather.setup.storage_seconds
+    who = list(weather.storages) if pick.random() < 0.1 else [pick.choice(weather.storages)]
+    for name in who:
+        if pick.random() < 0.5:
+            weather.add(at, "hang disk", name, amount=patience * pick.choice((0.5, 1.1, 2.5)))
+        else:
+            weather.add(at, "slow disk", name, amount=patience * pick.choice((0.7, 1.5, 4.0)))
+            weather.add(at + weather.span(), "slow disk", name)
+
+
 MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "crash": _crash,
     "power": _power,
@@ -382,5 +435,7 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "forget": _forget,
     "aim": _aim,
     "drain": _drain,
+    "members": _members,
+    "stall": _stall,
 }
-assert {*MAKERS, "clock"} == set(FAULTS)
+assert {*MAKERS, "clock", "linger"} == set(FAULTS)

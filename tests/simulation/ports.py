@@ -16,14 +16,16 @@ from waltzd.buffer import Buffer
 from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
 from waltzd.frame import ClientFrame, Registration, ServerFrame, Topology
 from waltzd.link import Frame
+from waltzd.owner import ServerDescription
 from waltzd.record import Run
-from waltzd.replica import ReplicaStatus
+from waltzd.replica import ReplicaStatus, StorageDescription
 from waltzd.server.bell import Bell
 from waltzd.server.desk import Desk
 from waltzd.storage.keeper import Keeper
+from waltzd.testing.server import LocalServer
 
 T = TypeVar("T")
-H = TypeVar("H", Keeper, Desk)
+H = TypeVar("H", Keeper, Desk, LocalServer)
 CALL_SECONDS = 10.0
 _numbers = itertools.count(1)
 Work: TypeAlias = Callable[[H, End], Coroutine[Any, Any, None]]
@@ -40,12 +42,16 @@ _GO_ON = object()
 
 
 class _Port(Generic[H]):
-    def __init__(self, network: Network, caller: Life, name: str, find: Find[H], *, seconds: float) -> None:
+    def __init__(
+        self, network: Network, caller: Life, name: str, find: Find[H], *, seconds: float, lingers: bool = False
+    ) -> None:
+        """`lingers`: what was begun there goes on, also when the caller has given up or the connection is gone."""
         self.name = name
         self._network = network
         self._caller = caller
         self._find: Find[H] = find
         self._seconds = seconds
+        self._lingers = lingers
 
     def _open(self, work: Work[H]) -> Stream:
         async def serve(host: H, stream: Stream) -> None:
@@ -55,7 +61,7 @@ class _Port(Generic[H]):
             host = self._find(life)
             return None if host is None else partial(serve, host)
 
-        return self._network.connection(self._caller, self.name).open(find)
+        return self._network.connection(self._caller, self.name).open(find, lingers=self._lingers)
 
     async def _timely(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
         try:
@@ -91,9 +97,17 @@ class _Port(Generic[H]):
 
 class SimReplicaPort(_Port[Keeper]):
     def __init__(
-        self, network: Network, caller: Life, name: str, find: Find[Keeper], *, key: UUID, seconds: float = CALL_SECONDS
+        self,
+        network: Network,
+        caller: Life,
+        name: str,
+        find: Find[Keeper],
+        *,
+        key: UUID,
+        seconds: float = CALL_SECONDS,
+        lingers: bool = False,
     ) -> None:
-        super().__init__(network, caller, name, find, seconds=seconds)
+        super().__init__(network, caller, name, find, seconds=seconds, lingers=lingers)
         self._key = key
         self._number = next(_numbers)
         self._contacts: dict[int, int] = {}
@@ -268,7 +282,43 @@ class _StorageLink:
         self._end.finish(error)
 
 
+class SimAdminPort(_Port[Keeper]):
+    async def describe(self) -> StorageDescription:
+        return await self._ask(lambda keeper: keeper.describe())
+
+    async def remove_partitions(self, numbers: Sequence[int], *, delete_files: bool) -> dict[int, WaltzError | None]:
+        async def answer(keeper: Keeper) -> dict[int, WaltzError | None]:
+            results: dict[int, WaltzError | None] = {}
+            for number in numbers:
+                try:
+                    await keeper.remove_partition(number, delete_files=delete_files)
+                    results[number] = None
+                except WaltzError as error:
+                    results[number] = error
+            return results
+
+        return await self._ask(answer)
+
+
 # -- a server ----------------------------------------------------------------------------------------------------------
+
+
+class SimServerAdminPort(_Port[LocalServer]):
+    async def describe(self) -> ServerDescription:
+        async def answer(server: LocalServer) -> ServerDescription:
+            return ServerDescription(
+                name=server.name,
+                cluster_key=server.host.meta.key,
+                instance=server.meta.instance,
+                version=server.meta.version,
+                uptime_ms=0,
+                is_connected=True,
+                is_draining=False,
+                is_leader=False,
+                partitions=server.host.describe(),
+            )
+
+        return await self._ask(answer)
 
 
 class SimServerPort(_Port[Desk]):

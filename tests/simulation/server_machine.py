@@ -82,6 +82,7 @@ class ServerMachine(Machine):
             machine.serving,
             key=self.world.meta.key,
             seconds=self.world.setup.storage_seconds,
+            lingers="linger" in self.world.setup.faults,
         )
 
     async def _is_alive(self, found: ServerMeta) -> bool:
@@ -91,6 +92,9 @@ class ServerMachine(Machine):
 
     def serving(self, life: Life) -> Desk | None:
         return self.server.desk if self.life is life and self.server is not None else None
+
+    def daemon(self, life: Life) -> LocalServer | None:
+        return self.server if self.life is life else None
 
     def stop(self) -> None:
         """In order: the partitions are given away first."""

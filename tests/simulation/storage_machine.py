@@ -50,6 +50,12 @@ class _Promiser(Keeper):
         durable[number] = min(mark, durable.get(number, -1))  # it may be cut, whatever becomes of the answer
         return await super().truncate(number, session, mark, contact=contact)
 
+    async def remove_partition(self, number: int, *, delete_files: bool) -> str | None:
+        aside = await super().remove_partition(number, delete_files=delete_files)
+        self.answers.promised.pop(number, None)  # the next one here is another replica
+        self.answers.durable.pop(number, None)
+        return aside
+
     async def append(self, number: int, session: int, link: Link, *, contact: int = 0) -> None:
         await super().append(number, session, _Heard(link, lambda mark: self._said(number, mark)), contact=contact)
 
@@ -84,6 +90,8 @@ class StorageMachine(Machine):
         self.disk = self.blank_disk()
         self.disk_seconds = 0.0
         """How much longer everything takes on a slow disk, at most."""
+        self.disk_hangs_until = 0.0
+        """Nothing that is begun comes to its end before."""
         self.photograph: SimDisk | None = None
         self.is_damaged = False
         self.has_lost_data = False
@@ -171,14 +179,23 @@ class StorageMachine(Machine):
         pick = self.world.pick
         return 0.0001 + pick.random() * (0.0005 + self.disk_seconds)
 
+    def hang(self, seconds: float) -> None:
+        self.disk_hangs_until = self.world.loop.now + seconds
+
+    async def _wait_for_disk(self) -> None:
+        while (left := self.disk_hangs_until - self.world.loop.now) > 0:
+            await asyncio.sleep(max(left, 0.0001))  # by a clock that may run faster than the true one
+
     async def _write(self, function: Callable[..., Any], *arguments: Any) -> Any:
         await asyncio.sleep(self._seconds())
+        await self._wait_for_disk()
         result = function(*arguments)
         await asyncio.sleep(0.00005)
         return result
 
     async def _read(self, function: Callable[..., Any], *arguments: Any) -> Any:
         await asyncio.sleep(0.00005 + self.disk_seconds * self.world.pick.random())
+        await self._wait_for_disk()
         return function(*arguments)
 
     def _on_fatal(self, error: BaseException) -> NoReturn:

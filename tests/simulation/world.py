@@ -25,7 +25,8 @@ from tests.simulation.events import happen
 from tests.simulation.loop import Life, SimLoop, run
 from tests.simulation.machines import ZOOKEEPER, Exited, Machine
 from tests.simulation.network import Network
-from tests.simulation.plan import Event, Plan, names
+from tests.simulation.operators import OperatorMachine
+from tests.simulation.plan import OPERATORS, Event, Plan, names
 from tests.simulation.server_machine import ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from waltzd.cluster import Cluster
@@ -122,13 +123,16 @@ class Simulation:
             created="in a simulation",
         )
         self.zookeeper = ZooKeeper(self)
-        self.storages = {name: StorageMachine(self, name) for name in names("storage", self.setup.storages)}
+        everybody = names("storage", self.setup.storages + self.setup.spares)
+        self.storages = {name: StorageMachine(self, name) for name in everybody}
         self.servers = {name: ServerMachine(self, name) for name in names("server", self.setup.servers)}
         self.history = History()
         self.clients = {name: ClientMachine(self, name) for name in names("client", self.setup.clients)}
+        self.operators = {name: OperatorMachine(self, name) for name in OPERATORS if "members" in self.setup.faults}
         self.committed = 0
         self.ended = 0.0
         self.is_racing = True
+        self._replicas = {number: set(names("storage", self.setup.storages)) for number in range(self.setup.partitions)}
         self._lost: tuple[str, ...] = ()
         """Who will never be well again."""
 
@@ -147,7 +151,7 @@ class Simulation:
             self.mistake(error if isinstance(error, BaseException) else Broken(str(context)))
 
     def machines(self) -> dict[str, Machine]:
-        return {**self.storages, **self.servers, **self.clients}
+        return {**self.storages, **self.servers, **self.clients, **self.operators}
 
     def lives(self) -> list[Life]:
         return [life for machine in self.machines().values() for life in machine.lives]
@@ -182,6 +186,7 @@ class Simulation:
         await self._pass(max(0.0, begun + self.setup.seconds - self.loop.now))
         self._mend()
         await self._everybody_goes_on()
+        await self._moves_end()
         for storage in self._well_storages:
             if storage.is_damaged:
                 await self._make_sound(storage)
@@ -202,18 +207,20 @@ class Simulation:
             raise self.mistakes[0]
 
     async def _build(self) -> None:
-        for storage in self.storages.values():
+        first = names("storage", self.setup.storages)
+        for name, storage in self.storages.items():
             storage.is_wanted = True
             life = storage.begin()
             storage.keeper = life.context.run(storage.open)
-            await self.loop.run_in(life, storage.create_partitions(), "partitions")
+            if name in first:
+                await self.loop.run_in(life, storage.create_partitions(), "partitions")
             self.network.joined(life)
-        everywhere = {number: dict.fromkeys(self.storages, Role.MEMBER) for number in range(self.setup.partitions)}
+        everywhere = {number: dict.fromkeys(first, Role.MEMBER) for number in range(self.setup.partitions)}
         coordinator = self.zookeeper.tree.connect()
         await Cluster.create(
             coordinator,
             self.meta,
-            storages=[storage.meta for storage in self.storages.values()],
+            storages=[self.storages[name].meta for name in first],
             replicas=ReplicaSets(partitions=everywhere),
         )
         await coordinator.close()
@@ -236,7 +243,7 @@ class Simulation:
         for storage in self.storages.values():
             storage.disk.observer = None
             storage.make_room()
-            storage.disk_seconds = 0.0
+            storage.disk_seconds = storage.disk_hangs_until = 0.0
         for name, machine in self.machines().items():
             if name in self._lost:
                 self._give_up(machine)
@@ -294,18 +301,56 @@ class Simulation:
         try:
             await self._until("every client goes on", missing)
         except Stuck as stuck:
-            self._check_tolerance(stuck)
+            await self._check_tolerance(stuck)
             raise
 
-    def _check_tolerance(self, stuck: Stuck) -> None:
+    async def _check_tolerance(self, stuck: Stuck) -> None:
         """Where a minority has lost its data, one more replica that a power cut has torn is one too many: nobody can tell
         whether it had acknowledged what is missing in it. An operator decides (docs/recovery.md)."""
-        torn = [storage.name for storage in self._well_storages if storage.is_torn]
+        torn = {storage.name for storage in self._well_storages if storage.is_torn}
         lost = {name for name, storage in self.storages.items() if name in self._lost or storage.has_lost_data}
-        if torn and 2 * len(lost.union(torn)) >= len(self.storages):
-            raise OperatorNeeded(
-                f"{', '.join(torn)} torn by a power cut, {', '.join(sorted(lost))} without data: {stuck}"
-            ) from stuck
+        for number in range(self.setup.partitions):
+            meta, _ = await self._cluster().partition(number)
+            members = set(meta.members) if meta is not None else set()
+            if torn & members and 2 * len((lost | torn) & members) >= len(members):
+                raise OperatorNeeded(
+                    f"{', '.join(sorted(torn))} torn by a power cut, {', '.join(sorted(lost))} without data: {stuck}"
+                ) from stuck
+
+    def _cluster(self) -> Cluster:
+        """As the documents are at this moment, without a way to them."""
+        return Cluster(self.zookeeper.tree.connect())
+
+    async def _moves_end(self) -> None:
+        """Whatever was asked for last: replicas are there, and operators have no more to do."""
+        if not self.operators:
+            return
+        left: list[str] = []
+
+        def missing() -> str:
+            return "; ".join(left) or f"{', '.join(name for name, one in self.operators.items() if one.wanted)} is at work"
+
+        end = self.loop.now + PATIENCE_SECONDS
+        while True:
+            moves, _ = await self._cluster().moves()
+            left = [
+                f"partition {number} to {', '.join(goal)}"
+                for number, goal in moves.partitions.items()
+                if not set(goal) & set(self._lost)
+            ]
+            if not left and not any(one.wanted for one in self.operators.values()):
+                break
+            if self.loop.now > end and set(self._lost) & set(self.storages):
+                break  # what was wanted may need one that is lost
+            if self.loop.now > end:
+                raise Stuck(f"moves do not end within {PATIENCE_SECONDS:g} seconds: {missing()}; {self._places()}")
+            await self._pass(0.2)
+        for one in self.operators.values():
+            one.kill()
+        await self._everybody_goes_on()
+        await self._until("every partition is open", lambda: "" if self._is_open() else f"only {self._places()}")
+        for partition in range(self.setup.partitions):
+            self._assigned(partition)
 
     def _replace_what_is_refused(self, storage: StorageMachine) -> None:
         """What a daemon does not open again by itself is for an operator."""
@@ -368,6 +413,13 @@ class Simulation:
                 raise Stuck(f"{storage.name} is still damaged after {PATIENCE_SECONDS:g} seconds: {found}")
             await self._pass(0.5)
 
+    def _assigned(self, partition: int) -> set[str]:
+        """Who has a replica, says the owner; one that is just beginning a new session says what it said before."""
+        for _, owned in self._descriptions():
+            if owned.partition == partition and owned.step == "OPEN":
+                self._replicas[partition] = {replica.storage for replica in owned.replicas}
+        return self._replicas[partition]
+
     async def _first_damage(self, storage: StorageMachine) -> WaltzError | None:
         keeper, life = storage.keeper, storage.life
         if keeper is None or life is None:
@@ -375,6 +427,8 @@ class Simulation:
 
         async def read_all() -> None:
             for partition in range(self.setup.partitions):
+                if storage.name not in self._assigned(partition):
+                    continue
                 async for _ in keeper.read(partition, None, 0, None, 0):
                     pass
 
@@ -388,7 +442,8 @@ class Simulation:
         for partition in range(self.setup.partitions):
             committed = await self._read_log(partition)
             for storage in self._well_storages:
-                self._read_replica(storage, partition, committed)
+                if storage.name in self._assigned(partition):
+                    self._read_replica(storage, partition, committed)
 
     async def _read_log(self, partition: int) -> int:
         """As its owner gives it, and up to where. A planned new session may begin in this very moment: then once more."""

@@ -1,0 +1,171 @@
+"""Operators in a simulation: each is a person who runs the tool's own code against the daemons of the moment.
+
+What is to be done is given by the plan. The tool may be killed at any moment and is run again, and two of them may work at
+the same time; whatever one of them is told by an error, it tries again a moment later, like a person does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from tests.simulation.loop import Life
+from tests.simulation.machines import Machine, World
+from tests.simulation.ports import SimAdminPort, SimServerAdminPort
+from waltzctl.placement.membership import take_out
+from waltzctl.placement.relocation import carry_out, situation
+from waltzctl.placement.terms import Terms
+from waltzctl.watching.overview import Overview, PartitionView, ServerView, StorageView, compared
+from waltzd.cluster import Cluster
+from waltzd.errors import ChangedMeanwhile, WaltzError
+from waltzd.meta import ServerMeta, StorageMeta
+
+POLL_SECONDS = 0.2
+TRIES_SECONDS = 3.0
+"""How long one command may take; then it is run again, behind what was wanted meanwhile."""
+TRIES_MAX = 3
+
+
+class OperatorMachine(Machine):
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.wanted: tuple[dict[int, tuple[str, ...]], bool] | None = None
+        """Where replicas shall be, and whether storages that are left without any are taken out of the cluster then."""
+
+    def place(self, goals: dict[int, tuple[str, ...]], *, is_taking_out: bool) -> None:
+        self.wanted = (goals, is_taking_out)
+        self.start()
+
+    async def _live(self, life: Life) -> None:
+        session = self.world.zookeeper.connect(life)
+        cluster = Cluster(session.coordinator)
+        tool = _Tool(self.world, life, cluster)
+        tries, trying = 0, self.wanted
+        while True:
+            if self.wanted is not trying:
+                tries, trying = 0, self.wanted
+            try:
+                if trying is None:
+                    await tool.go_on()
+                else:
+                    await tool.carry_out(*trying)
+                    self._is_done(trying)
+            except WaltzError as error:
+                self.world.say(self.name, f"{error.code} {error.message}")
+                tries += isinstance(error, ChangedMeanwhile)
+                if tries == TRIES_MAX:  # others want something else
+                    self._is_done(trying)
+            except Exception as mistake:  # noqa: BLE001  whatever it is ends the whole run
+                self.world.mistake(mistake)
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _is_done(self, wanted: object) -> None:
+        if self.wanted is wanted:  # else something newer is wanted by now
+            self.wanted = None
+
+
+class _Tool:
+    """The daemons as the tool sees them, and the commands of it that are simulated."""
+
+    def __init__(self, world: World, life: Life, cluster: Cluster) -> None:
+        self._world = world
+        self._life = life
+        self._cluster = cluster
+
+    async def carry_out(self, goals: dict[int, tuple[str, ...]], is_taking_out: bool) -> None:
+        cluster = self._cluster
+        there = await cluster.storages()
+        for name in sorted({name for goal in goals.values() for name in goal} - there.keys()):
+            await cluster.add_storage(self._world.storages[name].meta)
+            self._say(f"{name} belongs to the cluster")
+        await self._move(goals)
+        if is_taking_out:
+            await self._take_out()
+
+    async def go_on(self) -> None:
+        """With what somebody began, also where a storage that it needs was taken out in the same moment."""
+        moves, _ = await self._cluster.moves()
+        if moves.partitions:
+            await self.carry_out(dict(moves.partitions), False)
+
+    async def _move(self, goals: dict[int, tuple[str, ...]]) -> None:
+        now = await situation(self._cluster, None, daemons=self)
+        nobody: Any = None
+        cleared = await carry_out(
+            self._cluster, nobody, now, goals, terms=Terms(seconds=TRIES_SECONDS), say=lambda *said: None, daemons=self
+        )
+        self._say(f"replicas are where they shall be: {goals}" + (f", cleared: {cleared}" if cleared else ""))
+
+    async def _take_out(self) -> None:
+        now = await situation(self._cluster, None, daemons=self)
+        for name in sorted(now.storages):
+            if not now.holds(name):
+                await take_out(self._cluster, name)
+                self._say(f"{name} is taken out of the cluster")
+
+    def _say(self, what: str) -> None:
+        self._world.say(self._life.name, what)
+
+    # -- what the tool asks of daemons
+
+    async def pause(self) -> None:
+        await asyncio.sleep(POLL_SECONDS)
+
+    async def look(self) -> Overview:
+        cluster = self._cluster
+        assignment, _ = await cluster.assignment()
+        sets, _ = await cluster.replicas()
+        moves, _ = await cluster.moves()
+        servers = [await self._server(meta) for _, meta in sorted((await cluster.servers()).items())]
+        storages = [await self._storage(meta) for _, meta in sorted((await cluster.storages()).items())]
+        owned = {
+            (view.meta.name, found.partition): found
+            for view in servers
+            if view.said is not None
+            for found in view.said.partitions
+        }
+        return Overview(
+            meta=self._world.meta,
+            leader=None,
+            servers=tuple(servers),
+            storages=tuple(storages),
+            partitions=compared(
+                (
+                    PartitionView(
+                        partition=partition,
+                        owner=owner.server,
+                        generation=owner.generation,
+                        replicas=sets.partitions.get(partition, {}),
+                        said=owned.get((owner.server, partition)) if owner.server is not None else None,
+                    )
+                    for partition, owner in enumerate(assignment.owners)
+                ),
+                storages,
+            ),
+            moves=moves.partitions,
+        )
+
+    async def _server(self, meta: ServerMeta) -> ServerView:
+        machine = self._world.servers[meta.name]
+        try:
+            port = SimServerAdminPort(self._world.network, self._life, meta.name, machine.daemon, seconds=1.0)
+            return ServerView(meta=meta, said=await port.describe(), error=None)
+        except WaltzError as error:
+            return ServerView(meta=meta, said=None, error=error)
+
+    async def _storage(self, meta: StorageMeta) -> StorageView:
+        try:
+            return StorageView(meta=meta, said=await self._admin(meta).describe(), error=None)
+        except WaltzError as error:
+            return StorageView(meta=meta, said=None, error=error)
+
+    def _admin(self, meta: StorageMeta) -> SimAdminPort:
+        machine = self._world.storages[meta.name]
+        return SimAdminPort(self._world.network, self._life, meta.name, machine.serving, seconds=1.0)
+
+    async def remove_partitions(
+        self, storage: StorageMeta, numbers: Sequence[int], *, delete_files: bool
+    ) -> dict[int, WaltzError | None]:
+        return await self._admin(storage).remove_partitions(numbers, delete_files=delete_files)
