@@ -468,8 +468,8 @@ class NoCharts(WaltzError):
 
 
 class TooManyCallers(WaltzError):
-    """The server has as many mounts and readers as its configuration permits. Nothing was read or written; those that it
-    has are not affected. A higher `mounts_max`, or more servers, serve more."""
+    """The server has as many mounts and readers as its configuration permits, or a call did not say in time what it wants.
+    Nothing was read or written; those that it has are not affected. A higher `mounts_max`, or more servers, serve more."""
 
     code, retry = "W2050", Retry.LATER
     not_done = "nothing was read or written"

@@ -70,13 +70,16 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(
         self, bytes_max: int, on_made: Callable[[Connection], None] | None = None, *, first_max: int | None = None
     ) -> None:
-        """`bytes_max`: of one frame; `first_max`: of the first one, which a stranger may have sent. `on_made` is called
-        when the connection stands."""
+        """`bytes_max`: of one frame; `first_max`: of one that a stranger may have sent. With it nothing is read behind the
+        first frame before the other side is let in (`admit`). `on_made` is called when the connection stands."""
         self._bytes_max = bytes_max
         self._limit = bytes_max if first_max is None else first_max
+        self._is_stranger = first_max is not None
+        self._is_held = False
+        """Behind the first frame of a stranger."""
         self._on_made = on_made
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray(SMALL_BYTES + HEAD.size)
+        self._buffer = bytearray((SMALL_BYTES if first_max is None else first_max) + HEAD.size)
         self._view = memoryview(self._buffer)
         self._filled = 0
         self._large: bytearray | None = None
@@ -116,25 +119,28 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard = asyncio.get_running_loop().time()
+        if self._large is None:
+            self._filled += nbytes
+            self._parse()
+        else:
+            self._large_filled += nbytes
+            if self._large_filled == len(self._large):
+                done, self._large = self._large, None
+                self._take(self._large_kind, done)
+
+    def _parse(self) -> None:
         try:
-            if self._large is None:
-                self._filled += nbytes
-                self._parse()
-            else:
-                self._large_filled += nbytes
-                if self._large_filled == len(self._large):
-                    done, self._large = self._large, None
-                    self._take(self._large_kind, done)
+            self._take_whole()
         except BadFrame as error:  # nothing behind it can be understood; what was sent before still counts
             assert self._transport is not None
             self._nonsense = error
             self._transport.pause_reading()
             self._came.set()
 
-    def _parse(self) -> None:
+    def _take_whole(self) -> None:
         """Whatever is whole in the shared buffer."""
         at = 0
-        while self._filled - at >= HEAD.size:
+        while self._filled - at >= HEAD.size and not self._is_held:
             length, number = HEAD.unpack_from(self._buffer, at)
             if number not in _KINDS:
                 raise BadFrame(f"a frame of the unknown kind {number}")
@@ -159,14 +165,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take(self, kind: Kind, content: Buffer) -> None:
         assert self._transport is not None
-        if kind is Kind.ASKED:
+        if kind is Kind.ASKED and self._may_write.is_set():  # who takes nothing would not hear it
             self._put(Kind.ALIVE, ())
         if kind in (Kind.ASKED, Kind.ALIVE):
             return
-        self._limit = self._bytes_max
         self._frames.append((kind, content))
         self._waiting_bytes += FRAME_COST + len(content)
-        if self._waiting_bytes > WAITING_MAX and not self._is_paused:
+        self._is_held = self._is_stranger
+        if (self._is_held or self._waiting_bytes > WAITING_MAX) and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
         self._came.set()
@@ -214,6 +220,28 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         return identity_of(self._transport.get_extra_info("ssl_object"))
 
+    def admit(self) -> None:
+        """The other side is no stranger: it may send large frames."""
+        if self._is_stranger:
+            self._is_stranger = False
+            self._limit = self._bytes_max
+            rest, self._buffer = self._view[: self._filled], bytearray(SMALL_BYTES + HEAD.size)
+            self._view = memoryview(self._buffer)
+            self._view[: self._filled] = rest
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._is_held = False
+        self._parse()
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._is_paused and not self._is_held and self._waiting_bytes <= WAITING_MAX // 2:
+            self._is_paused = False
+            if self._error is None and self._nonsense is None and not self._is_ended:
+                assert self._transport is not None
+                self._transport.resume_reading()
+
     async def receive(self) -> tuple[Kind, Buffer] | None:
         """None when the other side has no more to say; raises when the connection was lost before. Nonsense is raised once,
         and nothing comes behind it."""
@@ -226,14 +254,13 @@ class Connection(asyncio.BufferedProtocol):
             if self._error is not None:
                 raise self._error
             self._came.clear()
-            await self._came.wait()
+            if self._is_held:  # by a stranger that was not let in: only to see it go
+                self._go_on()
+            else:
+                await self._came.wait()
         kind, content = self._frames.popleft()
         self._waiting_bytes -= FRAME_COST + len(content)
-        if self._is_paused and self._waiting_bytes <= WAITING_MAX // 2:
-            self._is_paused = False
-            if self._error is None and self._nonsense is None and not self._is_ended:
-                assert self._transport is not None
-                self._transport.resume_reading()
+        self._resume()
         return kind, content
 
     async def send(self, kind: Kind, parts: Sequence[Buffer] = ()) -> None:

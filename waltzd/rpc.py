@@ -11,6 +11,7 @@ import functools
 import inspect
 import ssl
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any, NoReturn, TypeAlias
 from uuid import UUID
 
@@ -18,7 +19,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from waltzd.errors import CannotConnect, NotPermitted, PortInUse, WaltzError, tree
+from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, TooManyCallers, WaltzError, tree
 from waltzd.messages import packed_error, unpacked_error, uuid_of
 from waltzd.role import Identity, Role, allowed, dns_name
 from waltzd.setting import Address, parse_address
@@ -129,33 +130,97 @@ class _NonsenseIsEmpty(grpc.aio.ServerInterceptor):
         return handler._replace(request_deserializer=decode_or_empty)
 
 
-class _RolesOnly(grpc.aio.ServerInterceptor):
-    """Each call only by those whose certificate permits it. Wraps the handler, because only there the caller is known."""
+REQUEST_BYTES_MAX = 256 << 10
+"""Of a message that carries no records: the largest names each partition of the largest cluster."""
+CONNECTIONS_MAX = 8192
+FIRST_SECONDS = 5.0
+"""How long a call may take to say what it wants."""
+PROMPT_SECONDS = 0.5
+SLOW_MAX = 16
+"""So many calls may take longer than that: for one more, the oldest ends."""
 
-    def __init__(self, tls: Tls) -> None:
-        self._key = tls.identity.key
+
+class _FirstMessages:
+    """The messages that begin calls, while they come: what callers hold of them is bounded for the whole process."""
+
+    def __init__(self) -> None:
+        self._slow: dict[asyncio.Timeout, None] = {}
+
+    async def read(self, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            async with asyncio.timeout(FIRST_SECONDS) as limit:
+                late = asyncio.get_running_loop().call_later(PROMPT_SECONDS, self._make_room, limit)
+                try:
+                    return await context.read()
+                finally:
+                    late.cancel()
+                    self._slow.pop(limit, None)
+        except TimeoutError:
+            raise TooManyCallers(
+                f"the first message of a call was not here within {FIRST_SECONDS:.0f} seconds, or too many were slow"
+            ) from None
+
+    def _make_room(self, slow: asyncio.Timeout) -> None:
+        if len(self._slow) >= SLOW_MAX:
+            oldest = next(iter(self._slow))
+            del self._slow[oldest]
+            if not oldest.expired():
+                oldest.reschedule(asyncio.get_running_loop().time())
+        self._slow[slow] = None
+
+
+_first_messages = _FirstMessages()
+
+
+async def first_message(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    """Of a call whose caller sends a stream. Raises when it does not come in time."""
+    return await _first_messages.read(context)
+
+
+class _Doorkeeper(grpc.aio.ServerInterceptor):
+    """Each call only by those whose certificate permits it, and nothing of a caller is kept before that. gRPC reads the
+    message of a call with only one before anybody is asked, so each is served as a call whose caller sends a stream: on
+    the wire there is no difference."""
+
+    def __init__(self, tls: Tls | None) -> None:
+        self._key = tls.identity.key if tls is not None else None
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        method = str(handler_call_details.method)
         kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
-        return handler._replace(**{kind: self._guarded(getattr(handler, kind), method)})
+        serve = self._guarded(getattr(handler, kind), str(handler_call_details.method), sends_one=kind.startswith("unary"))
+        has_one_answer = kind.endswith("unary")
+        make = grpc.stream_unary_rpc_method_handler if has_one_answer else grpc.stream_stream_rpc_method_handler
+        return make(serve, handler.request_deserializer, handler.response_serializer)
 
-    def _guarded(self, serve: Any, method: str) -> Any:
-        async def answer(request: Any, context: Any) -> Any:
+    def _guarded(self, serve: Any, method: str, *, sends_one: bool) -> Any:
+        async def said(messages: Any, context: Any) -> Any:
             await self._check(context, method)
-            return await serve(request, context)
+            if not sends_one:
+                return messages
+            try:
+                message = await first_message(context)
+                if message is grpc.aio.EOF:
+                    raise BadFrame("a call without its message")
+                return message
+            except WaltzError as error:
+                await abort(context, error)
 
-        async def stream(request: Any, context: Any) -> Any:
-            await self._check(context, method)
-            async for message in serve(request, context):
-                yield message
+        async def answer(messages: Any, context: Any) -> Any:
+            return await serve(await said(messages, context), context)
+
+        async def stream(messages: Any, context: Any) -> Any:
+            async with aclosing(serve(await said(messages, context), context)) as answers:
+                async for message in answers:
+                    yield message
 
         return stream if inspect.isasyncgenfunction(serve) else answer
 
     async def _check(self, context: Any, method: str) -> None:
+        if self._key is None:
+            return
         identity = caller_of(context)
         if identity is None or identity.key != self._key:
             who = "no identity of this cluster" if identity is None else f"the identity {identity.uri}"
@@ -187,11 +252,11 @@ def create_server(message_bytes_max: int, tls: Tls | None = None) -> Server:
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.max_concurrent_streams", 1024),
+        ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+        # Otherwise a stream that nobody reads takes megabytes from its caller, the faster it sends the more.
+        ("grpc.http2.bdp_probe", 0),
     ]
-    interceptors: list[grpc.aio.ServerInterceptor] = [_NonsenseIsEmpty()]
-    if tls is not None:
-        interceptors.append(_RolesOnly(tls))
-    return grpc.aio.server(options=options, interceptors=interceptors)
+    return grpc.aio.server(options=options, interceptors=[_Doorkeeper(tls), _NonsenseIsEmpty()])
 
 
 def listen(server: Server, address: Address, tls: Tls | None = None) -> int:

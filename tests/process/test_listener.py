@@ -15,10 +15,10 @@ import pytest
 from tests.fuzz.hostile import PREFACE, SETTINGS, connect, opening
 from tests.process.certificates import Authority
 from tests.process.daemon import KEY
-from waltzd import listener, loop
+from waltzd import listener, loop, rpc
 from waltzd.listener import Listener
 from waltzd.role import Role
-from waltzd.rpc import Server, open_channel
+from waltzd.rpc import Server, error_of, open_channel
 from waltzd.setting import Address
 
 SECONDS = 30
@@ -26,13 +26,18 @@ NO_TEXT = opening(1, "/waltz.v1.Log/Mount").replace(b"/waltz.v1.", b"/waltz\xff\
 
 
 class Echo(grpc.GenericRpcHandler):
-    """One call: a stream that sends back what comes."""
+    """A stream that sends back what comes, and a call that sends back its one message."""
 
     def service(self, handler_call_details: Any) -> Any:
         async def echo(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
             async for message in messages:
                 yield message
 
+        async def one(message: bytes, context: Any) -> bytes:
+            return message
+
+        if handler_call_details.method == "/one":
+            return grpc.unary_unary_rpc_method_handler(one, request_deserializer=bytes, response_serializer=bytes)
         if handler_call_details.method != "/echo":
             return None
         return grpc.stream_stream_rpc_method_handler(echo, request_deserializer=bytes, response_serializer=bytes)
@@ -130,5 +135,36 @@ def test_however_many_ask_there_is_one_knock_a_second(monkeypatch: pytest.Monkey
         monkeypatch.setattr(found, "_try_the_door", knocked)
         assert await asyncio.gather(*(found.knock() for _ in range(20))) == [["shut"]] * 20
         assert knocks == 1
+
+    loop.run(run())
+
+
+def test_a_call_says_soon_what_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ended(call: Any) -> str:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+        return error_of(refused.value).code
+
+    async def run() -> None:
+        found = Listener(Address("127.0.0.1", 0), 1 << 20, None)
+        async with listening(found):
+            channel = open_channel(str(found.address))
+            assert await channel.unary_unary("/one")(b"said") == b"said"
+            silent = channel.stream_stream("/one")()
+            await silent.done_writing()
+            assert await ended(silent) == "W2006", "a call without its message"
+            with monkeypatch.context() as hasty:
+                hasty.setattr(rpc, "FIRST_SECONDS", 0.05)
+                assert await ended(channel.stream_stream("/one")()) == "W2050"
+            monkeypatch.setattr(rpc, "PROMPT_SECONDS", 0.0)
+            slow = [channel.stream_stream("/one")() for _ in range(rpc.SLOW_MAX + 1)]
+            reading = [asyncio.create_task(ended(call)) for call in slow]
+            done, waiting = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            assert [task.result() for task in done] == ["W2050"], "one too many"
+            assert len(waiting) == rpc.SLOW_MAX
+            for call in slow:
+                call.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            await channel.close()
 
     loop.run(run())

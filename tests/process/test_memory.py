@@ -10,12 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.fuzz.hostile import connect
 from tests.process.cluster import Cluster
+from tests.process.unfinished import Unfinished
 from waltzd.checksum import crc32
 from waltzd.client import Client
 from waltzd.frame import AppendBatch, FeedMode, Mounted, MountRequest, Registration
 from waltzd.loop import run
 from waltzd.outcome import Committed
+from waltzd.rpc import SLOW_MAX
 from waltzd.servers import ServerClient
 from waltzd.submission import Outcomes
 
@@ -138,6 +141,22 @@ def test_a_client_that_floods_and_takes_no_answers(cluster: Cluster) -> None:
                 assert isinstance(await client.append(b"another client is served", partition=0), Committed)
             link.cancel()
             await port.close()
+
+    run(tell())
+
+
+@pytest.mark.parametrize("call", ["Locate", "Mount"])
+def test_calls_that_never_say_what_they_want(cluster: Cluster, call: str) -> None:
+    """Before, each of them could make the server keep a message that was larger than the largest one."""
+
+    async def tell() -> None:
+        async with Peak(cluster), Client(servers=cluster.servers, feed=FeedMode.NONE) as client:
+            with connect(cluster.server_addresses[0]) as connection:
+                callers = Unfinished(connection, f"/waltz.v1.Log/{call}", calls=60, size=4 * MIB)
+                while len(callers.refused) < 60 - SLOW_MAX:
+                    callers.turn()
+                    await asyncio.sleep(0.01)  # at a pace that leaves the bound of memory to the server
+                assert isinstance(await client.append(b"another client is served", partition=0), Committed)
 
     run(tell())
 

@@ -95,6 +95,68 @@ def test_frames_come_whole_however_they_are_cut(wanted: list[tuple[Kind, int]], 
     run(check())
 
 
+def of_a_stranger() -> tuple[Connection, Wire]:
+    connection, wire = Connection(BYTES_MAX, first_max=40), Wire()
+    connection.connection_made(wire)
+    return connection, wire
+
+
+@pytest.mark.parametrize("cuts", [[1], [50], [7, 30]])
+def test_nothing_is_read_behind_the_first_frame_of_a_stranger(cuts: list[int]) -> None:
+    frames = [(Kind.HELLO, b"it is me"), (Kind.RECORDS, bytes(3 * SMALL_BYTES)), (Kind.END, b"")]
+
+    async def check() -> None:
+        connection, wire = of_a_stranger()
+        raw, sent = spelled(frames), 0
+        assert len(connection._buffer) < 100
+        while wire.listens:
+            put(connection, raw[sent : sent + cuts[0]], cuts)
+            sent += cuts[0]
+        assert await connection.receive() == frames[0]
+        assert not wire.listens
+        assert sent <= len(frames[0][1]) + HEAD.size + cuts[0]
+        connection.admit()
+        put(connection, raw[sent:], [1000])
+        assert [await connection.receive() for _ in frames[1:]] == frames[1:]
+        connection.close()
+
+    run(check())
+
+
+def test_a_stranger_that_is_not_let_in_may_only_go() -> None:
+    async def check() -> None:
+        for size in (8, 40, 41, BYTES_MAX):
+            connection, wire = of_a_stranger()
+            put(connection, spelled([(Kind.HELLO, b"")]), [5])
+            assert await connection.receive() == (Kind.HELLO, b"")
+            waiting = asyncio.create_task(connection.receive())
+            await asyncio.sleep(0)
+            assert wire.listens
+            put(connection, spelled([(Kind.RECORDS, bytes(size))])[:45], [45])
+            if size > 40:
+                with pytest.raises(BadFrame, match="40 are allowed"):
+                    await waiting
+                assert connection._large is None
+            else:
+                assert await waiting == (Kind.RECORDS, bytes(size))
+            connection.close()
+
+    run(check())
+
+
+def test_who_takes_nothing_gets_no_more_signs_of_life() -> None:
+    async def check() -> None:
+        connection, wire = standing()
+        put(connection, spelled([(Kind.ASKED, b"")] * 3), [100])
+        assert len(wire.written) == 3 * HEAD.size
+        connection.pause_writing()
+        put(connection, spelled([(Kind.ASKED, b"")] * 1000), [100])
+        assert len(wire.written) == 3 * HEAD.size
+        connection.close()
+
+    run(check())
+
+
 def test_what_is_sent_is_what_comes() -> None:
     async def check() -> None:
         sender, wire = standing()
@@ -133,16 +195,9 @@ def test_nonsense_is_told_once_and_nothing_is_allocated_for_it(raw: bytes, words
 
 def test_a_stranger_may_say_little() -> None:
     async def check() -> None:
-        connection = Connection(BYTES_MAX, first_max=10)
-        connection.connection_made(Wire())
-        put(connection, spelled([(Kind.HELLO, bytes(10)), (Kind.RECORDS, bytes(5000))]), [1000])
-        assert await connection.receive() == (Kind.HELLO, bytes(10))
-        assert await connection.receive() == (Kind.RECORDS, bytes(5000))
-        connection.close()
-        connection = Connection(BYTES_MAX, first_max=10)
-        connection.connection_made(Wire())
-        put(connection, spelled([(Kind.HELLO, bytes(11))]), [1000])
-        with pytest.raises(BadFrame, match="10 are allowed"):
+        connection, _ = of_a_stranger()
+        put(connection, HEAD.pack(41, Kind.HELLO), [1000])
+        with pytest.raises(BadFrame, match="40 are allowed"):
             await connection.receive()
         connection.close()
 

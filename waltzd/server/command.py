@@ -35,6 +35,7 @@ from waltzd.open_files import allow_open_files
 from waltzd.owner import OwnedPartition, ServerDescription
 from waltzd.port import ReplicaPort
 from waltzd.role import Role
+from waltzd.rpc import REQUEST_BYTES_MAX
 from waltzd.server.admin_service import add_admin_service
 from waltzd.server.capacity import Capacity
 from waltzd.server.desk import Desk
@@ -91,7 +92,7 @@ async def _serve(config: ServerConfig) -> None:
         _check_preferred(config, meta)
         tls = tls_for(config, Role.SERVER, meta.key)
         clients = Listener(config.listen, config.message_bytes_max, tls)
-        operators = Listener(config.admin_listen, config.message_bytes_max, tls)
+        operators = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls)
         ends.push_async_callback(_stop, clients, operators)
         daemon = _Daemon(config, cluster, meta, tls, clients, operators)
         ends.push_async_callback(daemon.close)

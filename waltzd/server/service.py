@@ -14,7 +14,7 @@ from waltzd.frame import ClientFrame, ServerFrame
 from waltzd.health_service import add_health
 from waltzd.log_messages import client_frames, heads_message, run_message, server_message, topology_message
 from waltzd.readiness import Unready
-from waltzd.rpc import Server, abort, caller_of, key_of
+from waltzd.rpc import Server, abort, caller_of, first_message, key_of
 from waltzd.server.desk import Desk
 from waltzd.wire_pb2_grpc import LogServicer, add_LogServicer_to_server
 
@@ -27,6 +27,7 @@ class _GrpcLink:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._is_first = True
 
     @property
     def peer(self) -> str:
@@ -37,8 +38,9 @@ class _GrpcLink:
         return _identity(self._context)
 
     async def receive(self) -> Sequence[ClientFrame] | None:
+        is_first, self._is_first = self._is_first, False
         try:
-            message = await self._context.read()
+            message = await (first_message(self._context) if is_first else self._context.read())
         except grpc.aio.BaseError as error:
             raise CannotConnect(f"{self.peer} has gone") from error
         if message is grpc.aio.EOF:

@@ -19,7 +19,7 @@ from waltzd.messages import description_message, detail_of, events_message, find
 from waltzd.readiness import Unready
 from waltzd.replica import ReplicaStatus
 from waltzd.role import Role
-from waltzd.rpc import Server, abort, caller_of, key_of
+from waltzd.rpc import REQUEST_BYTES_MAX, Server, abort, caller_of, key_of
 from waltzd.storage.keeper import Keeper
 from waltzd.storage.stream_port import StreamPort
 from waltzd.tls import Tls
@@ -221,9 +221,9 @@ async def start_services(
     keeper: Keeper, tls: Tls | None, unready: Callable[[Ports], Unready], *, on_fatal: Callable[[BaseException], None]
 ) -> Ports:
     config = keeper.config
-    replicas = Listener(config.listen, config.message_bytes_max, tls)
+    replicas = Listener(config.listen, REQUEST_BYTES_MAX, tls)
     streams = StreamPort(keeper, replace(config.listen, port=config.stream_port), tls)
-    admin = Listener(config.admin_listen, config.message_bytes_max, tls)
+    admin = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls)
     await streams.start(on_fatal)
     service = ReplicaService(keeper, streams.address.port)
     await replicas.start(lambda server: add_ReplicaServicer_to_server(service, server), on_fatal=on_fatal)

@@ -146,10 +146,12 @@ class StreamPort:
             case Kind.HELLO, content:
                 hello = Hello.decode(content)
                 self._keeper.check_key(hello.key)
+                connection.admit()
                 return hello
             case (Kind.FETCH | Kind.INSTALL) as kind, content:
                 file = FileHello.decode(content)
                 self._keeper.check_key(file.hello.key)
+                connection.admit()
                 return kind, file
             case _:
                 raise BadFrame("a stream begins with who calls")
