@@ -15,8 +15,8 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 
-from waltzd.errors import PortInUse
-from waltzd.rpc import Server, create_server, listen, open_channel
+from waltzd.errors import PortInUse, WaltzError
+from waltzd.rpc import Server, create_server, listen, open_channel, prove
 from waltzd.setting import Address
 from waltzd.tls import Tls
 
@@ -114,7 +114,10 @@ class Listener:
         role, name = (identity.role, identity.name) if identity is not None else (None, None)
         channel = open_channel(str(replace(self.address, host=ours)), tls=self._tls, peer=role, name=name)
         try:
+            await prove(channel, KNOCK_SECONDS)
             await channel.unary_unary("/waltz.v1.Door/Knock")(b"", timeout=KNOCK_SECONDS)
+        except WaltzError as error:
+            return [f"nobody gets in at {self.address}: {error.message}"]
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # as it should be: there is no such call
                 return []
