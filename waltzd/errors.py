@@ -367,8 +367,9 @@ class MetadataMissing(WaltzError):
 
 
 class MetadataBehind(WaltzError):
-    """A storage has begun a session that is above every session the coordinator knows of: the metadata went back in time.
-    Who the members of that session were is not known, so nothing can be decided safely. Nothing was touched."""
+    """A storage has begun a session, or promised itself to one, that is above every session the coordinator knows of: the
+    metadata went back in time. Who the members of that session were is not known, so nothing can be decided safely.
+    Nothing was touched."""
 
     code, exit_code = "W2021", EXIT_UNSAFE
     not_done = "nothing was cut, nothing was written"

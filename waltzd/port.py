@@ -31,6 +31,10 @@ class AppendPort(Protocol):
 class ReplicaPort(Protocol):
     """The replicas on one storage."""
 
+    async def status(self, partition: int) -> ReplicaStatus:
+        """Where the replica stands. It is bound to nothing by that, and proves nothing."""
+        ...
+
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:

@@ -66,6 +66,10 @@ class ReplicaClient(Caller):
         contact = self._contacts.get(partition, 0)
         return wire.Target(cluster_key=self._key.bytes, partition=partition, session=session, contact=contact)
 
+    async def status(self, partition: int) -> ReplicaStatus:
+        """Where the replica stands: `Open` without a session binds it to nothing."""
+        return status_of(await self._call(self._stub.Open, wire.OpenRequest(target=self._target(partition, None))))
+
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:

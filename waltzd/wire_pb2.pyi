@@ -143,7 +143,9 @@ class OpenRequest(_message.Message):
     caller: _builtins.int
     """A number that the caller chose for itself: this opening ends what its earlier ones in this session began."""
     @_builtins.property
-    def target(self) -> Global___Target: ...
+    def target(self) -> Global___Target:
+        """Without a session: the answer says where the replica stands. It is bound to nothing, and nothing is proven."""
+
     def __init__(
         self,
         *,

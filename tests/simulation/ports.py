@@ -116,6 +116,12 @@ class SimReplicaPort(_Port[Keeper]):
         """As `waltzd.storages.ReplicaClient` does it."""
         return self._contacts.get(partition, 0)
 
+    async def status(self, partition: int) -> ReplicaStatus:
+        async def answer(keeper: Keeper) -> ReplicaStatus:
+            return keeper.status(partition)
+
+        return await self._ask(self._known(answer))
+
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:

@@ -2,8 +2,8 @@
 
 Owners come at any time and never go away by themselves: a deposed one keeps sending until a storage or the coordinator
 refuses it. Storages stop, come back, lose everything, or come back as an older copy or with a hole in the middle of what
-they held; members come and go. After every step: what was committed once is at its place in every log that a later session
-opens with, for ever.
+they held; members come and go; the coordinator is put back to what it held before. After every step: what was committed
+once is at its place in every log that a later session opens with, for ever.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from waltzd.finding import Code, Finding
 from waltzd.meta import PartitionMeta, Role
 from waltzd.quorum import majority
 from waltzd.replica import ReplicaStatus
+from waltzd.server.changes import joining, losing
 from waltzd.server.recovery import Recovery, Step
 from waltzd.server.session import Session
 from waltzd.server.task import Copy, Heal, Level, SetLowMark, Truncate
 
 Entry = tuple[int, int]
-"""Which session wrote it, and its number there: no two are the same."""
+"""Which owner wrote it, and its number there: no two are the same."""
 
 
 class Violation(AssertionError):
@@ -86,9 +87,14 @@ class World:
         self.opened = 0
         self.forgotten = 0
         self.trace: list[str] = []
-        self.may_forget = seed % 3 > 0
+        self.may_go_back = seed % 4 == 3
+        self.may_forget = seed % 3 > 0 and not self.may_go_back
         self.may_tear = seed % 2 > 0
         self.mended = 0
+        self.kept: tuple[PartitionMeta, dict[str, Role]] | None = None
+        self.newest: tuple[PartitionMeta, dict[str, Role]] | None = None
+        """What the coordinator held before it was put back."""
+        self.refused = 0
 
     def new_incarnation(self) -> UUID:
         self.incarnations += 1
@@ -128,8 +134,10 @@ class World:
         elif choice < 0.05:
             name = self.pick(self.disks)
             self.backups[name] = self.disks[name].copy()
-        elif choice < 0.06:
+        elif choice < 0.06 and self.newest is None:  # nobody moves replicas while the coordinator is behind
             self.change_roles()
+        elif choice < 0.062 and self.may_go_back:
+            self.go_back()
         else:
             recent = self.owners[-3:]
             recent[-1 if self.random.random() < 0.8 else self.random.randrange(len(recent))].step()
@@ -162,6 +170,40 @@ class World:
         disk.session, disk.low_mark, disk.local_low_mark = disk.before
         self.say(f"{name} is down, and has forgotten what it has begun after session {disk.session}")
 
+    def go_back(self) -> None:
+        """The coordinator is put back to an older copy of what it held; later to what it held before that."""
+        if self.meta is None:
+            return
+        now = (self.meta, dict(self.roles))
+        if self.newest is not None:
+            if self.meta.opened == self.newest[0].opened and self.random.random() < 0.7:
+                return
+            then, self.newest, self.kept = self.newest, None, None
+        elif self.kept is None or self.random.random() < 0.5:
+            self.kept = now
+            return
+        elif self.kept[0].session == self.meta.session:
+            return
+        else:
+            then, self.newest = self.kept, now
+        self.meta, self.version = then[0], self.version + 1
+        if self.random.random() < 0.7:
+            self.set_roles(then[1])
+        self.say(f"the coordinator knows session {self.meta.session} now, and did know {now[0].session}")
+
+    def set_roles(self, roles: dict[str, Role]) -> None:
+        self.roles = roles
+        for owner in self.owners:
+            owner.core.roles = dict(sorted(roles.items()))
+
+    def refuse(self, owner: Owner, why: str) -> None:
+        """Documents that are still what the owner saved last are behind."""
+        if self.version == owner.version:
+            if not self.may_go_back:
+                raise Violation(f"owner {owner.number} refuses without a reason: {why}")
+            self.refused += 1
+        raise Refused(why)
+
     def change_roles(self) -> None:
         wanted = self.random.sample(self.names, self.random.randint(1, min(4, len(self.names))))
         self.roles = {
@@ -170,8 +212,7 @@ class World:
         if Role.MEMBER not in self.roles.values():
             self.roles[wanted[0]] = Role.MEMBER
         self.say(f"roles {self.roles}")
-        for owner in self.owners:
-            owner.core.roles = dict(sorted(self.roles.items()))
+        self.set_roles(self.roles)
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -200,13 +241,13 @@ class Owner:
         mine = PartitionMeta(generation=number, session=1) if meta is None else replace(
             meta, generation=number, session=meta.session + 1
         )  # fmt: skip
-        self.version = world.save(mine, world.version)
-        self.core = Recovery(mine, world.roles)
+        self.version = world.version
+        self.core = Recovery(mine, world.roles, is_taken=False)
         self.core.patience_left = False
+        self.asked: set[str] = set()
         self.live: Session | None = None
         self.log: list[Entry] = []
         self.is_over = False
-        world.say(f"owner {number} takes session {mine.session}")
 
     def step(self) -> None:
         if self.is_over:
@@ -219,6 +260,14 @@ class Owner:
 
     def _step(self) -> None:
         world, core = self.world, self.core
+        refusal = core.refusal
+        if refusal is not None:
+            world.refuse(self, refusal.message)
+        if not core.is_taken and core.has_asked_enough:
+            self.version = world.save(core.meta, self.version)
+            core.is_taken = True
+            world.say(f"owner {self.number} takes session {core.session}")
+            return
         if self.live is None and core.step is Step.OPEN:
             self._open()
             return
@@ -232,7 +281,7 @@ class Owner:
             self._save(wanted)
             return
         if self.live is not None and world.random.random() < 0.2:
-            self.log.extend((core.session, len(self.log) + n) for n in range(world.random.randint(1, 3)))
+            self.log.extend((self.number, len(self.log) + n) for n in range(world.random.randint(1, 3)))
             return
         name = world.random.choice(core.names)
         self._serve(name)
@@ -276,14 +325,20 @@ class Owner:
         disk = self.world.disks[name]
         if not disk.is_up:
             raise ConnectionError
-        if disk.promised > self.core.session:
-            raise Refused(f"{name} is promised to session {disk.promised}")
+        if self.core.is_taken and disk.promised > self.core.session:
+            self.world.refuse(self, f"{name} is promised to session {disk.promised}")
         return disk
 
     def _serve(self, name: str) -> None:
         core = self.core
         try:
             disk = self._disk(name)
+            if name not in self.asked:
+                self.asked.add(name)
+                core.asked(name, disk.status())
+                return
+            if not core.is_taken:
+                return
             status = core.status(name)
             if status is None or status.incarnation != disk.incarnation or disk.promised < core.session:
                 disk.promised = core.session
@@ -294,6 +349,8 @@ class Owner:
                 return
             self._work(name, disk)
         except ConnectionError:
+            if not core.is_taken:
+                self.asked.discard(name)
             core.silent(name, "down")
 
     def _opened(self, name: str, disk: Disk) -> None:
@@ -304,7 +361,7 @@ class Owner:
         core.opened(name, disk.status())
         if is_lost and self.live is not None:
             self.live.lose(name)
-            wanted = core.losing(name)
+            wanted = losing(core.meta, name)
             if wanted is not None:
                 self._save(wanted)
 
@@ -365,7 +422,7 @@ class Owner:
         disk.committed = max(disk.committed, min(live.committed, disk.last_id))
         core.copied(name, disk.last_id)
         if live.durable(name) is None:
-            wanted = core.joining(name)
+            wanted = joining(core.meta, name, core.status(name))
             if wanted is not None:
                 self._save(wanted)
                 if live.join(name, core.held(name)):

@@ -518,7 +518,9 @@ async def test_whoever_is_level_waits_for_the_others_without_a_stir() -> None:
         await pipeline.committed(pipeline.append(10))
         await store.close(hand_over=True)
         for name in ("s2", "s3", "s4"):
-            c.storages[name].kill()
+            keeper = c.storages[name].keeper
+            assert keeper is not None
+            await keeper.set_available(0, False)
         again = await c.own(2)
         await c.until(lambda: "level: s0, s1 of" in again.waiting)
         session = again._session
@@ -527,7 +529,8 @@ async def test_whoever_is_level_waits_for_the_others_without_a_stir() -> None:
         for _ in range(2000):
             await asyncio.sleep(0)
         assert session.decided.rings - before < 100
-        await c.storages["s2"].start()
+        assert keeper is not None
+        await keeper.set_available(0, True)
         pipeline = await c.opened(again)
         await pipeline.committed(pipeline.append(1))
 

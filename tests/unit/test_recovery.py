@@ -11,10 +11,11 @@ from waltzd.errors import MetadataBehind, MetadataMissing
 from waltzd.finding import Code, Finding
 from waltzd.meta import Decision, PartitionMeta, ReplicaState, Role
 from waltzd.replica import ReplicaStatus
+from waltzd.server.changes import joining, losing
 from waltzd.server.recovery import Recovery
 from waltzd.server.task import Copy, Heal, Level, SetLowMark, Truncate, Wait
 
-HOME = {name: UUID(int=number) for number, name in enumerate("ABCD", 1)}
+HOME = {name: UUID(int=number) for number, name in enumerate("ABCDE", 1)}
 DAMAGE = Finding(code=Code.DAMAGED_RECORD, path="0/0.seg", detail="x")
 
 
@@ -341,7 +342,7 @@ def test_one_that_forgot_that_it_had_begun_is_not_touched_before_its_vote_is_tak
     core = recovery(replace(found, replicas=joined))
     core.opened("C", holds("C", 9, session=1))
     assert isinstance(core.next_for("C"), Wait)
-    wanted = core.losing("C")
+    wanted = losing(core.meta, "C")
     assert wanted is not None
     core.saved(wanted)
     assert core.next_for("C") == Truncate(4)
@@ -380,28 +381,73 @@ def test_metadata_that_went_back_in_time_is_for_an_operator() -> None:
     assert core.next_save() is None
 
 
+def test_a_session_is_taken_when_those_were_asked_whom_any_later_one_would_have_opened() -> None:
+    """A majority of the members of the last session: nobody closes that without them. When it was closed already, a
+    majority of those who shall be members."""
+    core = Recovery(meta(), dict.fromkeys("CDE", Role.MEMBER), is_taken=False)
+    for name in "ADE":
+        core.asked(name, holds(name, 9, promised_session=1))
+        assert not core.has_asked_enough
+    assert "C do not answer" in core.waiting()
+    core.asked("B", None)
+    assert core.has_asked_enough
+    core = Recovery(meta(decision=Decision(mark=9, session=1)), dict.fromkeys("CDE", Role.MEMBER), is_taken=False)
+    for name in "ABC":
+        core.asked(name, holds(name, 9, promised_session=1))
+        assert not core.has_asked_enough
+    core.silent("C", "no answer")
+    core.asked("D", holds("D", 9, promised_session=1))
+    assert not core.has_asked_enough
+    core.asked("E", holds("E", 9, promised_session=1))
+    assert core.has_asked_enough
+
+
+@pytest.mark.parametrize("decision", [None, Decision(mark=9, session=1)], ids=["undecided", "decided"])
+@pytest.mark.parametrize(("promised", "is_refused"), [(1, False), (2, True), (7, True)])
+def test_a_promise_that_was_made_before_ours_is_measured_by_what_was_known_then(
+    decision: Decision | None, promised: int, is_refused: bool
+) -> None:
+    """The document knew session 1. Whoever has promised itself to session 2 did not hear of it from us."""
+    core = Recovery(meta(decision=decision), dict.fromkeys("ABC", Role.MEMBER), is_taken=False)
+    core.asked("A", holds("A", 9, promised_session=promised))
+    assert isinstance(core.refusal, MetadataBehind) == is_refused
+    core.asked("B", None)
+    core.is_taken = True
+    core.opened("A", holds("A", 9, promised_session=2))
+    assert isinstance(core.refusal, MetadataBehind) == is_refused
+
+
+def test_only_we_begin_our_session_and_not_before_the_decision_is_saved() -> None:
+    core = recovery(A=9, B=9)
+    core.opened("C", holds("C", 50, session=2, low_mark=40))
+    assert isinstance(core.refusal, MetadataBehind)
+    core = recovery(meta(decision=Decision(mark=9, session=2)), A=9)
+    core.changed("A", holds("A", 9, session=2, low_mark=9))
+    assert core.refusal is None
+
+
 def test_one_that_comes_late_joins_when_that_is_saved_and_not_twice() -> None:
     found = meta(opened=2, low_mark=9, joined="")
     states = {name: ReplicaState(session=2, closing=None, incarnation=HOME[name]) for name in "AB"}
     core = recovery(replace(found, replicas=states), A=None, B=None)
     core.opened("C", holds("C", 9))
-    assert core.joining("C") is None, "it has not begun the session"
+    assert joining(core.meta, "C", core.status("C")) is None, "it has not begun the session"
     core.changed("C", holds("C", 9, session=2, low_mark=9))
-    wanted = core.joining("C")
+    wanted = joining(core.meta, "C", core.status("C"))
     assert wanted is not None
     core.saved(wanted)
     assert core.meta.joined == ("A", "B", "C")
-    assert core.joining("C") is None
+    assert joining(core.meta, "C", core.status("C")) is None
 
 
 def test_one_that_forgot_in_this_session_does_not_join_it_again() -> None:
     states = {name: ReplicaState(session=2, closing=None, incarnation=HOME[name]) for name in "ABC"}
     core = recovery(meta(opened=2, low_mark=9, replicas=states), A=None)
     core.opened("C", holds("C", 9, session=2, low_mark=9))
-    wanted = core.losing("C")
+    wanted = losing(core.meta, "C")
     assert wanted is not None
     core.saved(wanted)
     assert core.meta.replicas["C"].is_lost
-    assert core.losing("C") is None
-    assert core.joining("C") is None
+    assert losing(core.meta, "C") is None
+    assert joining(core.meta, "C", core.status("C")) is None
     assert not core.is_faithful("C")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from waltzd.cluster import Cluster
-from waltzd.errors import CannotConnect, ChangedMeanwhile
+from waltzd.cluster import Cluster, partition_path
+from waltzd.coordinator import Check
+from waltzd.errors import CannotConnect, ChangedMeanwhile, MetadataBehind, StaleSession, WaltzError
 from waltzd.meta import PartitionMeta, Role, StorageMeta
 from waltzd.operator_documents import NO_VERSION
 
@@ -73,6 +74,33 @@ class Documents:
         if replicas is not None and replicas[1] == self._replicas[1]:
             self._replicas = replicas[0], replicas[1] + 1
         return True
+
+    async def explained(self, error: WaltzError, session: int) -> WaltzError:
+        """Why a storage knows of a session that is none of ours: another owner took it, or, if the partition's document is
+        still as we left it, it stands in one that was lost."""
+        is_stale = isinstance(error, StaleSession)
+        try:
+            await self._check_newest()
+        except ChangedMeanwhile:
+            if is_stale:
+                return error
+            raise
+        if not is_stale:
+            return error
+        name, promised = error.facts.get("storage"), error.number("promised_session")
+        return MetadataBehind(
+            f"storage {name} has promised itself to session {promised} of partition {self._partition}; the coordinator "
+            f"knows of none above {session}",
+            storage=name,
+        )
+
+    async def _check_newest(self) -> None:
+        """Like a change: the coordinator does not answer that with an older view."""
+        path = partition_path(self._partition)
+        if self._version != NO_VERSION:
+            await self._cluster.coordinator.commit([Check(path, self._version)])
+        elif await self._cluster.coordinator.get(path) is not None:
+            raise ChangedMeanwhile(f"somebody else made {path}", path=path)
 
     async def _is_saved(self, wanted: PartitionMeta) -> bool:
         found, version = await self._cluster.partition(self._partition)

@@ -17,11 +17,13 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from waltzd.errors import MetadataBehind, MetadataMissing, WaltzError
+from waltzd.errors import WaltzError
 from waltzd.finding import Code
 from waltzd.meta import Decision, PartitionMeta, ReplicaState, Role
 from waltzd.quorum import EMPTY, EVERYTHING, decided, majority
 from waltzd.replica import ReplicaStatus
+from waltzd.server.changes import admitting
+from waltzd.server.contradiction import contradiction
 from waltzd.server.task import Copy, GiveUp, Heal, Level, SetLowMark, Task, Truncate, Wait
 
 NEAR_IDS = 10_000
@@ -38,17 +40,27 @@ class Step(enum.StrEnum):
 
 class Recovery:
     def __init__(
-        self, meta: PartitionMeta, roles: Mapping[str, Role], *, acknowledged: Mapping[str, int] | None = None
+        self,
+        meta: PartitionMeta,
+        roles: Mapping[str, Role],
+        *,
+        acknowledged: Mapping[str, int] | None = None,
+        is_taken: bool = True,
     ) -> None:
-        """`meta` is saved and carries our session. `acknowledged`: marks that replicas are known to have reached;
-        one that holds less has forgotten it."""
+        """`meta` carries our session. `acknowledged`: marks that replicas are known to have reached; one that holds less
+        has forgotten it. `is_taken`: our session is saved; before that replicas are asked, and none is opened."""
         self.meta = meta
         self.session = meta.session
         self.roles = dict(sorted(roles.items()))
+        self.is_taken = is_taken
         self.story: deque[str] = deque(maxlen=200)
         self.patience_left = True
         """While true, a session that could open waits for replicas that are nearly level; whoever drives ends that."""
+        self._begun_max = meta.opened if meta.decision is None else meta.session - 1
+        """The newest session that a storage may have begun before ours, as far as the coordinator knows."""
         self._acknowledged = dict(acknowledged or {})
+        self._asked: dict[str, ReplicaStatus | None] = {}
+        """Where each replica stood before we opened it; None where the storage holds nothing of the partition."""
         self._statuses: dict[str, ReplicaStatus] = {}
         self._held: dict[str, int] = {}
         self._copied: dict[str, int] = {}
@@ -91,6 +103,20 @@ class Recovery:
 
     # -- what happened
 
+    def asked(self, name: str, status: ReplicaStatus | None) -> None:
+        """It says where it stands, before we have ever opened it. None: it holds nothing of the partition."""
+        self._asked[name] = status
+
+    @property
+    def has_asked_enough(self) -> bool:
+        """Our session id may be saved: a session that decided anything after this document was written has fenced one of
+        those who were asked, and it would have said so."""
+        if self.is_fresh:
+            return bool(self.roles) and all(name in self._asked for name in self.roles)
+        members = [name for name, role in self.roles.items() if role is Role.MEMBER] or list(self.roles)
+        voters = self.meta.members if self.meta.decision is None else members
+        return bool(voters) and sum(name in self._asked for name in voters) >= majority(len(voters))
+
     def opened(self, name: str, status: ReplicaStatus) -> None:
         """It answered: lower sessions are fenced there."""
         self._tried[name] = None
@@ -103,6 +129,11 @@ class Recovery:
         others = ((other, known) for other, known in self._statuses.items() if other != name)
         return next((other for other, known in others if known.incarnation == status.incarnation), None)
 
+    def is_recorded(self, name: str, status: ReplicaStatus) -> bool:
+        """It is the replica that took part under this name."""
+        state = self.meta.replicas.get(name)
+        return state is not None and state.incarnation == status.incarnation
+
     def changed(self, name: str, status: ReplicaStatus) -> None:
         """After a truncation, a low-water mark or a healing."""
         self._take(name, status)
@@ -114,12 +145,14 @@ class Recovery:
     def silent(self, name: str, why: str) -> None:
         """It does not answer, for now."""
         self._tried[name] = None
+        if not self.is_taken:
+            self._asked.pop(name, None)
         if self._statuses.pop(name, None) is not None or name not in self._held:
             self._note(f"{name} is silent: {why}")
         self._held.pop(name, None)
 
     def saved(self, meta: PartitionMeta) -> None:
-        """What `next_save` or `join` asked for is in the coordinator."""
+        """What `next_save` asked for, or another change, is in the coordinator."""
         assert meta.session == self.session
         if meta.decision is not None and self.meta.decision is None and meta.opened != self.session:
             self._note(f"decided: session {meta.opened} closed at {meta.decision.mark}")
@@ -139,24 +172,24 @@ class Recovery:
     @property
     def refusal(self) -> WaltzError | None:
         """Why nothing may be decided here without an operator."""
-        limit = self.meta.opened if self.meta.decision is None else self.session
         for name in self.names:
-            status = self._statuses.get(name)
-            if status is None or (status.session <= limit and not self.is_fresh):
-                continue
-            if not self.is_fresh:
-                return MetadataBehind(
-                    f"storage {name} has begun session {status.session} of partition {status.partition}; the coordinator "
-                    f"knows of none above {limit}",
-                    storage=name,
-                )
-            if status.last_id != EMPTY or status.low_mark != EMPTY or status.session > 0:
-                return MetadataMissing(
-                    f"partition {status.partition} was never opened, says the coordinator; but storage {name} holds ids up "
-                    f"to {status.last_id} and has begun session {status.session}",
-                    storage=name,
-                )
+            for status in (self._asked.get(name), self._statuses.get(name)):
+                error = None if status is None else self._contradiction(name, status)
+                if error is not None:
+                    return error
         return None
+
+    def _contradiction(self, name: str, status: ReplicaStatus) -> WaltzError | None:
+        is_before = status is self._asked.get(name)
+        return contradiction(
+            name,
+            status,
+            session=self.session,
+            begun_max=self._begun_max,
+            promised=status.promised_session if is_before else EMPTY,
+            is_begun=not is_before and (self.meta.decision is not None or self.meta.opened == self.session),
+            is_fresh=self.is_fresh,
+        )
 
     def decide(self) -> int | None:
         """The closing mark of the last opened session, or None while more than one answer is possible."""
@@ -332,7 +365,8 @@ class Recovery:
             return refusal.message
         if self.meta.opened == self.session:
             return ""
-        silent = [name for name in self.names if name not in self._statuses]
+        answering = self._statuses if self.is_taken else self._asked
+        silent = [name for name in self.names if name not in answering]
         missing = f"; {', '.join(silent)} do not answer" if silent else ""
         if self.meta.decision is None:
             if self.is_fresh:
@@ -370,7 +404,7 @@ class Recovery:
 
     def next_save(self) -> PartitionMeta | None:
         """The document to save before anything else is done with what it says."""
-        if self.meta.opened == self.session:
+        if self.meta.opened == self.session or not self.is_taken:
             return None
         if self.meta.decision is None:
             mark = self.decide()
@@ -378,7 +412,10 @@ class Recovery:
                 return None
             states = {**self.meta.replicas, **self._copies(mark)}
             return replace(self.meta, decision=Decision(mark=mark, session=self.session), replicas=states)
-        return self._admission(self.meta.decision.mark) if self._is_admissible else None
+        if not self._is_admissible:
+            return None
+        level = {name: status for name, status in self._statuses.items() if isinstance(self.next_for(name), Level)}
+        return admitting(self.meta, self.meta.decision.mark, self.members, self.roles, level)
 
     def _copies(self, mark: int) -> dict[str, ReplicaState]:
         """Who holds the decided log because it has copied it. That is saved with the decision, which rests on it: the next
@@ -389,54 +426,11 @@ class Recovery:
             if name in self._copied and min(self.held(name), self._copied[name]) >= mark and not self.is_faithful(name)
         }
 
-    def _admission(self, mark: int) -> PartitionMeta:
-        states: dict[str, ReplicaState] = {}
-        for name in self.roles:
-            status, state = self._statuses.get(name), self.meta.replicas.get(name)
-            if isinstance(self.next_for(name), Level):
-                assert status is not None
-                states[name] = ReplicaState(session=self.session, closing=None, incarnation=status.incarnation)
-            elif state is not None:
-                is_closing_now = state.closing is None and state.session == self.meta.opened
-                states[name] = replace(state, closing=mark, is_lost=False) if is_closing_now else state
-        return PartitionMeta(
-            generation=self.meta.generation,
-            session=self.session,
-            opened=self.session,
-            low_mark=mark,
-            members=self.members,
-            replicas=states,
-            given_up=self.meta.given_up,
-        )
-
     def has_joined(self, name: str) -> bool:
         """It is saved that its acknowledgements count in the open session, and it has not forgotten any of them."""
         state = self.meta.replicas.get(name)
         is_open = self.meta.opened == self.session
         return is_open and name in self.meta.joined and state is not None and not state.is_lost
-
-    def joining(self, name: str) -> PartitionMeta | None:
-        """The document that lets this member's acknowledgements count, once it is saved; None when it may not join."""
-        status = self._statuses.get(name)
-        state = self.meta.replicas.get(name)
-        if self.meta.opened != self.session or name not in self.meta.members or name in self.meta.joined or status is None:
-            return None
-        if status.session != self.session or (state is not None and state.session == self.session):
-            return None  # not begun, or lost in this very session: not before the next one
-        joined = ReplicaState(session=self.session, closing=None, incarnation=status.incarnation)
-        return replace(self.meta, replicas={**self.meta.replicas, name: joined})
-
-    def losing(self, name: str) -> PartitionMeta | None:
-        """The document that takes away the vote of a member that has forgotten what it acknowledged in this session."""
-        state = self.meta.replicas.get(name)
-        if name not in self.meta.joined or state is None or state.is_lost:
-            return None
-        return replace(self.meta, replicas={**self.meta.replicas, name: replace(state, is_lost=True)})
-
-    def closing(self, mark: int) -> PartitionMeta:
-        """The document that closes this session at `mark`: nothing is in flight, and nothing will be written any more."""
-        assert self.meta.opened == self.session
-        return replace(self.meta, decision=Decision(mark=mark, session=self.session))
 
 
 def _certain(status: ReplicaStatus, mark: int) -> int:

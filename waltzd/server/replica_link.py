@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar
 
 from waltzd.errors import CannotConnect, NoSuchPartition, SameStorage, StaleSession, WaltzError
+from waltzd.meta import StorageMeta
 from waltzd.port import AppendPort, ReplicaPort
 from waltzd.replica import ReplicaStatus
 from waltzd.server.bell import Bell
@@ -78,6 +79,10 @@ class Home(Protocol):
         ...
 
     def cut(self, name: str, mark: int) -> None: ...
+    async def may_be_opened(self) -> None:
+        """Wait until the session is saved, and nothing that the replicas say contradicts it."""
+        ...
+
     def watch(self) -> None:
         """Call `look` of every link now and then."""
         ...
@@ -85,8 +90,8 @@ class Home(Protocol):
     def fenced(self, error: StaleSession) -> None: ...
     def say(self, sentence: str) -> None: ...
     def copier(self, name: str) -> Copier: ...
-    def doubt(self, name: str, error: WaltzError) -> None:
-        """Reading from this replica failed: what it answered when it was opened may not be true any more."""
+    def doubt(self, name: str, error: WaltzError) -> bool:
+        """What this replica answered when it was opened may not be true any more: whether it is opened again."""
         ...
 
 
@@ -99,6 +104,8 @@ class ReplicaLink:
         self._port = port
         self._seconds = seconds
         self._retry_seconds = retry_seconds
+        self._was_asked = False
+        """Before it was opened for the first time, as far as we know."""
         self._stream: AppendPort | None = None
         self._sent = -1
         self._told = -1
@@ -129,11 +136,13 @@ class ReplicaLink:
         assert self._task is not None
         return self._task
 
-    def doubt(self, error: WaltzError) -> None:
+    def doubt(self, error: WaltzError) -> bool:
         """A link that waits while others decide asks nothing, and does not notice that its storage was started anew."""
-        if self.state is State.SETTLING:
-            self._doubt = error
-            self._home.decided.ring()
+        if self.state is not State.SETTLING:
+            return False
+        self._doubt = error
+        self._home.decided.ring()
+        return True
 
     def _check_doubt(self) -> None:
         error, self._doubt = self._doubt, None
@@ -169,6 +178,7 @@ class ReplicaLink:
             try:
                 await self._serve()
             except StaleSession as error:
+                error.facts.setdefault("storage", self.name)
                 self._fail(error)
                 self._home.fenced(error)
                 return
@@ -200,18 +210,38 @@ class ReplicaLink:
         if self._said is None:
             self.state, self.story = State.CONNECTING, "being opened"
         self._doubt = None
+        if not self._was_asked:
+            await self._ask()
+            await home.may_be_opened()
+            self._was_asked = True
         status = await self._open()
-        twin = home.core.twin_of(self.name, status)
+        core = home.core
+        twin = core.twin_of(self.name, status)
         if twin is not None:
-            raise SameStorage(f"{self.name} and {twin} are one storage: both addresses lead to the same replica")
+            error = SameStorage(f"{self.name} and {twin} are one storage: both addresses lead to the same replica")
+            is_ours = core.is_recorded(self.name, status) and not core.is_recorded(twin, status)
+            if not is_ours or not home.doubt(twin, error):
+                raise error
+            core.silent(twin, error.message)
         if home.has_forgotten(self.name, status):
             self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
-        home.core.opened(self.name, status)
+        core.opened(self.name, status)
         home.decided.ring()
         await self._settle()
         while True:
             await self._catch_up()
             await self._stream_tail()
+
+    async def _ask(self) -> None:
+        """Once it is opened nobody can tell any more whom it had promised itself to."""
+        home = self._home
+        try:
+            status = await self._timely(self._port.status(home.partition), "say where it stands")
+        except NoSuchPartition:
+            status = None
+        home.core.asked(self.name, status)
+        self.story = "asked where it stands; the session is not saved yet"
+        home.decided.ring()
 
     async def _open(self) -> ReplicaStatus:
         """A storage that knows nothing of the partition is given an empty replica, if it is assigned one: its disk was
@@ -360,3 +390,39 @@ class ReplicaLink:
             home.core.copied(self.name, mark)
             home.acknowledged(self.name, mark)
         raise CannotConnect(f"{self.name} ended the stream")
+
+
+class Links(dict[str, ReplicaLink]):
+    """All links of a session, by name."""
+
+    def start(
+        self,
+        home: Home,
+        storages: Mapping[str, StorageMeta],
+        connect: Callable[[StorageMeta], ReplicaPort],
+        *,
+        seconds: float,
+        retry_seconds: float,
+    ) -> None:
+        """To everybody who takes part and has none yet."""
+        for name in home.core.names:
+            if name not in storages:
+                home.core.silent(name, "it is not in the list of storages")
+            elif name not in self:
+                self[name] = ReplicaLink(home, name, connect(storages[name]), seconds=seconds, retry_seconds=retry_seconds)
+                self[name].start()
+
+    def check(self) -> None:
+        """Raise what ended one of them: a mistake of ours, which must not look like a replica that is level."""
+        for link in self.values():
+            error = link.task.exception() if link.task.done() and not link.task.cancelled() else None
+            if error is not None:
+                raise error
+
+    def cancel(self) -> None:
+        for link in self.values():
+            link.cancel()
+
+    async def close(self) -> None:
+        for link in list(self.values()):
+            await link.close()

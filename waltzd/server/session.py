@@ -6,9 +6,9 @@ Rule 2: the committed mark only rises, whatever a replica says later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from waltzd.quorum import reached
+from waltzd.quorum import majority, reached
 
 
 class Session:
@@ -27,6 +27,14 @@ class Session:
     def durable(self, name: str) -> int | None:
         """How far this member is known to have everything on disk; None when it does not count."""
         return self._durable.get(name)
+
+    def missing(self, readable: Collection[str]) -> str:
+        """Why nothing can be committed with these replicas, in one sentence; empty when it can."""
+        writable = [name for name in self._durable if name in readable]
+        if len(writable) >= majority(len(self.members)):
+            return ""
+        others = [name for name in self.members if name not in writable]
+        return f"no majority takes appends: {', '.join(others)} of {', '.join(self.members)} do not"
 
     def join(self, name: str, mark: int) -> bool:
         """Saved: it counts from now on, and has this much on disk. True when the committed mark rose."""

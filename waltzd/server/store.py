@@ -17,6 +17,8 @@ from waltzd.cluster import Cluster
 from waltzd.errors import (
     CannotConnect,
     ChangedMeanwhile,
+    MetadataBehind,
+    MetadataMissing,
     NotOwner,
     NotReady,
     SessionEnded,
@@ -152,11 +154,10 @@ class Store(Generic[P]):
                 self._trouble = ""
                 pause = self._settings.retry_seconds
                 continue
-            except StaleSession as error:
-                await self._step_over(error)
             except WaltzError as error:
-                self._trouble = error.message
-                self._note(f"{error.code} {error.message}")
+                if self._trouble != error.message:  # once, however often it is tried again
+                    self._trouble = error.message
+                    self._note(f"{error.code} {error.message}")
             if self._was_open:
                 pause = self._settings.retry_seconds
             await asyncio.sleep(pause)
@@ -167,7 +168,7 @@ class Store(Generic[P]):
         self._was_open = False
         cluster = self._cluster
         token = await cluster.wait_for_replicas(self.partition, None)
-        meta, version = await self._take_session()
+        meta, version = await self._next_session()
         documents = Documents(cluster, self.partition, version=version, retry_seconds=self._settings.retry_seconds)
         await documents.read()
         session = self._session = StoreSession(
@@ -187,7 +188,7 @@ class Store(Generic[P]):
         try:
             await session.recover()
             others.cancel()
-            self._was_open = True
+            self._was_open, self._trouble = True, ""
             self._pipeline = self._make_pipeline(session)
             self.bell.ring()
             await session.serve()
@@ -195,6 +196,8 @@ class Store(Generic[P]):
             self._drop_pipeline(SessionEnded(f"partition {self.partition} is handed over"))
             if await session.drain(self._settings.hand_over_seconds):
                 await session.save_closing()
+        except (StaleSession, MetadataBehind, MetadataMissing) as error:
+            raise await documents.explained(error, session.session) from error
         finally:
             self._drop_pipeline(SessionEnded(f"session {session.session} of partition {self.partition} has ended"))
             self._acknowledged = session.acknowledged_marks
@@ -212,29 +215,19 @@ class Store(Generic[P]):
             pipeline.close(error)
             self.bell.ring()
 
-    async def _take_session(self) -> tuple[PartitionMeta, int]:
-        """A session id above every other, by compare-and-set: from now on nobody else decides anything here."""
+    async def _next_session(self) -> tuple[PartitionMeta, int]:
+        """The document with a session id above every other, and the version of the one that it follows upon."""
         meta, version = await self._cluster.partition(self.partition)
         if meta is not None and self._previous_owner_alive and meta.generation < self.generation:
             meta, version = await self._wait_for_closing(meta, version)
         if meta is None:
-            mine = PartitionMeta(generation=self.generation, session=1)
-            await self._cluster.save_partition(self.partition, mine, None)
-            return await self._read_back(mine)
+            return PartitionMeta(generation=self.generation, session=1), version
         if meta.generation > self.generation:
             raise NotOwner(
                 f"partition {self.partition} belongs to generation {meta.generation}; this server was given generation "
                 f"{self.generation}"
             )
-        mine = replace(meta, generation=self.generation, session=meta.session + 1)
-        await self._cluster.save_partition(self.partition, mine, version)
-        return await self._read_back(mine)
-
-    async def _read_back(self, mine: PartitionMeta) -> tuple[PartitionMeta, int]:
-        meta, version = await self._cluster.partition(self.partition)
-        if meta != mine:
-            raise ChangedMeanwhile(f"somebody else took a session of partition {self.partition}")
-        return mine, version
+        return replace(meta, generation=self.generation, session=meta.session + 1), version
 
     async def _wait_for_closing(self, meta: PartitionMeta, version: int) -> tuple[PartitionMeta, int]:
         """The old owner is alive and knows: give it a moment to bring its session to an end."""
@@ -251,19 +244,6 @@ class Store(Generic[P]):
         except TimeoutError:
             self._note("the old owner did not close its session in time; its last mark is found out from the replicas")
         return meta, version
-
-    async def _step_over(self, error: StaleSession) -> None:
-        """A storage has promised itself to a newer session. If the coordinator does not know of it, the coordinator has
-        forgotten something: go above it. What the storages have begun is looked at by the recovery."""
-        self._trouble = error.message
-        self._note(f"{error.code} {error.message}")
-        promised = error.number("promised_session") or 0
-        try:
-            meta, version = await self._cluster.partition(self.partition)
-            if meta is not None and meta.generation == self.generation and meta.session < promised:
-                await self._cluster.save_partition(self.partition, replace(meta, session=promised), version)
-        except WaltzError as failed:
-            self._note(f"{failed.code} {failed.message}")
 
     async def _follow_replicas(self, session: StoreSession, token: object) -> None:
         """Tell the session when storages come, go, move or change their role."""
@@ -284,7 +264,10 @@ class Store(Generic[P]):
             except CannotConnect:
                 await asyncio.sleep(self._settings.retry_seconds)
                 continue
-            if meta is not None and meta.session > session.session:
+            session_id, mine = session.session, session.core
+            if meta is not None and meta.session >= session_id:
+                if meta.session == session_id and (mine.is_taken or meta == mine.meta):
+                    continue
                 raise ChangedMeanwhile(f"somebody else took session {meta.session} of partition {self.partition}")
 
     @staticmethod

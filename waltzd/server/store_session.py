@@ -11,21 +11,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 
 from waltzd.errors import SessionEnded, StaleSession, WaltzError
 from waltzd.layout import FileHeader
 from waltzd.meta import PartitionMeta, StorageMeta
 from waltzd.port import ReplicaPort
-from waltzd.quorum import majority
 from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
 from waltzd.server.bell import Bell
+from waltzd.server.changes import closing, following, joining, losing
+from waltzd.server.contradiction import written_by_another
 from waltzd.server.copying import Copier
 from waltzd.server.documents import Documents
 from waltzd.server.reading import ReplicaReader
 from waltzd.server.recovery import NEAR_IDS, Recovery
-from waltzd.server.replica_link import ReplicaLink
+from waltzd.server.replica_link import Links, ReplicaLink
 from waltzd.server.session import Session
 from waltzd.server.store_settings import (
     DRAIN_SECONDS,
@@ -51,13 +51,13 @@ class StoreSession:
         acknowledged: Mapping[str, int],
         say: Callable[[str], None],
     ) -> None:
-        """`meta` is saved and carries the new session id."""
+        """`meta` carries the new session id, and follows upon what the documents were read as. It is not saved yet."""
         self.partition = partition
         self.partitions = settings.partitions
         self.session = meta.session
         self.generation = meta.generation
         self.decided, self.appended, self._progressed = Bell(), Bell(), Bell()
-        self.core = Recovery(meta, documents.roles, acknowledged=acknowledged)
+        self.core = Recovery(meta, documents.roles, acknowledged=acknowledged, is_taken=False)
         self.live: Session | None = None
         self.ended: BaseException | None = None
         self.acknowledged_marks: dict[str, int] = dict(acknowledged)
@@ -69,7 +69,7 @@ class StoreSession:
         self.say = say
         self._tail: Tail | None = None
         self._on_commit: list[Callable[[int], None]] = []
-        self._links: dict[str, ReplicaLink] = {}
+        self._links = Links()
         self._lost: dict[str, None] = {}
         self._bytes = 0
         self._opened_at = 0.0
@@ -139,7 +139,15 @@ class StoreSession:
         last_id = self.tail.next_id - 1
         return last_id if self._sending_up_to is None else min(last_id, self._sending_up_to)
 
+    async def may_be_opened(self) -> None:
+        while not self.core.is_taken or self.core.refusal is not None:
+            await self.decided.wait(self.decided.rings)
+
     def acknowledged(self, name: str, mark: int) -> None:
+        if self._tail is not None and mark >= self._tail.next_id:
+            last_id = self._tail.next_id - 1
+            self.end(written_by_another(name, mark, partition=self.partition, session=self.session, last_id=last_id))
+            return
         self.acknowledged_marks[name] = max(mark, self.acknowledged_marks.get(name, -1))
         if self.live is None:
             return
@@ -177,8 +185,8 @@ class StoreSession:
     def fenced(self, error: StaleSession) -> None:
         self.end(error)
 
-    def doubt(self, name: str, error: WaltzError) -> None:
-        self._links[name].doubt(error)
+    def doubt(self, name: str, error: WaltzError) -> bool:
+        return self._links[name].doubt(error)
 
     def copier(self, name: str) -> Copier:
         key = self._settings.key
@@ -210,12 +218,11 @@ class StoreSession:
     async def recover(self, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         """Until the session is open; raises what ended it before."""
         self._start_links()
+        if not self.core.is_taken:
+            await self._take()
         while self.core.step != "OPEN":
             seen = self.decided.rings
             self._check()
-            refusal = self.core.refusal
-            if refusal is not None:
-                raise refusal
             wanted = self.core.next_save()
             if wanted is None:
                 await self._wait_for_change(seen, patience_seconds)
@@ -236,16 +243,26 @@ class StoreSession:
         self.watch()
         self.decided.ring()
 
+    async def _take(self) -> None:
+        """Save the session id: from then on nobody else decides anything here. Not before enough replicas were asked: a
+        number that is taken hides that storages have promised themselves to it before."""
+        while not self.core.has_asked_enough:
+            seen = self.decided.rings
+            self._check()
+            await self.decided.wait(seen)
+        self._check()
+        await self._documents.save(self.core.meta, check=self._check)
+        self.core.is_taken = True
+        self.decided.ring()
+
     async def _wait_for_change(self, seen: int, patience_seconds: float) -> None:
         """While a majority is level and others nearly are, for a moment only: then the session opens without them."""
-        if self.core.patience_left and self.core.has_level_majority:
-            try:
-                async with asyncio.timeout(patience_seconds):
-                    await self.decided.wait(seen)
-            except TimeoutError:
-                self.core.patience_left = False
-        else:
-            await self.decided.wait(seen)
+        has_patience = self.core.patience_left and self.core.has_level_majority
+        try:
+            async with asyncio.timeout(patience_seconds if has_patience else None):
+                await self.decided.wait(seen)
+        except TimeoutError:
+            self.core.patience_left = False
 
     async def serve(self) -> None:
         """Keep the log open until it is asked to end. Raises what ended it before."""
@@ -266,11 +283,10 @@ class StoreSession:
     def _check(self) -> None:
         if self.ended is not None:
             raise self.ended
-        for link in self._links.values():
-            if link.task.done() and not link.task.cancelled():
-                error = link.task.exception()
-                if error is not None:
-                    raise error
+        refusal = self.core.refusal
+        if refusal is not None:
+            raise refusal
+        self._links.check()
 
     def watch(self) -> None:
         """Something is owed, or somebody is not level: look every second until that is over."""
@@ -310,14 +326,14 @@ class StoreSession:
         return None
 
     def _is_nearly_level(self, name: str) -> bool:
-        link = self._links.get(name)
-        return link is not None and link.is_readable and self.core.held(name) + NEAR_IDS >= self.tail.next_id
+        link, held, next_id = self._links.get(name), self.core.held(name), self.tail.next_id
+        return link is not None and link.is_readable and held < next_id <= held + NEAR_IDS
 
     async def _save_changes(self) -> bool:
         """Members that join, or have forgotten something; whether there was anything to save."""
         assert self.live is not None
         for name in list(self._lost):
-            wanted = self.core.losing(name)
+            wanted = losing(self.core.meta, name)
             if wanted is not None:
                 self.say(f"{name} has forgotten what it had acknowledged; it has no vote until it has been admitted again")
                 await self._save(wanted)
@@ -326,7 +342,7 @@ class StoreSession:
         for name in self.core.meta.members:
             if self.live.durable(name) is None and self._is_nearly_level(name):
                 if not self.core.has_joined(name):  # else it was saved, and the replica was away again in that moment
-                    wanted = self.core.joining(name)
+                    wanted = joining(self.core.meta, name, self.core.status(name))
                     if wanted is None:
                         continue
                     await self._save(wanted)
@@ -360,25 +376,22 @@ class StoreSession:
                     self._drain_seconds = min(2 * self._drain_seconds, self._settings.hand_over_seconds)
                     self._renew_after = clock.time() + SETTLED_SECONDS
                     return
-                following = replace(self.core.closing(self.committed), session=self.session + 1)  # in one, for both
-                await self._documents.save(following, check=self._check)
+                after = following(self.core.meta, self.committed)
+                await self._documents.save(after, check=self._check)
                 self.say(f"a new session: {reason}")
-                await self._follow(following)
+                await self._follow(after)
             finally:
                 self._sending_up_to = None
                 self.appended.ring()
 
     async def _follow(self, meta: PartitionMeta) -> None:
         """Saved: the session before is closed, and this one is the next. Nobody wrote in between."""
-        links = list(self._links.values())
-        for link in links:
-            link.cancel()  # all at once: what they were told belongs to the session before
+        links, self._links = self._links, Links()
+        links.cancel()  # all at once: what they were told belongs to the session before
         self.session, self.live = meta.session, None
         self.core = Recovery(meta, self.core.roles, acknowledged=self.acknowledged_marks)
-        self._links, self._lost, self._bytes = {}, {}, 0
-        self._drain_seconds = DRAIN_SECONDS
-        for link in links:
-            await link.close()
+        self._lost, self._bytes, self._drain_seconds = {}, 0, DRAIN_SECONDS
+        await links.close()
         await self.recover(patience_seconds=RENEWAL_PATIENCE_SECONDS)
 
     # -- the ends
@@ -396,32 +409,23 @@ class StoreSession:
 
     async def save_closing(self) -> None:
         """Nothing is in flight: the next session need not vote."""
-        await self._save(self.core.closing(self.committed))
+        await self._save(closing(self.core.meta, self.committed))
 
     def abandon(self) -> None:
         """It is over: nothing more is sent or saved."""
         self.end(SessionEnded(f"session {self.session} of partition {self.partition} was closed"))
-        for link in self._links.values():
-            link.cancel()
+        self._links.cancel()
 
     async def close(self) -> None:
         self.abandon()
-        for link in self._links.values():
-            await link.close()
+        await self._links.close()
 
     # -- who takes part
 
     def _start_links(self) -> None:
-        settings, storages = self._settings, self._documents.storages
-        for name in self.core.names:
-            if name not in storages:
-                self.core.silent(name, "it is not in the list of storages")
-            elif name not in self._links:
-                port = self._connect(storages[name])
-                self._links[name] = ReplicaLink(
-                    self, name, port, seconds=settings.storage_seconds, retry_seconds=settings.retry_seconds
-                )
-                self._links[name].start()
+        seconds, retry_seconds = self._settings.storage_seconds, self._settings.retry_seconds
+        storages = self._documents.storages
+        self._links.start(self, storages, self._connect, seconds=seconds, retry_seconds=retry_seconds)
 
     async def reassign(self) -> None:
         """The lists of replicas or storages changed: contact who is new, and who has moved."""
@@ -443,8 +447,4 @@ class StoreSession:
     def missing(self) -> str:
         """Why nothing can be committed at this moment, in one sentence; empty when it can."""
         assert self.live is not None
-        writable = [name for name in self.live.counted if (link := self._links.get(name)) and link.is_readable]
-        if len(writable) >= majority(len(self.live.members)):
-            return ""
-        others = [name for name in self.live.members if name not in writable]
-        return f"no majority takes appends: {', '.join(others)} of {', '.join(self.live.members)} do not"
+        return self.live.missing([name for name, link in self._links.items() if link.is_readable])

@@ -142,6 +142,10 @@ class Keeper:
 
     # -- the replica protocol
 
+    def status(self, number: int) -> ReplicaStatus:
+        """Where the replica stands. It is bound to nothing by that, and nothing is proven."""
+        return self._lane(number).partition.status()
+
     async def open_session(
         self, number: int, session: int, partitions: int, *, create: bool = False, caller: int = 0
     ) -> ReplicaStatus:

@@ -66,10 +66,14 @@ class ReplicaService(ReplicaServicer):
 
     async def Open(self, request: wire.OpenRequest, context: Context) -> wire.ReplicaStatus:
         try:
-            number, session = self._check(request.target), _session(request.target)
-            status = await self._keeper.open_session(
-                number, session, request.partitions, create=request.create, caller=request.caller
-            )
+            number = self._check(request.target)
+            if request.target.HasField("session"):
+                session = request.target.session
+                status = await self._keeper.open_session(
+                    number, session, request.partitions, create=request.create, caller=request.caller
+                )
+            else:
+                status = self._keeper.status(number)
             message = status_message(status)
             message.stream_port = self._stream_port
             return message

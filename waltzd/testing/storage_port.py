@@ -99,6 +99,9 @@ class StoragePort:
             raise CannotConnect(f"the connection to {self._door.name} is gone")
         return answer
 
+    async def status(self, partition: int) -> ReplicaStatus:
+        return await self._answer((await self._keeper()).status(partition))
+
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:

@@ -1,0 +1,183 @@
+"""ZooKeeper is put back to an older copy of the documents: the storages know of sessions that these have never heard of. An
+owner notices that, touches nothing, says W2021 and waits for an operator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from tests.simulation.test_store import Appender, Cell, cell, story
+from tests.unit.timeless import run
+from waltzd.cluster import partition_path
+from waltzd.coordinator import Set
+from waltzd.meta import Role
+from waltzd.operator_documents import replicas_path
+from waltzd.server.store import Store
+
+DOCUMENT = partition_path(0)
+
+
+async def keep(c: Cell, *paths: str) -> dict[str, bytes]:
+    kept = {}
+    for path in paths:
+        node = await c.cluster.coordinator.get(path)
+        assert node is not None
+        kept[path] = node.data
+    return kept
+
+
+async def put_back(c: Cell, kept: Mapping[str, bytes]) -> None:
+    for path, data in kept.items():
+        node = await c.cluster.coordinator.get(path)
+        assert node is not None
+        await c.cluster.coordinator.commit([Set(path, data, node.version)])
+
+
+async def refuses(c: Cell, store: Store[Appender]) -> None:
+    """And goes on to refuse, however often it tries again."""
+    c.log.clear()
+    await c.until(lambda: any("W2021" in line for line in c.log), seconds=60)
+    version = (await c.cluster.partition(0))[1]
+    await asyncio.sleep(60)
+    assert not store.task.done()
+    assert store._pipeline is None
+    assert "the coordinator knows of none above" in store.describe().waiting
+    assert (await c.cluster.partition(0))[1] == version, "no session id is taken meanwhile"
+
+
+@story
+async def test_documents_that_went_back_behind_a_move_are_noticed() -> None:
+    async with cell(6, members=3) as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(20))
+        kept = await keep(c, DOCUMENT, replicas_path(0))
+        _, version = await c.cluster.replica_set(0)
+        await c.cluster.save_replica_set(0, dict.fromkeys(("s3", "s4", "s5"), Role.MEMBER), version)
+        later = await c.opened(store, above=pipeline.session.session)
+        await later.committed(later.append(30))  # acknowledged, on s3 to s5
+        await store.close(hand_over=False)
+        newest = await keep(c, DOCUMENT, replicas_path(0))
+        await put_back(c, kept)
+        second = await c.own(2)
+        await refuses(c, second)
+        await put_back(c, newest)
+        assert (await c.opened(second)).session.low_mark == 49, "with the newest documents it goes on by itself"
+
+
+@pytest.mark.parametrize("storages", ["as they were", "started anew"])
+@pytest.mark.parametrize("backup_of", ["a closed session", "an open session"])
+def test_a_document_that_went_back_is_noticed(backup_of: str, storages: str) -> None:
+    async def test() -> None:
+        async with cell() as c:
+            store = await c.own(1)
+            pipeline = await c.opened(store)
+            await pipeline.committed(pipeline.append(20))
+            if backup_of == "a closed session":
+                await store.close(hand_over=True)
+            kept = await keep(c, DOCUMENT)
+            if backup_of != "a closed session":
+                await store.close(hand_over=False)
+            between = await c.own(2)
+            await (await c.opened(between)).committed((await c.opened(between)).append(10))
+            await between.close(hand_over=False)
+            second = await c.own(3)
+            later = await c.opened(second)
+            await later.committed(later.append(20))  # acknowledged, on all three
+            await c.until(lambda: all(c.last_id(name) == 49 for name in c.storages))
+            await second.close(hand_over=False)
+            if storages == "started anew":
+                for one in c.storages.values():
+                    one.kill()
+                    await one.start()
+            await put_back(c, kept)
+            await refuses(c, await c.own(4))
+            assert all(c.last_id(name) == 49 for name in c.storages)
+
+    run(test())
+
+
+@pytest.mark.parametrize("sessions_later", [1, 2, 5])
+def test_documents_that_went_back_by_so_many_sessions_are_noticed_whoever_answers_first(sessions_later: int) -> None:
+    """One session later is the narrowest: the next owner takes the very number that was used before."""
+
+    async def test() -> None:
+        async with cell() as c:
+            store = await c.own(1)
+            pipeline = await c.opened(store)
+            await pipeline.committed(pipeline.append(20))
+            await store.close(hand_over=False)
+            kept = await keep(c, DOCUMENT)
+            for generation in range(2, 2 + sessions_later):
+                store = await c.own(generation)
+                pipeline = await c.opened(store)
+                await pipeline.committed(pipeline.append(10))
+                await store.close(hand_over=False)
+            await put_back(c, kept)
+            c.storages["s0"].kill()
+            c.storages["s1"].kill()
+            second = await c.own(9)
+            await asyncio.sleep(30)
+            assert (await keep(c, DOCUMENT)) == kept, "no majority was asked: no session is taken"
+            await c.storages["s1"].start()
+            await refuses(c, second)
+            assert c.last_id("s1") == 19 + 10 * sessions_later
+
+    run(test())
+
+
+@story
+async def test_an_owner_whose_documents_go_back_under_it_ends_and_then_refuses() -> None:
+    async with cell() as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(20))
+        await store.close(hand_over=False)
+        kept = await keep(c, DOCUMENT)
+        second = await c.own(2)
+        pipeline = await c.opened(second)
+        await pipeline.committed(pipeline.append(20))
+        await put_back(c, kept)
+        await pipeline.committed(pipeline.append(10))
+        assert second._session is not None
+        c.storages["s2"].kill()
+        c.storages["s2"].lose_disk(9)
+        await c.storages["s2"].start()  # something has to be saved
+        await refuses(c, second)
+        assert c.last_id("s0") == 49
+
+
+@story
+async def test_a_session_that_is_in_no_document_is_never_stepped_over() -> None:
+    async with cell() as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(20))
+        keeper = c.storages["s1"].keeper
+        assert keeper is not None
+        await keeper.open_session(0, 77, 1)
+        await refuses(c, store)
+        assert any("s1 has promised itself to session 77" in line for line in c.log)
+
+
+@pytest.mark.parametrize("contacts", range(0, 30, 3))
+def test_an_owner_that_dies_after_it_has_opened_some_is_no_reason_to_refuse(contacts: int) -> None:
+    async def test() -> None:
+        async with cell() as c:
+            store = await c.own(1)
+            pipeline = await c.opened(store)
+            await pipeline.committed(pipeline.append(20))
+            await store.close(hand_over=False)
+            for generation in range(2, 6):
+                dying = await c.own(generation)
+                for _ in range(contacts + generation):
+                    await asyncio.sleep(0)
+                dying.task.cancel()
+                await asyncio.gather(dying.task, return_exceptions=True)
+            pipeline = await c.opened(await c.own(9))
+            assert pipeline.session.low_mark == 19
+            assert not any("W2021" in line or "W2020" in line for line in c.log)
+
+    run(test())
