@@ -26,7 +26,18 @@ from waltz_spark.exporting.destination import LocalDestination
 from waltz_spark.exporting.export import Range, Run, behind, has_leftovers, newest_manifest, planned, wanted
 from waltz_spark.exporting.form import KINDS, Form, form_of, read_batches
 from waltz_spark.exporting.manifest import Manifest, Shape, encode, manifest_path
-from waltz_spark.exporting.task import Assignment, Job, Written, answer_of, schema_of, write, written_of
+from waltz_spark.exporting.task import (
+    Assignment,
+    Job,
+    Written,
+    answer_of,
+    error_text,
+    error_told,
+    packed,
+    schema_of,
+    write,
+    written_of,
+)
 from waltz_spark.exporting.text_rows import base64_of, bytes_of, json_lines
 from waltz_spark.exporting.verification import check_files, check_log, strays
 from waltz_spark.log.decode import SCHEMA, record_batch
@@ -36,7 +47,16 @@ from waltz_spark.payloads.payload import Decoder, decoder_of
 
 from tests.spark.growing import GrowingStorage
 from waltzctl.main import run as waltzctl
-from waltzd.errors import BadArgument, DiskFull, ExportGap, ExportHeld, NoSparkJava, NotOurExport, PartitionDamaged
+from waltzd.errors import (
+    BadArgument,
+    DiskFull,
+    ExportDamaged,
+    ExportGap,
+    ExportHeld,
+    NoSparkJava,
+    NotOurExport,
+    PartitionDamaged,
+)
 from waltzd.layout import segment_name
 
 
@@ -729,6 +749,53 @@ def test_rows_that_are_not_the_log_are_found_although_the_hashes_agree(
     code, out, _ = tool("export verify OUT")
     assert code == 8
     assert "are not those that were read from the log" in out
+
+
+def test_a_few_kilobytes_do_not_become_gigabytes(exporting: Exporting, tool: Tool, tmp_path: Path) -> None:
+    """The same payload 4096 times is once in a dictionary: 4 GB, if it were spelled out at once."""
+    manifest = exporting.export()
+    victim, rows = manifest.pieces[0], 4096
+    path = tmp_path / "out" / victim.path
+    schema = pq.read_schema(path)
+    numbers = [field for field in schema if pa.types.is_integer(field.type)]
+    same = {field.name: pa.array([1] * rows, field.type) for field in numbers}
+    same["partition"] = pa.array([victim.partition] * rows, pa.int32())
+    same["txid"] = pa.array(range(victim.span.first, victim.span.first + rows), pa.int64())
+    same["data"] = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([bytes(1 << 20)], pa.binary()))
+    pq.write_table(pa.table({name: same[name] for name in schema.names}), path, compression="zstd", use_dictionary=True)
+    content = path.read_bytes()
+    assert len(content) < 64 << 10
+    forged = replace(victim, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    pieces = (forged, *manifest.pieces[1:])
+    (tmp_path / "out" / manifest_path(manifest.number)).write_bytes(encode(replace(manifest, pieces=pieces)))
+    pool = pa.default_memory_pool()
+    with path.open("rb") as file:
+        for batch in read_batches(exporting.form, pa.PythonFile(file), victim.path):
+            assert batch.nbytes < 32 << 20
+            if int(batch.column("txid")[0].as_py()) > victim.span.first + 100:
+                break
+    assert pool.bytes_allocated() < 128 << 20
+    code, out, _ = tool("export verify OUT")
+    assert code == 8
+    assert "its rows go on behind id" in out
+
+
+def test_nothing_that_lies_in_an_output_is_carried_out(tmp_path: Path) -> None:
+    class Order:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return Path.touch, (tmp_path / "done",)  # type: ignore[return-value]
+
+    for text in (packed(Order()), packed(Order()).encode(), b"\xff", "{}", "[]", '{"code": "W2214"}',
+                 '{"code": "W2214", "message": 1, "not_done": "", "next_step": "", "facts": {}}',
+                 '{"code": "W2214", "message": "", "not_done": "", "next_step": "", "facts": 1}'):  # fmt: skip
+        with pytest.raises(ExportDamaged, match="cannot be understood"):
+            error_told(text)
+    assert not (tmp_path / "done").exists()
+    error = ExportDamaged("one", not_done="two", next_step="three", place="four")
+    again = error_told(error_text(error))
+    assert (type(again), again.message, again.detail_not_done, again.detail_next_step, again.facts) == (
+        ExportDamaged, "one", "two", "three", {"place": "four"}
+    )  # fmt: skip
 
 
 def test_a_log_that_is_another_one_is_found(exporting: Exporting, tool: Tool, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from waltzd.errors import (
     SegmentIncomplete,
     WaltzError,
 )
-from waltzd.layout import NEW_SUFFIX
+from waltzd.layout import NEW_SUFFIX, segment_name
 
 
 @pytest.fixture(scope="module")
@@ -282,6 +282,30 @@ def test_nothing_is_written_over(archive: Path, source: Path, tmp_path: Path) ->
     export(tmp_path / "another", source, partitions=(0,))
     with pytest.raises(DirectoryTaken, match="another export was restored to"):
         carry_out(tmp_path / "another", target)
+
+
+def test_no_link_leads_out_of_the_directory(archive: Path, tmp_path: Path) -> None:
+    """Planted in the directory of a restore that was stopped."""
+    target, elsewhere = tmp_path / "restored", tmp_path / "elsewhere"
+    place = LocalDestination(str(archive))
+    found = the_manifest(place)
+    first = restore.restore(place, found, restore.segments_of(found), RealDisk(), str(target), lambda done, total: None)
+    next(first)
+    first.close()
+    shutil.rmtree(target / "0")
+    elsewhere.mkdir()
+    (target / "0").symlink_to(elsewhere)
+    with pytest.raises(DirectoryTaken, match="restored/0 is there, and is no directory"):
+        carry_out(archive, target)
+    assert not list(elsewhere.iterdir())
+    (target / "0").unlink()
+    (target / "0").mkdir()
+    precious = elsewhere / "precious"
+    precious.write_text("mine")
+    first_id = restore.segments_of(found)[0].head.first
+    (target / "0" / f"{segment_name(first_id)}{NEW_SUFFIX}").hardlink_to(precious)
+    carry_out(archive, target)
+    assert precious.read_text() == "mine"
 
 
 @pytest.mark.parametrize("at", [0, 100, 128, 135, 200, -1])

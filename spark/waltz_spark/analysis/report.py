@@ -263,11 +263,9 @@ def gather(spark: Any, log: Log, *, top: int) -> Report:
 
 
 def _error_of(answer: str) -> WaltzError:
-    from waltz_spark.exporting.task import written_of
+    from waltz_spark.exporting.task import error_told
 
-    error = written_of(answer).error
-    assert error is not None
-    return error
+    return error_told(answer)
 
 
 def _kinds(rows: Sequence[Any] | None) -> int:

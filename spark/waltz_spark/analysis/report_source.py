@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from waltz_spark.exporting.task import Written, answer_of, packed, unpacked
+from waltz_spark.exporting.task import error_text, packed, unpacked
 from waltz_spark.log.origin import Origin
 from waltz_spark.log.plan import Sizing
 from waltz_spark.log.selection import Selection
@@ -24,7 +24,7 @@ from waltzd.errors import WaltzError
 
 COLUMNS = ("partition", "txid", "header", "client_id", "record_bytes", "segment_created")
 ERROR = "wrong"
-"""Null, but in the last row of a task that failed: what went wrong, as `task.answer_of` writes it."""
+"""Null, but in the last row of a task that failed: what went wrong, as `task.error_text` writes it."""
 
 
 class _Counted(DataSource):
@@ -60,7 +60,7 @@ class _Reader(DataSourceReader):
                 columns = [*batch.columns, pa.nulls(batch.num_rows, pa.string())]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
         except WaltzError as error:
-            row = {ERROR: answer_of(Written(number=0, error=error))}
+            row = {ERROR: error_text(error)}
             yield pa.RecordBatch.from_pylist([row], schema=schema)
 
 

@@ -23,7 +23,7 @@ from waltz_spark.exporting.destination import Destination
 from waltz_spark.exporting.export import Run
 from waltz_spark.exporting.exporter import Exporter
 from waltz_spark.exporting.manifest import UNFINISHED
-from waltz_spark.exporting.task import Written, answer_of, written_of
+from waltz_spark.exporting.task import Written, error_text, error_told
 from waltzd.errors import ClusterJobFailed, WaltzError
 
 SPEC = "waltz_spark/cluster_job.plan"
@@ -94,7 +94,7 @@ def leaving(run: Run, log: str) -> Iterator[None]:
 
 
 def _leave(run: Run, error: WaltzError) -> None:
-    run.destination.put_new(_place(run), answer_of(Written(number=0, error=error)).encode())
+    run.destination.put_new(_place(run), error_text(error).encode())
 
 
 def left(run: Run) -> WaltzError | None:
@@ -104,7 +104,7 @@ def left(run: Run) -> WaltzError | None:
     if text is None:
         return None
     destination.remove(_place(run))
-    return written_of(text.decode()).error
+    return error_told(text)
 
 
 def _place(run: Run) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from waltz_spark.exporting.text_rows import as_text, bytes_of, json_lines, text_schema
 from waltz_spark.log.decode import SCHEMA
@@ -21,6 +22,9 @@ from waltzd.errors import BadArgument, ExportDamaged
 ROW_GROUP_BYTES, ROW_GROUP_ROWS = 64 << 20, 1 << 20
 """So much is held in memory until it is written; readers can skip as much by its statistics."""
 TEXT_BLOCK_BYTES = 16 << 20
+ROW_TEXT_MAX = 256 << 20
+GROUP_BYTES_MAX = 1 << 30
+"""Of the log's columns. What Spark writes has an eighth of it unless it was told otherwise."""
 _DELTA = ("txid", "seq")
 _NO_DICTIONARY = ("txid", "seq", "crc", "data")
 _WITH_LEVELS = ("parquet", "delta")
@@ -242,11 +246,36 @@ def read_batches(form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.R
 
 
 def _read_parquet(_form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:
+    """A few kilobytes can stand for gigabytes: the same value again and again. So payloads are taken as dictionaries, and
+    spelled out a few megabytes at a time."""
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(source)
+    file = pq.ParquetFile(source, read_dictionary=["data"])
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        columns = (group.column(place) for place in range(group.num_columns))
+        size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema in SCHEMA.names)
+        if size > GROUP_BYTES_MAX:
+            raise ExportDamaged(f"{place} has a row group of {size} bytes; no export makes one above {GROUP_BYTES_MAX}")
     for batch in file.iter_batches(batch_size=1 << 16, columns=SCHEMA.names):
-        yield _right(batch, place)
+        for part in _spelled_out(batch):
+            yield _right(part, place)
+
+
+def _spelled_out(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    number = batch.schema.get_field_index("data")
+    data = batch.column(number)
+    if not pa.types.is_dictionary(data.type):
+        yield batch
+        return
+    ends = np.cumsum(pc.binary_length(data.dictionary).take(data.indices).fill_null(0).to_numpy().astype(np.int64))
+    start = 0
+    while start < batch.num_rows:
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + TEXT_BLOCK_BYTES, "right")))
+        part = batch.slice(start, stop - start)
+        yield part.set_column(number, "data", part.column(number).dictionary_decode())
+        start = stop
 
 
 def _read_orc(_form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:
@@ -288,6 +317,8 @@ def _whole_rows(stream: Any, end: Callable[[bytes], int]) -> Iterator[bytes]:
     rest = b""
     while text := stream.read(TEXT_BLOCK_BYTES):
         rest += text
+        if len(rest) > ROW_TEXT_MAX:
+            raise ExportDamaged(f"a row is longer than {ROW_TEXT_MAX} bytes")
         if cut := end(rest):
             yield rest[:cut]
             rest = rest[cut:]

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from waltz_spark.exporting.manifest import UNFINISHED
 from waltz_spark.exporting.pace import Walk, batch_bytes_of
-from waltz_spark.exporting.task import Assignment, Job, Written, answer_of, schema_of, unpacked, written_of
+from waltz_spark.exporting.task import Assignment, Job, error_text, error_told, schema_of, unpacked
 from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.log.plan import runs
 from waltzd.checksum import crc32
@@ -76,7 +76,7 @@ class Feed:
                 crc, data_bytes, next_id = crc32(run.data, crc), data_bytes + len(run.data), run.last_id + 1
                 yield self.batch(run, given.partition, schema)
         except WaltzError as error:
-            self._tell(_wrong(self.job.run, given), answer_of(Written(number=given.number, error=error)))
+            self._tell(_wrong(self.job.run, given), error_text(error))
             return
         assert next_id == given.span.last + 1, f"{given.span} of partition {given.partition} ended before id {next_id}"
         told = Told(crc=crc, data_bytes=data_bytes, started=started, ended=time.time())
@@ -98,9 +98,7 @@ def told_of(job: Job, given: Assignment) -> Told | WaltzError:
     """When Spark has ended."""
     wrong = job.destination.read(_wrong(job.run, given))
     if wrong is not None:
-        error = written_of(wrong.decode()).error
-        assert error is not None
-        return error
+        return error_told(wrong)
     told = job.destination.read(_read(job.run, given))
     if told is None:
         raise SparkFailed(

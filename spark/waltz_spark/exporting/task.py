@@ -240,24 +240,43 @@ def unpacked(text: str) -> Any:
 
 
 def answer_of(written: Written) -> str:
+    """Of a task, to the driver that asked for it: Spark carries it, and nothing keeps it."""
     if written.error is None:
         return packed(written)
-    error = written.error
+    return json.dumps({"number": written.number, "error": error_text(written.error)})
+
+
+def written_of(answer: str) -> Written:
+    if answer.startswith("{"):
+        value = json.loads(answer)
+        return Written(number=value["number"], error=error_told(value["error"]))
+    found = unpacked(answer)
+    assert isinstance(found, Written)
+    return found
+
+
+def error_text(error: WaltzError) -> str:
+    """As it is left in an output, which others may be able to write to: text, and nothing that could be carried out."""
     return json.dumps(
-        {"number": written.number, "code": error.code, "message": error.message, "not_done": error.detail_not_done,
+        {"code": error.code, "message": error.message, "not_done": error.detail_not_done,
          "next_step": error.detail_next_step, "facts": error.facts}
     )  # fmt: skip
 
 
-def written_of(answer: str) -> Written:
-    if not answer.startswith("{"):
-        found = unpacked(answer)
-        assert isinstance(found, Written)
-        return found
-    value = json.loads(answer)
-    kind = tree()[value["code"]]
-    error = kind(value["message"], not_done=value["not_done"], next_step=value["next_step"], **value["facts"])
-    return Written(number=value["number"], error=error)
+def error_told(text: str | bytes) -> WaltzError:
+    try:
+        value = json.loads(text)
+        kind = tree()[value["code"]]
+        message, not_done, next_step = (_words(value[name]) for name in ("message", "not_done", "next_step"))
+        return kind(message, not_done=not_done, next_step=next_step, **value["facts"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ExportDamaged("what a task left in the output of its error cannot be understood") from error
+
+
+def _words(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
 
 
 def assignments_of(splits: Sequence[Split], *, is_lossless: bool) -> list[Assignment]:

@@ -162,6 +162,8 @@ def _wrong_rows(piece: Piece, batches: Iterator[pa.RecordBatch]) -> str:
             return f"its rows go on with id {run.first_id} where {next_id} was to come"
         if set(batch.column("partition").unique().to_pylist()) != {piece.partition}:
             return f"it has rows of another partition than {piece.partition}"
+        if run.last_id > piece.span.last:
+            return f"its rows go on behind id {piece.span.last}, the last one that it is to hold"
         crc, data_bytes, next_id = crc32(run.data, crc), data_bytes + len(run.data), run.last_id + 1
     if next_id != piece.span.last + 1:
         return f"its rows end before id {next_id}, and it is to hold ids up to {piece.span.last}"

@@ -199,8 +199,16 @@ def _names(directory: str, segment: Segment) -> tuple[str, str]:
     return join(inner, segment_name(segment.head.first)), join(inner, index_name(segment.head.first))
 
 
+def _check_directory(disk: Disk, directory: str, segment: Segment) -> None:
+    """A link would lead out of the directory that was named."""
+    found = [entry for entry in disk.list(directory) if entry.name == str(segment.partition)]
+    if not all(entry.is_directory for entry in found):
+        raise DirectoryTaken(f"{join(directory, str(segment.partition))} is there, and is no directory")
+
+
 def _is_there(disk: Disk, directory: str, segment: Segment) -> bool:
     """Whether a restore before this one finished the segment. What is there and differs is somebody's: it is an error."""
+    _check_directory(disk, directory, segment)
     path, index_path = _names(directory, segment)
     if not disk.exists(path):
         return False
@@ -263,6 +271,10 @@ def _write(archive: Destination, found: Manifest, segment: Segment, disk: Disk, 
     if not disk.exists(inner):
         disk.make_directory(inner)
         disk.flush_directory(directory)
+    _check_directory(disk, directory, segment)
+    for name in (path + NEW_SUFFIX, index_path + NEW_SUFFIX):
+        if disk.exists(name):
+            disk.remove(name)  # and not written to: it could be another name of any file
     if disk.exists(index_path):
         disk.remove(index_path)  # a restore was stopped between the two names; the segment did not get its own
     file, index = disk.create(path + NEW_SUFFIX), disk.create(index_path + NEW_SUFFIX)
@@ -302,6 +314,8 @@ def _records(archive: Destination, found: Manifest, piece: Piece) -> Iterator[tu
                 raise _damaged(place, piece, f"it has id {run.first_id} where {next_id} has to be")
             crc, data_bytes = crc32(run.data, crc), data_bytes + len(run.data)
             next_id = run.last_id + 1
+            if next_id > piece.span.last + 1 or data_bytes > piece.data_bytes:  # and not one byte of it is written
+                raise _damaged(place, piece, f"its records go on behind id {piece.span.last}, or are longer than they were")
             yield run.data, run.bounds
     if next_id != piece.span.last + 1 or data_bytes != piece.data_bytes:
         raise _damaged(place, piece, f"its records end before id {next_id} and have {data_bytes} bytes")
