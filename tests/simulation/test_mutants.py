@@ -1,4 +1,5 @@
-"""The simulator must be able to fail: each mutant is caught by one of the seeds that are stored beside it.
+"""The simulator must be able to fail: each mutant is caught by one of the seeds that are stored beside it, each edit by the
+tests or the drawn seeds that are named beside it.
 
 `./dev mutants` looks for such seeds, also for a mutant whose stored ones have become useless because
 plans are drawn in another way.
@@ -6,10 +7,14 @@ plans are drawn in another way.
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
-import tests.simulation.mutants  # noqa: F401  registers all of them
+from tests.simulation.edit import ROOT
+from tests.simulation.edits import EDITS
 from tests.simulation.mutant import MUTANTS, Aim, Mutant, Patches
+from tests.simulation.mutants import catch
 from tests.simulation.world import simulate
 from waltzd.storage.segment import Segment
 
@@ -21,6 +26,43 @@ SOUND = (
     "sends again what was not answered",
 )
 """Mutants whose plans are run with the code as it is, too."""
+
+
+QUICK = (
+    "answers half a batch early",
+    "copies segments beyond the mark that it was given",
+    "writes a promise into one slot only",
+)
+"""Edits that are run with every run of the tests; `./dev mutants` runs all."""
+
+
+def _has_test(node: str) -> bool:
+    file, *names = node.partition("[")[0].split("::")
+    path = ROOT / file
+    found = ast.parse(path.read_text(encoding="utf-8")) if path.exists() else ast.parse("")
+    known = {one.name for one in ast.walk(found) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    return bool(names) and set(names) <= known
+
+
+@pytest.mark.parametrize("name", sorted(EDITS))
+def test_what_an_edit_changes_is_there_and_it_says_what_catches_it(name: str) -> None:
+    edit = EDITS[name]
+    compile(edit.text(), edit.path, "exec")
+    assert edit.tests or edit.seeds, "nothing catches it"
+    assert all(0 <= seed < 60 for seed in edit.seeds)
+    assert [node for node in edit.tests if not _has_test(node)] == [], "there are no such tests"
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_test_of_the_room_catches_what(name: str) -> None:
+    found = catch(EDITS[name])
+    assert found.caught, found
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_what_a_mutant_changes_is_there(name: str) -> None:
+    with MUTANTS[name].applied():
+        assert MUTANTS[name].seeds, "the seeds that catch it are not stored beside it"
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))

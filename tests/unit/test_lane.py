@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from waltzd.disk_sim import Fault, SimDisk
-from waltzd.errors import BadFrame, FlushFailed, NotNextId, StaleSession, WaltzError
+from waltzd.errors import BadFrame, DiskFull, FlushFailed, NotNextId, StaleSession, WaltzError
 from waltzd.link import Frame
 from waltzd.record import Run, encode_payloads
 from waltzd.replica import Statistics
@@ -192,3 +192,23 @@ def test_a_failed_flush_and_a_mistake_of_ours_are_fatal(monkeypatch: pytest.Monk
 
     [error] = with_lane(break_something, ends_badly=True)
     assert isinstance(error, AssertionError)
+
+
+def test_of_a_group_that_filled_the_disk_only_what_is_there_is_acknowledged() -> None:
+    """A segment that was sealed before keeps its part."""
+
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        right = lane.partition.append
+
+        def append(session: int, runs: Sequence[Run], committed: int, contact: int = 0) -> int:
+            right(session, runs[:1], committed, contact)
+            raise DiskFull("no room")
+
+        lane.partition.append = append  # type: ignore[method-assign]
+        for first_id in (0, 2):
+            await lane.append(sender, Frame(encode_payloads(first_id, [b"x", b"y"]), -1))
+        while not sender.errors:
+            await asyncio.sleep(0)
+        assert (sender.marks, type(sender.errors[0])) == ([1], DiskFull)
+
+    with_lane(test)

@@ -8,7 +8,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from waltzd.errors import BadFrame, NotSent, WaltzError
+from waltzd.errors import BadFrame, NotOwner, NotSent, WaltzError
 from waltzd.frame import (
     SEQUENCE_MAX,
     AppendBatch,
@@ -538,3 +538,13 @@ def test_tickets_tell_when_all_that_came_before_is_settled() -> None:
     assert box.oldest_ticket == 0
     box.committed(committals((0, 0)))
     assert box.oldest_ticket == 2
+
+
+def test_an_owner_that_is_still_in_an_older_session_is_not_believed() -> None:
+    made = ready()
+    made.link_lost()
+    made.located(PLACE)
+    made.request(KEY)
+    with pytest.raises(NotOwner, match="is in session 1"):
+        made.answered(Mounted(session=0, barrier=99, limits=LIMITS))
+    assert made.state is State.MOUNTING

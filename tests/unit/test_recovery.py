@@ -451,3 +451,30 @@ def test_one_that_forgot_in_this_session_does_not_join_it_again() -> None:
     assert losing(core.meta, "C") is None
     assert joining(core.meta, "C", core.status("C")) is None
     assert not core.is_faithful("C")
+
+
+def test_what_a_member_holds_that_never_joined_is_no_vote_even_where_it_would_decide() -> None:
+    """B holds a tail of an earlier session that nobody wanted. C is silent, and whatever it holds, A alone held no more."""
+    found = meta(joined="AC", low_mark=7)
+    found = replace(found, replicas={**found.replicas, "B": ReplicaState(session=0, closing=7, incarnation=HOME["B"])})
+    core = recovery(found, A=7, C=None)
+    core.opened("B", holds("B", 9, session=0, low_mark=2))
+    assert core.decide() == 7
+
+
+def test_what_stands_above_the_trust_is_cut_although_the_mark_is_higher() -> None:
+    """The ids 8 and 9 of B are of an earlier session; those of the log are others."""
+    found = meta(joined="AC", low_mark=7, decision=Decision(mark=9, session=2))
+    found = replace(found, replicas={**found.replicas, "B": ReplicaState(session=0, closing=7, incarnation=HOME["B"])})
+    core = recovery(found, A=9, C=9)
+    core.opened("B", holds("B", 9, session=0, low_mark=2))
+    assert core.next_for("B") == Truncate(7)
+
+
+def test_a_storage_that_holds_anything_of_a_partition_that_was_never_opened_is_for_an_operator() -> None:
+    core = Recovery(PartitionMeta(generation=1, session=2), dict.fromkeys("ABC", Role.MEMBER))
+    for name in "BC":
+        core.opened(name, holds(name, -1, session=-1, low_mark=-1))
+    core.opened("A", holds("A", 5, session=-1, low_mark=-1))
+    assert isinstance(core.refusal, MetadataMissing)
+    assert core.decide() is None

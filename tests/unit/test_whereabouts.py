@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from tests.unit.timeless import run
-from waltzd.errors import CannotConnect, NotReady
+from waltzd.errors import CannotConnect, NotOwner, NotReady
 from waltzd.frame import Place, Registration, Topology
 from waltzd.port import ServerPort
 from waltzd.whereabouts import Whereabouts
@@ -150,3 +150,16 @@ def test_a_server_that_went_while_another_one_is_being_closed() -> None:
         await where.close()
 
     run(work())
+
+
+def test_a_hint_of_an_older_generation_is_not_taken() -> None:
+    async def test() -> None:
+        where = whereabouts({"b:1": Server("b", 2)})
+        await where.open(5)
+        where.hint(0, NotOwner("it belongs to a", owner="a", address="a:1", generation=1))
+        assert (await where.find(0)).address == "b:1"
+        where.hint(0, NotOwner("it belongs to a", owner="a", address="a:1", generation=3))
+        assert (await where.find(0)).address == "a:1"
+        await where.close()
+
+    run(test())
