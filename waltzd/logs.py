@@ -1,23 +1,32 @@
 """Log lines of the daemons: text for people, or one JSON object a line for collectors. Everything goes to stderr.
 
 The newest lines are also kept in memory, so that `waltzctl events` can show them without a way to the machine's files.
+Where the daemon has a place for it a small file keeps them too, so that those of before a restart are among them.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import queue
 import re
 import sys
+import threading
 import time
 import traceback
 from collections import deque
+from contextlib import suppress
+from dataclasses import replace
 
 from waltzd.process import Event, Events
 
 RECENT_MAX = 500
 TEXT_CHARACTERS_MAX = 1000
 """Of a line that is kept: 500 of them are half a megabyte at most."""
+KEPT_BYTES_MAX = 1 << 20
+FLUSH_SECONDS = 1.0
+EVENTS_NAME = "events.log"
 _STANDARD = set(vars(logging.makeLogRecord({})))
 _CODE = re.compile(r"\bW[0-9]{4}\b")
 
@@ -56,6 +65,27 @@ class Ring(logging.Handler):
         self.began_ms = time.time_ns() // 1_000_000
         self._events: deque[Event] = deque(maxlen=lines_max)
         self._number = 0
+        self._unkept: queue.Queue[Event] | None = None
+
+    def keep(self, path: str) -> None:
+        """In this file from now on, too, with what it has of earlier processes in front of what was said already. A thread
+        writes it: a disk that hangs must not keep a daemon from saying so. What cannot be written is left out."""
+        if self._unkept is not None:
+            return
+        before = _kept(path)
+        self.acquire()
+        try:
+            mine, self._number = list(self._events), 0
+            self._events.clear()
+            for event in (*before, *mine):
+                self._number += 1
+                self._events.append(replace(event, number=self._number))
+            self._unkept = queue.Queue()
+            for event in mine:
+                self._unkept.put(event)
+        finally:
+            self.release()
+        threading.Thread(target=_write, args=(path, self._unkept), name="events", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called with the lock of this handler."""
@@ -64,15 +94,23 @@ class Ring(logging.Handler):
         except (TypeError, ValueError):  # a line whose parts do not fit: the other handler complains of it
             text = str(record.msg)
         self._number += 1
-        self._events.append(
-            Event(
-                number=self._number,
-                time_ms=int(record.created * 1000),
-                level=record.levelname.lower(),
-                text=text[:TEXT_CHARACTERS_MAX],
-                code=_code(record, text),
-            )
+        event = Event(
+            number=self._number,
+            time_ms=int(record.created * 1000),
+            level=record.levelname.lower(),
+            text=text[:TEXT_CHARACTERS_MAX],
+            code=_code(record, text),
         )
+        self._events.append(event)
+        if self._unkept is not None and self._unkept.qsize() < RECENT_MAX:
+            self._unkept.put(event)
+
+    def flush(self) -> None:
+        """Before the process ends: its last lines are the ones that matter."""
+        unkept = self._unkept
+        if unkept is not None:
+            with unkept.all_tasks_done:
+                unkept.all_tasks_done.wait_for(lambda: not unkept.unfinished_tasks, FLUSH_SECONDS)
 
     def after(self, number: int) -> Events:
         """Those with higher numbers, oldest first."""
@@ -82,6 +120,41 @@ class Ring(logging.Handler):
         finally:
             self.release()
         return Events(began_ms=self.began_ms, events=found)
+
+
+def _kept(path: str) -> list[Event]:
+    """What earlier processes left there. A line that cannot be understood, as after a crash, is left out."""
+    found: list[Event] = []
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        for line in deque(file, maxlen=RECENT_MAX):
+            with suppress(ValueError, KeyError, TypeError):
+                one = json.loads(line)
+                code = None if one["code"] is None else str(one["code"])
+                fields = {"time_ms": int(one["time_ms"]), "level": str(one["level"]), "text": str(one["text"])}
+                found.append(Event(number=0, code=code, **fields))  # type: ignore[arg-type]
+    return found
+
+
+def _write(path: str, unkept: queue.Queue[Event]) -> None:
+    """A file that has grown too large is written anew with its newest lines."""
+    while True:
+        event = unkept.get()
+        line = json.dumps({"time_ms": event.time_ms, "level": event.level, "code": event.code, "text": event.text})
+        with suppress(OSError):
+            with open(path, "a", encoding="utf-8", opener=_private) as file:
+                file.write(line + "\n")
+                size = file.tell()
+            if size > KEPT_BYTES_MAX:
+                with open(path, encoding="utf-8") as file:
+                    newest = deque(file, maxlen=RECENT_MAX // 2)
+                with open(path + ".new", "w", encoding="utf-8", opener=_private) as file:
+                    file.writelines(newest)
+                os.replace(path + ".new", path)
+        unkept.task_done()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _code(record: logging.LogRecord, text: str) -> str | None:

@@ -117,6 +117,9 @@ class Part:
     async def drain(self, seconds: float) -> None: ...
     async def close(self) -> None: ...
 
+    def describe(self) -> tuple[()]:
+        return ()
+
 
 def daemon_of(registration: Part, election: Part, host: Part) -> command._Daemon:
     daemon: Any = command._Daemon.__new__(command._Daemon)

@@ -184,7 +184,9 @@ class LocalCluster:
             return Daemon(name, arguments, self._log(name), lambda _: _serves(self.coordinator_hosts))
         kind = "storage" if name in self.blueprint.storage_names else "server"
         arguments = [kind, "--config", str((home / f"{kind}.yml").absolute())]
-        return Daemon(name, arguments, self._log(name), lambda words: f"waltzd {kind} is ready: " in words)
+        daemon = Daemon(name, arguments, self._log(name), lambda words: f"waltzd {kind} is ready: " in words)
+        daemon.environment["STATE_DIRECTORY"] = str(home.absolute())
+        return daemon
 
     def _log(self, name: str) -> Path:
         return self.directory / "log" / f"{name}.log"

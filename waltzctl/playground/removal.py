@@ -18,6 +18,7 @@ from waltzctl.playground.turn import LOCK
 from waltzd.disk import translate
 from waltzd.errors import ResetUnfinished
 from waltzd.layout import CONTROL_NAME, IDENTITY_NAME, JOURNAL_NAME, PROMISE_NAME, RESERVE_NAME
+from waltzd.logs import EVENTS_NAME
 
 NOTE = "removal-has-begun"
 _LAST = (STATE, BLUEPRINT, NOTE, LOCK)
@@ -30,15 +31,16 @@ _DIRECTORIES = re.compile(
     """,
     re.VERBOSE,
 )
+_OF_A_STORAGE = (CONTROL_NAME, IDENTITY_NAME, RESERVE_NAME, JOURNAL_NAME, EVENTS_NAME)
 _FILES = re.compile(
     rf"""
     ({re.escape(BLUEPRINT)}|{re.escape(STATE)}){_NEW} | {NOTE} | {LOCK}
     | log/(zookeeper|(storage|server)-\d+)\.log(\.old)?
-    | server-\d+/server\.yml
+    | server-\d+/(server\.yml | {re.escape(EVENTS_NAME)}(\.new)?)
     | zookeeper/(lock|zoo\.cfg|log4j2\.properties|zookeeper\.log(\.\d+)?|hs_err_pid\d+\.log)
     | zookeeper/data/version-2/((log|snapshot)\.[0-9a-f]+(\.\w+)?|(accepted|current)Epoch(\.\w+)?)
     | storage-\d+/storage\.yml
-    | storage-\d+/data/({"|".join(map(re.escape, (CONTROL_NAME, IDENTITY_NAME, RESERVE_NAME, JOURNAL_NAME)))}){_NEW}
+    | storage-\d+/data/({"|".join(map(re.escape, _OF_A_STORAGE))}){_NEW}
     | storage-\d+/data/\d+(\.set-aside-\d+|\.new)?/({PROMISE_NAME}|{re.escape(JOURNAL_NAME)}|\d{{19}}\.(seg|idx)){_NEW}
     """,
     re.VERBOSE,

@@ -112,8 +112,8 @@ def _running(wanted: Wanted) -> list[str]:
 
 def _places(wanted: Wanted) -> list[str]:
     """The directory that it may write to: one that systemd makes for it, or one that is there."""
-    if wanted.directory is None:
-        return []
+    if wanted.directory is None:  # a server: only the lines that it logged last
+        return ["StateDirectory=waltz-server", "StateDirectoryMode=0700"]
     path = PurePosixPath(wanted.directory)
     if STATE_HOME in path.parents:
         name = _escaped(str(path.relative_to(STATE_HOME)))

@@ -48,8 +48,8 @@ def duration(text: str) -> int:
 @reaching
 def events(reach: Reach, since: str, follow: bool, names: tuple[str, ...], level: str, output: str) -> int:
     """What the daemons of a cluster logged lately, and what operators changed, in the order of time, each line with who
-    said it. A daemon keeps its last 500 lines in memory, so this reaches back to its start at most; its log on its machine
-    has everything. The end is 7 when a daemon did not answer.
+    said it. A daemon keeps its last 500 lines, also over restarts where it has a place for them; its log on its machine has
+    everything. The end is 7 when a daemon did not answer.
 
     \b
     Examples:

@@ -20,11 +20,11 @@ from uuid import uuid4
 
 import uvloop
 
-from waltzd import logs, readiness
+from waltzd import alarm, logs, readiness
 from waltzd.allocator import share_arena
 from waltzd.cluster import Cluster
 from waltzd.config import ServerConfig
-from waltzd.errors import EXIT_BUG, BadConfig, WaltzError
+from waltzd.errors import EXIT_BUG, BadConfig, PartitionsClosed, WaltzError
 from waltzd.expiry import Expiry
 from waltzd.frame import Limits
 from waltzd.listener import Listener
@@ -65,6 +65,9 @@ log = logging.getLogger("waltz.server")
 def run(config: ServerConfig) -> None:
     """Serve until told to stop."""
     logs.configure(config.log_format, config.log_level)
+    home = os.environ.get("STATE_DIRECTORY")  # a server has no files of its own; a service manager may give it a place
+    if home:
+        logs.RECENT.keep(os.path.join(home.partition(":")[0], logs.EVENTS_NAME))
     faulthandler.enable()
     allow_open_files()
     share_arena()
@@ -206,6 +209,7 @@ class _Daemon:
                     tasks.create_task(self.election.watch.run(), name="election"),
                     tasks.create_task(self._pace.watch.run(), name="pace"),
                     tasks.create_task(self.expiry.run(), name="certificate"),
+                    tasks.create_task(self._watch_partitions(), name="alarms"),
                 ]
                 tasks.create_task(self.host.run(), name="host")
                 print(
@@ -222,6 +226,13 @@ class _Daemon:
                     task.cancel()
         except BaseExceptionGroup as group:
             _end(group)
+
+    async def _watch_partitions(self) -> None:
+        alarms = alarm.Alarms()
+        while True:
+            closed = alarm.of_server(self.host.describe(), PartitionsClosed.code)
+            alarm.log_all(log, alarms.look(asyncio.get_running_loop().time(), closed))
+            await asyncio.sleep(alarm.LOOK_SECONDS)
 
     async def _drain(self) -> None:
         seconds = self._config.drain_seconds

@@ -304,8 +304,7 @@ class Recovery:
         session has not begun there. Afterwards nothing is cut, so the others must give what this replica held."""
         has_begun = status.session == self.session
         mark = _certain(status, mark)
-        owed = max(finding.last_id or EMPTY for finding in status.findings)
-        last_id = max(mark, status.last_id, owed) if has_begun else mark
+        last_id = max(mark, status.last_id, *(one.last_id or EMPTY for one in status.findings)) if has_begun else mark
         segment = min(status.damaged_segments, default=EVERYTHING)
         if segment <= last_id:
             last_id, sources = self.give(name, segment - 1, last_id)

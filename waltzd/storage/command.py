@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import uvloop
 
-from waltzd import logs
+from waltzd import alarm, logs
 from waltzd.allocator import share_arena
 from waltzd.config import StorageConfig
 from waltzd.disk import RealDisk
@@ -63,11 +63,13 @@ def run(config: StorageConfig) -> None:
                 free_bytes_min=config.free_bytes_min,
                 record_bytes_max=config.record_bytes_max,
                 say=log.info,
+                complain=log.error,
             ),
             reserve_bytes=config.reserve_bytes,
         )
     except FlushFailed as error:
         end_at_once(error)
+    logs.RECENT.keep(os.path.join(config.directory, logs.EVENTS_NAME))
     tls = tls_for(config, Role.STORAGE, directory.control.header.key)
     with (
         closing(supervisor),
@@ -121,9 +123,7 @@ async def _serve(
     ports = await start_services(keeper, tls, unready_at, on_fatal=end_at_once)
     http = await _watch(config, keeper, expiry, unready_at(ports))
     for found in (await keeper.describe()).assigned:
-        is_sound = found.status is not None and found.status.is_sound
-        code = found.refused.code if found.refused else None
-        log.log(logging.INFO if is_sound else logging.ERROR, "%s", found.story, extra={"code": code})
+        log.info("%s", found.story, extra={"code": found.refused.code if found.refused else None})
     print(
         f"waltzd storage is ready: listen={ports.replicas.address} streams={ports.streams.address} "
         f"admin={ports.admin.address} directory={config.directory}",
@@ -131,11 +131,16 @@ async def _serve(
     )
     supervisor.ready()
     supervisor.follow(lambda: _story(keeper), lambda: underway.ailment(supervisor.patience_seconds))
+    alarms, reserve_at = alarm.Alarms(), 0.0
     while not stop.is_set():
-        expiry.look()
-        await _keep_reserve(keeper)
+        now = loop.time()
+        alarm.log_all(log, alarms.look(now, await keeper.troubles()))
+        if now >= reserve_at:
+            reserve_at = now + RESERVE_SECONDS
+            expiry.look()
+            await _keep_reserve(keeper)
         try:
-            await asyncio.wait_for(stop.wait(), RESERVE_SECONDS)
+            await asyncio.wait_for(stop.wait(), alarm.LOOK_SECONDS)
         except TimeoutError:
             continue
     supervisor.stopping("finishing what is under way")

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from uuid import UUID
 
-from waltzd import readiness
+from waltzd import alarm, readiness
+from waltzd.alarm import Trouble
 from waltzd.disk import Disk
+from waltzd.errors import PartitionDamaged
 from waltzd.replica import PartitionDescription, Statistics, StorageDescription
 from waltzd.storage.directory import Directory, PartitionLine
 from waltzd.storage.lane import Lane
@@ -65,3 +67,19 @@ def unready(disk: Disk, directory: Directory, *, free_bytes_min: int, is_drainin
         full=[partition.number for partition in directory.partitions() if partition.status().is_full],
         refused={line.partition: line.error.message for line in directory.lines() if line.error is not None},
     )
+
+
+def troubles(directory: Directory) -> dict[int, list[Trouble]]:
+    """What is wrong with replicas, by partition."""
+    found: dict[int, list[Trouble]] = {
+        line.partition: alarm.of_replica(damage=None, refused=line.error.message, code=line.error.code)
+        for line in directory.lines()
+        if line.error is not None
+    }
+    for partition in directory.partitions():
+        findings = partition.findings
+        if findings:
+            found[partition.number] = alarm.of_replica(
+                damage=findings[0].sentence(), refused=None, code=PartitionDamaged.code
+            )
+    return found

@@ -13,6 +13,7 @@ from dataclasses import replace
 from time import monotonic_ns
 from uuid import UUID, uuid4
 
+from waltzd.alarm import Trouble
 from waltzd.buffer import Buffer
 from waltzd.config import StorageConfig
 from waltzd.digest import Digest
@@ -429,6 +430,10 @@ class Keeper:
                 is_draining=self.is_draining,
             )
         )
+        return found
+
+    async def troubles(self) -> dict[int, list[Trouble]]:
+        found: dict[int, list[Trouble]] = await self._run_reading(description.troubles, self._directory)
         return found
 
     async def describe(self) -> StorageDescription:

@@ -149,7 +149,8 @@ class _Opening:
         findings += last.findings
         quarantine = Quarantine(self._number, findings, self._short(last, first_ids[-1]))
         for finding in quarantine.findings:
-            self._say(finding.sentence())
+            complain = self._settings.complain or self._settings.say
+            complain(f"{PartitionDamaged.code} partition {self._number}: {finding.sentence()}")
         if quarantine.short is not None or last.is_end_lost:
             self._renew("it has lost the end of its log")
         if not quarantine and last.segment is not None:

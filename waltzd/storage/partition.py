@@ -51,6 +51,8 @@ class PartitionSettings:
     record_bytes_max: int = 16 << 20
     say: Callable[[str], None] = lambda sentence: None
     """Told in plain sentences what happened that an operator should know."""
+    complain: Callable[[str], None] | None = None
+    """The same of damage; without it, `say` is told."""
 
 
 class Partition:
@@ -82,8 +84,9 @@ class Partition:
             disk, shelf, quarantine, promise, control, self._room, record_bytes_max=settings.record_bytes_max
         )
         self._proof = Proof(
-            disk, shelf, quarantine, self._healing, partition=number, proven_from=proven_from, say=settings.say
-        )
+            disk, shelf, quarantine, self._healing, partition=number, proven_from=proven_from, say=settings.say,
+            complain=settings.complain or settings.say,
+        )  # fmt: skip
         self.concerned = shelf.concerned  # what to examine because of what somebody found who read the files
         self.cuts = 0
         self.committed = promise.value.committed

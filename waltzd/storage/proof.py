@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from waltzd.disk import Disk
+from waltzd.errors import PartitionDamaged
 from waltzd.layout import HEADER_BYTES
 from waltzd.storage.healing import Healing
 from waltzd.storage.quarantine import Quarantine
@@ -26,6 +27,7 @@ class Proof:
         partition: int,
         proven_from: int,
         say: Callable[[str], None],
+        complain: Callable[[str], None],
     ) -> None:
         self._disk = disk
         self._shelf = shelf
@@ -33,7 +35,7 @@ class Proof:
         self._healing = healing
         self._partition = partition
         self._proven_from = proven_from
-        self._say = say
+        self._say, self._complain = say, complain
 
     def next_segment(self, low_mark: int) -> int | None:
         """The first id of the newest segment above the mark that was not checked since the files were opened."""
@@ -71,10 +73,13 @@ class Proof:
         )
         if found and is_last:
             self._healing.owe(last_id)
+        known = self._quarantine.findings
         self._quarantine.replace(shelf.path_of(first_id), found)
         for finding in found:
             shelf.miss_for(finding)
-            self._say(f"partition {self._partition}: {finding.sentence()}")
+            if finding in known:  # said already
+                continue
+            self._complain(f"{PartitionDamaged.code} partition {self._partition}: {finding.sentence()}")
 
     def end_of(self, position: int, mark: int) -> int:
         """Where the record `mark` ends in its segment, or the header where that record is in the segment before."""
