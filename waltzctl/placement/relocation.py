@@ -13,7 +13,7 @@ from waltzctl.placement.terms import Terms, Throttle
 from waltzctl.progress import Say
 from waltzctl.reach import Reach, unknown
 from waltzctl.render import size
-from waltzctl.safety import Step, danger, margin
+from waltzctl.safety import Margin, Step, danger, margin
 from waltzctl.watching.overview import Overview
 from waltzd.assignment import spell_numbers
 from waltzd.cluster import Cluster
@@ -66,6 +66,10 @@ class Situation:
     def spread(self, storages: Mapping[str, str], replication: Mapping[int, int]) -> dict[int, tuple[str, ...]]:
         """Evenly, with the fewest copies: given where replicas are, or are going to."""
         current = {number: tuple(name for name in names if name in storages) for number, names in self.goals.items()}
+        for number, names in current.items():
+            if replication.get(number, 0) < len(names):  # one that holds everything is not given up for one that does not
+                best = self.found.level(number) or members_at_hand(self, number)
+                current[number] = tuple(name for name in names if name in best) or names
         return reassign_replicas(current, storages, replication)
 
     def changed(self, goals: Goals) -> dict[int, tuple[str, ...]]:
@@ -105,6 +109,47 @@ def steps_in_words(now: Situation, goals: Goals) -> tuple[str, ...]:
         parts = [*([f"copy to {', '.join(new)}"] if new else []), *([f"leave {', '.join(old)}"] if old else [])]
         said.append(what + (", then ".join(parts) or "finish the move"))
     return tuple(said)
+
+
+def members_at_hand(now: Situation, number: int) -> frozenset[str]:
+    """Members that answer and hold what the newest session known has written, whether an owner counts them or not: with a
+    majority of them an owner finds everything that was committed."""
+    roles = now.sets.partitions.get(number, {})
+    held = {
+        storage.meta.name: one
+        for storage in now.found.storages
+        for one in (storage.said.assigned if storage.said is not None else ())
+        if one.partition == number and one.refused is None and roles.get(storage.meta.name) is Role.MEMBER
+    }
+    newest = max((one.status.session for one in held.values() if one.status is not None), default=0)
+    return frozenset(
+        name
+        for name, one in held.items()
+        if one.status is None or (one.status.is_available and one.status.is_sound and one.status.session == newest)
+    )
+
+
+def losses(now: Situation, goals: Goals) -> tuple[Step, ...]:
+    """Of partitions that take no transactions now, when members leave: nobody knows yet which of them are needed."""
+    found = []
+    for number, names in sorted(goals.items()):
+        roles = now.sets.partitions.get(number, {})
+        members = [name for name, role in roles.items() if role is Role.MEMBER]
+        if now.found.partitions[number].is_open or set(members) <= set(names):
+            continue
+        level = members_at_hand(now, number)
+        after = Margin(partition=number, members=len(members), level=len(level & set(names)))
+        found.append(Step(before=margin(number, roles, level), after=after))
+    return tuple(found)
+
+
+def undecided(steps: Sequence[Step]) -> tuple[str, ...]:
+    return tuple(
+        f"partition {step.partition} takes no transactions, and only {step.before.level} of its {step.before.members} members "
+        "answer with what they held: what the others hold may be needed"
+        for step in steps
+        if step.before.spare < 0 and step.refusal is None
+    )
 
 
 def margins(now: Situation, goals: Goals) -> tuple[Step, ...]:
@@ -159,14 +204,16 @@ def plan_for(
             f"{verb} {subject}: partition {spell_numbers(bare)} would have no replica",
             next_step="leave at least one; `waltzctl cluster delete` gives up a whole cluster",
         )
-    steps = margins(now, changed)
+    closed = losses(now, changed)
+    judged = {step.partition for step in closed}
+    steps = (*closed, *(step for step in margins(now, changed) if step.partition not in judged))
     return Plan(
         verb=verb,
         subject=subject,
         steps=(*steps_in_words(now, changed), *more),
         margins=steps,
         danger=danger(steps),
-        unsafe=shortages(now, changed, newcomers or {}),
+        unsafe=(*undecided(closed), *shortages(now, changed, newcomers or {})),
     )
 
 
