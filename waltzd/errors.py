@@ -414,7 +414,7 @@ class NodeMissing(ChangedMeanwhile):
     Nothing of the change was done."""
 
     code, exit_code, retry = "W2026", EXIT_NOT_FOUND, Retry.NEVER
-    next_step = "check the coordinator's address and the cluster's root; create the cluster if there is none"
+    next_step = "check the coordinator's address and the root; where a cluster was, restore its newest documents"
 
 
 class NodeExists(ChangedMeanwhile):

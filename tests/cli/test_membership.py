@@ -177,7 +177,6 @@ def test_plans_change_nothing(place: Place) -> None:
         ["storage", "remove-partition", "storage-1", "0-1", "--delete-files"],
         ["partition", "unassign", "0", "--from", "storage-3"],
         ["cluster", "set", "--replicas", "1"],
-        ["cluster", "delete", "--override", "local", "--reason", "a trial is over"],
     ):
         planned = place.tool(*words, "--dry-run")
         assert (planned.code, planned.err) == (0, ""), planned
@@ -228,7 +227,8 @@ def test_what_cannot_be_meant(place: Place) -> None:
         (["storage", "availability", "storage-9", "0", "--offline"], 3, "W2102"),
         (["storage", "availability", "storage-1", "7", "--offline"], 3, "W2007"),
         (["cluster", "set", "--replicas", "4"], 2, "W2090"),
-        (["cluster", "delete"], 5, "still run"),
+        (["cluster", "delete"], 5, "own its partitions"),
+        (["cluster", "delete", "--override", "local", "--reason", "x", "--yes"], 5, "own its partitions"),
         (["storage", "remove", "storage-3", "--fewer-replicas"], 2, "say --confirm storage-3"),
         (["storage", "remove", "storage-3", "--fewer-replicas", "--confirm", "storage-2"], 2, "--confirm storage-2"),
     ):

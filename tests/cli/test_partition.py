@@ -195,7 +195,6 @@ def test_the_examples_of_the_help_run(tool: Tool, waltzctl: Tool) -> None:
         ["storage", "list"],
         ["storage", "partitions"],
         ["cluster", "set"],
-        ["cluster", "delete"],
         ["history"],
     ):
         for typed in examples(waltzctl, words):
@@ -203,3 +202,6 @@ def test_the_examples_of_the_help_run(tool: Tool, waltzctl: Tool) -> None:
                 continue  # by an address: those are in test_storage
             told = tool(*typed)
             assert (told.code, told.err) == (0, ""), (typed, told)
+    for typed in examples(waltzctl, ["cluster", "delete"]):
+        told = tool(*typed)
+        assert (told.code, "server-1, server-2 run and own its partitions" in told.err) == (5, True)

@@ -18,13 +18,17 @@ from uuid import UUID
 import pytest
 
 from tests.cli.conftest import LASTING
+from tests.cli.document_tree import document_tree
 from tests.cli.example import examples
 from tests.unit import pictures
 from waltzctl.placement.recover import GIVEN_UP, State, plan_for, standing
 from waltzctl.playground.local import LocalCluster
+from waltzctl.reach import resolve, using
 from waltzctl.safety import Danger
 from waltzctl.watching.overview import PartitionView
 from waltzd import BlockingClient
+from waltzd.cluster import Cluster
+from waltzd.coordinator import Create
 from waltzd.disk import join
 from waltzd.errors import PartitionDamaged
 from waltzd.finding import Code, Finding
@@ -492,6 +496,40 @@ def test_two_of_three_disks_are_dead(own: LocalCluster, waltzctl: Tool) -> None:
     until(lambda: full(waltzctl, own) == [3, 3])  # learners are members again
     wait_until_healthy(waltzctl, own)
     check_log(waltzctl, own)
+
+
+def test_the_documents_of_a_cluster_are_kept_when_they_are_deleted(
+    own: LocalCluster, waltzctl: Tool, tmp_path: Path
+) -> None:
+    place, file = ("--directory", own.directory), tmp_path / "documents.json"
+    words = ("cluster", "delete", "--save", file, "--override", "local", "--reason", "a mistake", *place)
+    told = waltzctl(*words)
+    assert (told.code, "server-1 run and own its partitions" in told.err, file.exists()) == (5, True, False)
+    end(own, "server-1")
+    refused = waltzctl("cluster", "delete", "--save", file, "--confirm", "local", *place)
+    assert (refused.code, "still run" in refused.err, file.exists()) == (5, True, False)
+    before = document_tree(str(own.directory))
+    told = waltzctl(*words)
+    assert (told.code, str(file) in " ".join(told.out.split())) == (0, True), told
+    kept = json.loads(file.read_text())["documents"]
+    assert {path: text for path, text in kept.items() if path in before} == {
+        path: data.decode() for path, (data, _) in before.items()
+    }
+    assert "/partitions/1" in kept
+    assert waltzctl("status", *place).code == 3, "there is no cluster, and nobody owns anything"
+    again = waltzctl(*words)
+    assert (again.code, "W2026" in again.err) == (3, True)
+    found = using(resolve({"directory": str(own.directory)}), lambda c: put_back(c, kept))
+    assert found == len(kept)
+    own.start_one("server-1")
+    wait_until_healthy(waltzctl, own)
+    check_log(waltzctl, own)
+
+
+async def put_back(cluster: Cluster, documents: dict[str, str]) -> int:
+    changes = [Create(path, text.encode()) for path, text in sorted(documents.items())]
+    await cluster.coordinator.commit(changes)
+    return len(changes)
 
 
 def full(waltzctl: Tool, cluster: LocalCluster) -> list[int]:

@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 import pytest
 
-from tests.unit.pictures import STORAGES, held, owned, partition, replica, silent, storage, well
+from tests.unit.pictures import STORAGES, held, owned, partition, replica, storage, well
 from waltzctl.placement.relocation import Situation, members_at_hand, plan_for
 from waltzctl.safety import Danger
 from waltzctl.watching.overview import StorageView
@@ -22,7 +22,7 @@ MEMBERS = dict.fromkeys(STORAGES, Role.MEMBER)
 def one(name: str, how: str) -> StorageView:
     """`how`: it holds everything, lags a session behind, is empty, or does not answer."""
     if how == "dead":
-        return silent(storage(name), GONE)
+        return replace(storage(name), said=None, error=GONE)
     session = {"level": 7, "behind": 6, "empty": -1}[how]
     return storage(name, assigned=(held(0, session=session, last_id=99 if session > 0 else -1),))
 

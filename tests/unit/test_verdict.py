@@ -11,7 +11,7 @@ from waltzctl.placement.replica import availability
 from waltzctl.watching.lookout import confirmed, missed
 from waltzctl.watching.overview import Overview
 from waltzctl.watching.verdict import Health, Lost, Verdict, judge, with_since
-from waltzd.errors import CannotConnect, ForeignCluster
+from waltzd.errors import CannotConnect, ForeignCluster, NodeMissing
 from waltzd.meta import Role
 
 GONE = CannotConnect("nobody listens there")
@@ -272,3 +272,13 @@ def test_since_when() -> None:
     told, remembered = with_since(both.reasons, remembered, "10:05")
     assert {reason.key: reason.since for reason in told} == {"silent s3": "10:00", "move 0": "10:05"}
     assert with_since((), remembered, "10:10") == ((), {}), "what is over is forgotten"
+
+
+def test_documents_that_are_gone_are_no_invitation_to_make_others() -> None:
+    lost = Lost(cause=NodeMissing("the coordinator has no cluster at this root"), seen="2026-01-01T00:00:00Z")
+    reason = next(reason for reason in judge(well(), lost=lost).reasons if reason.key == "documents")
+    assert "ZooKeeper answers" in reason.sentence
+    assert "last seen from here at 2026-01-01" in reason.sentence
+    assert "put the newest copy" in reason.next_step
+    assert "Make no second cluster over this one" in reason.next_step
+    assert "create the cluster" not in NodeMissing("x").detail_next_step

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -21,10 +24,11 @@ from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching, using
 from waltzctl.render import is_line
 from waltzctl.safety import Danger
-from waltzctl.watching import render_cluster
+from waltzctl.watching import last_seen, render_cluster
 from waltzctl.watching.overview import look
 from waltzd.cluster import Cluster
-from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
+from waltzd.disk import translate
+from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument, FileThere, Unsafe
 from waltzd.fields import is_name
 from waltzd.layout import PARTITIONS_MAX
 from waltzd.meta import StorageMeta
@@ -153,12 +157,15 @@ def set_(replicas: int, reach: Reach, asked: Asked, output: str, terms: Terms) -
 
 
 @click.command("delete", epilog=exit_codes())
+@click.option("--save", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Where the documents are kept; waltz-CLUSTER-TIME.json here by default.")  # fmt: skip
 @_OUTPUT
 @changing
 @reaching
-def delete(reach: Reach, asked: Asked, output: str) -> int:
-    """Take all documents of a cluster out of ZooKeeper. What is on the storages stays, but nobody serves it any more, and a
-    new cluster refuses storages that hold something. It is refused while servers or storages run.
+def delete(file: Path | None, reach: Reach, asked: Asked, output: str) -> int:
+    """Take all documents of a cluster out of ZooKeeper; before that they are written to a file, so that they can be put
+    back. What is on the storages stays, but nobody serves it any more, and a new cluster refuses storages that hold
+    something. It is refused while servers run, and needs --override while storages do.
 
     \b
     Examples:
@@ -169,23 +176,66 @@ def delete(reach: Reach, asked: Asked, output: str) -> int:
     async def prepare(cluster: Cluster) -> Job:
         await cluster.check_alone()
         found = await look(cluster.coordinator, tls=reach.tls)
-        up = [view.meta.name for view in found.servers if view.error is None]
-        up += [view.meta.name for view in found.storages if view.error is None]
         name = found.meta.name
+        await _check_rest(cluster, name)
+        up = [view.meta.name for view in found.storages if view.error is None]
+        path = (file or Path(f"waltz-{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json")).absolute()
         plan = Plan(
             verb="cluster delete",
             subject=name,
-            steps=(f"delete all documents of the cluster {name}, key {found.meta.key}, at {reach.where}",),
+            steps=(
+                f"write all documents of the cluster {name} to {path}",
+                f"delete them, key {found.meta.key}, at {reach.where}",
+            ),
             danger=Danger.TYPED,
             unsafe=(f"{', '.join(up)} still run",) if up else (),
         )
 
         async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
-            return {"documents": await cluster.delete()}
+            await _check_rest(cluster, name)
+            documents = await _documents(cluster)
+            _keep(path, {"version": 1, "cluster": name, "where": reach.where, "documents": documents})
+            deleted = await cluster.delete()
+            last_seen.path_of(reach.where).unlink(missing_ok=True)
+            return {"documents": deleted, "file": str(path)}
 
         return Job(plan=plan, do=do, is_recorded=False)
 
     return perform(reach, asked, output, prepare)
+
+
+async def _check_rest(cluster: Cluster, name: str) -> None:
+    """Whoever owns partitions would go on with them, and nobody could take them over."""
+    servers = sorted(await cluster.servers())
+    if servers:
+        raise Unsafe(
+            f"the cluster {name} is in use: {', '.join(servers)} run and own its partitions",
+            not_done="nothing was deleted",
+            next_step="stop the servers first; their registration ends with them",
+        )
+
+
+async def _documents(cluster: Cluster) -> dict[str, str]:
+    found, paths = dict[str, str](), ["/"]
+    for path in paths:  # grows while it is walked
+        node = await cluster.coordinator.get(path)
+        if node is not None:
+            found[path] = node.data.decode("utf-8", errors="surrogateescape")
+        paths += [f"{path.rstrip('/')}/{name}" for name in await cluster.coordinator.children(path)]
+    return found
+
+
+def _keep(path: Path, content: Mapping[str, Any]) -> None:
+    """On the disk before anything is deleted, and never over another file. Some documents are secret."""
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError as error:
+        raise FileThere(f"{path} is there already", not_done="nothing was deleted") from error
+    except OSError as error:
+        raise translate(error, f"writing {path}") from error
 
 
 @click.command("history", epilog=exit_codes())

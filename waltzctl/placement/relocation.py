@@ -145,8 +145,8 @@ def losses(now: Situation, goals: Goals) -> tuple[Step, ...]:
 
 def undecided(steps: Sequence[Step]) -> tuple[str, ...]:
     return tuple(
-        f"partition {step.partition} takes no transactions, and only {step.before.level} of its {step.before.members} members "
-        "answer with what they held: what the others hold may be needed"
+        f"partition {step.partition} takes no transactions, and only {step.before.level} of its {step.before.members} "
+        "members answer with what they held: what the others hold may be needed"
         for step in steps
         if step.before.spare < 0 and step.refusal is None
     )

@@ -17,6 +17,9 @@ import click
 from waltzctl.certificate import first_contact
 from waltzctl.numbers import check_partition
 from waltzctl.reach import Reach, using
+from waltzctl.render import printable
+from waltzctl.watching import last_seen
+from waltzctl.watching.lookout import LOST, known_of
 from waltzd import Client, ClientSettings, Transaction, loop
 from waltzd.cluster import Cluster
 from waltzd.errors import CannotConnect, NoServerUp
@@ -132,7 +135,14 @@ def with_client(
     partition that somebody typed. `seconds`: how long to wait for a partition that is not open."""
     # What the client would log, its errors say; a line beside them would only be the same once more.
     logging.getLogger("waltz.client").addHandler(logging.NullHandler())
-    addresses = using(reach, lambda cluster: _addresses(cluster, typed))
+    try:
+        addresses = using(reach, lambda cluster: _addresses(cluster, typed))
+    except LOST as error:
+        known = known_of(reach, last_seen.load(reach.where))
+        if known is None or not known.servers:
+            raise
+        addresses = [server.listen for server in known.servers]
+        click.echo(f"{error.code} {printable(error.message)}: the servers that are known are asked themselves", err=True)
 
     async def run() -> T:
         client = Client(

@@ -24,13 +24,15 @@ from waltzctl.watching.last_seen import LastSeen
 from waltzctl.watching.overview import Overview, look, look_without
 from waltzctl.watching.verdict import REPAIR, Lost, Verdict, judge, slow, with_since
 from waltzd.cluster import Cluster
-from waltzd.errors import CannotConnect, CoordinatorRefused
+from waltzd.errors import BadMetadata, CannotConnect, CoordinatorRefused, NodeMissing
 from waltzd.meta import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.setting import parse_address
 from waltzd.zookeeper import ZooKeeperCoordinator
 
 CALL_SECONDS = 3.0
 UNKNOWN_INSTANCE = UUID(int=0)
+LOST = (CannotConnect, CoordinatorRefused, NodeMissing, BadMetadata)
+"""The coordinator does not answer, or has not the documents that it had, or they cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,15 +91,17 @@ class Lookout:
             cluster = await self.cluster()
             found = await confirmed(lambda: look(cluster.coordinator, tls=self.reach.tls, seconds=self._seconds))
             coordinator_ms = await _round_trip(cluster)
-        except (CannotConnect, CoordinatorRefused) as error:
-            blueprint = self._blueprint()
-            known = last if last is not None and (blueprint is None or blueprint.meta.key == last.meta.key) else blueprint
+        except LOST as error:
+            known = known_of(self.reach, last)
             if known is None:
                 raise
             if known is not last:  # of a cluster that was here before
                 last = None
             lost = Lost(cause=error, seen=known.seen or None)
             found = await self._look_without(known)
+            owned = any(view.said.partitions for view in found.servers if view.said is not None)
+            if not isinstance(error, CannotConnect | CoordinatorRefused) and last is None and not owned:
+                raise  # there may never have been one
         directory = self.reach.directory
         down, unlisted = ([], {}) if directory is None else processes(directory, found)
         if lost is None:  # a server that an operator took out may rest
@@ -132,31 +136,36 @@ class Lookout:
             seconds=self._seconds,
         )
 
-    def _blueprint(self) -> LastSeen | None:
-        """A cluster on this machine has its addresses written down."""
-        if self.reach.directory is None:
-            return None
-        blueprint = load_blueprint(self.reach.directory)
-        addresses = {name: blueprint.addresses(name) for name in blueprint.names}
-        return LastSeen(
-            meta=ClusterMeta(name="local", key=blueprint.key, partitions=blueprint.partitions, created=""),
-            servers=tuple(
-                ServerMeta(
-                    name=name,
-                    listen=addresses[name][0],
-                    admin_listen=addresses[name][1],
-                    instance=UNKNOWN_INSTANCE,
-                    version="",
-                )
-                for name in blueprint.server_names
-            ),
-            storages=tuple(
-                StorageMeta(name=name, listen=addresses[name][0], admin_listen=addresses[name][1], group=name)
-                for name in blueprint.storage_names
-            ),
-            replicas=ReplicaSets(partitions={}),
-            seen="",
-        )
+
+def known_of(reach: Reach, last: LastSeen | None) -> LastSeen | None:
+    """Whom to ask without the coordinator: `last` is what was seen then."""
+    blueprint = _blueprint(reach.directory) if reach.directory is not None else None
+    return last if last is not None and (blueprint is None or blueprint.meta.key == last.meta.key) else blueprint
+
+
+def _blueprint(directory: Path) -> LastSeen:
+    """A cluster on this machine has its addresses written down."""
+    blueprint = load_blueprint(directory)
+    addresses = {name: blueprint.addresses(name) for name in blueprint.names}
+    return LastSeen(
+        meta=ClusterMeta(name="local", key=blueprint.key, partitions=blueprint.partitions, created=""),
+        servers=tuple(
+            ServerMeta(
+                name=name,
+                listen=addresses[name][0],
+                admin_listen=addresses[name][1],
+                instance=UNKNOWN_INSTANCE,
+                version="",
+            )
+            for name in blueprint.server_names
+        ),
+        storages=tuple(
+            StorageMeta(name=name, listen=addresses[name][0], admin_listen=addresses[name][1], group=name)
+            for name in blueprint.storage_names
+        ),
+        replicas=ReplicaSets(partitions={}),
+        seen="",
+    )
 
 
 async def confirmed(ask: Callable[[], Awaitable[Overview]]) -> Overview:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from waltzctl.playground.blueprint import ZOOKEEPER
 from waltzctl.watching.overview import Overview, PartitionView, ServerView, StorageView
 from waltzd.assignment import spell_numbers
-from waltzd.errors import CannotConnect, ForeignCluster, TlsMismatch, WaltzError
+from waltzd.errors import BadMetadata, CannotConnect, ForeignCluster, NodeMissing, TlsMismatch, WaltzError
 from waltzd.meta import Role
 from waltzd.quorum import majority
 
@@ -140,6 +140,16 @@ def spell(numbers: Iterable[int], one: str = "", more: str = "") -> str:
 def _coordination(found: Overview, lost: Lost | None, repair: str) -> Iterator[Reason]:
     if lost is not None:
         seen = f"; it was last seen from here at {lost.seen}" if lost.seen else ""
+        if isinstance(lost.cause, NodeMissing | BadMetadata):
+            yield Reason(
+                key="documents",
+                sentence=f"ZooKeeper answers, and documents of this cluster are not there or cannot be read: "
+                f"{lost.cause.message}{seen}. What owners and storages say is shown; owners go on with the sessions that "
+                "they have, and nothing can change hands",
+                next_step="restart no server; put the newest copy of ZooKeeper's data back. Make no second cluster over "
+                "this one: its storages hold what was committed",
+            )
+            return
         yield Reason(
             key="coordinator",
             sentence=f"ZooKeeper does not answer: {lost.cause.message}{seen}. What owners and storages say is shown; "
