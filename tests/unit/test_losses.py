@@ -35,7 +35,7 @@ def situation(*hows: str, is_open: bool = False) -> Situation:
     found = replace(found, meta=replace(found.meta, partitions=1))
     return Situation(
         found=found, storages={view.meta.name: view.meta for view in views},
-        sets=ReplicaSets(partitions={0: MEMBERS}), replicas_version=1, moves_version=1,
+        sets=ReplicaSets(partitions={0: MEMBERS}), versions={0: 1}, moves_version=1,
     )  # fmt: skip
 
 
