@@ -26,6 +26,7 @@ from waltzd.errors import (
     NodeMissing,
     StorageInUse,
     Unsafe,
+    WaltzError,
 )
 from waltzd.expected import EXPECTED, expecting
 from waltzd.fields import is_name
@@ -219,12 +220,18 @@ class Cluster(OperatorDocuments):
 
     # -- storages and replicas -----------------------------------------------------------------------------------------
 
-    async def storages(self) -> dict[str, StorageMeta]:
-        return await self._below(STORAGES, StorageMeta)
+    async def storages(self, unreadable: dict[str, WaltzError] | None = None) -> dict[str, StorageMeta]:
+        """`unreadable` gets those whose documents cannot be understood, by their paths; without it that is an error."""
+        return await self._below(STORAGES, StorageMeta, unreadable)
 
     async def add_storage(self, meta: StorageMeta) -> None:
+        """In the place of a document that nobody can understand, too."""
+        path = f"{STORAGES}/{meta.name}"
+        unreadable: dict[str, WaltzError] = {}
+        await self.storages(unreadable)
+        version = await self._version_of(path) if path in unreadable else NO_VERSION
         try:
-            await self.coordinator.commit([Create(f"{STORAGES}/{meta.name}", encode(meta))])
+            await self.coordinator.commit([put(path, encode(meta), version)])
         except NodeExists as error:
             raise NameInUse(f"the cluster has a storage {meta.name} already") from error
 
@@ -250,15 +257,25 @@ class Cluster(OperatorDocuments):
         found, version = await self._document(replicas_path(partition), ReplicaSet)
         return found.roles, version
 
-    async def replicas(self) -> tuple[ReplicaSets, dict[int, int]]:
-        """Those of all partitions that have a document, and the versions of these."""
+    async def replicas(self, unreadable: dict[str, WaltzError] | None = None) -> tuple[ReplicaSets, dict[int, int]]:
+        """Of all partitions that have a document, and its version. `unreadable` gets those that cannot be understood."""
         names = await self.coordinator.children(REPLICAS)
         if not names:
             await self._version_of(REPLICAS)  # there is no cluster at all
+        sets: dict[int, Mapping[str, Role]] = {}
+        versions: dict[int, int] = {}
+
+        async def read(number: int) -> None:
+            try:
+                sets[number], versions[number] = await self.replica_set(number)
+            except BadMetadata as error:
+                if unreadable is None:
+                    raise
+                unreadable[replicas_path(number)] = error
+
         numbers = sorted(int(name) for name in names if name.isdecimal())
-        found = await self.each(numbers, self.replica_set)
-        sets = {number: roles for number, (roles, _) in zip(numbers, found, strict=True)}
-        return ReplicaSets(partitions=sets), {number: version for number, (_, version) in zip(numbers, found, strict=True)}
+        await self.each(numbers, read)
+        return ReplicaSets(partitions={number: sets[number] for number in numbers if number in sets}), versions
 
     async def save_replica_set(self, partition: int, roles: Mapping[str, Role], version: int) -> int:
         """The version that it has now; `NO_VERSION` makes the document anew. Every storage that is named must be in the
@@ -390,12 +407,19 @@ class Cluster(OperatorDocuments):
             raise NodeMissing(f"the coordinator has no document {path}", path=path)
         return decode(kind, node.data, path), node.version
 
-    async def _below(self, folder: str, kind: type[N]) -> dict[str, N]:
+    async def _below(self, folder: str, kind: type[N], unreadable: dict[str, WaltzError] | None = None) -> dict[str, N]:
         found: dict[str, N] = {}
         for name in await self.coordinator.children(folder):
-            node = await self.coordinator.get(f"{folder}/{name}")
-            if node is not None:  # else it has gone since
-                found[name] = _named(kind, node.data, f"{folder}/{name}")
+            path = f"{folder}/{name}"
+            node = await self.coordinator.get(path)
+            if node is None:  # it has gone since
+                continue
+            try:
+                found[name] = _named(kind, node.data, path)
+            except BadMetadata as error:
+                if unreadable is None:
+                    raise
+                unreadable[path] = error
         return found
 
 

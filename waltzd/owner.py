@@ -60,6 +60,8 @@ class OwnedPartition:
     tail_bytes: int
     replicas: tuple[OwnedReplica, ...]
     statistics: PartitionStatistics = field(default_factory=PartitionStatistics)
+    trouble: str = ""
+    """Documents of the coordinator that are gone or spoiled: it goes on with what they said."""
 
 
 @dataclass(frozen=True, kw_only=True)

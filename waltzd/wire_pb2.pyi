@@ -1502,6 +1502,7 @@ class OwnedPartition(_message.Message):
     TAIL_BYTES_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     generation: _builtins.int
     session: _builtins.int
@@ -1514,6 +1515,8 @@ class OwnedPartition(_message.Message):
     low_mark: _builtins.int
     mounts: _builtins.int
     tail_bytes: _builtins.int
+    trouble: _builtins.str
+    """Documents of the coordinator that are gone or spoiled: it goes on with what they said."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedReplica]: ...
     @_builtins.property
@@ -1533,10 +1536,11 @@ class OwnedPartition(_message.Message):
         tail_bytes: _builtins.int = ...,
         replicas: _abc.Iterable[Global___OwnedReplica] | None = ...,
         statistics: Global___PartitionStatistics | None = ...,
+        trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

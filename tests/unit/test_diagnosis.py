@@ -106,6 +106,7 @@ def test_every_check_that_does_not_pass_has_a_fix() -> None:
         (replace(sound(), moves={1: ("s1",), 2: ("s1",)}), "unfinished moves", Grade.WARN, "partitions 1-2"),
         (replace(sound(), servers=(server("a"), server("b", is_draining=True))), "drained servers", Grade.WARN, "b takes"),
         (replace(sound(), servers=()), "processes", Grade.FAIL, "no server is up"),
+        (replace(sound(), unreadable={"/storages/s9": GONE}), "documents", Grade.FAIL, GONE.message),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip

@@ -11,7 +11,7 @@ from waltzctl.placement.replica import availability
 from waltzctl.watching.lookout import confirmed, missed
 from waltzctl.watching.overview import Overview
 from waltzctl.watching.verdict import Health, Lost, Verdict, judge, with_since
-from waltzd.errors import CannotConnect, ForeignCluster, NodeMissing
+from waltzd.errors import BadMetadata, CannotConnect, ForeignCluster, NodeMissing
 from waltzd.meta import Role
 
 GONE = CannotConnect("nobody listens there")
@@ -55,6 +55,24 @@ def test_a_storage_is_gone() -> None:
     assert one(judge(without(picture, "s3"), repair=UP))[1] == (
         "its process runs: see what it says with `waltzctl logs --daemon s3`"
     )
+
+
+def test_documents_that_were_deleted_or_spoiled() -> None:
+    """The owners go on with what they said, and an operator is told."""
+    told = well()
+    views = [
+        replace(view, said=replace(view.said, trouble="/storages/s1 is gone")) if view.said and view.partition < 2 else view
+        for view in told.partitions
+    ]
+    picture = replace(told, partitions=tuple(views), unreadable={"/storages/s9": BadMetadata("/storages/s9 is no JSON")})
+    found = judge(picture)
+    assert found.health is Health.DEGRADED
+    assert [reason.sentence for reason in found.reasons] == [
+        "/storages/s9 is no JSON",
+        "/storages/s1 is gone; the owners of partitions 0-1 go on with what is known",
+    ]
+    assert all("waltzctl storage add" in reason.next_step for reason in found.reasons)
+    assert not picture.is_healthy
 
 
 def test_a_server_that_should_be_there_is_missed() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from waltzctl.safety import margin
 from waltzctl.watching.overview import Overview, ServerView, StorageView
-from waltzctl.watching.verdict import spell
+from waltzctl.watching.verdict import MEND, spell
 from waltzd.meta import Role
 from waltzd.quorum import majority
 
@@ -85,6 +85,7 @@ def diagnose(facts: Facts) -> list[Check]:
         _moves(facts),
         _draining(facts),
         _orphans(facts),
+        _documents(facts),
         _coordinator(facts),
         _ensemble(facts),
         _clocks(facts),
@@ -177,6 +178,11 @@ def _replicas(facts: Facts) -> Check:
         "damaged replicas", bad, offline, _silent(facts, StorageView), "every replica vouches for what it holds",
         "; ".join(ways),
     )  # fmt: skip
+
+
+def _documents(facts: Facts) -> Check:
+    passed = "every document of the coordinator can be understood"
+    return _graded("documents", facts.overview.spoiled, [], _silent(facts, ServerView), passed, MEND)
 
 
 def _space(facts: Facts) -> Check:

@@ -140,10 +140,21 @@ class Overview:
     """Replicas that are on their way: where those of a partition shall be in the end."""
     missing: tuple[ServerMeta, ...] = ()
     """Servers that should be up and are not in the coordinator's list, as they announced themselves last."""
+    unreadable: Mapping[str, WaltzError] = field(default_factory=dict)
+    """Documents of the coordinator that cannot be understood, by their paths."""
 
     @property
     def nodes(self) -> tuple[ServerView | StorageView, ...]:
         return (*self.servers, *self.storages)
+
+    @property
+    def spoiled(self) -> dict[str, list[int]]:
+        """Documents that are gone or spoiled, as a sentence, and the partitions whose owners go on with what they said."""
+        found: dict[str, list[int]] = {error.message: [] for error in self.unreadable.values()}
+        for view in self.partitions:
+            if view.said is not None and view.said.trouble:
+                found.setdefault(view.said.trouble, []).append(view.partition)
+        return found
 
     @property
     def closed(self) -> list[PartitionView]:
@@ -166,7 +177,7 @@ class Overview:
 
     @property
     def is_healthy(self) -> bool:
-        return bool(self.partitions) and not (self.silent or self.closed or self.short or self.missing)
+        return bool(self.partitions) and not (self.silent or self.closed or self.short or self.missing or self.spoiled)
 
     def level(self, number: int) -> frozenset[str]:
         """Who holds everything that is committed: the owner says so, and the storage itself says that it serves. A storage
@@ -207,13 +218,14 @@ async def look(coordinator: Coordinator, *, tls: Tls | None = None, seconds: flo
             not_done="nothing was asked of any daemon",
             next_step="use a certificate of that cluster, or another --root",
         )
+    unreadable: dict[str, WaltzError] = {}
     (assignment, _), (sets, _), leader, (moves, _), expected, storage_metas = await asyncio.gather(
         cluster.assignment(),
-        cluster.replicas(),
+        cluster.replicas(unreadable),
         cluster.leader(),
         cluster.moves(),
         expected_servers(coordinator),
-        cluster.storages(),
+        cluster.storages(unreadable),
     )
     server_metas = await cluster.servers()  # behind: who comes meanwhile is not missing
     servers, storages = await asyncio.gather(
@@ -246,6 +258,7 @@ async def look(coordinator: Coordinator, *, tls: Tls | None = None, seconds: flo
         ),
         moves=moves.partitions,
         missing=tuple(meta for name, meta in sorted(expected.items()) if name not in server_metas),
+        unreadable=dict(sorted(unreadable.items())),
     )
 
 

@@ -25,6 +25,10 @@ _WHEN_SHORT = dict.fromkeys(
     ("CONNECTING", "SETTLING", "CATCHING_UP", "SLOW", "DAMAGED", "UNKNOWN"), "wait until it is level"
 ) | {"GIVEN_UP": "bring it back from the others: `waltzctl storage recover {0}`"}
 """By the state in which an owner sees a replica."""
+MEND = (
+    "an owner writes its partition's documents anew by itself; write a storage's anew with `waltzctl storage add "
+    "NAME=LISTEN,ADMIN,GROUP`"
+)
 REPAIR = "start it again, or see why its machine does not answer"
 
 
@@ -92,6 +96,7 @@ def judge(
         *_replicas(found),
         *_servers(found, lost),
         *_slow(found),
+        *_documents(found),
         *_moves(found),
     ]
     reasons.sort(key=lambda reason: not reason.stops)
@@ -422,3 +427,9 @@ def _moves(found: Overview) -> Iterator[Reason]:
             partitions=tuple(numbers),
             names=tuple(sorted({*there, *wanted})),
         )
+
+
+def _documents(found: Overview) -> Iterator[Reason]:
+    for trouble, numbers in found.spoiled.items():
+        who = f"; the owners of {spell(numbers)} go on with what is known" if numbers else ""
+        yield Reason(key=f"documents {trouble}", sentence=trouble + who, next_step=MEND, partitions=tuple(numbers))

@@ -1,19 +1,31 @@
 """A partition's documents, as the owner of its session keeps them: each change is made to what it knows, or not at all.
 
 Whoever else changed the partition's own document owns it now, and that ends the session. What operators say about its
-replicas is another matter: it is read again, and what was to be saved is decided anew.
+replicas is another matter: it is read again, and what was to be saved is decided anew. A document that was deleted, or that
+nobody can understand any more, ends nothing: the owner goes on with what it said, and writes its partition's own ones anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from waltzd.cluster import Cluster, partition_path
+from waltzd.cluster import ASSIGNMENT, STORAGES, Cluster, partition_path
 from waltzd.coordinator import Check
-from waltzd.errors import CannotConnect, ChangedMeanwhile, MetadataBehind, StaleSession, WaltzError
+from waltzd.document import encode
+from waltzd.errors import (
+    BadMetadata,
+    CannotConnect,
+    ChangedMeanwhile,
+    MetadataBehind,
+    NodeMissing,
+    NotOwner,
+    StaleSession,
+    WaltzError,
+)
 from waltzd.meta import PartitionMeta, Role, StorageMeta
-from waltzd.operator_documents import NO_VERSION
+from waltzd.operator_documents import NO_VERSION, put, replicas_path
 
 PAUSES = 20
 """The longest pause before the coordinator is asked again, in first pauses."""
@@ -28,6 +40,8 @@ class Documents:
         self._version = version
         self._replicas: tuple[Mapping[str, Role], int] = {}, NO_VERSION
         self._retry_seconds = retry_seconds
+        self._troubles: dict[str, str] = {}
+        """By the path of each document that is gone or spoiled."""
 
     @property
     def can_be_saved(self) -> bool:
@@ -38,42 +52,115 @@ class Documents:
     def roles(self) -> Mapping[str, Role]:
         return self._replicas[0]
 
+    @property
+    def trouble(self) -> str:
+        """Which documents are gone or spoiled, in one sentence."""
+        return "; ".join(self._troubles.values())
+
+    @property
+    def has_to_write(self) -> bool:
+        """One of them is this partition's own."""
+        return not self._troubles.keys().isdisjoint((partition_path(self._partition), replicas_path(self._partition)))
+
     async def read(self) -> None:
         """What operators say, and may have changed: where the replicas are, and where the storages."""
         self._replicas, self.storages = await asyncio.gather(
             self._cluster.replica_set(self._partition), self._cluster.storages()
         )
 
+    async def look_again(self) -> str:
+        """The same while a session lives: what is gone, or cannot be understood, stays as it is known. What is new of that,
+        for people."""
+        before = self.trouble
+        own, replicas, troubles = partition_path(self._partition), replicas_path(self._partition), dict[str, str]()
+        try:
+            self._replicas = await self._cluster.replica_set(self._partition)
+        except (NodeMissing, BadMetadata) as error:
+            troubles[replicas] = error.message
+        try:
+            if (await self._cluster.partition(self._partition))[0] is None and self._version != NO_VERSION:
+                troubles[own] = f"the coordinator has no document {own}"
+        except BadMetadata as error:
+            troubles[own] = error.message
+        unreadable: dict[str, WaltzError] = {}
+        storages = await self._cluster.storages(unreadable)
+        for name in sorted(self.roles.keys() & self.storages.keys() - storages.keys()):
+            path = f"{STORAGES}/{name}"
+            storages[name] = self.storages[name]
+            spoiled = unreadable.get(path)
+            troubles[path] = spoiled.message if spoiled is not None else f"the coordinator has no document {path}"
+        self.storages, self._troubles = storages, troubles
+        if self.trouble == before:
+            return ""
+        return f"{self.trouble}; going on with what is known" if self.trouble else "its documents are there again"
+
     async def save(self, wanted: PartitionMeta, *, promote: bool = False, check: Callable[[], None]) -> bool:
         """Compare-and-set; with `promote`, together with the learners that it makes members. When the answer is lost, look
-        what is there. `check` raises when nothing may be saved any more. False: an operator has changed the replicas since
-        they were read; now they are read again, and nothing is saved."""
+        what is there. `check` raises when nothing may be saved any more. False: where the replicas are was changed since it
+        was read; now it is read again, and nothing is saved."""
         replicas = self._promoted(wanted) if promote else None
         pause = self._retry_seconds
         while True:
             try:
-                self._version = await self._cluster.save_partition(
-                    self._partition, wanted, self._version, replicas=replicas
-                )
-                break
-            except CannotConnect:
+                if self.has_to_write:
+                    await self._write_anew(wanted)
+                else:
+                    self._version = await self._cluster.save_partition(
+                        self._partition, wanted, self._version, replicas=replicas
+                    )
+                    break
+            except (CannotConnect, NodeMissing, BadMetadata):
                 check()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, PAUSES * self._retry_seconds)
             except ChangedMeanwhile:
-                if replicas is None:
-                    raise
+                check()
             try:
-                if await self._is_saved(wanted):
+                if await self._is_saved(wanted, replicas):
                     break
-                if replicas is not None and (found := await self._cluster.replica_set(self._partition))[1] != replicas[1]:
-                    self._replicas = found
-                    return False
             except CannotConnect:
                 continue
+            if replicas is not None and replicas[1] != self._replicas[1]:
+                return False
         if replicas is not None and replicas[1] == self._replicas[1]:
             self._replicas = replicas[0], replicas[1] + 1
         return True
+
+    async def _is_saved(self, wanted: PartitionMeta, replicas: Any) -> bool:
+        """Look what is there: this, what was there before, or what ends the session."""
+        await self.look_again()
+        if self.has_to_write:
+            return False
+        found, version = await self._cluster.partition(self._partition)
+        if found == wanted:
+            self._version = version
+            return True
+        if version != self._version:
+            raise ChangedMeanwhile(f"somebody else changed the document of partition {self._partition}")
+        return False
+
+    async def _write_anew(self, meta: PartitionMeta) -> None:
+        """The owner of the session knows all that was in there. Sessions are taken under the newest generation only; that
+        this is ours says the assignment, in the same transaction: so nobody took one that would be forgotten by this."""
+        coordinator, number = self._cluster.coordinator, self._partition
+        own, replicas = partition_path(number), replicas_path(number)
+        if replicas in self._troubles:
+            node = await coordinator.get(replicas)
+            before = NO_VERSION if node is None else node.version
+            self._replicas = self.roles, await self._cluster.save_replica_set(number, self.roles, before)
+            del self._troubles[replicas]
+        if own in self._troubles:
+            node = await coordinator.get(own)
+            assignment, version = await self._cluster.assignment()
+            newest = assignment.owners[number].generation
+            if newest > meta.generation:
+                raise NotOwner(f"partition {number} was given to another server; its document is not ours to write")
+            if newest < meta.generation:  # who knows what else it has forgotten
+                raise BadMetadata(f"{ASSIGNMENT} went back in time: partition {number} has generation {newest}", path=own)
+            before = NO_VERSION if node is None else node.version
+            await coordinator.commit([Check(ASSIGNMENT, version), put(own, encode(meta), before)])
+            self._version = before + 1
+            del self._troubles[own]
 
     async def explained(self, error: WaltzError, session: int) -> WaltzError:
         """Why a storage knows of a session that is none of ours: another owner took it, or, if the partition's document is
@@ -101,15 +188,6 @@ class Documents:
             await self._cluster.coordinator.commit([Check(path, self._version)])
         elif await self._cluster.coordinator.get(path) is not None:
             raise ChangedMeanwhile(f"somebody else made {path}", path=path)
-
-    async def _is_saved(self, wanted: PartitionMeta) -> bool:
-        found, version = await self._cluster.partition(self._partition)
-        if found == wanted:
-            self._version = version
-            return True
-        if version != self._version:
-            raise ChangedMeanwhile(f"somebody else changed the document of partition {self._partition}")
-        return False
 
     def _promoted(self, wanted: PartitionMeta) -> tuple[Mapping[str, Role], int] | None:
         """The roles in which the learners that are admitted are members, and the version that they were made from: what an

@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from waltzd.cluster import Cluster
 from waltzd.errors import (
+    BadMetadata,
     CannotConnect,
     ChangedMeanwhile,
     MetadataBehind,
@@ -187,7 +188,6 @@ class Store(Generic[P]):
         others.add_done_callback(lambda task: self._look_at_the_end(session, task))
         try:
             await session.recover()
-            others.cancel()
             self._was_open, self._trouble = True, ""
             self._pipeline = self._make_pipeline(session)
             self.bell.ring()
@@ -255,14 +255,24 @@ class Store(Generic[P]):
                 await asyncio.sleep(self._settings.retry_seconds)
 
     async def _look_for_others(self, session: StoreSession) -> None:
-        """Until it is open. Who waits for replicas that never come notices in no other way that an operator has decided."""
+        """Until it is open: who waits for replicas that never come notices in no other way that an operator has decided.
+        Afterwards, whether the document is still there."""
         token: object | None = None
         while True:
             try:
                 token = await self._cluster.wait_for_partition(self.partition, token)
                 meta, _ = await self._cluster.partition(self.partition)
+                if meta is None and self._was_open:
+                    await session.reassign()
             except CannotConnect:
                 await asyncio.sleep(self._settings.retry_seconds)
+                continue
+            except BadMetadata:
+                if not self._was_open:
+                    raise
+                await session.reassign()
+                continue
+            if self._was_open:
                 continue
             session_id, mine = session.session, session.core
             if meta is not None and meta.session >= session_id:
@@ -328,6 +338,7 @@ class Store(Generic[P]):
             tail_bytes=tail.bytes if tail is not None else 0,
             replicas=tuple(self._replica(session, name) for name in session.core.names),
             statistics=self._statistics(),
+            trouble=session.documents.trouble,
         )
 
     @staticmethod

@@ -62,7 +62,7 @@ class StoreSession:
         self.ended: BaseException | None = None
         self.acknowledged_marks: dict[str, int] = dict(acknowledged)
         """The most that each replica ever acknowledged: who then holds less has forgotten it."""
-        self._documents = documents
+        self.documents = documents
         self._connect = connect
         self._settings = settings
         self._ticker = ticker
@@ -251,7 +251,7 @@ class StoreSession:
             self._check()
             await self.decided.wait(seen)
         self._check()
-        await self._documents.save(self.core.meta, check=self._check)
+        await self.documents.save(self.core.meta, check=self._check)
         self.core.is_taken = True
         self.decided.ring()
 
@@ -307,7 +307,7 @@ class StoreSession:
     def _reason_for_another(self) -> str | None:
         """Why there should be a new session; None also while it could not be saved."""
         now = asyncio.get_running_loop().time()
-        if now < self._renew_after or not self._documents.can_be_saved:
+        if now < self._renew_after or not self.documents.can_be_saved:
             return None
         if self._bytes > self._settings.session_bytes_max:
             return f"{self._bytes} bytes were written in session {self.session}"
@@ -332,6 +332,9 @@ class StoreSession:
     async def _save_changes(self) -> bool:
         """Members that join, or have forgotten something; whether there was anything to save."""
         assert self.live is not None
+        if self.documents.has_to_write:
+            await self._save(self.core.meta)
+            return True
         for name in list(self._lost):
             wanted = losing(self.core.meta, name)
             if wanted is not None:
@@ -352,7 +355,7 @@ class StoreSession:
         return False
 
     async def _save(self, wanted: PartitionMeta, *, promote: bool = False) -> bool:
-        if not await self._documents.save(wanted, promote=promote, check=self._check):
+        if not await self.documents.save(wanted, promote=promote, check=self._check):
             return False
         self.core.saved(wanted)
         self.decided.ring()
@@ -377,7 +380,7 @@ class StoreSession:
                     self._renew_after = clock.time() + SETTLED_SECONDS
                     return
                 after = following(self.core.meta, self.committed)
-                await self._documents.save(after, check=self._check)
+                await self.documents.save(after, check=self._check)
                 self.say(f"a new session: {reason}")
                 await self._follow(after)
             finally:
@@ -420,18 +423,16 @@ class StoreSession:
         self.abandon()
         await self._links.close()
 
-    # -- who takes part
-
     def _start_links(self) -> None:
-        seconds, retry_seconds = self._settings.storage_seconds, self._settings.retry_seconds
-        storages = self._documents.storages
-        self._links.start(self, storages, self._connect, seconds=seconds, retry_seconds=retry_seconds)
+        seconds, retry = self._settings.storage_seconds, self._settings.retry_seconds
+        self._links.start(self, self.documents.storages, self._connect, seconds=seconds, retry_seconds=retry)
 
     async def reassign(self) -> None:
         """The lists of replicas or storages changed: contact who is new, and who has moved."""
-        before = self._documents.storages
-        await self._documents.read()
-        moved = [name for name in self._links if self._documents.storages.get(name) != before.get(name)]
+        before = self.documents.storages
+        if news := await self.documents.look_again():
+            self.say(news)
+        moved = [name for name in self._links if self.documents.storages.get(name) != before.get(name)]
         self._take_roles()
         self.watch()
         for name, link in [(name, self._links.pop(name)) for name in moved]:
@@ -440,11 +441,10 @@ class StoreSession:
         self._start_links()
 
     def _take_roles(self) -> None:
-        self.core.roles = dict(sorted(self._documents.roles.items()))
+        self.core.roles = dict(sorted(self.documents.roles.items()))
         self.decided.ring()
 
     @property
     def missing(self) -> str:
-        """Why nothing can be committed at this moment, in one sentence; empty when it can."""
         assert self.live is not None
         return self.live.missing([name for name, link in self._links.items() if link.is_readable])
