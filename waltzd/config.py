@@ -26,6 +26,10 @@ _TLS_CERTIFICATE = (
 )
 _TLS_KEY = "Private key of the certificate in PEM. Other users of the machine must not be able to read it."
 _TLS_CA = "Certificates in PEM of those whose signature on a certificate counts."
+_TLS_REVOKED = (
+    "Revocation lists in PEM, one or more. Whoever shows a certificate that one of them names is refused, and what is "
+    "open to it ends within some seconds. A file that is replaced counts at once."
+)
 _PLAINTEXT = (
     "Where this daemon may listen without certificates. `loopback`: for this machine only. `anywhere`: whoever reaches the "
     "port may do everything."
@@ -142,6 +146,7 @@ class StorageConfig:
     tls_certificate: str | None = setting(_TLS_CERTIFICATE, default=None, example="/etc/waltz/storage.pem")
     tls_key: str | None = setting(_TLS_KEY, default=None, example="/etc/waltz/storage.key")
     tls_ca: str | None = setting(_TLS_CA, default=None, example="/etc/waltz/ca.pem")
+    tls_revoked: str | None = setting(_TLS_REVOKED, default=None, example="/etc/waltz/revoked.pem")
     plaintext: str = setting(_PLAINTEXT, default="loopback", choices=("loopback", "anywhere"))
     log_format: str = setting(
         "How log lines look: `text` for people, `json` for collectors.", default="text", choices=("text", "json")
@@ -297,6 +302,7 @@ class ServerConfig:
     tls_certificate: str | None = setting(_TLS_CERTIFICATE, default=None, example="/etc/waltz/server.pem")
     tls_key: str | None = setting(_TLS_KEY, default=None, example="/etc/waltz/server.key")
     tls_ca: str | None = setting(_TLS_CA, default=None, example="/etc/waltz/ca.pem")
+    tls_revoked: str | None = setting(_TLS_REVOKED, default=None, example="/etc/waltz/revoked.pem")
     plaintext: str = setting(_PLAINTEXT, default="loopback", choices=("loopback", "anywhere"))
     log_format: str = setting(
         "How log lines look: `text` for people, `json` for collectors.", default="text", choices=("text", "json")
@@ -361,6 +367,8 @@ def _unprotected(config: StorageConfig | ServerConfig) -> Iterator[tuple[str, st
     missing = [name for name in ("tls_certificate", "tls_key", "tls_ca") if getattr(config, name) is None]
     if 0 < len(missing) < 3:
         yield missing[0], "it is missing: tls_certificate, tls_key and tls_ca go together"
+    if missing and config.tls_revoked is not None:
+        yield "tls_revoked", "without tls_certificate, tls_key and tls_ca nobody shows a certificate"
     if len(missing) < 3 or config.plaintext == "anywhere":
         return
     for name, address in (("listen", config.listen), ("admin_listen", config.admin_listen)):

@@ -1,8 +1,8 @@
 """When the certificate of this process ends: said in the log in time, and a reason not to be ready once it is over.
 
-Connections that are open go on behind the end, so a daemon by itself notices nothing, while nobody new reaches it; and it
-cannot be started again without another certificate. So somebody has to be told: once a day in the last week, when it is
-over, and each day from then on. A certificate that takes its place is another story, which begins anew. The files are
+From then on nobody reaches the daemon or is reached by it, streams between servers and storages end, and it cannot be
+started again without another certificate. So somebody has to be told: once a day in the last week, when it is over, and
+each day from then on. A certificate that takes its place is another story, which begins anew. The files are
 looked at for every question: who put a new one in its place sees the reason go away.
 """
 
@@ -53,7 +53,7 @@ class Expiry:
             _log.warning("the certificate %s ends at %s: put another one in its place before", path, moment(ends))
         else:
             _log.error("the certificate %s ended at %s: nobody new is reached or gets in until another one is in its "
-                       "place; connections that are open go on", path, moment(ends))  # fmt: skip
+                       "place, and streams between servers and storages end", path, moment(ends))  # fmt: skip
 
     async def run(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from typing import cast
 from waltzd.buffer import Buffer
 from waltzd.errors import BadFrame, CannotConnect, WaltzError
 from waltzd.role import Identity
-from waltzd.tls import identity_of
+from waltzd.tls import Tls, certificate_of, identity_of
 
 HEAD = struct.Struct(">IB")
 SMALL_BYTES = 64 << 10
@@ -99,6 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_ended = False
         """The other side has closed its end, or said what nobody understands."""
         self._sent_in_turn = 0
+        self._refusal: Callable[[], str | None] = lambda: None
         self._heard = 0.0
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -198,6 +199,10 @@ class Connection(asyncio.BufferedProtocol):
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         quiet = loop.time() - self._heard
+        why = self._refusal()
+        if why is not None:
+            self.lose(CannotConnect(f"the certificate of {self.peer} {why}"))
+            return
         if self._is_paused or self._nonsense is not None or self._is_ended:
             self._heard = loop.time()  # we do not listen, so nothing can be heard
         elif quiet >= 2 * QUIET_SECONDS:
@@ -219,6 +224,14 @@ class Connection(asyncio.BufferedProtocol):
         """Who the other side is, by its certificate; None without one."""
         assert self._transport is not None
         return identity_of(self._transport.get_extra_info("ssl_object"))
+
+    def end_with_certificate(self, tls: Tls) -> str | None:
+        """Some seconds after the other side's certificate has ended, or was revoked, so does this connection. Why that is
+        so already, if it is."""
+        assert self._transport is not None
+        found = certificate_of(self._transport.get_extra_info("ssl_object"))
+        self._refusal = lambda: tls.refusal(found)
+        return self._refusal()
 
     def admit(self) -> None:
         """The other side is no stranger: it may send large frames."""

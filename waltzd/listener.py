@@ -12,11 +12,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-import grpc
-import grpc.aio
-
-from waltzd.errors import PortInUse, WaltzError
-from waltzd.rpc import Server, create_server, listen, open_channel, prove
+from waltzd.errors import PortInUse
+from waltzd.rpc import Server, knocked
+from waltzd.rpc_server import create_server, listen
 from waltzd.setting import Address
 from waltzd.tls import Tls
 
@@ -110,21 +108,8 @@ class Listener:
 
     async def _try_the_door(self) -> list[str]:
         ours = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address.host, self.address.host)
-        identity = self._tls.identity if self._tls is not None else None
-        role, name = (identity.role, identity.name) if identity is not None else (None, None)
-        channel = open_channel(str(replace(self.address, host=ours)), tls=self._tls, peer=role, name=name)
-        try:
-            await prove(channel, KNOCK_SECONDS)
-            await channel.unary_unary("/waltz.v1.Door/Knock")(b"", timeout=KNOCK_SECONDS)
-        except WaltzError as error:
-            return [f"nobody gets in at {self.address}: {error.message}"]
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # as it should be: there is no such call
-                return []
-            return [f"nobody gets in at {self.address}: {error.details()}"]
-        finally:
-            await channel.close()
-        raise AssertionError("there is no such call, and it was answered")
+        why = await knocked(str(replace(self.address, host=ours)), self._tls, KNOCK_SECONDS)
+        return [] if why is None else [f"nobody gets in at {self.address}: {why}"]
 
     async def stop(self, seconds: float) -> None:
         """No new calls; those that run may go on for so long."""

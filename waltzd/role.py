@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID
+
+from waltzd import x509
 
 
 class Role(enum.StrEnum):
@@ -58,55 +60,8 @@ class Identity:
     @staticmethod
     def of_certificate(certificate: bytes) -> Identity | None:
         """Of a certificate in DER, whose signature the handshake has checked."""
-        try:
-            return Identity.among(list(_uris(certificate)))
-        except (IndexError, ValueError):
-            return None
-
-
-# -- X.509, as much of it as holds the names ---------------------------------------------------------------------------
-
-_SEQUENCE, _OID, _OCTETS = 0x30, 0x06, 0x04
-_EXTENSIONS, _URI_NAME = 0xA3, 0x86
-_SUBJECT_ALTERNATIVE_NAME = bytes.fromhex("551d11")
-
-
-def _uris(certificate: bytes) -> Iterator[str]:
-    """The subject alternative names of the type URI, and no others."""
-    whole = _only(certificate, _SEQUENCE)
-    _, signed = next(_elements(whole))
-    for tag, content in _elements(signed):
-        if tag != _EXTENSIONS:
-            continue
-        for _, extension in _elements(_only(content, _SEQUENCE)):
-            (kind, name), *_, (form, value) = _elements(extension)
-            if (kind, name, form) == (_OID, _SUBJECT_ALTERNATIVE_NAME, _OCTETS):
-                for type, text in _elements(_only(value, _SEQUENCE)):
-                    if type == _URI_NAME:
-                        yield text.decode("ascii")
-
-
-def _only(data: bytes, tag: int) -> bytes:
-    found = list(_elements(data))
-    if len(found) != 1 or found[0][0] != tag:
-        raise ValueError("not what a certificate has here")
-    return found[0][1]
-
-
-def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and content of each element in DER. Tags of more than one byte do not occur where we look."""
-    at = 0
-    while at < len(data):
-        tag, length, at = data[at], data[at + 1], at + 2
-        if length & 0x80:
-            count = length & 0x7F
-            if not 0 < count <= 4:
-                raise ValueError("no length in DER")
-            length, at = int.from_bytes(data[at : at + count], "big"), at + count
-        if at + length > len(data):
-            raise ValueError("an element is longer than what holds it")
-        yield tag, data[at : at + length]
-        at += length
+        found = x509.certificate(certificate)
+        return None if found is None else Identity.among(found.uris)
 
 
 # -- who may call what -------------------------------------------------------------------------------------------------

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import ssl
 from collections.abc import Callable
-from contextlib import aclosing
 from typing import Any, NoReturn, TypeAlias
 from uuid import UUID
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
-from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, TooManyCallers, WaltzError, tree
+from waltzd import x509
+from waltzd.errors import CannotConnect, WaltzError, tree
 from waltzd.messages import packed_error, unpacked_error, uuid_of
-from waltzd.role import Identity, Role, allowed, dns_name
-from waltzd.setting import Address, parse_address
+from waltzd.role import Identity, Role, dns_name
+from waltzd.setting import parse_address
 from waltzd.tls import Credentials, Tls, certificate_at
 
 ERROR_KEY = "waltz-error-bin"
@@ -90,7 +88,7 @@ def error_of(error: grpc.aio.AioRpcError, *, who: str = "", seconds: float | Non
 # -- gRPC --------------------------------------------------------------------------------------------------------------
 
 
-def _options(message_bytes_max: int) -> list[tuple[str, int]]:
+def options_for(message_bytes_max: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", message_bytes_max),
         ("grpc.max_send_message_length", -1),  # what is sent is bounded where it is made
@@ -111,180 +109,21 @@ def _options(message_bytes_max: int) -> list[tuple[str, int]]:
 Server: TypeAlias = grpc.aio.Server
 
 
-class _NonsenseIsEmpty(grpc.aio.ServerInterceptor):
-    """Bytes that are no message are read as an empty one, which every call with a cluster key refuses in one line. gRPC
-    would log a traceback for each, and whoever can reach the port could fill the disk with them."""
-
-    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        decode = handler.request_deserializer
-
-        def decode_or_empty(raw: bytes) -> Any:
-            try:
-                return decode(raw)
-            except DecodeError:
-                return decode(b"")
-
-        return handler._replace(request_deserializer=decode_or_empty)
-
-
-REQUEST_BYTES_MAX = 256 << 10
-"""Of a message that carries no records: the largest names each partition of the largest cluster."""
-CONNECTIONS_MAX = 8192
-FIRST_SECONDS = 5.0
-"""How long a call may take to say what it wants."""
-PROMPT_SECONDS = 0.5
-SLOW_MAX = 16
-"""So many calls may take longer than that: for one more, the oldest ends."""
-
-
-class _FirstMessages:
-    """The messages that begin calls, while they come: what callers hold of them is bounded for the whole process."""
-
-    def __init__(self) -> None:
-        self._slow: dict[asyncio.Timeout, None] = {}
-
-    async def read(self, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        try:
-            async with asyncio.timeout(FIRST_SECONDS) as limit:
-                late = asyncio.get_running_loop().call_later(PROMPT_SECONDS, self._make_room, limit)
-                try:
-                    return await context.read()
-                finally:
-                    late.cancel()
-                    self._slow.pop(limit, None)
-        except TimeoutError:
-            raise TooManyCallers(
-                f"the first message of a call was not here within {FIRST_SECONDS:.0f} seconds, or too many were slow"
-            ) from None
-
-    def _make_room(self, slow: asyncio.Timeout) -> None:
-        if len(self._slow) >= SLOW_MAX:
-            oldest = next(iter(self._slow))
-            del self._slow[oldest]
-            if not oldest.expired():
-                oldest.reschedule(asyncio.get_running_loop().time())
-        self._slow[slow] = None
-
-
-_first_messages = _FirstMessages()
-
-
-async def first_message(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-    """Of a call whose caller sends a stream. Raises when it does not come in time."""
-    return await _first_messages.read(context)
-
-
-class _Doorkeeper(grpc.aio.ServerInterceptor):
-    """Each call only by those whose certificate permits it, and nothing of a caller is kept before that. gRPC reads the
-    message of a call with only one before anybody is asked, so each is served as a call whose caller sends a stream: on
-    the wire there is no difference."""
-
-    def __init__(self, tls: Tls | None) -> None:
-        self._key = tls.identity.key if tls is not None else None
-
-    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
-        serve = self._guarded(getattr(handler, kind), str(handler_call_details.method), sends_one=kind.startswith("unary"))
-        has_one_answer = kind.endswith("unary")
-        make = grpc.stream_unary_rpc_method_handler if has_one_answer else grpc.stream_stream_rpc_method_handler
-        return make(serve, handler.request_deserializer, handler.response_serializer)
-
-    def _guarded(self, serve: Any, method: str, *, sends_one: bool) -> Any:
-        async def said(messages: Any, context: Any) -> Any:
-            await self._check(context, method)
-            if not sends_one:
-                return messages
-            try:
-                message = await first_message(context)
-                if message is grpc.aio.EOF:
-                    raise BadFrame("a call without its message")
-                return message
-            except WaltzError as error:
-                await abort(context, error)
-
-        async def answer(messages: Any, context: Any) -> Any:
-            return await serve(await said(messages, context), context)
-
-        async def stream(messages: Any, context: Any) -> Any:
-            async with aclosing(serve(await said(messages, context), context)) as answers:
-                async for message in answers:
-                    yield message
-
-        return stream if inspect.isasyncgenfunction(serve) else answer
-
-    async def _check(self, context: Any, method: str) -> None:
-        if self._key is None:
-            return
-        identity = caller_of(context)
-        if identity is None or identity.key != self._key:
-            who = "no identity of this cluster" if identity is None else f"the identity {identity.uri}"
-            await abort(context, NotPermitted(f"the certificate of the caller has {who}"))
-        if identity.role not in allowed(method):
-            await abort(context, NotPermitted(f"{identity.name} has the role {identity.role}, which may not call {method}"))
-
-
-_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-
-
 def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> Identity | None:
     """Who calls, by their certificate; None without one, on a connection in plain text."""
     # gRPC's own list of names mixes all types: only the certificate says which of them are URIs.
+    found = certificate_of(context)
+    return None if found is None else Identity.among(found.uris)
+
+
+def certificate_of(context: grpc.aio.ServicerContext[Any, Any]) -> x509.Certificate | None:
     found = context.auth_context().get("x509_pem_cert")
-    return None if not found else _identity_of(bytes(next(iter(found))))
+    return None if not found else _read(bytes(next(iter(found))))
 
 
 @functools.lru_cache(maxsize=1024)
-def _identity_of(pem: bytes) -> Identity | None:
-    return Identity.of_certificate(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")))
-
-
-def create_server(message_bytes_max: int, tls: Tls | None = None) -> Server:
-    options = [
-        *_options(message_bytes_max),
-        ("grpc.so_reuseport", 0),  # with it two daemons share one port and nobody notices
-        ("grpc.server_handshake_timeout_ms", 2_000),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.max_concurrent_streams", 1024),
-        ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
-        # Otherwise a stream that nobody reads takes megabytes from its caller, the faster it sends the more.
-        ("grpc.http2.bdp_probe", 0),
-    ]
-    return grpc.aio.server(options=options, interceptors=[_Doorkeeper(tls), _NonsenseIsEmpty()])
-
-
-def listen(server: Server, address: Address, tls: Tls | None = None) -> int:
-    """The port that the server will listen on."""
-    try:
-        if tls is None:
-            return server.add_insecure_port(str(address))
-        return server.add_secure_port(str(address), _server_credentials(tls))
-    except RuntimeError as error:
-        raise PortInUse(f"cannot listen on {address}: {error}") from error
-
-
-def _server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Looks at the files for every new connection. Callers without a certificate do not get through the handshake."""
-    given = tls.current()
-
-    def configuration(found: Credentials) -> Any:
-        return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], root_certificates=found.ca)
-
-    def changed() -> Any:
-        nonlocal given
-        found = tls.current()
-        if found is given:
-            return None
-        given = found
-        return configuration(found)
-
-    return grpc.dynamic_ssl_server_credentials(configuration(given), changed, require_client_authentication=True)
+def _read(pem: bytes) -> x509.Certificate | None:
+    return x509.certificate(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")))
 
 
 def open_channel(
@@ -298,9 +137,9 @@ def open_channel(
     """A channel to one address. With TLS only to a `peer` of that role, in our own cluster, and of that name if it is
     given, which `prove` makes sure of before a call; and when our certificate was replaced, new calls use the new one."""
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=_options(message_bytes_max))
+        return grpc.aio.insecure_channel(address, options=options_for(message_bytes_max))
     assert peer is not None
-    return ProvenChannel(address, _options(message_bytes_max), tls, peer, name)
+    return ProvenChannel(address, options_for(message_bytes_max), tls, peer, name)
 
 
 async def prove(channel: Any, seconds: float) -> None:
@@ -319,6 +158,22 @@ def expect(channel: Any, name: str | None) -> None:
     """From now on only the one of this name may answer."""
     if isinstance(channel, ProvenChannel):
         channel.name = name
+
+
+async def knocked(address: str, tls: Tls | None, seconds: float) -> str | None:
+    """Why a call of a daemon to itself is not answered; None when it is, with the word that nobody knows such a call."""
+    role, name = (tls.identity.role, tls.identity.name) if tls is not None else (None, None)
+    channel = open_channel(address, tls=tls, peer=role, name=name)
+    try:
+        await prove(channel, seconds)
+        await channel.unary_unary("/waltz.v1.Door/Knock")(b"", timeout=seconds)
+    except WaltzError as error:
+        return error.message
+    except grpc.aio.AioRpcError as error:
+        return None if error.code() is grpc.StatusCode.UNIMPLEMENTED else str(error.details())
+    finally:
+        await channel.close()
+    raise AssertionError("there is no such call, and it was answered")
 
 
 RETIRED_SECONDS = 3600.0
@@ -363,6 +218,8 @@ class ProvenChannel:
 
     def _is_proven(self) -> bool:
         if self._channel is None or self._proven != (self.name,) or self._credentials is not self._tls.current():
+            return False
+        if self._tls.refusal(x509.certificate(self._trusted)) is not None:
             return False
         return self._channel.get_state() not in _LOST
 

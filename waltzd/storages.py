@@ -16,7 +16,7 @@ from uuid import UUID
 from waltzd import wire_pb2 as wire
 from waltzd.buffer import Buffer
 from waltzd.caller import Caller
-from waltzd.errors import BadFrame, CannotConnect, WaltzError
+from waltzd.errors import BadFrame, CannotConnect, WaltzError, WrongPeer
 from waltzd.framing import Connection, Kind
 from waltzd.link import run_of
 from waltzd.messages import status_of
@@ -180,6 +180,9 @@ async def connect(host: str, port: int, kind: Kind, hello: bytes, *, tls: Tls | 
     if tls is not None:
         try:
             check_peer(connection.identity, f"{host}:{port}", key=tls.identity.key, role=Role.STORAGE, name=name)
+            why = connection.end_with_certificate(tls)
+            if why is not None:
+                raise WrongPeer(f"the certificate of whoever answers at {host}:{port} {why}")
         except CannotConnect as error:
             connection.lose(error)
             raise

@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 from uuid import UUID
 
+from waltzd import x509
 from waltzd.errors import BadConfig, CannotConnect, WrongPeer
 from waltzd.role import Identity, Role, dns_name
 from waltzd.setting import Address
+from waltzd.x509 import Revoked
 
 FILE_BYTES_MAX = 1 << 20
 _log = logging.getLogger("waltz.tls")
@@ -43,6 +45,7 @@ class Credentials:
     """For connections that are accepted."""
     calling: ssl.SSLContext = field(repr=False, compare=False)
     """For connections that we make."""
+    revoked: Revoked = frozenset()
 
 
 class Files(Protocol):
@@ -54,20 +57,34 @@ class Files(Protocol):
     def tls_key(self) -> str | None: ...
     @property
     def tls_ca(self) -> str | None: ...
+    @property
+    def tls_revoked(self) -> str | None: ...
 
 
 def tls_for(files: Files, role: Role, cluster: UUID) -> Tls | None:
     """What a daemon of this role in this cluster secures its connections with; None where it listens without."""
     if files.tls_certificate is None or files.tls_key is None or files.tls_ca is None:
         return None
-    return Tls(files.tls_certificate, files.tls_key, files.tls_ca, role=role, cluster=cluster)
+    paths = files.tls_certificate, files.tls_key, files.tls_ca
+    return Tls(*paths, role=role, cluster=cluster, revoked=files.tls_revoked)
 
 
 class Tls:
     """The certificate of this process. `role` and `cluster` are what it must say; None is whatever it says at first."""
 
-    def __init__(self, certificate: str, key: str, ca: str, *, role: Role | None, cluster: UUID | None = None) -> None:
+    def __init__(
+        self,
+        certificate: str,
+        key: str,
+        ca: str,
+        *,
+        role: Role | None,
+        cluster: UUID | None = None,
+        revoked: str | None = None,
+    ) -> None:
+        """`revoked`: a file with revocation lists."""
         self._paths = (certificate, key, ca)
+        self._revoked = revoked
         self._role = role
         self._cluster = cluster
         self._complaint = ""
@@ -91,6 +108,10 @@ class Tls:
         with self._lock:
             self._look(again=False)
             return self._credentials
+
+    def refusal(self, certificate: x509.Certificate | None) -> str | None:
+        """Why a certificate does not count at this moment, if it does not."""
+        return None if certificate is None else certificate.refusal(time.time(), self.current().revoked)
 
     def reload(self) -> BadConfig | None:
         """Read the files whether they seem to have changed or not. What is wrong with them, if anything: then what was
@@ -151,7 +172,7 @@ class Tls:
 
     def _signature(self) -> _Signature:
         found: list[tuple[int, int, int]] = []
-        for path in self._paths:
+        for path in (*self._paths, *([self._revoked] if self._revoked is not None else ())):
             try:
                 status = os.stat(path)
             except OSError as error:
@@ -172,7 +193,7 @@ class Tls:
             raise BadConfig(f"{self._paths[0]} has the role {identity.role}; this process needs the role {self._role}")
         if self._cluster is not None and identity.key != self._cluster:
             raise BadConfig(f"{self._paths[0]} belongs to the cluster {identity.key}, this process to {self._cluster}")
-        return Credentials(certificate, key, ca, identity, ends, answering, calling)
+        return Credentials(certificate, key, ca, identity, ends, answering, calling, _revoked_in(self._revoked))
 
 
 def moment(seconds: float) -> str:
@@ -188,6 +209,15 @@ def _strict(context: ssl.SSLContext) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
     return context
+
+
+def _revoked_in(path: str | None) -> Revoked:
+    if path is None:
+        return frozenset()
+    try:
+        return x509.revoked_in(_content(path))
+    except ValueError as error:
+        raise BadConfig(f"{path} has {error}") from error
 
 
 def _content(path: str) -> bytes:
@@ -211,10 +241,22 @@ def _check_secret(path: str) -> None:
 # -- who is at the other end -------------------------------------------------------------------------------------------
 
 
+def certificate_of(side: ssl.SSLObject | None) -> x509.Certificate | None:
+    """That of the other end of a connection."""
+    found = None if side is None else side.getpeercert(binary_form=True)
+    return None if found is None else x509.certificate(found)
+
+
 def identity_of(side: ssl.SSLObject | None) -> Identity | None:
     """Of the other end of a connection; None without a certificate, or with one that says nothing."""
     found = None if side is None else side.getpeercert(binary_form=True)
     return None if found is None else Identity.of_certificate(found)
+
+
+def check_valid(tls: Tls, side: ssl.SSLObject | None, address: str) -> None:
+    why = tls.refusal(certificate_of(side))
+    if why is not None:
+        raise WrongPeer(f"the certificate of whoever answers at {address} {why}")
 
 
 def check_peer(identity: Identity | None, address: str, *, key: UUID, role: Role, name: str | None) -> None:
@@ -237,6 +279,7 @@ async def certificate_at(tls: Tls, address: Address, *, role: Role, name: str | 
     try:
         side: ssl.SSLObject = writer.get_extra_info("ssl_object")
         check_peer(identity_of(side), str(address), key=tls.identity.key, role=role, name=name)
+        check_valid(tls, side, str(address))
         found = side.getpeercert(binary_form=True)
         assert found is not None
         return found

@@ -91,6 +91,20 @@ class Authority:
         identity, left = Identity(key, role, name), -_HOUR if expired else datetime.timedelta(days=days)
         return self.sign([identity.uri], identity.dns_names, file=file or f"{role}-{name}", left=left)
 
+    def revoke(self, *files: Files, name: str = "revoked") -> Path:
+        """A revocation list with these, in a file that is there at once."""
+        now = datetime.datetime.now(datetime.UTC)
+        builder = x509.CertificateRevocationListBuilder().issuer_name(self._name)
+        builder = builder.last_update(now - _YEAR).next_update(now + _YEAR)
+        for one in files:
+            number = x509.load_pem_x509_certificate(one.certificate.read_bytes()).serial_number
+            entry = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now).build()
+            builder = builder.add_revoked_certificate(entry)
+        path = self._home / f"{name}.pem"
+        beside = path.with_suffix(".next")
+        beside.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        return beside.rename(path)
+
     def sign(self, uris: Sequence[str], dns_names: Sequence[str], *, file: str, left: datetime.timedelta = _YEAR) -> Files:
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri) for uri in uris]
         names += [x509.DNSName(name) for name in dns_names]

@@ -15,11 +15,15 @@ import pytest
 from tests.fuzz.hostile import PREFACE, SETTINGS, connect, opening
 from tests.process.certificates import Authority
 from tests.process.daemon import KEY
-from waltzd import listener, loop, rpc
+from waltzd import listener, loop
+from waltzd import rpc_server as rpc
+from waltzd.errors import CannotConnect, NotPermitted
+from waltzd.expiry import DAY_SECONDS
 from waltzd.listener import Listener
-from waltzd.role import Role
+from waltzd.role import RIGHTS, Role
 from waltzd.rpc import Server, error_of, open_channel
 from waltzd.setting import Address
+from waltzd.tls import Tls
 
 SECONDS = 30
 NO_TEXT = opening(1, "/waltz.v1.Log/Mount").replace(b"/waltz.v1.", b"/waltz\xff\xff1.")
@@ -117,6 +121,45 @@ def test_readiness_knocks_at_the_door(tmp_path: Path, monkeypatch: pytest.Monkey
                 await found._server.stop(0)
                 (reason,) = await found.knock()
                 assert reason.startswith(f"nobody gets in at {found.address}: ")
+
+    loop.run(run())
+
+
+@pytest.mark.parametrize("how", ["ends", "is revoked"])
+def test_a_call_lasts_as_long_as_its_callers_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """And no other one is made over the same connection."""
+    monkeypatch.setattr(rpc, "CERTIFIED_SECONDS", 0.05)
+    authority = Authority(tmp_path)
+    files = authority.issue(KEY, Role.SERVER, "one")
+    revoked = authority.revoke()
+    tls = Tls(str(files.certificate), str(files.key), str(files.ca), role=Role.SERVER, revoked=str(revoked))
+    monkeypatch.setitem(RIGHTS, "/echo", frozenset({Role.CLIENT}))
+    monkeypatch.setitem(RIGHTS, "/one", frozenset({Role.CLIENT}))
+    caller = authority.issue(KEY, Role.CLIENT, "app", days=(2 if how == "ends" else 3600) / DAY_SECONDS)
+
+    async def run() -> None:
+        found = Listener(Address("127.0.0.1", 0), 1 << 20, tls)
+        async with listening(found):
+            channel = grpc.aio.secure_channel(
+                str(found.address),
+                grpc.ssl_channel_credentials(
+                    files.ca.read_bytes(), caller.key.read_bytes(), caller.certificate.read_bytes()
+                ),
+                options=[("grpc.ssl_target_name_override", f"server.{KEY}.waltz")],
+            )
+            call: Any = channel.stream_stream("/echo")()
+            await call.write(b"first")
+            assert await call.read() == b"first"
+            if how == "is revoked":
+                authority.revoke(caller)
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await call.read()
+            assert isinstance(error_of(ended.value), CannotConnect), "it may come again with another certificate"
+            for _ in range(2):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await channel.unary_unary("/one")(b"said")  # type: ignore[arg-type]
+                assert isinstance(error_of(refused.value), NotPermitted)
+            await channel.close()
 
     loop.run(run())
 

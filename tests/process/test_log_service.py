@@ -34,7 +34,8 @@ from waltzd.frame import Committals, Credit, Feed, FeedMode, Flush, Flushed, Mou
 from waltzd.lock import Mode
 from waltzd.log_messages import client_message, server_frames
 from waltzd.record import Run, encode_payloads
-from waltzd.rpc import create_server, listen, open_channel
+from waltzd.rpc import open_channel
+from waltzd.rpc_server import create_server, listen
 from waltzd.server.service import add_log_service
 from waltzd.servers import MountStream, ServerClient
 from waltzd.setting import Address

@@ -18,7 +18,7 @@ from waltzd.client import Client
 from waltzd.frame import AppendBatch, FeedMode, Mounted, MountRequest, Registration
 from waltzd.loop import run
 from waltzd.outcome import Committed
-from waltzd.rpc import SLOW_MAX
+from waltzd.rpc_server import SLOW_MAX
 from waltzd.servers import ServerClient
 from waltzd.submission import Outcomes
 

@@ -26,7 +26,8 @@ from waltzd.errors import CannotConnect, NoSuchPartition, NotPermitted, WaltzErr
 from waltzd.frame import Credit
 from waltzd.framing import HEAD, Kind
 from waltzd.role import RIGHTS, Identity, Role
-from waltzd.rpc import create_server, error_of, listen, open_channel, prove
+from waltzd.rpc import error_of, open_channel, prove
+from waltzd.rpc_server import create_server, listen
 from waltzd.server_admin import ServerAdminClient
 from waltzd.servers import ServerClient
 from waltzd.setting import Address
@@ -437,7 +438,7 @@ def test_a_server_uses_its_new_certificate_and_streams_go_on(make_daemon: MakeDa
 
     async def work() -> None:
         async with admin(daemon, operator) as tool:
-            await tool.create_partitions([0])
+            await tool.create_partitions([0, 1])
         async with replicas(daemon, files) as owner:
             await owner.open(0, 1, partitions=PARTITIONS)
             await owner.set_low_mark(0, 1, -1)
@@ -446,11 +447,40 @@ def test_a_server_uses_its_new_certificate_and_streams_go_on(make_daemon: MakeDa
             first = owner._channel._channel
             for number in range(3):
                 replace(files, authority.issue(KEY, Role.SERVER, "one", file=f"new-{number}"))
-                await owner.open(0, 1, partitions=PARTITIONS)
+                await owner.open(1, 1, partitions=PARTITIONS)
                 assert await append(stream, runs_of(1, first_id=10 + 10 * number)) == 19 + 10 * number
             assert owner._channel._channel is not first
             await stream.finish()
             assert await stream.receive() is None
+
+    loop.run(work())
+
+
+def test_who_was_revoked_is_out_and_others_go_on(make_daemon: MakeDaemon, authority: Authority) -> None:
+    """Append streams and calls that are open as well as new ones; the list is read while the daemon runs."""
+    files = authority.issue(KEY, Role.STORAGE, "s1")
+    daemon = make_daemon(**files.settings, tls_revoked=authority.revoke()).start()
+    bad, good = (authority.issue(KEY, Role.SERVER, name) for name in ("bad", "good"))
+    operator = authority.issue(KEY, Role.OPERATOR, "ann")
+
+    async def work() -> None:
+        async with admin(daemon, operator) as tool:
+            await tool.create_partitions([0, 1])
+        async with replicas(daemon, bad) as one, replicas(daemon, good) as other:
+            streams = []
+            for number, owner in enumerate((one, other)):
+                await owner.open(number, 1, partitions=PARTITIONS)
+                await owner.set_low_mark(number, 1, -1)
+                streams.append(owner.append(number, 1))
+                assert await append(streams[-1], runs_of(1)) == 9
+            authority.revoke(bad)
+            with pytest.raises(CannotConnect):
+                assert await streams[0].receive() is None
+            with pytest.raises(NotPermitted, match="was revoked"):
+                await one.open(0, 1, partitions=PARTITIONS)
+            assert await append(streams[1], runs_of(1, first_id=10)) == 19
+            await streams[1].finish()
+            assert await streams[1].receive() is None
 
     loop.run(work())
 

@@ -57,6 +57,7 @@ def test_every_setting_can_be_given() -> None:
         tls_certificate: /etc/waltz/storage.pem
         tls_key: /etc/waltz/storage.key
         tls_ca: /etc/waltz/ca.pem
+        tls_revoked: /etc/waltz/revoked.pem
         plaintext: anywhere
         stream_port: 55302
         http_listen: 10.0.0.1:55303
@@ -86,6 +87,7 @@ def test_every_setting_can_be_given() -> None:
         tls_certificate="/etc/waltz/storage.pem",
         tls_key="/etc/waltz/storage.key",
         tls_ca="/etc/waltz/ca.pem",
+        tls_revoked="/etc/waltz/revoked.pem",
         plaintext="anywhere",
         segment_bytes_max=10**9,
         record_bytes_max=8 << 20,
@@ -99,7 +101,7 @@ def test_every_setting_can_be_given() -> None:
         log_format="json",
         log_level="debug",
     )
-    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 22
+    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 23
     assert parse(show(found)) == found
 
 
@@ -269,6 +271,7 @@ def test_the_sample_file_is_a_valid_file_that_changes_no_default() -> None:
         tls_certificate="/etc/waltz/storage.pem",
         tls_key="/etc/waltz/storage.key",
         tls_ca="/etc/waltz/ca.pem",
+        tls_revoked="/etc/waltz/revoked.pem",
     )
 
 
@@ -290,6 +293,10 @@ def test_other_machines_are_let_in_with_certificates_or_on_request_only(address:
 @pytest.mark.parametrize("given", ["tls_certificate", "tls_key", "tls_ca"])
 def test_the_three_files_of_a_certificate_go_together(given: str) -> None:
     assert "go together" in problem(f"directory: /data\n{given}: a")
+
+
+def test_a_revocation_list_needs_certificates() -> None:
+    assert "nobody shows a certificate" in problem("directory: /data\ntls_revoked: a")
 
 
 def test_the_values_in_force_are_shown_with_what_is_default() -> None:

@@ -73,7 +73,8 @@ WORLD = (
     "secrets", "select", "signal", "socket", "subprocess", "tempfile", "threading", "time", "uvloop",
 )  # fmt: skip
 EDGES = (
-    "waltzd.caller", "waltzd.rpc", "waltzd.log_messages", "waltzd.messages", "waltzd.server_admin", "waltzd.servers",
+    "waltzd.caller", "waltzd.rpc", "waltzd.rpc_server",
+    "waltzd.log_messages", "waltzd.messages", "waltzd.server_admin", "waltzd.servers",
     "waltzd.storage_admin", "waltzd.storages",
 )  # fmt: skip
 """Modules at the root that turn messages into plain values, and the callers' sides of the services."""

@@ -138,7 +138,11 @@ def _wanted(kind: str, config: str | None, user: str, program: str) -> Wanted:
         config=path,
         directory=_fit(f"{path}: directory", settings.directory) if isinstance(settings, StorageConfig) else None,
         drain_seconds=settings.drain_seconds,
-        reads=tuple(file for file in (settings.tls_certificate, settings.tls_key, settings.tls_ca) if file is not None),
+        reads=tuple(
+            file
+            for file in (settings.tls_certificate, settings.tls_key, settings.tls_ca, settings.tls_revoked)
+            if file is not None
+        ),
     )
 
 

@@ -35,7 +35,7 @@ from waltzd.open_files import allow_open_files
 from waltzd.owner import OwnedPartition, ServerDescription
 from waltzd.port import ReplicaPort
 from waltzd.role import Role
-from waltzd.rpc import REQUEST_BYTES_MAX
+from waltzd.rpc_server import REQUEST_BYTES_MAX
 from waltzd.server.admin_service import add_admin_service
 from waltzd.server.capacity import Capacity
 from waltzd.server.desk import Desk

@@ -14,7 +14,8 @@ from waltzd.frame import ClientFrame, ServerFrame
 from waltzd.health_service import add_health
 from waltzd.log_messages import client_frames, heads_message, run_message, server_message, topology_message
 from waltzd.readiness import Unready
-from waltzd.rpc import Server, abort, caller_of, first_message, key_of
+from waltzd.rpc import Server, abort, caller_of, key_of
+from waltzd.rpc_server import first_message
 from waltzd.server.desk import Desk
 from waltzd.wire_pb2_grpc import LogServicer, add_LogServicer_to_server
 

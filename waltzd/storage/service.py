@@ -19,7 +19,8 @@ from waltzd.messages import description_message, detail_of, events_message, find
 from waltzd.readiness import Unready
 from waltzd.replica import ReplicaStatus
 from waltzd.role import Role
-from waltzd.rpc import REQUEST_BYTES_MAX, Server, abort, caller_of, key_of
+from waltzd.rpc import Server, abort, caller_of, key_of
+from waltzd.rpc_server import REQUEST_BYTES_MAX
 from waltzd.storage.keeper import Keeper
 from waltzd.storage.stream_port import StreamPort
 from waltzd.tls import Tls

@@ -142,6 +142,9 @@ class StreamPort:
             caller = connection.identity
             if caller is None or caller.role is not Role.SERVER or caller.key != self._tls.identity.key:
                 raise NotPermitted("only servers of this cluster have streams")
+            why = connection.end_with_certificate(self._tls)
+            if why is not None:
+                raise NotPermitted(f"the certificate of {caller.name} {why}")
         match found:
             case Kind.HELLO, content:
                 hello = Hello.decode(content)

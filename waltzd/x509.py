@@ -1,0 +1,127 @@
+"""X.509, as much of it as says whose a certificate is, until when it counts, and which ones were revoked. Pure.
+
+Signatures are not looked at: the handshake has checked that of a certificate, and a revocation list is a file of this
+machine, like the authorities whose word counts.
+"""
+
+from __future__ import annotations
+
+import binascii
+import calendar
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+_INTEGER, _OCTETS, _OID, _SEQUENCE = 0x02, 0x04, 0x06, 0x30
+_SHORT_TIME, _LONG_TIME = 0x17, 0x18
+_VERSION, _EXTENSIONS, _URI_NAME = 0xA0, 0xA3, 0x86
+_SUBJECT_ALTERNATIVE_NAME = bytes.fromhex("551d11")
+_LIST = re.compile(rb"-----BEGIN X509 CRL-----\s+([A-Za-z0-9+/=\s]+?)\s+-----END X509 CRL-----")
+_TIME = re.compile(r"([0-9]{4})([0-9]{2})([0-9]{2})([0-9]{2})([0-9]{2})([0-9]{2})Z")
+
+Revoked: TypeAlias = frozenset[tuple[bytes, int]]
+"""Who issued a certificate, as it is spelled there, and its number."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    uris: tuple[str, ...]
+    """The subject alternative names of the type URI, and no others."""
+    issuer: bytes
+    number: int
+    ends: float
+    """Its last moment, in seconds since 1970."""
+
+    def refusal(self, now: float, revoked: Revoked) -> str | None:
+        """Why it does not count, if it does not."""
+        if now > self.ends:
+            return "has ended"
+        if (self.issuer, self.number) in revoked:
+            return "was revoked"
+        return None
+
+
+def certificate(der: bytes) -> Certificate | None:
+    """None where it is not what a certificate looks like."""
+    try:
+        signed = list(_elements(next(_elements(_only(der, _SEQUENCE)))[1]))
+        if signed[0][0] == _VERSION:
+            del signed[0]
+        (kind, number), _, (_, issuer), (_, validity) = signed[:4]
+        if kind != _INTEGER:
+            return None
+        _, (form, end) = _elements(validity)
+        uris = tuple(uri for tag, content in signed if tag == _EXTENSIONS for uri in _uris(content))
+        return Certificate(uris, issuer, int.from_bytes(number, "big", signed=True), _moment(form, end))
+    except (IndexError, StopIteration, ValueError):
+        return None
+
+
+def revoked_in(pem: bytes) -> Revoked:
+    """What the lists in a file name. Raises ValueError when there is none, or one that is not whole."""
+    texts = _LIST.findall(pem)
+    if not texts or len(texts) != pem.count(b"-----BEGIN "):
+        raise ValueError("no revocation lists in PEM, or something else beside them")
+    try:
+        return frozenset(one for text in texts for one in _entries(binascii.a2b_base64(text)))
+    except (IndexError, StopIteration) as error:
+        raise ValueError("not what a revocation list looks like") from error
+
+
+def _entries(der: bytes) -> Iterator[tuple[bytes, int]]:
+    signed = list(_elements(next(_elements(_only(der, _SEQUENCE)))[1]))
+    if signed[0][0] == _INTEGER:  # of a version that is not the first one
+        del signed[0]
+    (_, issuer), *rest = signed[1:]
+    for tag, content in rest:
+        if tag == _SEQUENCE:
+            for _, entry in _elements(content):
+                kind, number = next(_elements(entry))
+                if kind != _INTEGER:
+                    raise ValueError("a revoked certificate without a number")
+                yield issuer, int.from_bytes(number, "big", signed=True)
+        elif tag not in (_SHORT_TIME, _LONG_TIME, _VERSION):
+            raise ValueError("not what a revocation list has here")
+
+
+def _uris(content: bytes) -> Iterator[str]:
+    for _, extension in _elements(_only(content, _SEQUENCE)):
+        (kind, name), *_, (form, value) = _elements(extension)
+        if (kind, name, form) == (_OID, _SUBJECT_ALTERNATIVE_NAME, _OCTETS):
+            for type, text in _elements(_only(value, _SEQUENCE)):
+                if type == _URI_NAME:
+                    yield text.decode("ascii")
+
+
+def _moment(form: int, content: bytes) -> float:
+    text = content.decode("ascii")
+    if form == _SHORT_TIME:
+        text = ("19" if text >= "50" else "20") + text
+    found = _TIME.fullmatch(text)
+    if found is None or form not in (_SHORT_TIME, _LONG_TIME):
+        raise ValueError("no time of a certificate")
+    return float(calendar.timegm(tuple(map(int, found.groups()))))
+
+
+def _only(data: bytes, tag: int) -> bytes:
+    found = list(_elements(data))
+    if len(found) != 1 or found[0][0] != tag:
+        raise ValueError("not what a certificate has here")
+    return found[0][1]
+
+
+def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Tag and content of each element in DER. Tags of more than one byte do not occur where we look."""
+    at = 0
+    while at < len(data):
+        tag, length, at = data[at], data[at + 1], at + 2
+        if length & 0x80:
+            count = length & 0x7F
+            if not 0 < count <= 4:
+                raise ValueError("no length in DER")
+            length, at = int.from_bytes(data[at : at + count], "big"), at + count
+        if at + length > len(data):
+            raise ValueError("an element is longer than what holds it")
+        yield tag, data[at : at + length]
+        at += length
