@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from waltzd.coordinator import Set
 from waltzd.errors import CannotConnect
 from waltzd.meta import Role
 from waltzd.server.store import Store
+from waltzd.server.store_settings import Turns
 
 FULL = "session_bytes_max is reached"
 LEARNER = "a learner is level"
@@ -74,6 +76,7 @@ def test_the_log_goes_on_from_one_session_to_the_next(what: str) -> None:
     async def story() -> None:
         async with cell(4, members=3) as c:
             store, pipeline = await with_a_reason(c, what)
+            c.tree.pause = lambda: asyncio.sleep(0.005)  # the way to the coordinator, or back
             clock = asyncio.get_running_loop().time
             longest, last, read = 0.0, clock(), 0
             for n in range(300):
@@ -168,3 +171,36 @@ async def test_what_is_in_flight_is_never_given_up_for_a_planned_session() -> No
         await pipeline.committed(last)
         await c.until(lambda: pipeline.session.session == 2)
         await pipeline.committed(pipeline.append(1))
+
+
+def test_so_many_sessions_begin_at_a_time_and_who_waits_is_told() -> None:
+    turns, rings = Turns(2), list[str]()
+    tellers = {name: partial(rings.append, name) for name in "abcd"}
+    assert [turns.take(tellers[name]) for name in "abcdc"] == [True, True, False, False, False]
+    turns.give()
+    assert rings == ["c"], "who waits for longest, and once"
+    assert turns.take(tellers["c"])
+    turns.give()
+    turns.give()
+    assert rings == ["c", "d"]
+    assert turns.take(tellers["d"])
+    assert turns.take(tellers["a"])
+    turns.give()
+    assert rings == ["c", "d"], "nobody waits"
+
+
+@story
+async def test_a_session_that_waits_for_its_turn_can_be_handed_over() -> None:
+    async with cell() as c:
+        settings = replace(SETTINGS, session_bytes_max=5_000, turns=Turns(0))
+        store = await c.own(1, settings=settings)
+        pipeline = await c.opened(store)
+        last = pipeline.append(100)
+        await pipeline.committed(last)
+        await asyncio.sleep(1)
+        assert pipeline.session.session == 1
+        await store.close(hand_over=True)
+        meta, _ = await c.cluster.partition(0)
+        assert meta is not None
+        assert meta.decision is not None
+        assert meta.decision.mark == last

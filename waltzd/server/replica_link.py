@@ -404,7 +404,9 @@ class Links(dict[str, ReplicaLink]):
         seconds: float,
         retry_seconds: float,
     ) -> None:
-        """To everybody who takes part and has none yet."""
+        """To everybody who takes part and has none yet, and to nobody else any more."""
+        for name in [name for name in self if name not in home.core.names]:
+            self.pop(name).cancel()
         for name in home.core.names:
             if name not in storages:
                 home.core.silent(name, "it is not in the list of storages")

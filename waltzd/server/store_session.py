@@ -240,6 +240,7 @@ class StoreSession:
             f"open: session {self.session}, generation {self.generation}, from id {self.low_mark + 1} on, with "
             f"{', '.join(meta.joined)} of {', '.join(meta.members)}"
         )
+        self._start_links()
         self.watch()
         self.decided.ring()
 
@@ -273,7 +274,7 @@ class StoreSession:
                 if self._is_asked_to_end:
                     return
                 reason = self._reason_for_another()
-                if reason is not None:
+                if reason is not None and self._settings.turns.take(self.decided.ring):
                     await self._renew(reason)
                 elif not await self._save_changes():
                     await self.decided.wait(seen)
@@ -369,8 +370,7 @@ class StoreSession:
         takes saves, and everything that was sent is committed."""
         clock = asyncio.get_running_loop()
         with ExitStack() as turn:
-            await self._settings.turns.acquire()
-            turn.callback(self._settings.turns.release)
+            turn.callback(self._settings.turns.give)
             await self._save(self.core.meta)
             clock.call_later(self._settings.hand_over_seconds, turn.close)  # one that stands still holds up no other
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -17,8 +16,31 @@ SETTLED_SECONDS = 2.0
 """How old a session is before it gives way to another one for the sake of a new member."""
 TICK_SECONDS = 1.0
 """How often the links of an open session are looked at."""
-RENEWALS_MAX = 4
+RENEWALS_MAX = 2
 """So many partitions of one server begin a planned new session at a time: each of them is the quicker for it."""
+
+
+class Turns:
+    """To begin a planned new session. Whoever does not get one is told when there may be one."""
+
+    def __init__(self, most: int = RENEWALS_MAX) -> None:
+        self._free = most
+        self._waiting: dict[Callable[[], None], None] = {}
+
+    def take(self, ring: Callable[[], None]) -> bool:
+        if self._free:
+            self._free -= 1
+            self._waiting.pop(ring, None)
+            return True
+        self._waiting[ring] = None
+        return False
+
+    def give(self) -> None:
+        self._free += 1
+        if self._waiting:
+            ring = next(iter(self._waiting))
+            del self._waiting[ring]
+            ring()
 
 
 def unbounded() -> int:
@@ -41,5 +63,4 @@ class StoreSettings:
     """How long a new owner waits for the old one to close, and an old one for what is in flight."""
     catch_up_bytes_per_second: Callable[[], int] = unbounded
     """How fast one replica copies from another just now; 0 for as fast as it can."""
-    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RENEWALS_MAX))
-    """To begin a planned new session."""
+    turns: Turns = field(default_factory=Turns)
