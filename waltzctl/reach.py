@@ -18,7 +18,6 @@ import click
 import yaml
 
 from waltzctl import completion
-from waltzctl.aloud import waiting_aloud
 from waltzctl.certificate import OPTIONS as TLS_OPTIONS
 from waltzctl.certificate import tls_of
 from waltzctl.playground.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
@@ -335,8 +334,7 @@ def using(reach: Reach, action: Callable[[Any], Awaitable[T]]) -> T:
 
     async def run() -> T:
         coordinator = ZooKeeperCoordinator(reach.hosts, reach.root)
-        async with waiting_aloud(lambda: f"waiting for ZooKeeper at {reach.hosts}"):
-            await coordinator.start()
+        await coordinator.start()
         try:
             return await action(Cluster(coordinator))
         finally:

@@ -11,6 +11,7 @@ interface over memory, with a page cache that a crash forgets. The rules that bo
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -76,12 +77,14 @@ class Inode(NamedTuple):
 
     number: int
     generation: int
-    """Tells a file from an earlier one whose number it got; 0 where the file system does not say."""
+    """Tells a file from an earlier one whose number it got: what the file system counts (32 bits), or else the nanoseconds
+    at which the file was born; 0 where it knows neither."""
 
     def is_same(self, other: Inode) -> bool:
-        return self.number == other.number and (
-            self.generation == other.generation or 0 in (self.generation, other.generation)
-        )
+        """A file system that came to count says nothing about a file whose birth was written down before."""
+        mine, theirs = self.generation, other.generation
+        is_comparable = 0 not in (mine, theirs) and (mine < 1 << 32) == (theirs < 1 << 32)
+        return self.number == other.number and (mine == theirs or not is_comparable)
 
 
 class Disk(Protocol):
@@ -112,6 +115,10 @@ class Disk(Protocol):
         ...
 
     def fresh_id(self) -> uuid.UUID: ...
+    def boot_id(self) -> uuid.UUID:
+        """Another one after each start of the machine; zeros where it does not say. In the same boot nothing that was
+        written is lost, whatever became of the process."""
+        ...
 
 
 def join(directory: str, name: str) -> str:
@@ -128,6 +135,10 @@ _FLOCK = struct.Struct("hhqqi4x")
 """struct flock of 64-bit Linux: type, whence, start, length, pid."""
 _FS_IOC_GETVERSION = 0x80087601
 """The generation of an inode, an int, from the file systems that have one (ext4, xfs, btrfs, f2fs)."""
+
+
+_STATX_BYTES, _STATX_BTIME, _BIRTH_OFFSET, _AT_EMPTY_PATH = 256, 0x800, 0x50, 0x1000
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def translate(error: OSError, what: str) -> WaltzError:
@@ -149,6 +160,19 @@ def translate(error: OSError, what: str) -> WaltzError:
     return ReadFailed(said, **facts)
 
 
+def _birth_ns(fd: int) -> int:
+    """When a file was made, which nobody can change afterwards; 0 where the file system does not say."""
+    answer = ctypes.create_string_buffer(_STATX_BYTES)
+    try:
+        failed = ctypes.CDLL(None).statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, answer)
+    except (OSError, AttributeError):  # no such call in this C library
+        return 0
+    if failed or not struct.unpack_from("I", answer, 0)[0] & _STATX_BTIME:
+        return 0
+    seconds, nanoseconds = struct.unpack_from("qI", answer, _BIRTH_OFFSET)
+    return int(seconds * 1_000_000_000 + nanoseconds)
+
+
 class RealFile:
     def __init__(self, path: str, fd: int) -> None:
         self._path = path
@@ -168,8 +192,8 @@ class RealFile:
     def inode(self) -> Inode:
         try:
             generation = struct.unpack_from("I", fcntl.ioctl(self._fd, _FS_IOC_GETVERSION, bytes(8)))[0]
-        except OSError:  # this file system has none, and the number alone has to do
-            generation = 0
+        except OSError:  # this file system counts none
+            generation = _birth_ns(self._fd)
         return Inode(os.fstat(self._fd).st_ino, generation)
 
     def read(self, offset: int, size: int) -> bytes:
@@ -382,6 +406,13 @@ class RealDisk:
 
     def fresh_id(self) -> uuid.UUID:
         return uuid.uuid4()
+
+    def boot_id(self) -> uuid.UUID:
+        try:
+            with open(_BOOT_ID, encoding="ascii") as file:
+                return uuid.UUID(file.read().strip())
+        except (OSError, ValueError):
+            return uuid.UUID(int=0)
 
 
 class GuestDisk(RealDisk):

@@ -201,6 +201,7 @@ class SimDisk:
         self._root = _DirectoryNode()
         self._clock_ms = 1_700_000_000_000
         self._numbers = 0
+        self._boots = 1
         self._used: int | None = None
         """Bytes in all files; None when names have changed since they were counted."""
 
@@ -229,25 +230,29 @@ class SimDisk:
         other.epoch = self.epoch
         other._clock_ms = self._clock_ms
         other._numbers = self._numbers
+        other._boots = self._boots
         return other
 
-    def restored(self, seed: int) -> SimDisk:
-        """A disk with the same files, put back from a backup: they are other files now."""
+    def restored(self, seed: int, *, over: SimDisk | None = None) -> SimDisk:
+        """A disk with the same files, put back from a backup: they are other files now. `over`: they were written over the
+        files that were there, which are the same ones as before."""
         other = self.clone(seed)
         other.kill()
-        other._renumber(other._root)
+        if over is not None:
+            other._numbers, other._boots = over._numbers, over._boots
+        other._renumber(other._root, over._root if over is not None else None)
         return other
 
     def _next_number(self) -> int:
         self._numbers += 1
         return self._numbers
 
-    def _renumber(self, node: _Node) -> None:
+    def _renumber(self, node: _Node, over: _Node | None) -> None:
         if isinstance(node, _FileNode):
-            node.number = self._next_number()
+            node.number = over.number if isinstance(over, _FileNode) else self._next_number()
             return
-        for _, child in sorted(node.names.items()):
-            self._renumber(child)
+        for name, child in sorted(node.names.items()):
+            self._renumber(child, over.names.get(name) if isinstance(over, _DirectoryNode) else None)
 
     def kill(self) -> None:
         """The process is gone, the machine is not: the cache survives."""
@@ -256,6 +261,7 @@ class SimDisk:
     def power_cut(self, loss: Loss = Loss.ORDERED) -> None:
         """The machine is gone: what was not flushed survives in part."""
         self.epoch += 1
+        self._boots += 1
         self._used = None
         self._settle(self._root, loss, set())
 
@@ -419,6 +425,9 @@ class SimDisk:
 
     def fresh_id(self) -> uuid.UUID:
         return uuid.UUID(int=self.random.getrandbits(128), version=4)
+
+    def boot_id(self) -> uuid.UUID:
+        return uuid.UUID(int=self._boots)
 
 
 def _used(node: _Node) -> int:

@@ -203,6 +203,7 @@ def _what_is_missing(found: Survey, task: IndexTask) -> tuple[int, list[IdRange]
         is_last=task.next_first_id is None,
         has_gaps=bool(found.gaps),
         floor=task.floor,
+        rest=found.rest,
     )
     if verdict is Tail.TORN:
         return found.next_id, missing, found.tail_bytes

@@ -52,6 +52,8 @@ class SegmentTask:
     durable_id: int | None = None
     """Ids above it are not looked at."""
     is_deep: bool = False
+    was_cut: bool = True
+    """The machine may have lost power since the last segment was written."""
 
 
 @dataclass(kw_only=True)
@@ -336,6 +338,8 @@ class _Inspection:
             is_last=self._is_last,
             has_gaps=bool(found.gaps),
             floor=self._floor,
+            rest=found.rest,
+            was_cut=task.was_cut,
         )
         if verdict is not Tail.CLEAN and self._is_in_flight and found.next_id > self._floor:
             report.in_flight_bytes = found.tail_bytes

@@ -265,7 +265,8 @@ class Identity:
 
 # -- promise file ------------------------------------------------------------------------------------------------------
 
-_PROMISE = struct.Struct(">8si16si16sqqqqiiqQQ")
+_PROMISE = struct.Struct(">8si16si16sqqqqiiqQQ16sq")
+NO_BOOT = UUID(int=0)
 _PROMISE_MAGIC = b"WALTZPR\0"
 PROMISE_SLOT_SPACING = 4096
 """Each slot has a page of its own, so that a torn write cannot reach the other one."""
@@ -281,7 +282,9 @@ class Promise:
     `durable`: every id up to it is on the disk, with its index entry. `newest`: the first id of the newest segment;
     `segments`: how many there are.
     `is_clean`: written last at a clean stop; everything on disk is then exactly up to `durable`.
-    `inode`, `inode_generation`: which file this was when it was written; in a copy they are those of the original."""
+    `inode`, `inode_generation`: which file this was when it was written; in a copy they are those of the original.
+    `boot`: of the machine, when the replica was opened last; `NO_BOOT` where that is not known.
+    `settled`: what was known here to be committed when `session` was promised: it begins no lower."""
 
     key: UUID
     partition: int
@@ -295,12 +298,14 @@ class Promise:
     sequence: int
     inode: int = 0
     inode_generation: int = 0
+    boot: UUID = NO_BOOT
+    settled: int = NO_MARK
 
     def encode(self) -> bytes:
         body = _PROMISE.pack(
             _PROMISE_MAGIC, VERSION, self.key.bytes, self.partition, self.incarnation.bytes, self.session,
             self.committed, self.durable, self.newest, self.segments, int(self.is_clean), self.sequence, self.inode,
-            self.inode_generation,
+            self.inode_generation, self.boot.bytes, self.settled,
         )  # fmt: skip
         return body + _CRC.pack(zlib.crc32(body))
 
@@ -316,7 +321,7 @@ class Promise:
             return None
         fields = _PROMISE.unpack(body)
         magic, version, key, partition, incarnation, session, committed, durable, newest, segments, clean = fields[:11]
-        sequence, inode, inode_generation = fields[11:]
+        sequence, inode, inode_generation, boot, settled = fields[11:]
         if magic != _PROMISE_MAGIC:
             return None
         if version != VERSION:
@@ -324,7 +329,7 @@ class Promise:
         return Promise(
             key=UUID(bytes=key), partition=partition, incarnation=UUID(bytes=incarnation), session=session,
             committed=committed, durable=durable, newest=newest, segments=segments, is_clean=bool(clean), sequence=sequence,
-            inode=inode, inode_generation=inode_generation,
+            inode=inode, inode_generation=inode_generation, boot=UUID(bytes=boot), settled=settled,
         )  # fmt: skip
 
 

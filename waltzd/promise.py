@@ -1,19 +1,30 @@
 """The promise file of one replica: what it has bound itself to, durably, before it says so.
 
 Two slots take turns, each in a page of its own. A change is a whole slot: written, flushed, and only then true. The file
-remembers which file it is: in a directory that was copied or restored it finds itself to be another one.
+remembers which file it is, and becomes another one at each opening and each orderly end: a copy that is put back finds
+itself to be another one, also when it is written over the very file that it was taken from.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from waltzd.control import write_new_file
 from waltzd.disk import Disk, File, Inode, join
-from waltzd.errors import ForeignCluster, HeaderDamaged, PartitionDamaged
-from waltzd.layout import NEW_SUFFIX, NO_MARK, PROMISE_BYTES, PROMISE_NAME, ControlStruct, Promise, decode_promise_file
+from waltzd.errors import DiskFull, ForeignCluster, HeaderDamaged, PartitionDamaged
+from waltzd.layout import (
+    NEW_SUFFIX,
+    NO_MARK,
+    PROMISE_BYTES,
+    PROMISE_NAME,
+    PROMISE_SLOT_BYTES,
+    ControlStruct,
+    Promise,
+    decode_promise_file,
+)
 
 
 def floor_of(info: ControlStruct, promise: Promise) -> int:
@@ -22,7 +33,9 @@ def floor_of(info: ControlStruct, promise: Promise) -> int:
 
 
 class PromiseFile:
-    def __init__(self, file: File, promise: Promise, inode: Inode) -> None:
+    def __init__(self, disk: Disk, directory: str, file: File, promise: Promise, inode: Inode) -> None:
+        self._disk = disk
+        self._directory = directory
         self._file = file
         self._inode = inode
         self.value = promise
@@ -72,7 +85,7 @@ class PromiseFile:
             raise ForeignCluster(f"{path} belongs to the cluster {promise.key}, not to {key}")
         if promise.partition != partition:
             raise HeaderDamaged(f"{path} belongs to partition {promise.partition}, not to {partition}")
-        return PromiseFile(file, promise, disk.inode(path))
+        return PromiseFile(disk, directory, file, promise, disk.inode(path))
 
     @property
     def is_copy(self) -> bool:
@@ -80,17 +93,8 @@ class PromiseFile:
         return not self._inode.is_same(Inode(self.value.inode, self.value.inode_generation))
 
     def promise(self, *, session: int, committed: int) -> None:
-        self._change_both(session=session, committed=committed)
-
-    def renew(self, incarnation: UUID) -> None:
-        """Another replica from now on: what the old one acknowledged is not vouched for any more."""
-        self._change_both(
-            incarnation=incarnation, inode=self._inode.number, inode_generation=self._inode.generation, is_clean=False
-        )
-
-    def _change_both(self, **fields: Any) -> None:
-        """In both slots: a slot that is damaged later must not bring a lower session or an old incarnation back."""
-        self.change(**fields)
+        """In both slots: a slot that is damaged later must not bring a lower session back."""
+        self.change(session=session, committed=committed, settled=committed)
         self.change()
 
     def change(self, **fields: Any) -> None:
@@ -98,6 +102,41 @@ class PromiseFile:
         self._file.write(new.slot_offset, new.encode())
         self._file.flush()
         self.value = new
+
+    def note(self, *, committed: int) -> None:
+        """Without a flush: it outlives this process, not the machine. It goes where the next change will go, so that the
+        slot that counts stays whole."""
+        new = replace(self.value, sequence=self.value.sequence + 1, committed=committed)
+        with contextlib.suppress(DiskFull):
+            self._file.write(new.slot_offset, new.encode())
+
+    def make_anew(self, **fields: Any) -> None:
+        """The same promise with these changes, in both slots of another file that takes the place of this one. On a full
+        disk it stays this file, so that a storage can start and stop there."""
+        try:
+            self._write_beside(fields)
+        except DiskFull:
+            path = join(self._directory, PROMISE_NAME + NEW_SUFFIX)
+            if self._disk.exists(path):
+                self._disk.remove(path)
+            self.change(inode=self._inode.number, inode_generation=self._inode.generation, **fields)
+            self.change()
+
+    def _write_beside(self, fields: dict[str, Any]) -> None:
+        path = join(self._directory, PROMISE_NAME)
+        self._disk.create(path + NEW_SUFFIX).close()
+        inode = self._disk.inode(path + NEW_SUFFIX)
+        stamp: dict[str, Any] = {"inode": inode.number, "inode_generation": inode.generation}
+        first = replace(self.value, sequence=self.value.sequence + 1, **stamp, **fields)
+        second = replace(first, sequence=first.sequence + 1)
+        content = bytearray(PROMISE_BYTES)
+        for slot in (first, second):
+            content[slot.slot_offset : slot.slot_offset + PROMISE_SLOT_BYTES] = slot.encode()
+        write_new_file(self._disk, self._directory, PROMISE_NAME, bytes(content))
+        self._disk.flush_directory(self._directory)
+        self._file.close()  # open until here, so that the other file has another number for certain
+        self._file = self._disk.open(path, write=True)
+        self._inode, self.value = inode, second
 
     def close(self) -> None:
         self._file.close()

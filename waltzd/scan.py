@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from waltzd.checksum import I64, crc32
+from waltzd.checksum import I64, crc32, is_one_byte_wrong
 from waltzd.disk import File
 from waltzd.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, index_offset
 from waltzd.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length, likely_starts, walk
 
 CHUNK_BYTES = 4 << 20
 SEARCH_BYTES = 1 << 20
+RECORD_BYTES_MAX = (16 << 20) + OVERHEAD_BYTES
+"""Of a record that is looked at byte for byte because it is wrong."""
 _HINT_ENTRIES = 8192
 _HINTS_BEHIND = 64
 
@@ -48,6 +50,14 @@ class Gap:
     last_id: int
 
 
+class Rest(enum.Enum):
+    """What the first bytes behind the last sound record look like."""
+
+    SHORT = "the beginning of the next record, which the end of the file cut off"
+    ROTTEN = "the next record with one byte changed, or a wrong length"
+    OTHER = "no record"
+
+
 @dataclass
 class Survey:
     """A whole segment: sound records up to `next_id - 1` apart from the gaps, then `tail_bytes` that are no record."""
@@ -56,6 +66,7 @@ class Survey:
     end: int
     tail_bytes: int
     gaps: list[Gap] = field(default_factory=list)
+    rest: Rest = Rest.OTHER
 
 
 def read_index(file: File, first_entry: int, count: int) -> I64:
@@ -213,9 +224,28 @@ def survey(
         if stop.offset < end:
             behind = _behind(file, index, first_id, stop, end, high)
         if behind is None:
-            return Survey(stop.next_id, stop.offset, end - stop.offset, gaps)
+            rest = _rest(file, stop, end) if stop.offset < end else Rest.OTHER
+            return Survey(stop.next_id, stop.offset, end - stop.offset, gaps, rest)
         gaps.append(Gap(stop.offset, behind.offset - 1, stop.next_id, behind.next_id - 1))
         next_id, offset = behind.next_id, behind.offset
+
+
+def _rest(file: File, stop: Stop, end: int) -> Rest:
+    size = end - stop.offset
+    head = file.read(stop.offset, HEAD_BYTES)
+    if len(head) < HEAD_BYTES:
+        return Rest.SHORT if stop.next_id.to_bytes(8, "big").startswith(head[:8]) else Rest.OTHER
+    id_, length = id_and_length(head)
+    claimed = length + OVERHEAD_BYTES
+    if length >= 0 and claimed <= size:
+        is_near = claimed <= RECORD_BYTES_MAX and is_one_byte_wrong(file.read(stop.offset, claimed))
+        return Rest.ROTTEN if is_near else Rest.OTHER
+    if OVERHEAD_BYTES <= size <= RECORD_BYTES_MAX:
+        right = head[:28] + (size - OVERHEAD_BYTES).to_bytes(4, "big") + head[32:]
+        whole = right + file.read(stop.offset + HEAD_BYTES, size - HEAD_BYTES)
+        if crc32(whole[:-4]) == int.from_bytes(whole[-4:], "big"):
+            return Rest.ROTTEN
+    return Rest.SHORT if length >= 0 and id_ == stop.next_id else Rest.OTHER
 
 
 class Tail(enum.Enum):
@@ -226,11 +256,25 @@ class Tail(enum.Enum):
     DAMAGED = "damaged"
 
 
-def judge_tail(*, tail_bytes: int, next_id: int, is_last: bool, has_gaps: bool, floor: int) -> Tail:
+def judge_tail(
+    *,
+    tail_bytes: int,
+    next_id: int,
+    is_last: bool,
+    has_gaps: bool,
+    floor: int,
+    rest: Rest = Rest.OTHER,
+    was_cut: bool = True,
+) -> Tail:
     """`floor` is the highest id that this replica is known to have had on disk. Only bytes that nobody can have relied on
-    are torn: in the last segment, above the floor, with nothing sound behind them (the survey saw to that)."""
+    are torn: in the last segment, above the floor, with nothing sound behind them (the survey saw to that).
+
+    A power cut (`was_cut`) leaves anything of a write, but hardly a record with a single wrong byte in it: that one was
+    whole, and may have been acknowledged. Without one the system has every byte that was written, in order: a write that a
+    kill interrupted ends with the file, and whatever else is wrong was done to the bytes later."""
     if tail_bytes == 0:
         return Tail.CLEAN
     if not is_last or has_gaps or next_id <= floor:
         return Tail.DAMAGED
-    return Tail.TORN
+    may_be_torn = rest is not Rest.ROTTEN if was_cut else rest is Rest.SHORT
+    return Tail.TORN if may_be_torn else Tail.DAMAGED

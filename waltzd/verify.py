@@ -21,6 +21,7 @@ from waltzd.layout import (
     CONTROL_NAME,
     HEADER_BYTES,
     INDEX_SUFFIX,
+    NO_BOOT,
     NO_MARK,
     SEGMENT_SUFFIX,
     FileHeader,
@@ -168,6 +169,7 @@ def _plans(
         else:
             directories.setdefault(target.directory, []).append(target.first_id)
     plans: list[_Plan] = []
+    boot = disk.boot_id()
     for directory, only in directories.items():
         partition = partition_of(directory)
         struct = ledger.structs.get(partition) if partition is not None and storage else None
@@ -175,7 +177,7 @@ def _plans(
         promise, findings = read_promise(disk, directory, partition, ledger.key, is_expected=is_expected)
         plan = _Plan(
             disk, directory, partition, ledger.key, marks=marks_of(struct, promise), is_live=is_live,
-            is_deep=options.is_deep, only=only,
+            is_deep=options.is_deep, only=only, was_cut=promise is None or boot == NO_BOOT or promise.boot != boot,
         )  # fmt: skip
         plan.findings += findings
         plans.append(plan)
@@ -222,7 +224,7 @@ class _Plan:
 
     def __init__(
         self, disk: Disk, directory: str, partition: int | None, key: UUID | None, *, marks: Marks, is_live: bool = False,
-        is_deep: bool = False, durable_id: int | None = None, only: list[int] | None = None,
+        is_deep: bool = False, durable_id: int | None = None, only: list[int] | None = None, was_cut: bool = True,
     ) -> None:  # fmt: skip
         self.directory = directory
         self.partition = partition
@@ -258,6 +260,7 @@ class _Plan:
                 is_live=is_live,
                 durable_id=durable_id,
                 is_deep=is_deep,
+                was_cut=was_cut,
             )
             for first_id in wanted
         ]

@@ -48,6 +48,7 @@ class Model:
     promising: int = -1
     low_marks: set[int] = field(default_factory=lambda: {-1})
     committed: int = -1
+    incarnation: UUID | None = None
 
     @property
     def shortest(self) -> int:
@@ -136,8 +137,8 @@ class CrashRun:
 
     def create(self, number: int) -> None:
         # Unassigned until the call returns; whatever a crash leaves of it must not stand in the way.
-        self.directory.create_partition(number)
-        self.models[number] = Model()
+        incarnation = self.directory.create_partition(number).status().incarnation
+        self.models[number] = Model(incarnation=incarnation)
         self.new_session(number)
 
     def remove(self, number: int) -> None:
@@ -288,6 +289,7 @@ class CrashRun:
         assert found == model.sent[: len(found)], "a record has other bytes than were sent"
         assert model.promised <= status.promised_session <= model.promising
         assert status.low_mark in model.low_marks
+        assert status.findings or status.incarnation == model.incarnation, "it takes itself for a copy"
         assert status.committed <= len(model.acked) - 1
         if not status.findings:
             check_indexes(disk, partition)

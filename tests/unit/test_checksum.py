@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.checksum import crc32, crc_of_rows, multiply_mod, shift, shift_one, single_byte_error, suspect_blocks
+from waltzd.checksum import (
+    NEAR_BYTES_MAX,
+    crc32,
+    crc_of_rows,
+    is_one_byte_wrong,
+    multiply_mod,
+    shift,
+    shift_one,
+    single_byte_error,
+    suspect_blocks,
+)
 from waltzd.record import Run, encode_payloads, trailers
 
 ONE = 0x80000000
@@ -149,3 +159,25 @@ def test_two_wrong_bytes_are_not_explained_by_one() -> None:
     wrong[3] ^= 1
     wrong[60] ^= 128
     assert single_byte_error(wrong) is None
+
+
+@given(st.binary(max_size=5000), st.data())
+def test_whether_one_byte_is_wrong_is_told_like_where(payload: bytes, data: st.DataObject) -> None:
+    codeword = bytearray(payload + crc32(payload).to_bytes(4, "big"))
+    assert not is_one_byte_wrong(codeword)
+    for _ in range(data.draw(st.integers(1, 3))):
+        codeword[data.draw(st.integers(0, len(codeword) - 1))] ^= data.draw(st.integers(0, 255))
+        assert is_one_byte_wrong(codeword) == (single_byte_error(bytes(codeword)) is not None)
+
+
+@pytest.mark.parametrize("size", [NEAR_BYTES_MAX, NEAR_BYTES_MAX + 1, 3 << 20])
+def test_one_wrong_byte_is_found_anywhere_in_a_large_record(size: int) -> None:
+    random = np.random.default_rng(size)
+    payload = random.bytes(size)
+    codeword = bytearray(payload + crc32(payload).to_bytes(4, "big"))
+    for at in (0, 1, size // 2, size - 1024, size - 1, size, size + 3, *random.integers(0, size, 5).tolist()):
+        codeword[at] ^= 0x20
+        assert is_one_byte_wrong(codeword)
+        codeword[at] ^= 0x20 ^ 0x31
+        assert is_one_byte_wrong(codeword) == (size <= NEAR_BYTES_MAX)
+        codeword[at] ^= 0x31

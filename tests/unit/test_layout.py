@@ -61,6 +61,8 @@ PROMISE = Promise(
     sequence=5,
     inode=2146449,
     inode_generation=0x3BA321AC,
+    boot=UUID(int=0x8899AABBCCDDEEFF0011223344556677),
+    settled=1,
 )
 i64 = st.integers(-(2**63), 2**63 - 1)
 i32 = st.integers(-(2**31), 2**31 - 1)

@@ -179,16 +179,50 @@ def test_a_low_mark_above_the_log_is_remembered_as_what_it_is() -> None:
     assert (status.low_mark, status.local_low_mark, status.last_id, status.is_sound) == (30, 3, 3, True)
 
 
-def test_a_session_may_begin_below_what_is_known_to_be_committed_and_nothing_is_cut_for_that() -> None:
+def test_a_session_that_lost_its_beginning_begins_again_and_nothing_is_cut_for_that() -> None:
     """A control file that rotted can bring an older struct back, while the promise file still says what is committed."""
-    _, _, partition = make(10)
-    partition.append(3, [run_for(0, 10, 1)], 10)
+    _, _, partition = make(6)
+    partition.open_session(4)
+    partition.set_low_mark(4, 5)
+    partition.append(4, [run_for(0, 6, 5)], 10)
     partition.open_session(4)
     assert partition.set_low_mark(4, 5).last_id == 10
     partition.append(4, [run_for(0, 11, 1)], 10)
     partition.open_session(5)
     with pytest.raises(BadArgument):
-        partition.set_low_mark(5, 5)  # nobody said that 11 is committed
+        partition.set_low_mark(5, 10)  # nobody said that 11 is committed
+
+
+def test_no_session_begins_below_what_was_committed_before_it() -> None:
+    """Whatever its owner was told: documents that went back, say."""
+    disk, _, partition = make(6)
+    partition.append(3, [run_for(0, 6, 5)], 10)
+    partition.open_session(4)
+    with pytest.raises(BelowFloor):
+        partition.set_low_mark(4, 5)
+    assert partition.status().session == 3
+    partition = reopened(disk)
+    with pytest.raises(BelowFloor):
+        partition.set_low_mark(4, 9)
+    assert partition.set_low_mark(4, 10).session == 4
+
+
+def test_what_a_replica_was_told_outlives_its_process() -> None:
+    """Told with the append and not flushed: a kill loses nothing of it, and a power cut at most that."""
+    for is_cut in (False, True):
+        disk, _, partition = make(6)
+        partition.append(3, [run_for(0, 6, 5)], 8)
+        partition.append(3, [run_for(0, 11, 1)], 10)
+        if is_cut:
+            disk.power_cut()
+        partition = reopened(disk)
+        assert partition.last_id == 11
+        assert partition.status().committed in ((-1, 8, 10) if is_cut else (10,))
+        partition.open_session(4)
+        if (known := partition.status().committed) > 0:
+            with pytest.raises(BelowFloor):
+                partition.truncate(4, known - 1)
+            assert partition.truncate(4, known).last_id == known
 
 
 def test_readers_without_a_session_see_only_what_is_committed() -> None:

@@ -10,7 +10,7 @@ from waltzd.disk_sim import SimDisk, SimFile
 from waltzd.index import offsets_of
 from waltzd.layout import HEADER_BYTES, FileHeader
 from waltzd.record import Run, encode_payloads
-from waltzd.scan import Gap, Tail, judge_tail, survey
+from waltzd.scan import Gap, Rest, Tail, judge_tail, survey
 
 HEADER = FileHeader(created_ms=1, key=UUID(int=1), partition=0, first_id=0)
 
@@ -76,3 +76,48 @@ def test_only_what_nobody_can_have_relied_on_is_torn(
     tail_bytes: int, next_id: int, is_last: bool, has_gaps: bool, floor: int, want: Tail
 ) -> None:
     assert judge_tail(tail_bytes=tail_bytes, next_id=next_id, is_last=is_last, has_gaps=has_gaps, floor=floor) is want
+
+
+NEWEST = 100 + 40
+"""Bytes of the newest of three records."""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kept", "rest", "after_a_kill", "after_a_power_cut"),
+    [
+        ((), NEWEST - 1, Rest.SHORT, Tail.TORN, Tail.TORN),
+        ((), 36, Rest.SHORT, Tail.TORN, Tail.TORN),
+        ((), 5, Rest.SHORT, Tail.TORN, Tail.TORN),
+        ((60,), NEWEST, Rest.ROTTEN, Tail.DAMAGED, Tail.DAMAGED),
+        ((7,), NEWEST, Rest.ROTTEN, Tail.DAMAGED, Tail.DAMAGED),
+        ((NEWEST - 1,), NEWEST, Rest.ROTTEN, Tail.DAMAGED, Tail.DAMAGED),
+        ((29,), NEWEST, Rest.ROTTEN, Tail.DAMAGED, Tail.DAMAGED),
+        ((28, 29, 30, 31), NEWEST, Rest.ROTTEN, Tail.DAMAGED, Tail.DAMAGED),
+        ((60, 80), NEWEST, Rest.OTHER, Tail.DAMAGED, Tail.TORN),
+        ((7,), NEWEST - 1, Rest.OTHER, Tail.DAMAGED, Tail.TORN),
+        ((2,), 5, Rest.OTHER, Tail.DAMAGED, Tail.TORN),
+    ],
+    ids=["cut short", "only its head", "five bytes", "a byte of the payload", "a byte of the id", "a byte of the checksum",
+         "a byte of the length", "all of the length", "two wrong bytes", "short and wrong", "five wrong bytes"],
+)  # fmt: skip
+def test_what_may_have_been_torn(
+    wrong: tuple[int, ...], kept: int, rest: Rest, after_a_kill: Tail, after_a_power_cut: Tail
+) -> None:
+    data, _, run = segment([b"a", b"b", b"c" * 100])
+    newest = HEADER_BYTES + int(run.bounds[2])
+    for at in wrong:
+        flip(data, newest + at)
+    data.truncate(newest + kept)
+    found = survey(data, first_id=0, end=data.size())
+    assert (found.next_id, found.gaps, found.rest) == (2, [], rest)
+    for was_cut, want in ((False, after_a_kill), (True, after_a_power_cut)):
+        tail = judge_tail(
+            tail_bytes=found.tail_bytes,
+            next_id=2,
+            is_last=True,
+            has_gaps=False,
+            floor=1,
+            rest=found.rest,
+            was_cut=was_cut,
+        )
+        assert tail is want

@@ -19,6 +19,8 @@ FIRST_SESSION_MAX = 1 << 40
 CALLERS_MAX = 8
 """Of one session. More is an accident: the contact of the one that came first ends."""
 _CONTACTS = 1 << 20
+_NOBODY = -1
+"""Until the first opening since the process started."""
 
 
 def check_jump(promised: int, session: int) -> None:
@@ -37,7 +39,7 @@ class Fence:
         self._promise = promise
         self.contact = promise.value.sequence * _CONTACTS
         """The latest one. Its numbers are above those of every earlier process: the sequence has risen since then."""
-        self._contacts: dict[int, int] = {}
+        self._contacts: dict[int, int] = {_NOBODY: self.contact}
         """The contact of each caller in this session. There are two callers only where two names lead to one storage."""
 
     def open(self, session: int, *, committed: int, caller: int, by_operator: bool = False) -> int:
@@ -53,6 +55,7 @@ class Fence:
             self._promise.promise(session=session, committed=committed)
             self._contacts.clear()
         self.contact += 1
+        self._contacts.pop(_NOBODY, None)
         self._contacts.pop(caller, None)
         if len(self._contacts) >= CALLERS_MAX:
             del self._contacts[next(iter(self._contacts))]

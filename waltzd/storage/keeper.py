@@ -155,7 +155,7 @@ class Keeper:
             raise ForeignCluster(f"this storage belongs to a cluster of {ours} partitions; the caller says {partitions}")
         if create and number not in self._lanes:
             check_jump(NO_SESSION, session)
-            await self._ensure_partition(number)
+            await self._make(self._directory.ensure_partition, number)
         return await self._contact(number, session, caller)
 
     async def fence(self, number: int, session: int) -> ReplicaStatus:
@@ -311,12 +311,8 @@ class Keeper:
         return [
             (first_id, last_id, partition.bytes_of(first_id))
             for first_id, last_id in partition.sealed_segments()
-            if self._may_see(partition, last_id, session)
+            if session is not None or last_id <= partition.visible_mark
         ]
-
-    @staticmethod
-    def _may_see(partition: Partition, last_id: int, session: int | None) -> bool:
-        return session is not None or last_id <= partition.visible_mark
 
     async def fetch_segment(self, number: int, session: int, first_id: int) -> AsyncGenerator[bytes, None]:
         """A sealed segment as it is. Its records are proven by whoever receives it."""
@@ -340,9 +336,6 @@ class Keeper:
 
     async def create_partition(self, number: int) -> None:
         await self._make(self._directory.create_partition, number)
-
-    async def _ensure_partition(self, number: int) -> None:
-        await self._make(self._directory.ensure_partition, number)
 
     async def _make(self, make: Callable[[int], Partition | None], number: int) -> None:
         async def change() -> None:

@@ -1,6 +1,6 @@
 """Opening a replica: what a storage does with what it finds at a start.
 
-Cost: one listing, the end of the last segment, three flushes; never the whole log. What it finds in the last segment is
+Cost: one listing, the end of the last segment, four flushes; never the whole log. What it finds in the last segment is
 put into one of four drawers (`waltzd.scan.judge_tail`): clean; torn, which is cut, counted and said; damaged, which is
 remembered as a finding and left as it is; or a creation that a crash cut short, which is finished. Everything else (the
 sealed segments) is looked at by name and size here, and by content when it is read or must be vouched for.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from waltzd.control import ControlFile
 from waltzd.disk import Disk, File, join
@@ -23,6 +24,7 @@ from waltzd.index import offsets_of
 from waltzd.layout import (
     HEADER_BYTES,
     NEW_SUFFIX,
+    NO_BOOT,
     NO_MARK,
     PROMISE_NAME,
     SEGMENT_SUFFIX,
@@ -119,6 +121,12 @@ class _Opening:
         self._promise = promise
         self._settings = settings
         self._info: ControlStruct = control.info(number)
+        boot = disk.boot_id()
+        self._was_cut = boot == NO_BOOT or promise.value.boot != boot
+        """The machine may have lost power since the files were written: what was not flushed is there, torn, or gone."""
+        self._changes: dict[str, Any] = {"boot": boot, "is_clean": False}
+        """What is different in the promise from now on. It is written at the end, so that an opening that is interrupted is
+        made again as it was."""
 
     @property
     def _floor(self) -> int:
@@ -155,8 +163,7 @@ class _Opening:
             self._renew("it has lost the end of its log")
         if not quarantine and last.segment is not None:
             self._settle(last.segment, len(first_ids))
-        elif self._promise.value.is_clean:
-            self._promise.change(is_clean=False)
+        self._promise.make_anew(**self._changes)
         shelf = Shelf(
             self._disk,
             self._directory,
@@ -180,9 +187,9 @@ class _Opening:
         )
 
     def _renew(self, why: str) -> None:
+        new = self._changes["incarnation"] = self._disk.fresh_id()
         old = self._promise.value.incarnation
-        self._promise.renew(self._disk.fresh_id())
-        self._say(f"{why}; the replica is a new one from now on, incarnation {self._promise.value.incarnation}, was {old}")
+        self._say(f"{why}; the replica is a new one from now on, incarnation {new}, was {old}")
 
     def _short(self, last: _Found, first_id: int) -> Finding | None:
         """What is missing behind the last segment that is there."""
@@ -299,6 +306,8 @@ class _Opening:
             is_last=True,
             has_gaps=bool(found.gaps),
             floor=self._floor,
+            rest=found.rest,
+            was_cut=self._was_cut,
         )
         segment.stands_at(end=found.end, next_id=found.next_id)
         findings = [gap_finding(gap, path, self._number, found.next_id) for gap in found.gaps]
@@ -315,7 +324,7 @@ class _Opening:
         return _Found(segment, findings, start_id, tail is Tail.DAMAGED or found.next_id <= self._floor)
 
     def _settle(self, segment: Segment, segments: int) -> None:
-        """Make sure that the disk has what the cache shows, and write down that this replica is in use."""
+        """Make sure that the disk has what the cache shows."""
         promise = self._promise.value
         if not promise.is_clean:
             # Names too: a process that was killed may have left some that only the cache knows.
@@ -323,4 +332,4 @@ class _Opening:
             known = promise.durable if promise.newest == segment.first_id else NO_MARK
             segment.write_again(segment.offset_of(max(known + 1, segment.first_id)))
         segment.index.flush()
-        self._promise.change(durable=segment.next_id - 1, newest=segment.first_id, segments=segments, is_clean=False)
+        self._changes |= {"durable": segment.next_id - 1, "newest": segment.first_id, "segments": segments}

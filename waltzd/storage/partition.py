@@ -218,8 +218,11 @@ class Partition:
                 if self._quarantine:
                     self._healing.end_moved(is_indexed=False)
             self._room.is_full = False
-        if self._control.info(self.number).session == session:
-            self.committed = max(self.committed, min(committed, self.last_id))
+        known = min(committed, self.last_id)
+        if known > self.committed and self._control.info(self.number).session == session:
+            self.committed = known
+            with self._fatal():
+                self._promise.note(committed=known)
         return self.last_id
 
     @property
@@ -238,7 +241,14 @@ class Partition:
         """The session begins: everything up to `low_mark` is decided, and this replica holds nothing above it, unless it
         was told that it is committed: then it had begun this session before, and lost the control struct that said so."""
         self.check_session(session, contact)
-        active = self._check_sound()
+        active, settled = self._check_sound(), self._promise.value.settled
+        if low_mark < settled:
+            raise BelowFloor(
+                f"session {session} of partition {self.number} was to begin at {low_mark}, and ids up to {settled} were "
+                "committed before it",
+                not_done="the session was not begun",
+                floor=settled,
+            )
         if self.last_id > max(low_mark, self.committed):
             raise BadArgument(
                 f"partition {self.number} holds ids up to {self.last_id}, above the low-water mark {low_mark}",
@@ -410,7 +420,10 @@ class Partition:
             with self._fatal():
                 active.flush()
                 active.index.flush()
-                self._promise.change(durable=self.last_id, committed=self.committed, is_clean=True)
+                self._promise.make_anew(durable=self.last_id, committed=self.committed, is_clean=True)
+        elif self._failed is None:
+            with self._fatal():
+                self._promise.make_anew(committed=self.committed)
         if active is not None:
             active.close()
         self._promise.close()

@@ -338,7 +338,12 @@ class DirectoryOrigin:
             finally:
                 file.close()
             tail = judge_tail(
-                tail_bytes=found.tail_bytes, next_id=found.next_id, is_last=True, has_gaps=bool(found.gaps), floor=floor
+                tail_bytes=found.tail_bytes,
+                next_id=found.next_id,
+                is_last=True,
+                has_gaps=bool(found.gaps),
+                floor=floor,
+                rest=found.rest,
             )
             if tail is Tail.DAMAGED and not found.gaps:
                 last_byte = found.end + found.tail_bytes - 1
