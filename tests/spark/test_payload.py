@@ -15,6 +15,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
+from waltz_spark.engine.shipping import needs_of
 from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.payloads.payload import ERROR_COLUMN, Decoder, Method, Sieve, Undecodable, decoder_of
 
@@ -48,6 +49,20 @@ def test_text_is_utf_8_or_an_error() -> None:
     rows = decoded(decoder_of("text"), [b"one", b"\xff", "zw\u00f6lf".encode(), b"", b"\xc3"])
     assert values(rows, "text") == ["one", None, "zwölf", "", None]
     assert values(rows, ERROR_COLUMN) == [None, "it is not UTF-8", None, None, "it is not UTF-8"]
+
+
+def test_cells_are_no_formulas() -> None:
+    texts = ["=1+1", "+1", "-1", "@A1", "\t=1", "\r=1", "'=1", " =1", "1=", "", "=\n=", None]
+    payloads = pa.array([None if text is None else text.encode() for text in texts], pa.binary())
+    batch = decoder_of("cells:text").decode(pa.RecordBatch.from_arrays([payloads], ["data"]))
+    assert batch.column("text").to_pylist() == [
+        "'=1+1", "'+1", "'-1", "'@A1", "'\t=1", "'\r=1", "'=1", " =1", "1=", "", "'=\n=", None
+    ]  # fmt: skip
+    numbers = decoder_of("cells:json:a bigint, b string")
+    row = numbers.decode(pa.RecordBatch.from_arrays([pa.array([b'{"a": -1, "b": "-1"}'])], ["data"])).to_pylist()[0]
+    assert (row["a"], row["b"]) == (-1, "'-1")
+    assert len({decoder_of(text).fingerprint for text in ("text", "cells:text", "cells:binary", "binary")}) == 4
+    assert needs_of(is_live=False, decoder="cells:text") == needs_of(is_live=False, decoder="text")
 
 
 def test_binary_adds_nothing() -> None:

@@ -50,7 +50,7 @@ _OWN_DECODERS = ("json", "text", "binary")
 
 def needs_of(*, is_live: bool, decoder: str) -> tuple[Need, ...]:
     """`decoder`: as it was named."""
-    kind, _, _ = decoder.partition(":")
+    kind, _, _ = decoder.removeprefix("cells:").partition(":")
     found = [*ALWAYS, *(OF_CLUSTERS if is_live else ())]
     if kind in _OF_DECODERS:
         found += _OF_DECODERS[kind]

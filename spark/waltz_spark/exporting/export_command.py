@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 )
 @click.option("--decode", metavar="DECODER",
               help="Columns out of payloads: json:'a bigint, b string', text, binary, avro:FILE, protobuf:FILE#MESSAGE, "
-              "MODULE:FUNCTION.")  # fmt: skip
+              "MODULE:FUNCTION; cells:DECODER for CSV that a spreadsheet opens.")  # fmt: skip
 @click.option("--where", metavar="SQL", help="Only these records: a condition over the columns, in Spark's SQL.")
 @click.option(
     "--select", metavar="SQL", help="These columns in place of all: expressions with commas between, in Spark's SQL."

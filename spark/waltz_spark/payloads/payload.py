@@ -13,6 +13,7 @@ refuse to go on with another one; its files are in it, and travel with it.
     avro:FILE                  Avro without a container, by the schema in FILE
     protobuf:FILE#MESSAGE      by a descriptor set (protoc --include_imports --descriptor_set_out=FILE)
     module:function            a function from an Arrow array of payloads to a record batch of as many rows
+    cells:DECODER              the same as DECODER, with texts that no spreadsheet takes for a formula
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -38,6 +39,9 @@ ERROR_COLUMN = "_decode_error"
 PREFIX = "payload_"
 """In front of columns whose names a log has already."""
 FILE_BYTES_MAX = 16 << 20
+CELLS = "cells:"
+_FORMULA = r"^[=+\-@\t\r]"
+"""What a spreadsheet computes when it opens a CSV file: it can call programs, and send what stands in other cells."""
 _REASON_CHARACTERS = 300
 _PIECES = 8
 """A batch with a payload that does not decode is cut in so many."""
@@ -84,9 +88,9 @@ class Decoder:
 
     @property
     def fingerprint(self) -> str:
-        kind = self.text.partition(":")[0].encode()
+        kind = (CELLS if self.text.startswith(CELLS) else "") + self.text.removeprefix(CELLS).partition(":")[0]
         types = "\n".join(f"{field.name} {field.type}" for field in self.columns).encode()
-        return hashlib.sha256(b"\0".join((kind, types, self.method.identity))).hexdigest()
+        return hashlib.sha256(b"\0".join((kind.encode(), types, self.method.identity))).hexdigest()
 
     @property
     def columns(self) -> pa.Schema:
@@ -105,6 +109,8 @@ class Decoder:
             columns, errors = self.method.parse(payloads), pa.nulls(len(payloads), pa.string())
         except _UNDECODABLE:
             columns, errors = self._sieved(payloads)
+        if self.text.startswith(CELLS):
+            columns = [_as_cells(column) for column in columns]
         return pa.RecordBatch.from_arrays([*batch.columns, *columns, errors], schema=self.schema(batch.schema))
 
     def _sieved(self, payloads: pa.Array) -> tuple[Sequence[pa.Array], pa.Array]:
@@ -144,6 +150,14 @@ class Decoder:
         return columns, pa.array(errors, pa.string())
 
 
+def _as_cells(column: pa.Array) -> pa.Array:
+    """An apostrophe in front tells a spreadsheet that what follows is text."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return column
+    marked = pc.binary_join_element_wise(pa.scalar("'", column.type), column, pa.scalar("", column.type))
+    return pc.if_else(pc.match_substring_regex(column, _FORMULA), marked, column)
+
+
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _REASON_CHARACTERS else text[: _REASON_CHARACTERS - 1] + "…"
@@ -151,6 +165,8 @@ def _reason(error: Exception) -> str:
 
 def decoder_of(text: str) -> Decoder:
     """What `--decode` says."""
+    if text.startswith(CELLS):
+        return replace(decoder_of(text.removeprefix(CELLS)), text=text)
     kind, _, rest = text.partition(":")
     match kind:
         case "text":
