@@ -40,9 +40,14 @@ class Job:
     is_recorded: bool = True
     """In the history; there is none where the cluster itself goes, as a whole."""
 
+    interrupted: str | None = None
+    """What to say when it is told to end, where that is something of its own."""
+
     @property
     def after_interruption(self) -> str:
         """What is true when it was told to end."""
+        if self.interrupted is not None:
+            return self.interrupted
         return ONLY_WAITED if not self.is_change else STAYS if self.is_recorded else WHOLE
 
 

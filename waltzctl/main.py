@@ -40,6 +40,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "health": ("waltzctl.watching.health:health", "Commit a probe in every partition, and say how long it took."),
         "history": ("waltzctl.placement.cluster:history", "Who changed what, and why."),
         "lock": ("", "Why a transaction was refused."),
+        "moves": ("", "Moves of replicas that are under way."),
         "logs": ("waltzctl.playground.up:logs", "What the daemons of a cluster on this machine wrote."),
         "partition": ("", "Replicas and owners of partitions."),
         "rebuild-index": ("waltzctl.records.index:rebuild_index", "Make index files again from the data."),
@@ -119,6 +120,11 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "lock": {
         "explain": ("waltzctl.records.lock:explain", "Who holds a lock, and what to wait for."),
+    },
+    "moves": {
+        "cancel": ("waltzctl.placement.partition:moves_cancel", "Take back moves that are not over."),
+        "list": ("waltzctl.placement.partition:moves_list", "Moves of replicas that are not over, a line each."),
+        "resume": ("waltzctl.placement.partition:moves_resume", "Go on with moves that nobody carries out any more."),
     },
     "partition": {
         "assign": ("waltzctl.placement.partition:assign", "Give partitions replicas on these storages."),

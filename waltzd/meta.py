@@ -95,8 +95,8 @@ class Moves:
 
 @dataclass(frozen=True, kw_only=True)
 class CopyRate:
-    """<root>/copy-rate, ephemeral: the bound that an operator's command sets for as long as it runs. It goes away with it,
-    so that nobody can forget it."""
+    """<root>/copy-rate: the bound that an operator's command sets. For moves it lasts until they have ended; otherwise it
+    is ephemeral, and goes away with the command."""
 
     bytes_per_second: int
     """Of each replica that copies."""

@@ -45,6 +45,7 @@ ELSEWHERE = {
     "cli/test_partition": [
         *(["partition", name] for name in ("assign", "auto-assign", "describe", "list", "unassign")),
         *(["cluster", name] for name in ("delete", "set")),
+        *(["moves", name] for name in ("cancel", "list", "resume")),
         ["history"],
     ],
     "cli/test_recover": [["storage", "recover"], ["partition", "rescue"]],

@@ -323,7 +323,7 @@ def test_offline_and_online(place: Place) -> None:
     place.wait_until("it is back", lambda found: found.is_healthy)
 
 
-def test_a_bound_on_copying_ends_with_the_command(place: Place, tmp_path: Path) -> None:
+def test_an_interrupted_move_is_listed_gone_on_with_and_taken_back(place: Place, tmp_path: Path) -> None:
     """More than an owner has in memory, so that it is copied: one record is worth a quarter of an hour at this rate."""
     payload = tmp_path / "payload"
     payload.write_bytes(bytes(800_000))
@@ -343,7 +343,15 @@ def test_a_bound_on_copying_ends_with_the_command(place: Place, tmp_path: Path) 
     rest = slow.stderr.read()
     slow.communicate(timeout=PATIENCE_SECONDS)
     assert slow.returncode == 130
-    assert place.copy_rate() is None
+    assert "`waltzctl moves resume 0-1` goes on, `waltzctl moves cancel 0-1` takes back" in rest
+    assert place.copy_rate() == found, "owners go on copying, and not faster"
+    rows = place.json("moves", "list")["moves"]
+    assert [(row["partition"], "storage-4*" in row["replicas"]) for row in rows] == [(0, True), (1, True)]
+    assert "storage-4 holds" in rows[0]["waiting"]
+    told = place.tool("moves", "cancel", "0", "--yes")
+    assert (told.code, place.copy_rate()) == (0, found), told
+    assert sorted(place.replicas()[0]) == ["storage-1", "storage-2", "storage-3"]
+    assert [row["partition"] for row in place.json("moves", "list")["moves"]] == [1]
 
     done = place.tool(*words, "--progress", "json")
     assert done.code == 0

@@ -195,6 +195,7 @@ def test_the_examples_of_the_help_run(tool: Tool, waltzctl: Tool) -> None:
         ["storage", "list"],
         ["storage", "partitions"],
         ["cluster", "set"],
+        *(["moves", name] for name in ("list", "resume", "cancel")),
         ["history"],
     ):
         for typed in examples(waltzctl, words):

@@ -50,6 +50,23 @@ def test_a_bound_lasts_as_long_as_the_session_that_set_it(configured: int, bound
     timeless.run(work())
 
 
+def test_a_bound_on_moves_outlives_the_command_until_it_is_lifted() -> None:
+    async def work() -> None:
+        tree = MemoryTree()
+        cluster = await Cluster.create(tree.connect(), META)
+        command = tree.connect()
+        await Throttle(Cluster(command), 10 * MB, lasts=True).share(2)
+        command.expire()
+        found = await copy_rate.read(cluster.coordinator)
+        assert found is not None
+        assert found.bytes_per_second == 5 * MB, "owners go on copying when a tool was killed, and not faster"
+        for _ in range(2):
+            await Throttle(cluster, None).lift()
+            assert await copy_rate.read(cluster.coordinator) is None
+
+    timeless.run(work())
+
+
 def test_what_is_copied_at_once_shares_it() -> None:
     async def work() -> None:
         tree = MemoryTree()

@@ -21,7 +21,7 @@ from waltzctl.main import exit_codes
 from waltzctl.placement.cluster import check_group, storage_of
 from waltzctl.placement.creation import CALL_SECONDS, NO_KEY, reach_replicas
 from waltzctl.placement.moving import Goals
-from waltzctl.placement.relocation import Situation, carry_out, plan_for, situation
+from waltzctl.placement.relocation import Situation, carry_out, interrupted, plan_for, situation
 from waltzctl.placement.terms import Terms, moving
 from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching
@@ -77,7 +77,7 @@ def add(given: str, auto_assign: bool, reach: Reach, asked: Asked, output: str, 
             # Still from what the plan was made of: if that has changed meanwhile, nothing moves.
             return {"cleared": await carry_out(cluster, reach, now, goals, terms=terms, say=say) if goals else {}}
 
-        return Job(plan=plan, do=do)
+        return Job(plan=plan, do=do, interrupted=interrupted(now, goals) if now.changed(goals) else None)
 
     return perform(reach, asked, output, prepare)
 
@@ -187,7 +187,7 @@ def remove(
             await take_out(cluster, name)
             return {"cleared": cleared}
 
-        return Job(plan=plan, do=do)
+        return Job(plan=plan, do=do, interrupted=interrupted(now, goals) if now.changed(goals) else None)
 
     return perform(reach, asked, output, prepare)
 
@@ -283,7 +283,7 @@ def replace_(old: str, new: str, delete_files: bool, reach: Reach, asked: Asked,
             await take_out(cluster, old)
             return {"cleared": cleared}
 
-        return Job(plan=plan, do=do)
+        return Job(plan=plan, do=do, interrupted=interrupted(now, goals) if now.changed(goals) else None)
 
     return perform(reach, asked, output, prepare)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -12,8 +13,9 @@ from waltzctl.job import Job, perform
 from waltzctl.listing import Column, Listing, listed, put
 from waltzctl.main import exit_codes
 from waltzctl.numbers import partitions_of
+from waltzctl.placement.moves import Wait, next_step, view_of
 from waltzctl.placement.moving import Goals
-from waltzctl.placement.relocation import Situation, carry_out, plan_for, situation
+from waltzctl.placement.relocation import Situation, carry_out, interrupted, plan_for, situation
 from waltzctl.placement.terms import Terms, moving
 from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching, using
@@ -21,6 +23,7 @@ from waltzctl.watching import render_cluster
 from waltzctl.watching.overview import PartitionView, look
 from waltzd.cluster import Cluster
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
+from waltzd.meta import Role
 
 COLUMNS = (
     Column("partition", is_right=True),
@@ -58,13 +61,18 @@ def _row(partition: PartitionView) -> Mapping[str, Any]:
         "partition": partition.partition,
         "state": partition.state,
         "owner": partition.owner,
-        "replicas": [f"{name}{'*' if role == 'learner' else ''}" for name, role in sorted(partition.replicas.items())],
+        "replicas": _with_stars(partition.replicas),
         "level": partition.counting if said is not None else None,
         "committed": said.committed if said is not None else None,
         "generation": partition.generation,
         "session": said.session if said is not None else None,
         "waiting": partition.waiting,
     }
+
+
+def _with_stars(roles: Mapping[str, Role]) -> list[str]:
+    """Learners have one."""
+    return [f"{name}{'*' if role is Role.LEARNER else ''}" for name, role in sorted(roles.items())]
 
 
 @click.command("describe", epilog=exit_codes())
@@ -188,6 +196,101 @@ def _relocate(
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             return {"cleared": await carry_out(cluster, reach, now, goals, terms=terms, say=say)}
 
-        return Job(plan=plan_for(now, goals, verb=verb, subject=numbers or now.found.meta.name), do=do)
+        plan = plan_for(now, goals, verb=verb, subject=numbers or now.found.meta.name)
+        return Job(plan=plan, do=do, interrupted=interrupted(now, goals) if now.changed(goals) else None)
 
     return perform(reach, asked, output, prepare)
+
+
+# -- moves that are under way ------------------------------------------------------------------------------------------
+
+MOVE_COLUMNS = (
+    Column("partition", is_right=True),
+    Column("to"),
+    Column("replicas"),
+    Column("done", is_right=True),
+    Column("waiting"),
+)
+
+
+@click.command("list", epilog=exit_codes())
+@listed
+@reaching
+def moves_list(reach: Reach, output: str) -> int:
+    """Moves of replicas that are written down and not over: where each partition's replicas shall be, where they are, and
+    how much of them is copied. A move that nobody carries out stays as it is.
+
+    \b
+    Examples:
+      waltzctl moves list
+      waltzctl moves list -o json
+    """
+
+    async def ask(cluster: Cluster) -> list[Mapping[str, Any]]:
+        now = await situation(cluster, reach.tls)
+        rows = list[Mapping[str, Any]]()
+        for number, goal in sorted(now.found.moves.items()):
+            meta, _ = await cluster.partition(number)
+            view = view_of(now.found, number, goal, now.sets.partitions.get(number, {}), meta)
+            step = next_step(view)
+            copied = [sum(counts) for counts in zip(*view.copied.values(), strict=True)] or [0, 0]
+            rows.append(
+                {
+                    "partition": number,
+                    "to": list(goal),
+                    "replicas": _with_stars(view.roles),
+                    "done": f"{100 * copied[0] // copied[1]} %" if copied[1] else None,
+                    "waiting": step.why if isinstance(step, Wait) else "for somebody who carries it out",
+                }
+            )
+        return rows
+
+    rows = using(reach, ask)
+    put(Listing(kind="moves", columns=MOVE_COLUMNS, rows=rows, nothing="Nothing is being moved."), output)
+    return EXIT_OK
+
+
+@click.command("resume", epilog=exit_codes())
+@click.argument("numbers", metavar="[PARTITIONS]", required=False)
+@moving
+@changing
+@reaching
+def moves_resume(numbers: str | None, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
+    """Go on with moves that are written down and that nobody carries out any more, those of PARTITIONS (like 0-3,7) or all.
+    A bound on copying that was set for them goes on, too, unless --rate says another one.
+
+    \b
+    Examples:
+      waltzctl moves resume
+      waltzctl moves resume 0-1 --dry-run
+    """
+
+    def aim(now: Situation, chosen: list[int]) -> Goals:
+        return {number: goal for number, goal in now.found.moves.items() if number in chosen}
+
+    return _relocate("moves resume", numbers, aim, reach, asked, output, replace(terms, keeps_rate=True))
+
+
+@click.command("cancel", epilog=exit_codes())
+@click.argument("numbers", metavar="[PARTITIONS]", required=False)
+@moving
+@changing
+@reaching
+def moves_cancel(numbers: str | None, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
+    """Take back moves that are not over, those of PARTITIONS (like 0-3,7) or all: replicas that still copy go away, and
+    members stay where they are now. What has arrived already is not moved back.
+
+    \b
+    Examples:
+      waltzctl moves cancel
+      waltzctl moves cancel 0-1 --dry-run
+    """
+
+    def aim(now: Situation, chosen: list[int]) -> Goals:
+        return {
+            number: tuple(sorted(name for name, role in now.sets.partitions[number].items() if role is Role.MEMBER))
+            for number in now.found.moves
+            if number in chosen
+        }
+
+    return _relocate("moves cancel", numbers, aim, reach, asked, output, terms)

@@ -217,6 +217,16 @@ def plan_for(
     )
 
 
+def interrupted(now: Situation, goals: Goals) -> str:
+    """What is said to somebody who ends a command that moves replicas."""
+    numbers = spell_numbers(sorted(now.changed(goals))).replace(" ", "")
+    return (
+        "Interrupted. What has moved stays, and new replicas go on copying as fast as this command let them. "
+        f"`waltzctl moves resume {numbers}` goes on, `waltzctl moves cancel {numbers}` takes back what has not arrived, "
+        "`waltzctl moves list` shows how far it is. The same command again goes on with everything that was planned."
+    )
+
+
 async def carry_out(
     cluster: Cluster,
     reach: Reach,
@@ -230,9 +240,14 @@ async def carry_out(
 ) -> dict[str, list[int]]:
     """Move, and clear away what is left behind: storage → partitions whose files were taken off it."""
     changed = now.changed(goals)
-    mover = Mover(cluster, daemons or RealDaemons(cluster, reach.tls), say, Throttle(cluster, terms.bytes_per_second))
+    throttle = Throttle(cluster, terms.bytes_per_second, lasts=True)
+    mover = Mover(cluster, daemons or RealDaemons(cluster, reach.tls), say, throttle)
+    if changed and terms.bytes_per_second is None and not terms.keeps_rate and now.found.moves.keys() <= changed.keys():
+        await throttle.lift()  # it was set by a command that was interrupted, for these very moves
     if changed:
         await mover.aim(changed, sets=now.sets, versions=now.versions, moves_version=now.moves_version)
         await mover.arrive(changed, seconds=terms.seconds)
+        if not (await cluster.moves())[0].partitions:
+            await throttle.lift()
     say("clearing away what is left behind")
     return await mover.clear(goals, delete_files=delete_files)

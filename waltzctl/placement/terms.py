@@ -1,7 +1,7 @@
 """What a person may say of how replicas move: how long to wait for it, and how fast they may copy.
 
-A bound on copying that outlives what it was for slows down the next repair, and nobody remembers it. So this one is an
-ephemeral document of the session in which the command works: it ends with the command, whichever way that ends.
+A bound on copying that outlives what it was for slows down the next repair, and nobody remembers it. So this one ends with
+the moves that it was set for, or with the command where nothing is written down.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class Terms:
     """For as long as it takes, without."""
     bytes_per_second: int | None = None
     """Of all that is copied for this command, together; as fast as servers let it, without."""
+    keeps_rate: bool = False
+    """Without a rate, the one that an interrupted command has set goes on."""
 
 
 def moving(command: Callable[..., int]) -> Callable[..., int]:
@@ -44,8 +46,8 @@ def moving(command: Callable[..., int]) -> Callable[..., int]:
         ),
         click.option(
             "--rate", metavar="SIZE",
-            help="Copy at most so much a second in all, as 50MB, while this command runs; never faster than the servers' "
-            "`catch_up_bytes_per_second`.",
+            help="Copy at most so much a second in all, as 50MB, until the moves have ended; never faster than the "
+            "servers' `catch_up_bytes_per_second`.",
         ),
         click.option(
             "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
@@ -66,9 +68,12 @@ def _rate_of(text: str) -> int:
 
 
 class Throttle:
-    def __init__(self, cluster: Cluster, bytes_per_second: int | None) -> None:
+    """`lasts`: longer than this command, for a move that is written down; whoever ends the move lifts it."""
+
+    def __init__(self, cluster: Cluster, bytes_per_second: int | None, *, lasts: bool = False) -> None:
         self._cluster = cluster
         self._bytes_per_second = bytes_per_second
+        self._lasts = lasts
         self._said: tuple[int, int] | None = None
 
     async def share(self, copies: int) -> None:
@@ -78,5 +83,9 @@ class Throttle:
         each = max(1, self._bytes_per_second // copies)
         saying = (each, self._cluster.coordinator.session)
         if saying != self._said:
-            await copy_rate.write(self._cluster.coordinator, CopyRate(bytes_per_second=each, who=who()))
+            rate = CopyRate(bytes_per_second=each, who=who())
+            await copy_rate.write(self._cluster.coordinator, rate, lasts=self._lasts)
             self._said = saying
+
+    async def lift(self) -> None:
+        await copy_rate.lift(self._cluster.coordinator)
