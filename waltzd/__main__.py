@@ -25,7 +25,8 @@ def cli() -> None:
 @cli.command()
 @click.option("--config", "path", required=True, metavar="FILE", help="The YAML file with the settings.")
 @click.option("--check-config", is_flag=True, help="Check the file, show the settings in force, and end.")
-def storage(path: str, check_config: bool) -> None:
+@click.option("--rename", is_flag=True, help="Take the directory over, whichever storage it was that of.")
+def storage(path: str, check_config: bool, rename: bool) -> None:
     """Keep replicas of partitions on this machine's disk.
 
     \b
@@ -33,7 +34,8 @@ def storage(path: str, check_config: bool) -> None:
       waltzd storage --config storage.yml --check-config
       waltzd storage --config storage.yml
     """
-    _run("waltzd.storage.command", config_file.load(path, config.StorageConfig), check_config)
+    settings = config_file.load(path, config.StorageConfig)
+    _run("waltzd.storage.command", settings, check_config, **({"is_renamed": True} if rename else {}))
 
 
 @cli.command()
@@ -69,12 +71,12 @@ def zookeeper(directory: str, listen: str) -> None:
     importlib.import_module("waltzd.zookeeper_process").run(directory, address)
 
 
-def _run(daemon: str, settings: config.StorageConfig | config.ServerConfig, check_config: bool) -> None:
+def _run(daemon: str, settings: config.StorageConfig | config.ServerConfig, check_config: bool, **how: bool) -> None:
     if check_config:
         click.echo(config_file.show(settings))
         return
     # By name: the shared root does not depend on the daemons.
-    importlib.import_module(daemon).run(settings)
+    importlib.import_module(daemon).run(settings, **how)
 
 
 def main() -> None:

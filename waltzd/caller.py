@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Any, ClassVar, Self
+from uuid import UUID
 
 import grpc.aio
 
-from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors import CannotConnect, WaltzError, WrongStorage
 from waltzd.role import Role
-from waltzd.rpc import doubt, error_of, open_channel, prove
+from waltzd.rpc import INSTANCE_KEY, STORAGE_KEY, doubt, error_of, open_channel, prove
 from waltzd.tls import Tls
 
 
@@ -20,13 +21,20 @@ class Caller:
     peer: ClassVar[Role]
     """Who must answer, when there are certificates."""
 
-    def __init__(self, address: str, *, seconds: float, tls: Tls | None, name: str | None = None) -> None:
-        """With `tls`, whoever answers must have the role `peer` in our cluster; with a `name`, be the one of that name."""
+    def __init__(
+        self, address: str, *, seconds: float, tls: Tls | None, name: str | None = None, instance: UUID | None = None
+    ) -> None:
+        """With `tls`, whoever answers must have the role `peer` in our cluster; with a `name`, be the one of that name.
+        `instance`: of a storage, the very process that is meant."""
         self.address = address
         self._who = f"the {self.peer} {name} at {address}" if name is not None else f"the {self.peer} at {address}"
         self._seconds = seconds
         self._channel = open_channel(address, tls=tls, peer=self.peer, name=name)
         self._stub: Any = self.service(self._channel)
+        self._meant: list[tuple[str, bytes]] = []
+        if self.peer is Role.STORAGE:  # also where there are no certificates
+            self._meant += [(STORAGE_KEY, name.encode())] if name is not None else []
+            self._meant += [(INSTANCE_KEY, instance.bytes)] if instance is not None else []
 
     async def close(self) -> None:
         await self._channel.close()
@@ -43,20 +51,22 @@ class Caller:
         limit = self._seconds if seconds is None else seconds
         await prove(self._channel, limit)
         try:
-            return await method(request, timeout=limit)
+            return await method(request, timeout=limit, metadata=self._meant)
         except grpc.aio.AioRpcError as error:
             raise self._lost(error_of(error, who=self._who, seconds=limit)) from error
 
     def _lost(self, error: WaltzError) -> WaltzError:
         if isinstance(error, CannotConnect):
             doubt(self._channel)
+        if isinstance(error, WrongStorage):  # it does not know by which address it was reached
+            return WrongStorage(f"{self.address}: {error.message}")
         return error
 
     async def _stream(self, method: Any, request: Any) -> AsyncGenerator[Any, None]:
         """To be closed by whoever may stop early (`aclosing`): a call that nobody reads to its end would stay open, and a
         connection carries a thousand of them."""
         await prove(self._channel, self._seconds)
-        call = method(request)
+        call = method(request, metadata=self._meant)
         try:
             async for message in call:
                 yield message

@@ -49,6 +49,12 @@ class StorageConfig:
         "Where this storage keeps its files. One process holds it at a time. It is created when it does not exist.",
         example="/var/lib/waltz/storage",
     )
+    name: str | None = setting(
+        "The name of this storage in its cluster. Its directory remembers it, and is refused under another one. Without "
+        "it, the name in the certificate counts, or the first by which a server or an operator calls this storage.",
+        default=None,
+        example="s1",
+    )
     listen: Address = setting(
         "Address for servers: sessions, appends, reads. Port 0 lets the system choose one.",
         default=Address("127.0.0.1", 55280),
@@ -161,7 +167,8 @@ class StorageConfig:
         return max(self.frame_bytes_max, self.record_bytes_max) + MESSAGE_OVERHEAD_BYTES
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Settings that are right by themselves and do not go together: (key, what is wrong)."""
+        """Settings that are wrong in a way that their type does not show, or do not go together: (key, what is wrong)."""
+        yield from _name(self.name)
         if self.admin_listen == self.listen and self.listen.port != 0:
             yield "admin_listen", f"{self.admin_listen} is also the address of `listen`; the two must differ"
         if self.stream_port != 0 and self.stream_port in (self.listen.port, self.admin_listen.port):
@@ -393,9 +400,13 @@ def partitions_of(text: str) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
+def _name(name: str | None) -> Iterator[tuple[str, str]]:
+    if name is not None and not is_name(name):
+        yield "name", f"{name!r} is not a name: use letters, digits, dots, dashes and underscores, at most 64"
+
+
 def _texts(config: ServerConfig) -> Iterator[tuple[str, str]]:
-    if not is_name(config.name):
-        yield "name", f"{config.name!r} is not a name: use letters, digits, dots, dashes and underscores, at most 64"
+    yield from _name(config.name)
     for part in config.coordinator.split(","):
         try:
             parse_address(part.strip())

@@ -194,17 +194,22 @@ class ControlFile:
         self._file.flush()
 
 
-def write_identity(disk: Disk, directory: str, header: ControlHeader) -> None:
-    identity = Identity(control=header, directory=disk.fresh_id())
+def new_identity(disk: Disk, directory: str, header: ControlHeader, name: str = "") -> Identity:
+    identity = Identity(control=header, directory=disk.fresh_id(), name=name)
+    write_identity(disk, directory, identity)
+    return identity
+
+
+def write_identity(disk: Disk, directory: str, identity: Identity) -> None:
     write_new_file(disk, directory, IDENTITY_NAME, identity.encode())
     disk.flush_directory(directory)
 
 
-def check_identity(disk: Disk, directory: str, header: ControlHeader) -> bool:
-    """Whether the directory has an identity file; refused when it does not agree with the control file."""
+def check_identity(disk: Disk, directory: str, header: ControlHeader) -> Identity | None:
+    """What the identity file says, if there is one; refused when it does not agree with the control file."""
     path = join(directory, IDENTITY_NAME)
     if not disk.exists(path):
-        return False
+        return None
     file = disk.open(path)
     try:
         identity = Identity.decode(file.read(0, IDENTITY_BYTES + 1), path)
@@ -214,7 +219,7 @@ def check_identity(disk: Disk, directory: str, header: ControlHeader) -> bool:
         ours, theirs = getattr(header, name), getattr(identity.control, name)
         if ours != theirs:
             raise ControlDamaged(f"{join(directory, CONTROL_NAME)} and {path} disagree about {name}: {ours} and {theirs}")
-    return True
+    return identity
 
 
 def check_blank(path: str, entries: list[Entry]) -> None:

@@ -281,6 +281,7 @@ def _dump_identity(file: File, sink: Sink) -> None:
         "key": str(identity.control.key),
         "partitions": identity.control.partitions,
         "directory": str(identity.directory),
+        "name": identity.name,
     }
     sink(FileStart(kind="identity", path=file.path, size=file.size(), fields=fields, raw=raw))
 

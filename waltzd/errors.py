@@ -1196,6 +1196,17 @@ class TlsMismatch(CannotConnect):
     next_step = "use certificates on both sides, or on neither"
 
 
+class WrongStorage(WaltzError):
+    """A directory, or the storage that answers at an address, is that of another storage than the one that is meant: two
+    directories were swapped, a backup of another storage was put here, or two addresses are crossed. A directory remembers
+    the name of its storage, and every call says whom it means. Put things where they belong; `waltzd storage --rename`
+    gives a directory another name on purpose."""
+
+    code, exit_code, retry = "W2085", EXIT_CONFLICT, Retry.LATER
+    not_done = "nothing was read or changed"
+    next_step = "check which directory is mounted there, and the addresses of both storages"
+
+
 class WrongPeer(CannotConnect):
     """Another process answers at the address than the one that is meant: two addresses are crossed, a certificate has
     another name or role, or another storage's directory is mounted there. Nothing was asked of it, and it does not count as

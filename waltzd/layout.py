@@ -229,24 +229,26 @@ def decode_control_info(raw: bytes, partition: int, where: str) -> ControlInfo:
 
 # -- identity file -----------------------------------------------------------------------------------------------------
 
-_IDENTITY = struct.Struct(">8siq16si16s")
+_IDENTITY = struct.Struct(">8siq16si16s64s")
 _IDENTITY_MAGIC = b"WALTZID\0"
 IDENTITY_BYTES = _IDENTITY.size + 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """A checksummed copy of the control header, and a number of its own for the directory.
+    """A checksummed copy of the control header, a number of its own for the directory, and whose directory it is.
 
     It makes every flipped bit of the control header visible, and its presence says that each assigned partition has a
     promise file: one that is missing then is damage, not a directory of the original."""
 
     control: ControlHeader
     directory: UUID
+    name: str = ""
+    """Of the storage; empty until it is told."""
 
     def encode(self) -> bytes:
-        c = self.control
-        body = _IDENTITY.pack(_IDENTITY_MAGIC, VERSION, c.created_ms, c.key.bytes, c.partitions, self.directory.bytes)
+        c, name = self.control, self.name.encode("ascii")
+        body = _IDENTITY.pack(_IDENTITY_MAGIC, VERSION, c.created_ms, c.key.bytes, c.partitions, self.directory.bytes, name)
         return body + _CRC.pack(zlib.crc32(body))
 
     @staticmethod
@@ -254,13 +256,15 @@ class Identity:
         body, crc = raw[: _IDENTITY.size], raw[_IDENTITY.size :]
         if len(raw) != IDENTITY_BYTES or _CRC.pack(zlib.crc32(body)) != crc:
             raise ControlDamaged(f"{where} fails its checksum")
-        magic, version, created_ms, key, partitions, directory = _IDENTITY.unpack(body)
+        magic, version, created_ms, key, partitions, directory, name = _IDENTITY.unpack(body)
         if magic != _IDENTITY_MAGIC:
             raise ControlDamaged(f"{where} is not an identity file")
         if version != VERSION:
             raise UnknownVersion(f"{where} has format version {version}; this program knows version {VERSION}")
         control = ControlHeader(created_ms=created_ms, key=UUID(bytes=key), partitions=partitions)
-        return Identity(control=control, directory=UUID(bytes=directory))
+        return Identity(
+            control=control, directory=UUID(bytes=directory), name=name.rstrip(b"\0").decode("ascii", "replace")
+        )
 
 
 # -- promise file ------------------------------------------------------------------------------------------------------

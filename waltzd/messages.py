@@ -151,6 +151,7 @@ def description_message(description: StorageDescription) -> wire.StorageDescript
         vitals=None if description.vitals is None else vitals_message(description.vitals),
         instance=b"" if description.instance is None else description.instance.bytes,
         free_bytes_min=description.free_bytes_min,
+        name=description.name,
     )
 
 
@@ -178,6 +179,7 @@ def description_of(message: wire.StorageDescription) -> StorageDescription:
         vitals=vitals_of(message.vitals) if message.HasField("vitals") else None,
         instance=uuid_of(message.instance, "an instance") if message.instance else None,
         free_bytes_min=message.free_bytes_min,
+        name=message.name,
     )
 
 

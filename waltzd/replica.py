@@ -102,6 +102,8 @@ class StorageDescription:
     """The process that speaks. The same."""
     free_bytes_min: int = 0
     """With less than this free it takes nothing. 0 from one that does not say."""
+    name: str = ""
+    """What its directory remembers; empty until it was told."""
 
     def is_same_as(self, other: StorageDescription) -> bool:
         """One storage under two addresses, which can be spelled in many ways: one process, or the same files."""

@@ -24,6 +24,8 @@ from waltzd.setting import parse_address
 from waltzd.tls import Credentials, Tls, certificate_at
 
 ERROR_KEY = "waltz-error-bin"
+STORAGE_KEY, INSTANCE_KEY = "waltz-storage-bin", "waltz-instance-bin"
+"""With every call to a storage: its name, and its process, as far as the caller knows them. Any other one refuses it."""
 _ERRORS = tree()
 _STATUS = {
     "W1001": grpc.StatusCode.INVALID_ARGUMENT,
@@ -50,6 +52,7 @@ _STATUS = {
     "W2040": grpc.StatusCode.FAILED_PRECONDITION,
     "W2041": grpc.StatusCode.FAILED_PRECONDITION,
     "W2050": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "W2085": grpc.StatusCode.FAILED_PRECONDITION,
     "W2070": grpc.StatusCode.FAILED_PRECONDITION,
     "W3003": grpc.StatusCode.DATA_LOSS,
     "W3005": grpc.StatusCode.RESOURCE_EXHAUSTED,

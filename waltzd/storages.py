@@ -50,9 +50,10 @@ class ReplicaClient(Caller):
         tls: Tls | None = None,
         name: str | None = None,
         stream_port: int = 0,
+        instance: UUID | None = None,
     ) -> None:
         """`stream_port`: where append streams connect to; the answer to `open` says it, too."""
-        super().__init__(address, seconds=seconds, tls=tls, name=name)
+        super().__init__(address, seconds=seconds, tls=tls, name=name, instance=instance)
         self._key = key
         self._tls = tls
         self._name = name
@@ -91,7 +92,7 @@ class ReplicaClient(Caller):
         return status_of(await self._call(self._stub.Truncate, request))
 
     def _hello(self, partition: int, session: int) -> Hello:
-        return Hello(self._key, partition, session, self._contacts.get(partition, 0))
+        return Hello(self._key, partition, session, self._contacts.get(partition, 0), self._name or "")
 
     def append(self, partition: int, session: int) -> AppendStream:
         """The replica was opened by this client before: the storage said then where its streams go."""

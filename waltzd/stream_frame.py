@@ -14,7 +14,7 @@ from waltzd.messages import packed_error, unpacked_error
 from waltzd.record import Run
 
 VERSION = 1
-_HELLO = struct.Struct(">B16siqq")
+_HELLO = struct.Struct(">B16siqq64s")
 _RECORDS = struct.Struct(">qqI")
 _MARK = struct.Struct(">q")
 _FILE = struct.Struct(">qq")
@@ -36,18 +36,21 @@ class Hello:
     session: int
     contact: int = 0
     """Of the answer to `Open`; 0: the present one, whichever it is."""
+    storage: str = ""
+    """The name of the storage that is meant; empty where the caller does not know it."""
 
     def encode(self) -> bytes:
-        return _HELLO.pack(VERSION, self.key.bytes, self.partition, self.session, self.contact)
+        name = self.storage.encode("ascii")
+        return _HELLO.pack(VERSION, self.key.bytes, self.partition, self.session, self.contact, name)
 
     @staticmethod
     def decode(content: Buffer) -> Hello:
         if len(content) != _HELLO.size:
             raise BadFrame(f"a stream begins with {len(content)} bytes; {_HELLO.size} say who calls")
-        version, key, partition, session, contact = _HELLO.unpack(content)
+        version, key, partition, session, contact, storage = _HELLO.unpack(content)
         if version != VERSION:
             raise BadFrame(f"a stream of version {version}; this storage knows {VERSION}")
-        return Hello(UUID(bytes=key), partition, session, contact)
+        return Hello(UUID(bytes=key), partition, session, contact, storage.rstrip(b"\0").decode("ascii", "replace"))
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Files(Protocol):
     def tls_revoked(self) -> str | None: ...
 
 
-def tls_for(files: Files, role: Role, cluster: UUID) -> Tls | None:
+def tls_for(files: Files, role: Role, cluster: UUID | None) -> Tls | None:
     """What a daemon of this role in this cluster secures its connections with; None where it listens without."""
     if files.tls_certificate is None or files.tls_key is None or files.tls_ca is None:
         return None

@@ -16,7 +16,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from waltzd.control import ControlFile, check_blank, check_identity, write_identity
+from waltzd.control import ControlFile, check_blank, check_identity, new_identity
 from waltzd.disk import Disk, join
 from waltzd.errors import (
     BadArgument,
@@ -109,7 +109,7 @@ def plan(disk: Disk, source: str, target: str, partitions: Sequence[int] | None 
     control = _source_control(disk, source)
     try:
         header = control.header
-        has_identity = check_identity(disk, source, header)
+        has_identity = check_identity(disk, source, header) is not None
         grafts = [
             _graft(disk, source, control, number, has_identity=has_identity)
             for number in _chosen(source, control, partitions)
@@ -201,7 +201,7 @@ def _check_same(target: str, control: ControlFile, header: ControlHeader) -> Non
 def _judged(disk: Disk, target: str, control: ControlFile, graft: Graft) -> Graft:
     if graft.state is not State.READY:
         return graft
-    has_identity = check_identity(disk, target, control.header)
+    has_identity = check_identity(disk, target, control.header) is not None
     why = _why_replaced(disk, target, control, graft.partition, has_identity=has_identity)
     return replace(graft, state=State.THERE) if why is None else replace(graft, replaces=why)
 
@@ -252,7 +252,7 @@ def carry_out(disk: Disk, wanted: Transplant, on_bytes: OnBytes = lambda _: None
     try:
         _check_same(wanted.target, control, wanted.header)
         if not check_identity(disk, wanted.target, control.header) and not control.assigned():
-            write_identity(disk, wanted.target, control.header)
+            new_identity(disk, wanted.target, control.header)
         grafts = []
         for graft in wanted.grafts:
             graft = _judged(disk, wanted.target, control, replace(graft, replaces=""))

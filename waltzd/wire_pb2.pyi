@@ -472,6 +472,7 @@ class StorageDescription(_message.Message):
     VITALS_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     FREE_BYTES_MIN_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partitions: _builtins.int
     directory: _builtins.str
@@ -483,6 +484,8 @@ class StorageDescription(_message.Message):
     """Of the process: another one after each start."""
     free_bytes_min: _builtins.int
     """With less than this it takes no appends."""
+    name: _builtins.str
+    """As its directory remembers it; empty until it was told."""
     @_builtins.property
     def assigned(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionDescription]: ...
     @_builtins.property
@@ -504,10 +507,11 @@ class StorageDescription(_message.Message):
         vitals: Global___Vitals | None = ...,
         instance: _builtins.bytes = ...,
         free_bytes_min: _builtins.int = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "free_bytes", b"free_bytes", "free_bytes_min", b"free_bytes_min", "instance", b"instance", "partitions", b"partitions", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "free_bytes", b"free_bytes", "free_bytes_min", b"free_bytes_min", "instance", b"instance", "name", b"name", "partitions", b"partitions", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

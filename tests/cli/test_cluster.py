@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -94,7 +95,11 @@ class World:
 def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Daemon]]:
     home = tmp_path_factory.mktemp("storages")
     with contextlib.ExitStack() as ends:
-        yield {name: ends.enter_context(Daemon(home / name)) for name in ("one", "three", "two")}
+        made = {name: Daemon(home / name) for name in ("one", "three", "two")}
+        for name, daemon in made.items():
+            daemon.settings["name"] = name
+            ends.enter_context(daemon)
+        yield made
 
 
 @pytest.fixture
@@ -266,7 +271,23 @@ def test_one_storage_under_two_names(world: World, waltzctl: Tool) -> None:
     refused(waltzctl(*world.usual, "--storage", f"four={two.listen},127.0.0.1:2"), 2, "the same listen address")
     refused(waltzctl(*world.usual, "--storage", "one=127.0.0.1:2,127.0.0.1:3"), 2, "the same name")
     again = ",".join(address.replace("127.0.0.1", "localhost") for address in (one.listen, one.admin_listen))
-    refused(waltzctl(*world.usual, "--storage", f"four={again}"), 2, "four and one are one storage", str(one.directory))
+    refused(waltzctl(*world.usual, "--storage", f"four={again}"), 4, "this is the storage one", str(one.directory))
+    assert not world.is_written_down()
+
+
+def test_crossed_addresses(world: World, waltzctl: Tool, tmp_path: Path) -> None:
+    """Of storages that know their names, and of new ones, which answer at both of their addresses as one process."""
+
+    def crossed(first: Daemon, second: Daemon, *names: str) -> Any:
+        return waltzctl(
+            "create-cluster", *world.place, "--name", "trial", "--partitions", str(PARTITIONS), "--replicas", "2",
+            "--storage", f"{names[0]}={first.listen},{second.admin_listen}",
+            "--storage", f"{names[1]}={second.listen},{first.admin_listen}", "--dry-run",
+        )  # fmt: skip
+
+    refused(crossed(world.daemons["one"], world.daemons["two"], "one", "two"), 4, "W2085", "this is the storage")
+    with Daemon(tmp_path / "s1") as first, Daemon(tmp_path / "s2") as second:
+        refused(crossed(first, second, "s1", "s2"), 4, "W2085", "are addresses of two storages", "a storage without a name")
     assert not world.is_written_down()
 
 

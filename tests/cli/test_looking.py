@@ -11,6 +11,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ import pytest
 from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from waltzctl.playground.local import LocalCluster
+from waltzctl.reach import resolve, using
 from waltzctl.watching.probe import HEADER, PAYLOAD
 from waltzd import BlockingClient
+from waltzd.cluster import Cluster
 from waltzd.loop import run
 
 Tool = Callable[..., Any]
@@ -258,6 +261,7 @@ def test_a_bundle_has_everything_but_payloads(live: LocalCluster, waltzctl: Tool
     assert json.loads(found["metadata/cluster.json"])["partitions"] == 4
     assert {"metadata/assignment.json", "metadata/partitions/3.json", "metadata/storages/storage-2.json"} <= set(found)
     assert not any(secret in content for content in found.values())
+    assert json.loads(found["metadata/ids/client.json"])["secret"] == "(left out)"
     assert json.loads(found["missing.json"])["missing"] == {}
 
     again = waltzctl("support", "bundle", "--to", place / "one.tar.gz", "--directory", live.directory)
@@ -277,3 +281,29 @@ def test_a_bundle_says_what_is_missing(broken: LocalCluster, waltzctl: Tool, pla
     missing = json.loads(found["missing.json"])["missing"]
     assert set(missing) == {"metadata", "daemons/storage-1.json", "events of storage-1"}
     assert json.loads(found["status.json"])["verdict"] in ("DEGRADED", "DOWN")
+
+
+def test_crossed_admin_addresses_are_nobodys_replicas(live: LocalCluster, waltzctl: Tool) -> None:
+    """Each says that it is another one: nothing that stands there is taken for what the one that is meant has."""
+
+    async def cross(cluster: Cluster) -> None:
+        there = await cluster.storages()
+        second, third = there["storage-2"], there["storage-3"]
+        await cluster.update_storage(replace(second, admin_listen=third.admin_listen), before=second)
+        await cluster.update_storage(replace(third, admin_listen=second.admin_listen), before=third)
+
+    place = resolve({"directory": str(live.directory)})
+    using(place, cross)
+    try:
+        told = waltzctl("status", "--directory", live.directory)
+        assert told.code == 10, told
+        told = waltzctl("doctor", "--directory", live.directory)
+        assert told.code == 10, told
+        assert "remove-partition" not in told.out
+        assert "this is the storage storage-3" in " ".join(told.out.split())
+        removal = ["storage", "remove-partition", "storage-2", "0", "--delete-files", "--yes"]
+        told = waltzctl(*removal, "--directory", live.directory)
+        assert (told.code, "W2085" in told.err) == (4, True), told
+    finally:
+        using(place, cross)
+    assert waltzctl("status", "--directory", live.directory).code == 0

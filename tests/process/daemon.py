@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
@@ -25,6 +27,7 @@ class Daemon:
         self.home = home
         self.directory = home / "data"
         self.environment = environment or {}
+        self.arguments: list[str] = []
         self.settings: dict[str, object] = {
             "directory": self.directory,
             "listen": "127.0.0.1:0",
@@ -51,7 +54,7 @@ class Daemon:
         self.config_path.write_text("\n".join(lines) + "\n")
         with (self.home / "storage.log").open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "waltzd", "storage", "--config", str(self.config_path)],
+                [sys.executable, "-m", "waltzd", "storage", "--config", str(self.config_path), *self.arguments],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -68,6 +71,16 @@ class Daemon:
             raise AssertionError(f"the storage did not start: exit code {process.wait(30)}\n{self.log}")
         self.listen, self.stream_listen, self.admin_listen = found.groups()
         return self
+
+    @contextmanager
+    def renaming(self) -> Iterator[None]:
+        """Started for once as one that takes the directory over, whosever it was."""
+        self.arguments = ["--rename"]
+        try:
+            with self:
+                yield
+        finally:
+            self.arguments = []
 
     def replicas(self, key: UUID = KEY) -> ReplicaClient:
         return ReplicaClient(self.listen, key, stream_port=int(self.stream_listen.rpartition(":")[2]))

@@ -33,6 +33,7 @@ from waltzd.errors import (
     StaleSession,
     TooLarge,
     WaltzError,
+    WrongStorage,
 )
 from waltzd.finding import Code, Finding
 from waltzd.record import Run, encode_payloads
@@ -530,6 +531,80 @@ def test_one_directory_one_process_one_port(make_daemon: MakeDaemon, tmp_path: P
     assert foreign.wait() == 4
     assert "W2002" in foreign.log
     assert "Traceback" not in same_directory.log + same_port.log + foreign.log
+
+
+def test_swapped_directories_are_noticed_at_the_start(make_daemon: MakeDaemon) -> None:
+    first, second = make_daemon("first"), make_daemon("second")
+    first.settings["name"], second.settings["name"] = "s1", "s2"
+    for daemon in (first, second):
+        with daemon:
+            pass
+    first.directory.rename(first.home / "aside")
+    second.directory.rename(first.directory)
+    first.spawn()
+    assert first.wait() == 4
+    assert "W2085" in first.log
+    assert "is the directory of the storage s2, not of s1" in first.log
+    with first.renaming():
+        assert "it was that of s2" in first.log
+    with first:
+        pass
+
+
+def test_every_port_refuses_who_means_another_storage(make_daemon: MakeDaemon) -> None:
+    """Also the one of a directory that was never told its name: who puts it to work says it."""
+    daemon = make_daemon().start()
+
+    async def run() -> None:
+        async with daemon.admin() as admin:
+            assert (await admin.describe()).name == ""
+            instance = (await admin.describe()).instance
+        async with ReplicaClient(daemon.listen, KEY, name="s1", instance=instance) as owner:
+            assert isinstance(await refused(owner.segments(0)), NoSuchPartition)
+            assert (await owner.open(0, 1, partitions=PARTITIONS, create=True)).last_id == -1
+            await owner.set_low_mark(0, 1, -1)
+            await append(owner.append(0, 1), runs_of(5), 49)
+            fetching = owner.fetch_segment(0, 0, session=1)
+            assert not isinstance(await refused(fetching), WrongStorage)
+        async with AdminClient(daemon.admin_listen, KEY, name="s1") as admin:
+            assert (await admin.describe()).name == "s1"
+
+    async def run_again() -> None:
+        other = ReplicaClient(daemon.listen, KEY, name="s2", stream_port=int(daemon.stream_listen.rpartition(":")[2]))
+        tool = AdminClient(daemon.admin_listen, KEY, name="s2")
+        async with other, tool:
+            calls: list[Any] = [
+                other.open(0, 9, partitions=PARTITIONS),
+                other.open(1, 9, partitions=PARTITIONS, create=True),
+                other.set_low_mark(0, 1, -1),
+                other.truncate(0, 1, -1),
+                other.read(0, 0),
+                other.segments(0),
+                other.fetch_segment(0, 0, session=1),
+                other.append(0, 1).receive(),
+                tool.describe(),
+                tool.events(),
+                tool.create_partitions([1]),
+                tool.remove_partitions([0], delete_files=True),
+                tool.set_available([0], False),
+                tool.verify([0]),
+                tool.digest(0, 0, 1),
+            ]
+            for call in calls:
+                error = await refused(call)
+                assert isinstance(error, WrongStorage), error
+                assert "this is the storage s1" in error.message
+        async with ReplicaClient(daemon.listen, KEY, instance=UUID(int=3)) as late:
+            assert isinstance(await refused(late.segments(0)), WrongStorage), "another process than the one that is meant"
+        async with daemon.admin() as admin:
+            (found,) = (await admin.describe()).assigned
+            assert found.status is not None
+            assert (found.status.promised_session, found.status.last_id) == (1, 49)
+
+    loop.run(run())
+    daemon.kill()
+    with daemon:
+        loop.run(run_again())
 
 
 def test_a_bad_start_is_one_clear_message(make_daemon: MakeDaemon, tmp_path: Path) -> None:

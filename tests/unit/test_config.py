@@ -52,6 +52,7 @@ def test_every_setting_can_be_given() -> None:
         f"""
         # a comment
         directory: "/data/with space"
+        name: s1
         listen: '[::1]:55300'
         admin_listen: storage-1.example:55301
         tls_certificate: /etc/waltz/storage.pem
@@ -78,6 +79,7 @@ def test_every_setting_can_be_given() -> None:
     )
     assert found == StorageConfig(
         directory="/data/with space",
+        name="s1",
         listen=Address("::1", 55300),
         stream_port=55302,
         admin_listen=Address("storage-1.example", 55301),
@@ -265,6 +267,7 @@ def test_the_sample_file_is_a_valid_file_that_changes_no_default() -> None:
     )
     assert parse(commented_in) == StorageConfig(
         directory=sample.directory,
+        name="s1",
         http_listen=Address("127.0.0.1", 55282),
         cluster_key=KEY,
         partitions=16,

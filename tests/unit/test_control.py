@@ -7,6 +7,7 @@ other partitions go on when the damage is in the record of one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
@@ -36,6 +37,7 @@ from waltzd.errors import (
     PartitionDamaged,
     StaleSession,
     WaltzError,
+    WrongStorage,
 )
 from waltzd.layout import (
     CONTROL_INFO_BYTES,
@@ -187,6 +189,42 @@ def test_a_directory_belongs_to_one_cluster_and_one_process() -> None:
     with pytest.raises(DirectoryHeld):
         open_directory(disk)
     goes_on(held.partition(0), 0)
+
+
+def named(disk: SimDisk, name: str = "", *, is_renamed: bool = False) -> Directory:
+    settings = PartitionSettings()
+    return Directory.open(disk, ROOT, key=KEY, partitions=PARTITIONS, settings=settings, name=name, is_renamed=is_renamed)
+
+
+def test_a_directory_knows_its_storage_and_is_refused_as_anothers() -> None:
+    disk = lived_in()
+    with closing(named(disk)) as nameless:
+        assert nameless.name == ""
+        nameless.take_name("s1")
+        nameless.take_name("s1")
+        with pytest.raises(WrongStorage, match="the directory of the storage s1, not of s2"):
+            nameless.take_name("s2")
+    before = {name: bytes(disk.content(f"{ROOT}/{name}")) for name in (CONTROL_NAME, IDENTITY_NAME)}
+    with pytest.raises(WrongStorage, match="the directory of the storage s1, not of s2"):
+        named(disk, "s2")
+    assert before == {name: bytes(disk.content(f"{ROOT}/{name}")) for name in before}, "nothing was touched"
+    for name in ("s1", ""):
+        with closing(named(disk, name)) as again:
+            assert again.name == "s1"
+    with closing(named(disk, "s2", is_renamed=True)) as renamed:
+        goes_on(renamed.partition(0), 0)
+    with closing(named(disk, "s2")) as again:
+        assert again.name == "s2"
+    with pytest.raises(WrongStorage):
+        named(disk, "s1")
+
+
+def test_an_empty_directory_takes_the_name_of_its_storage() -> None:
+    disk = blank_disk()
+    named(disk, "s1").close()
+    disk.power_cut()
+    with pytest.raises(WrongStorage):
+        named(disk, "s2")
 
 
 def test_marks_and_sessions_of_the_control_file_only_rise() -> None:

@@ -47,7 +47,7 @@ KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
 DIRECTORY = UUID("0f1e2d3c-4b5a-4978-8695-a4b3c2d1e0f0")
 CREATED_MS = 0x1A1FDABE66F
 CONTROL = ControlHeader(created_ms=CREATED_MS, key=KEY, partitions=2)
-IDENTITY = Identity(control=CONTROL, directory=DIRECTORY)
+IDENTITY = Identity(control=CONTROL, directory=DIRECTORY, name="s1")
 PROMISE = Promise(
     key=KEY,
     partition=1,

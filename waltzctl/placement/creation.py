@@ -33,6 +33,7 @@ from waltzd.errors import (
     TlsMismatch,
     WaltzError,
     WrongPeer,
+    WrongStorage,
 )
 from waltzd.fields import is_name
 from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
@@ -84,7 +85,7 @@ async def create_cluster(
     key = _key_of(wish, descriptions)
     _check_descriptions(wish, descriptions)
     _check_apart(descriptions)
-    await _each(wish.storages, lambda storage: reach_replicas(storage, key, tls))
+    await _each(wish.storages, lambda storage: reach_replicas(storage, key, tls, descriptions[storage.name].instance))
     meta = ClusterMeta(name=wish.name, key=key, partitions=wish.partitions, created=created)
     there = await _look(coordinator, wish, key)
     if there is None:
@@ -175,13 +176,20 @@ async def _describe_all(wish: Wish, tls: Tls | None) -> dict[str, StorageDescrip
     return found
 
 
-async def reach_replicas(storage: StorageMeta, key: UUID, tls: Tls | None) -> None:
-    """The address for servers leads to a storage, too; with certificates, to the one of that name."""
-    async with ReplicaClient(storage.listen, key, seconds=CALL_SECONDS, tls=tls, name=storage.name) as client:
+async def reach_replicas(storage: StorageMeta, key: UUID, tls: Tls | None, instance: UUID | None) -> None:
+    """The address for servers leads to the same storage: to the process that answers operators."""
+    client = ReplicaClient(storage.listen, key, seconds=CALL_SECONDS, tls=tls, name=storage.name, instance=instance)
+    async with client:
         try:
             await client.segments(0)
         except (NoSuchPartition, PartitionDamaged, PartitionOffline):
             return  # it has the key and answers
+        except WrongStorage as error:
+            raise WrongStorage(
+                f"{storage.listen} and {storage.admin_listen} are addresses of two storages: {error.message}",
+                not_done="nothing was written",
+                next_step=f"give the `listen` and the `admin_listen` address of the storage that is to be {storage.name}",
+            ) from error
         except CannotConnect as error:
             raise CannotConnect(
                 f"{storage.name} answers at {storage.admin_listen}, but not at {storage.listen}, where servers would look "

@@ -126,7 +126,7 @@ async def check_storage(now: Situation, storage: StorageMeta, tls: Tls | None) -
             next_step=f"start it with `partitions: {meta.partitions}`, in an empty directory",
         )
     _check_apart(now, storage, said)
-    await reach_replicas(storage, meta.key, tls)
+    await reach_replicas(storage, meta.key, tls, said.instance)
     return said
 
 

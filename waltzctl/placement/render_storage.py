@@ -26,7 +26,8 @@ def description(found: StorageDescription, output: str) -> None:
     wrong = [one for one in found.assigned if one.status is None or not one.status.is_sound]
     verdict = "draining" if found.is_draining else f"{len(wrong)} damaged or refused" if wrong else "sound"
     out.print(verdict, style="bold red" if wrong else "bold green")
-    out.print(f"cluster {found.cluster_key}, {found.directory}, waltzd {found.version}", soft_wrap=True)
+    who = f"storage {found.name}, " if found.name else ""
+    out.print(f"{who}cluster {found.cluster_key}, {found.directory}, waltzd {found.version}", soft_wrap=True)
     for one in wrong:
         out.print(one.story, style="red", soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))

@@ -197,6 +197,7 @@ class LocalCluster:
         if name in self.blueprint.storage_names:
             kind = "storage"
             fields |= {
+                "name": name,
                 "directory": (self.directory / name / "data").absolute(),
                 "cluster_key": self.blueprint.key,
                 "partitions": self.blueprint.partitions,

@@ -21,7 +21,7 @@ from waltzd import alarm, logs
 from waltzd.allocator import share_arena
 from waltzd.config import StorageConfig
 from waltzd.disk import RealDisk
-from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, FlushFailed, WaltzError
+from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, BadArgument, BadConfig, FlushFailed, WaltzError
 from waltzd.expiry import Expiry
 from waltzd.http_port import HttpPort
 from waltzd.notify import Supervisor, Underway
@@ -40,8 +40,8 @@ RESERVE_SECONDS = 10
 log = logging.getLogger("waltz.storage")
 
 
-def run(config: StorageConfig) -> None:
-    """Serve until told to stop."""
+def run(config: StorageConfig, *, is_renamed: bool = False) -> None:
+    """Serve until told to stop. `is_renamed`: the directory may be that of another storage, and becomes this one's."""
     logs.configure(config.log_format, config.log_level)
     faulthandler.enable()
     allow_open_files()
@@ -52,6 +52,10 @@ def run(config: StorageConfig) -> None:
     if not disk.exists(config.directory):
         disk.make_directory(config.directory)
         disk.flush_directory(os.path.dirname(os.path.abspath(config.directory)))
+    tls = tls_for(config, Role.STORAGE, config.cluster_key)
+    name = _name(config, tls)
+    if is_renamed and not name:
+        raise BadArgument("--rename needs a name: set `name` in the configuration, or give a certificate")
     try:
         directory = Directory.open(
             disk,
@@ -66,6 +70,8 @@ def run(config: StorageConfig) -> None:
                 complain=log.error,
             ),
             reserve_bytes=config.reserve_bytes,
+            name=name,
+            is_renamed=is_renamed,
         )
     except FlushFailed as error:
         end_at_once(error)
@@ -79,6 +85,13 @@ def run(config: StorageConfig) -> None:
         # The loop stays open until the process ends: a thread of gRPC may still have something to tell it.
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         runner.run(_serve(config, disk, directory, tls, supervisor, writers, readers))
+
+
+def _name(config: StorageConfig, tls: Tls | None) -> str:
+    said = "" if tls is None else tls.identity.name
+    if config.name and said and config.name != said:
+        raise BadConfig(f"`name` is {config.name}, and {config.tls_certificate} is the certificate of the storage {said}")
+    return config.name or said
 
 
 def end_at_once(error: BaseException) -> NoReturn:

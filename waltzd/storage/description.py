@@ -39,6 +39,7 @@ def describe(
         statistics=statistics,
         instance=instance,
         free_bytes_min=free_bytes_min,
+        name=directory.name,
     )
 
 

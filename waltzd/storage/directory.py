@@ -6,10 +6,10 @@ that error. A directory that holds data without its control file is refused, nev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
-from waltzd.control import ControlFile, check_blank, check_identity, write_identity
+from waltzd.control import ControlFile, check_blank, check_identity, new_identity, write_identity
 from waltzd.disk import Disk, join
 from waltzd.errors import (
     BadConfig,
@@ -19,6 +19,7 @@ from waltzd.errors import (
     NoSuchPartition,
     PartitionExists,
     WaltzError,
+    WrongStorage,
 )
 from waltzd.layout import (
     CONTROL_NAME,
@@ -28,6 +29,7 @@ from waltzd.layout import (
     RESERVE_NAME,
     SEGMENT_SUFFIX,
     ControlStruct,
+    Identity,
     aside_name,
 )
 from waltzd.storage.opening import adopt_partition, create_partition_files, open_partition
@@ -56,6 +58,7 @@ class Directory:
         self._reserve_bytes = reserve_bytes
         self._partitions: dict[int, Partition] = {}
         self._refused: dict[int, WaltzError] = {}
+        self._identity: Identity | None = None
 
     @staticmethod
     def open(
@@ -66,8 +69,11 @@ class Directory:
         partitions: int | None,
         settings: PartitionSettings,
         reserve_bytes: int = 0,
+        name: str = "",
+        is_renamed: bool = False,
     ) -> Directory:
-        """Hold the directory and open every assigned partition. An empty directory becomes one of this cluster."""
+        """Hold the directory and open every assigned partition. An empty directory becomes one of this cluster. `name`: of
+        the storage, where it is known. The directory of another storage is refused, unless it `is_renamed`."""
         if not disk.exists(join(path, CONTROL_NAME)):
             check_blank(path, disk.list(path))
             if key is None or partitions is None:
@@ -80,7 +86,10 @@ class Directory:
         try:
             control.check_cluster(key, partitions)
             directory = Directory(disk, path, control, settings, reserve_bytes)
+            directory._identity = check_identity(disk, path, control.header)
+            directory._check_name(name, is_renamed=is_renamed)
             directory._open_all()
+            directory.take_name(name, is_renamed=is_renamed)
         except BaseException:
             control.close()
             raise
@@ -90,26 +99,49 @@ class Directory:
         for entry in self._disk.list(self.path):
             if entry.name.endswith(NEW_SUFFIX) and not entry.is_directory:
                 self._disk.remove(join(self.path, entry.name))
-        is_ours = check_identity(self._disk, self.path, self.control.header)
         try:
-            self._start(is_ours)
+            self._start()
         except DiskFull:
             # The last bytes of a full disk were kept for this moment.
             if not self._release_reserve():
                 raise
             self._partitions.clear()
             self._refused.clear()
-            self._start(is_ours)
+            self._start()
         self.keep_reserve()
 
-    def _start(self, is_ours: bool) -> None:
+    # -- whose it is
+
+    @property
+    def name(self) -> str:
+        """Of the storage; empty until somebody says it."""
+        return "" if self._identity is None else self._identity.name
+
+    def _check_name(self, name: str, *, is_renamed: bool = False) -> None:
+        if name and self.name and name != self.name and not is_renamed:
+            raise WrongStorage(f"{self.path} is the directory of the storage {self.name}, not of {name}")
+
+    def take_name(self, name: str, *, is_renamed: bool = False) -> None:
+        """Be the directory of this storage from now on; refused when it is another's."""
+        self._check_name(name, is_renamed=is_renamed)
+        assert self._identity is not None, "open it first"
+        if name and name != self.name:
+            identity = replace(self._identity, name=name)
+            write_identity(self._disk, self.path, identity)
+            self._settings.say(f"{self.path} is the directory of the storage {name} now" +
+                               (f"; it was that of {self.name}" if self.name else ""))  # fmt: skip
+            self._identity = identity
+
+    # -- its start
+
+    def _start(self) -> None:
         for number, damage in self.control.damage():
             self._refused[number] = damage
         assigned = self.control.assigned()
-        if not is_ours:
+        if self._identity is None:
             for number in assigned:
                 adopt_partition(self._disk, self._path_of(number), number, control=self.control)
-            write_identity(self._disk, self.path, self.control.header)
+            self._identity = new_identity(self._disk, self.path, self.control.header)
         self.control.write_again()
         self._disk.flush_directory(self.path)
         for number in assigned:

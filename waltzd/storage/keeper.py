@@ -29,7 +29,9 @@ from waltzd.errors import (
     ReadFailed,
     TooManyCallers,
     WaltzError,
+    WrongStorage,
 )
+from waltzd.fields import is_name
 from waltzd.finding import Finding
 from waltzd.layout import NO_SESSION
 from waltzd.ledger import Marks
@@ -133,6 +135,22 @@ class Keeper:
         ours = self._directory.control.header.key
         if key != ours:
             raise ForeignCluster(f"this storage belongs to the cluster {ours}; the caller says {key}", key=ours)
+
+    def check_name(self, meant: str, instance: UUID | None = None) -> None:
+        """Whoever calls may say which storage it means, and which process."""
+        ours = self._directory.name
+        if (meant and ours and meant != ours) or instance not in (None, self._instance):
+            asked = f"the storage {meant}" if meant else "another one"
+            who = f"the storage {ours}" if ours else "a storage without a name"
+            raise WrongStorage(f"this is {who} in {self._directory.path}; the caller means {asked}")
+
+    async def take_name(self, meant: str) -> None:
+        """The first who puts this storage to work says what it is called; its directory remembers that."""
+        if meant and not self._directory.name:
+            if not is_name(meant):
+                raise BadArgument(f"{meant!r} is not a name of a storage")
+            async with self._changes.turn:
+                await self._run_writing(self._directory.take_name, meant)
 
     def _lane(self, number: int) -> Lane:
         self._directory.partition(number)  # says why there is none

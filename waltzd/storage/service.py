@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
+from uuid import UUID
 
 import grpc.aio
 
@@ -15,11 +16,11 @@ from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
 from waltzd.finding import Finding
 from waltzd.health_service import add_health, add_reflection
 from waltzd.listener import Listener
-from waltzd.messages import description_message, detail_of, events_message, finding_message, status_message
+from waltzd.messages import description_message, detail_of, events_message, finding_message, status_message, uuid_of
 from waltzd.readiness import Unready
 from waltzd.replica import ReplicaStatus
 from waltzd.role import Role
-from waltzd.rpc import Server, abort, caller_of, key_of
+from waltzd.rpc import INSTANCE_KEY, STORAGE_KEY, Server, abort, caller_of, key_of
 from waltzd.rpc_server import REQUEST_BYTES_MAX
 from waltzd.storage.keeper import Keeper
 from waltzd.storage.stream_port import StreamPort
@@ -42,6 +43,15 @@ def _session(target: wire.Target) -> int:
     return target.session
 
 
+def meant_of(context: Context) -> tuple[str, UUID | None]:
+    """Which storage the caller means, and which process of it: empty and None where it does not say."""
+    said = dict(context.invocation_metadata() or ())
+    name, instance = said.get(STORAGE_KEY, b""), said.get(INSTANCE_KEY)
+    assert isinstance(name, bytes)
+    assert isinstance(instance, bytes | None)
+    return name.decode("utf-8", "replace"), None if instance is None else uuid_of(instance, "an instance")
+
+
 def _optional_session(target: wire.Target, context: Context) -> int | None:
     """Who says a session sees what is not committed yet, so a reader of another kind may not."""
     if not target.HasField("session"):
@@ -57,8 +67,9 @@ class ReplicaService(ReplicaServicer):
         self._keeper = keeper
         self._stream_port = stream_port
 
-    def _check(self, target: wire.Target) -> int:
+    def _check(self, target: wire.Target, context: Context) -> int:
         self._keeper.check_key(key_of(target.cluster_key))
+        self._keeper.check_name(*meant_of(context))
         return target.partition
 
     async def _refuse(self, context: Context, error: WaltzError) -> None:
@@ -67,9 +78,10 @@ class ReplicaService(ReplicaServicer):
 
     async def Open(self, request: wire.OpenRequest, context: Context) -> wire.ReplicaStatus:
         try:
-            number = self._check(request.target)
+            number = self._check(request.target, context)
             if request.target.HasField("session"):
                 session = request.target.session
+                await self._keeper.take_name(meant_of(context)[0])
                 status = await self._keeper.open_session(
                     number, session, request.partitions, create=request.create, caller=request.caller
                 )
@@ -92,7 +104,7 @@ class ReplicaService(ReplicaServicer):
         self, call: Callable[..., Awaitable[ReplicaStatus]], request: wire.MarkRequest, context: Context
     ) -> wire.ReplicaStatus:
         try:
-            number, session = self._check(request.target), _session(request.target)
+            number, session = self._check(request.target, context), _session(request.target)
             return status_message(await call(number, session, request.mark, contact=request.target.contact))
         except WaltzError as error:
             await self._refuse(context, error)
@@ -100,7 +112,7 @@ class ReplicaService(ReplicaServicer):
 
     async def Read(self, request: wire.ReadRequest, context: Context) -> AsyncIterator[wire.RunFrame]:
         try:
-            number, session = self._check(request.target), _optional_session(request.target, context)
+            number, session = self._check(request.target, context), _optional_session(request.target, context)
             last_id = request.last_id if request.HasField("last_id") else None
             async for run in self._keeper.read(number, session, request.first_id, last_id, request.frame_bytes):
                 yield wire.RunFrame(first_id=run.first_id, lengths=run.sent_lengths, records=bytes(run.data))
@@ -109,7 +121,7 @@ class ReplicaService(ReplicaServicer):
 
     async def ListSegments(self, request: wire.SegmentsRequest, context: Context) -> wire.SegmentList:
         try:
-            number, session = self._check(request.target), _optional_session(request.target, context)
+            number, session = self._check(request.target, context), _optional_session(request.target, context)
             found = self._keeper.segments(number, session)
         except WaltzError as error:
             await self._refuse(context, error)
@@ -125,11 +137,16 @@ class StorageAdminService(StorageAdminServicer):
 
     async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.StorageDescription:
         try:
+            self._keeper.check_name(*meant_of(context))
             return description_message(replace(await self._keeper.describe(), vitals=vitals()))
         except WaltzError as error:  # a partition went away while it was looked at
             await abort(context, error)
 
     async def Events(self, request: wire.EventsRequest, context: Context) -> wire.EventsReply:
+        try:
+            self._keeper.check_name(*meant_of(context))
+        except WaltzError as error:
+            await abort(context, error)
         return events_message(logs.RECENT.after(request.after))
 
     async def _for_each(
@@ -142,6 +159,7 @@ class StorageAdminService(StorageAdminServicer):
         """Each partition by itself: one that fails does not keep the others from being done."""
         try:
             self._keeper.check_key(key_of(key))
+            self._keeper.check_name(*meant_of(context))
             if len(partitions) > self._keeper.directory.control.header.partitions:
                 raise TooLarge(f"{len(partitions)} partitions were named; the cluster has fewer")
         except WaltzError as error:
@@ -155,7 +173,11 @@ class StorageAdminService(StorageAdminServicer):
         return wire.PartitionsReply(results=results)
 
     async def CreatePartitions(self, request: wire.PartitionsRequest, context: Context) -> wire.PartitionsReply:
-        return await self._for_each(request.cluster_key, request.partitions, context, self._keeper.create_partition)
+        async def create(number: int) -> None:
+            await self._keeper.take_name(meant_of(context)[0])
+            await self._keeper.create_partition(number)
+
+        return await self._for_each(request.cluster_key, request.partitions, context, create)
 
     async def RemovePartitions(self, request: wire.RemoveRequest, context: Context) -> wire.PartitionsReply:
         async def remove(number: int) -> str | None:
@@ -179,6 +201,7 @@ class StorageAdminService(StorageAdminServicer):
     async def Digest(self, request: wire.DigestRequest, context: Context) -> wire.DigestReply:
         try:
             self._keeper.check_key(key_of(request.cluster_key))
+            self._keeper.check_name(*meant_of(context))
             found = await self._keeper.digest(request.partition, request.first_id, request.last_id)
         except WaltzError as error:
             await abort(context, error)
@@ -187,6 +210,7 @@ class StorageAdminService(StorageAdminServicer):
     async def Verify(self, request: wire.VerifyRequest, context: Context) -> AsyncIterator[wire.VerifyReply]:
         try:
             self._keeper.check_key(key_of(request.cluster_key))
+            self._keeper.check_name(*meant_of(context))
             for number in request.partitions or [line.partition for line in self._keeper.directory.lines()]:
                 async for found in self._keeper.verify(number):
                     if isinstance(found, Finding):
