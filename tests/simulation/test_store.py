@@ -650,3 +650,18 @@ async def test_two_names_for_one_storage_count_once() -> None:
         assert pipeline.session.committed == last_id - 10, "it is on one disk"
         await c.storages["s0"].start()
         await pipeline.committed(last_id)
+
+
+@story
+async def test_a_storage_whose_address_for_operators_changes_goes_on_in_its_session() -> None:
+    async with cell() as c:
+        store = await c.own()
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(10))
+        links = dict(store._session._links.items())  # type: ignore[union-attr]
+        before = await c.cluster.storages()
+        for meta in before.values():
+            await c.cluster.update_storage(replace(meta, admin_listen="elsewhere:1"), before=meta)
+        await c.until(lambda: store._session.documents.storages["s2"].admin_listen == "elsewhere:1")  # type: ignore[union-attr]
+        await pipeline.committed(pipeline.append(10))
+        assert dict(store._session._links.items()) == links  # type: ignore[union-attr]

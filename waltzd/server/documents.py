@@ -62,6 +62,11 @@ class Documents:
         """One of them is this partition's own."""
         return not self._troubles.keys().isdisjoint((partition_path(self._partition), replicas_path(self._partition)))
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where owners reach the storages. Their other address is nothing to a session."""
+        return {name: meta.listen for name, meta in self.storages.items()}
+
     async def read(self) -> None:
         """What operators say, and may have changed: where the replicas are, and where the storages."""
         self._replicas, self.storages = await asyncio.gather(

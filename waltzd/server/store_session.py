@@ -429,10 +429,10 @@ class StoreSession:
 
     async def reassign(self) -> None:
         """The lists of replicas or storages changed: contact who is new, and who has moved."""
-        before = self.documents.storages
+        before = self.documents.addresses
         if news := await self.documents.look_again():
             self.say(news)
-        moved = [name for name in self._links if self.documents.storages.get(name) != before.get(name)]
+        moved = [name for name in self._links if self.documents.addresses.get(name) != before.get(name)]
         self._take_roles()
         self.watch()
         for name, link in [(name, self._links.pop(name)) for name in moved]:

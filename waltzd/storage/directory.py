@@ -7,11 +7,12 @@ that error. A directory that holds data without its control file is refused, nev
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from waltzd.control import ControlFile, check_blank, check_identity, new_identity, write_identity
 from waltzd.disk import Disk, join
 from waltzd.errors import (
+    BadArgument,
     BadConfig,
     ControlDamaged,
     DiskFull,
@@ -21,6 +22,7 @@ from waltzd.errors import (
     WaltzError,
     WrongStorage,
 )
+from waltzd.fields import is_name
 from waltzd.layout import (
     CONTROL_NAME,
     FLAG_ASSIGNED,
@@ -59,6 +61,8 @@ class Directory:
         self._partitions: dict[int, Partition] = {}
         self._refused: dict[int, WaltzError] = {}
         self._identity: Identity | None = None
+        self.instance = uuid4()
+        """Of the process that holds it."""
 
     @staticmethod
     def open(
@@ -121,9 +125,18 @@ class Directory:
         if name and self.name and name != self.name and not is_renamed:
             raise WrongStorage(f"{self.path} is the directory of the storage {self.name}, not of {name}")
 
+    def check_meant(self, name: str, instance: UUID | None = None) -> None:
+        """Whoever calls may say which storage it means, and which process."""
+        if (name and self.name and name != self.name) or instance not in (None, self.instance):
+            who = f"the storage {self.name}" if self.name else "a storage without a name"
+            meant = f"the storage {name}" if name else "another one"
+            raise WrongStorage(f"this is {who} in {self.path}; the caller means {meant}")
+
     def take_name(self, name: str, *, is_renamed: bool = False) -> None:
         """Be the directory of this storage from now on; refused when it is another's."""
         self._check_name(name, is_renamed=is_renamed)
+        if name and not is_name(name):
+            raise BadArgument(f"{name!r} is not a name of a storage")
         assert self._identity is not None, "open it first"
         if name and name != self.name:
             identity = replace(self._identity, name=name)

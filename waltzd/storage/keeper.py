@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from time import monotonic_ns
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from waltzd.alarm import Trouble
 from waltzd.buffer import Buffer
@@ -29,9 +29,7 @@ from waltzd.errors import (
     ReadFailed,
     TooManyCallers,
     WaltzError,
-    WrongStorage,
 )
-from waltzd.fields import is_name
 from waltzd.finding import Finding
 from waltzd.layout import NO_SESSION
 from waltzd.ledger import Marks
@@ -84,7 +82,6 @@ class Keeper:
         self._arrivals = Arrivals(run_writing=run_writing, on_fatal=on_fatal, check_open=self._check_open)
         self._proving = asyncio.Semaphore(max(1, config.flush_threads // 2))
         self._started_ns = monotonic_ns()
-        self._instance = uuid4()
         self.statistics = Statistics()
         self.is_draining = False
 
@@ -136,21 +133,9 @@ class Keeper:
         if key != ours:
             raise ForeignCluster(f"this storage belongs to the cluster {ours}; the caller says {key}", key=ours)
 
-    def check_name(self, meant: str, instance: UUID | None = None) -> None:
-        """Whoever calls may say which storage it means, and which process."""
-        ours = self._directory.name
-        if (meant and ours and meant != ours) or instance not in (None, self._instance):
-            asked = f"the storage {meant}" if meant else "another one"
-            who = f"the storage {ours}" if ours else "a storage without a name"
-            raise WrongStorage(f"this is {who} in {self._directory.path}; the caller means {asked}")
-
-    async def take_name(self, meant: str) -> None:
-        """The first who puts this storage to work says what it is called; its directory remembers that."""
-        if meant and not self._directory.name:
-            if not is_name(meant):
-                raise BadArgument(f"{meant!r} is not a name of a storage")
-            async with self._changes.turn:
-                await self._run_writing(self._directory.take_name, meant)
+    async def take_name(self, name: str) -> None:
+        async with self._changes.turn:
+            await self._run_writing(self._directory.take_name, name)
 
     def _lane(self, number: int) -> Lane:
         self._directory.partition(number)  # says why there is none
@@ -453,7 +438,7 @@ class Keeper:
                 self._disk,
                 self._directory,
                 self._lanes,
-                instance=self._instance,
+                instance=self._directory.instance,
                 free_bytes_min=self._config.free_bytes_min,
                 uptime_ms=(monotonic_ns() - self._started_ns) // 1_000_000,
                 is_draining=self.is_draining,

@@ -52,6 +52,13 @@ def meant_of(context: Context) -> tuple[str, UUID | None]:
     return name.decode("utf-8", "replace"), None if instance is None else uuid_of(instance, "an instance")
 
 
+async def _learn_name(keeper: Keeper, context: Context) -> None:
+    """The first who puts a storage to work says what it is called; its directory remembers that."""
+    name, _ = meant_of(context)
+    if name and not keeper.directory.name:
+        await keeper.take_name(name)
+
+
 def _optional_session(target: wire.Target, context: Context) -> int | None:
     """Who says a session sees what is not committed yet, so a reader of another kind may not."""
     if not target.HasField("session"):
@@ -69,7 +76,7 @@ class ReplicaService(ReplicaServicer):
 
     def _check(self, target: wire.Target, context: Context) -> int:
         self._keeper.check_key(key_of(target.cluster_key))
-        self._keeper.check_name(*meant_of(context))
+        self._keeper.directory.check_meant(*meant_of(context))
         return target.partition
 
     async def _refuse(self, context: Context, error: WaltzError) -> None:
@@ -81,7 +88,7 @@ class ReplicaService(ReplicaServicer):
             number = self._check(request.target, context)
             if request.target.HasField("session"):
                 session = request.target.session
-                await self._keeper.take_name(meant_of(context)[0])
+                await _learn_name(self._keeper, context)
                 status = await self._keeper.open_session(
                     number, session, request.partitions, create=request.create, caller=request.caller
                 )
@@ -137,14 +144,14 @@ class StorageAdminService(StorageAdminServicer):
 
     async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.StorageDescription:
         try:
-            self._keeper.check_name(*meant_of(context))
+            self._keeper.directory.check_meant(*meant_of(context))
             return description_message(replace(await self._keeper.describe(), vitals=vitals()))
         except WaltzError as error:  # a partition went away while it was looked at
             await abort(context, error)
 
     async def Events(self, request: wire.EventsRequest, context: Context) -> wire.EventsReply:
         try:
-            self._keeper.check_name(*meant_of(context))
+            self._keeper.directory.check_meant(*meant_of(context))
         except WaltzError as error:
             await abort(context, error)
         return events_message(logs.RECENT.after(request.after))
@@ -159,7 +166,7 @@ class StorageAdminService(StorageAdminServicer):
         """Each partition by itself: one that fails does not keep the others from being done."""
         try:
             self._keeper.check_key(key_of(key))
-            self._keeper.check_name(*meant_of(context))
+            self._keeper.directory.check_meant(*meant_of(context))
             if len(partitions) > self._keeper.directory.control.header.partitions:
                 raise TooLarge(f"{len(partitions)} partitions were named; the cluster has fewer")
         except WaltzError as error:
@@ -174,7 +181,7 @@ class StorageAdminService(StorageAdminServicer):
 
     async def CreatePartitions(self, request: wire.PartitionsRequest, context: Context) -> wire.PartitionsReply:
         async def create(number: int) -> None:
-            await self._keeper.take_name(meant_of(context)[0])
+            await _learn_name(self._keeper, context)
             await self._keeper.create_partition(number)
 
         return await self._for_each(request.cluster_key, request.partitions, context, create)
@@ -194,6 +201,7 @@ class StorageAdminService(StorageAdminServicer):
     async def Fence(self, request: wire.FenceRequest, context: Context) -> wire.ReplicaStatus:
         try:
             self._keeper.check_key(key_of(request.cluster_key))
+            self._keeper.directory.check_meant(*meant_of(context))
             return status_message(await self._keeper.fence(request.partition, request.session))
         except WaltzError as error:
             await abort(context, error)
@@ -201,7 +209,7 @@ class StorageAdminService(StorageAdminServicer):
     async def Digest(self, request: wire.DigestRequest, context: Context) -> wire.DigestReply:
         try:
             self._keeper.check_key(key_of(request.cluster_key))
-            self._keeper.check_name(*meant_of(context))
+            self._keeper.directory.check_meant(*meant_of(context))
             found = await self._keeper.digest(request.partition, request.first_id, request.last_id)
         except WaltzError as error:
             await abort(context, error)
@@ -210,7 +218,7 @@ class StorageAdminService(StorageAdminServicer):
     async def Verify(self, request: wire.VerifyRequest, context: Context) -> AsyncIterator[wire.VerifyReply]:
         try:
             self._keeper.check_key(key_of(request.cluster_key))
-            self._keeper.check_name(*meant_of(context))
+            self._keeper.directory.check_meant(*meant_of(context))
             for number in request.partitions or [line.partition for line in self._keeper.directory.lines()]:
                 async for found in self._keeper.verify(number):
                     if isinstance(found, Finding):

@@ -149,13 +149,13 @@ class StreamPort:
             case Kind.HELLO, content:
                 hello = Hello.decode(content)
                 self._keeper.check_key(hello.key)
-                self._keeper.check_name(hello.storage)
+                self._keeper.directory.check_meant(hello.storage)
                 connection.admit()
                 return hello
             case (Kind.FETCH | Kind.INSTALL) as kind, content:
                 file = FileHello.decode(content)
                 self._keeper.check_key(file.hello.key)
-                self._keeper.check_name(file.hello.storage)
+                self._keeper.directory.check_meant(file.hello.storage)
                 connection.admit()
                 return kind, file
             case _:
