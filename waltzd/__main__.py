@@ -24,7 +24,7 @@ def cli() -> None:
 
 @cli.command()
 @click.option("--config", "path", required=True, metavar="FILE", help="The YAML file with the settings.")
-@click.option("--check-config", is_flag=True, help="Check the file, show the settings in force, and end.")
+@click.option("--check-config", is_flag=True, help="Check the file and its certificates, show what is in force, and end.")
 @click.option("--rename", is_flag=True, help="Take the directory over, whichever storage it was that of.")
 def storage(path: str, check_config: bool, rename: bool) -> None:
     """Keep replicas of partitions on this machine's disk.
@@ -40,7 +40,7 @@ def storage(path: str, check_config: bool, rename: bool) -> None:
 
 @cli.command()
 @click.option("--config", "path", required=True, metavar="FILE", help="The YAML file with the settings.")
-@click.option("--check-config", is_flag=True, help="Check the file, show the settings in force, and end.")
+@click.option("--check-config", is_flag=True, help="Check the file and its certificates, show what is in force, and end.")
 def server(path: str, check_config: bool) -> None:
     """Own partitions: take transactions, check their locks, feed clients.
 
@@ -73,6 +73,9 @@ def zookeeper(directory: str, listen: str) -> None:
 
 def _run(daemon: str, settings: config.StorageConfig | config.ServerConfig, check_config: bool, **how: bool) -> None:
     if check_config:
+        from waltzd.tls import check_files
+
+        check_files(settings)
         click.echo(config_file.show(settings))
         return
     # By name: the shared root does not depend on the daemons.

@@ -21,6 +21,7 @@ from typing import Protocol, TypeAlias
 from uuid import UUID
 
 from waltzd import x509
+from waltzd.config import ServerConfig, StorageConfig
 from waltzd.errors import BadConfig, CannotConnect, WrongPeer
 from waltzd.role import Identity, Role, dns_name
 from waltzd.setting import Address
@@ -62,11 +63,21 @@ class Files(Protocol):
 
 
 def tls_for(files: Files, role: Role, cluster: UUID | None) -> Tls | None:
-    """What a daemon of this role in this cluster secures its connections with; None where it listens without."""
+    """What a daemon of this role in this cluster secures its connections with; None where it listens without. Raises
+    `BadConfig` when its files cannot be used: they are missing, do not fit together, or say another role or cluster. A
+    server hears from the coordinator which cluster it is in: None, as long as nobody has asked."""
     if files.tls_certificate is None or files.tls_key is None or files.tls_ca is None:
         return None
     paths = files.tls_certificate, files.tls_key, files.tls_ca
     return Tls(*paths, role=role, cluster=cluster, revoked=files.tls_revoked)
+
+
+def check_files(settings: StorageConfig | ServerConfig) -> None:
+    """`BadConfig` when a daemon with these settings could not start because of its certificate."""
+    if isinstance(settings, StorageConfig):
+        tls_for(settings, Role.STORAGE, settings.cluster_key)
+    else:
+        tls_for(settings, Role.SERVER, None)
 
 
 class Tls:

@@ -19,6 +19,7 @@ import pytest
 from tests.process.certificates import Authority, Files, mistakable
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.test_storage import append, runs_of
+from waltzctl.setup.configuration import verdict_of
 from waltzd import loop
 from waltzd import wire_pb2 as wire
 from waltzd import wire_pb2_grpc as services
@@ -527,3 +528,29 @@ def test_callers_that_give_up_leave_nothing_behind(make_daemon: MakeDaemon, auth
         assert rest == set()
 
     loop.run(work())
+
+
+def test_a_check_of_the_configuration_finds_what_a_start_would(authority: Authority, tmp_path: Path) -> None:
+    """With `--check-config` and `config validate`, before a restart takes the daemon away."""
+    key = UUID(int=77)
+    storage, server = authority.issue(key, Role.STORAGE, "s1"), authority.issue(key, Role.SERVER, "a")
+    other = authority.issue(key, Role.STORAGE, "s2")
+    mixed = {**storage.settings, "tls_key": other.settings["tls_key"]}
+    for given, said in (
+        (storage.settings, None),
+        (server.settings, "has the role server; this process needs the role storage"),
+        (authority.issue(UUID(int=78), Role.STORAGE, "s1", file="foreign").settings, "belongs to the cluster"),
+        (mixed, "do not make a usable certificate"),
+        ({**storage.settings, "tls_ca": str(tmp_path / "nowhere.pem")}, "cannot read"),
+    ):
+        path = tmp_path / "storage.yml"
+        fields = {"directory": tmp_path / "data", "cluster_key": key, "partitions": 1, **given}
+        path.write_text("".join(f"{name}: {value}\n" for name, value in fields.items()))
+        problems = verdict_of(str(path), None).problems
+        assert verdict_of(str(path), None, with_files=False).problems == ()
+        if said is None:
+            assert problems == ()
+        else:
+            ((line, text),) = problems
+            assert said in text
+            assert line == 4

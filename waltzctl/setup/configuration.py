@@ -102,13 +102,21 @@ def loaded(path: str, kind: str | None) -> tuple[str, Any, dict[str, int]]:
         ) from error
 
 
-def verdict_of(path: str, kind: str | None) -> Verdict:
+def verdict_of(path: str, kind: str | None, *, with_files: bool = True) -> Verdict:
+    """`with_files`: the certificates that it names are on this machine."""
     try:
-        kind, _, _ = loaded(path, kind)
+        kind, settings, lines = loaded(path, kind)
     except KindUnknown as error:
         return Verdict(path=path, kind=None, problems=((None, f"{_without(path, error.message)}; say --kind"),))
     except BadConfig as error:
         return Verdict(path=path, kind=error.facts.get("kind", kind), problems=tuple(_problems(path, error.message)))
+    if with_files:
+        from waltzd.tls import check_files
+
+        try:
+            check_files(settings)
+        except BadConfig as error:
+            return Verdict(path=path, kind=kind, problems=((lines.get("tls_certificate"), error.message),))
     return Verdict(path=path, kind=kind, problems=())
 
 
@@ -127,18 +135,20 @@ def _problems(path: str, message: str) -> list[tuple[int | None, str]]:
 @click.command("validate", epilog=exit_codes())
 @click.argument("files", nargs=-1, required=True, metavar="FILE…")
 @_kind
+@click.option("--elsewhere", is_flag=True, help="They are for another machine: do not look at the certificates.")
 @_output
-def validate(files: tuple[str, ...], kind: str | None, output: str) -> int:
-    """Check configuration files: everything that is wrong with each of them, and the line where it stands.
+def validate(files: tuple[str, ...], kind: str | None, elsewhere: bool, output: str) -> int:
+    """Check configuration files: everything that is wrong with each of them, and the line where it stands; and whether the
+    certificates that they name are there, fit together, and have the daemon's role. Ends with 2 when anything is wrong.
 
-    Certificates and directories are not looked at: they may be on another machine. Ends with 2 when anything is wrong.
+    Certificates are looked at when all else is right, and not with --elsewhere. Directories are not looked at.
 
     \b
     Examples:
       waltzctl config validate configs/storage.yml configs/server.yml
       waltzctl config validate configs/server.yml --kind server -o json
     """
-    verdicts = [verdict_of(path, kind) for path in files]
+    verdicts = [verdict_of(path, kind, with_files=not elsewhere) for path in files]
     is_sound = all(not verdict.problems for verdict in verdicts)
     if output == "json":
         put_json(
