@@ -138,7 +138,6 @@ _FS_IOC_GETVERSION = 0x80087601
 
 
 _STATX_BYTES, _STATX_BTIME, _BIRTH_OFFSET, _AT_EMPTY_PATH = 256, 0x800, 0x50, 0x1000
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def translate(error: OSError, what: str) -> WaltzError:
@@ -162,15 +161,13 @@ def translate(error: OSError, what: str) -> WaltzError:
 
 def _birth_ns(fd: int) -> int:
     """When a file was made, which nobody can change afterwards; 0 where the file system does not say."""
+    statx = getattr(ctypes.CDLL(None), "statx", None)
     answer = ctypes.create_string_buffer(_STATX_BYTES)
-    try:
-        failed = ctypes.CDLL(None).statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, answer)
-    except (OSError, AttributeError):  # no such call in this C library
+    if statx is None or statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, answer):
         return 0
-    if failed or not struct.unpack_from("I", answer, 0)[0] & _STATX_BTIME:
-        return 0
+    is_known = struct.unpack_from("I", answer)[0] & _STATX_BTIME
     seconds, nanoseconds = struct.unpack_from("qI", answer, _BIRTH_OFFSET)
-    return int(seconds * 1_000_000_000 + nanoseconds)
+    return int(seconds * 1_000_000_000 + nanoseconds) if is_known else 0
 
 
 class RealFile:
@@ -409,7 +406,7 @@ class RealDisk:
 
     def boot_id(self) -> uuid.UUID:
         try:
-            with open(_BOOT_ID, encoding="ascii") as file:
+            with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
                 return uuid.UUID(file.read().strip())
         except (OSError, ValueError):
             return uuid.UUID(int=0)

@@ -200,8 +200,7 @@ class SimDisk:
         self.faults: dict[int, Fault] = {}
         self._root = _DirectoryNode()
         self._clock_ms = 1_700_000_000_000
-        self._numbers = 0
-        self._boots = 1
+        self._numbers, self._boots = 0, 1
         self._used: int | None = None
         """Bytes in all files; None when names have changed since they were counted."""
 
@@ -227,15 +226,12 @@ class SimDisk:
         """An independent disk in the same state, without observer and faults."""
         other = SimDisk(seed, capacity_bytes=self.capacity_bytes)
         other._root = _copy_directory(self._root, {})
-        other.epoch = self.epoch
-        other._clock_ms = self._clock_ms
-        other._numbers = self._numbers
-        other._boots = self._boots
+        other.epoch, other._clock_ms = self.epoch, self._clock_ms
+        other._numbers, other._boots = self._numbers, self._boots
         return other
 
     def restored(self, seed: int, *, over: SimDisk | None = None) -> SimDisk:
-        """A disk with the same files, put back from a backup: they are other files now. `over`: they were written over the
-        files that were there, which are the same ones as before."""
+        """The same files, put back from a backup: other ones now, or those that are there and were written over."""
         other = self.clone(seed)
         other.kill()
         if over is not None:
@@ -372,11 +368,8 @@ class SimDisk:
         return Inode(node.number, 1)
 
     def list(self, path: str) -> list[Entry]:
-        out: list[Entry] = []
-        for name, node in sorted(self._directory(path).names.items()):
-            is_directory = isinstance(node, _DirectoryNode)
-            out.append(Entry(name, is_directory, len(node.cache) if isinstance(node, _FileNode) else 0))
-        return out
+        found = sorted(self._directory(path).names.items())
+        return [Entry(name, isinstance(node, _DirectoryNode), self.size(f"{path}/{name}")) for name, node in found]
 
     def names(self, path: str) -> Sequence[str]:
         return sorted(self._directory(path).names)

@@ -1152,6 +1152,16 @@ class FlushFailed(WaltzError):
     next_step = "look at the kernel log for this device; start the storage again when the disk is sound"
 
 
+class DirectoryGone(FlushFailed):
+    """The directory of a running storage, or the files of one of its partitions, went away or are others now: they were
+    deleted, or the file system was unmounted. What is written to the open files is lost with them, so the storage process
+    ends. The message names each partition and the highest id that was on the disk."""
+
+    code, exit_code = "W3010", EXIT_DISK_FAULT
+    not_done = "nothing more is acknowledged; what the message names is lost here unless the directory comes back"
+    next_step = "put the directory back, or mount it, and start the storage again; on an empty one it starts without data"
+
+
 class ReadFailed(WaltzError):
     """The operating system could not read bytes of a file (an I/O error of the device). Nothing was changed."""
 

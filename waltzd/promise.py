@@ -14,7 +14,7 @@ from uuid import UUID
 
 from waltzd.control import write_new_file
 from waltzd.disk import Disk, File, Inode, join
-from waltzd.errors import DiskFull, ForeignCluster, HeaderDamaged, PartitionDamaged
+from waltzd.errors import DiskFull, ForeignCluster, HeaderDamaged, PartitionDamaged, PathMissing
 from waltzd.layout import (
     NEW_SUFFIX,
     NO_MARK,
@@ -91,6 +91,14 @@ class PromiseFile:
     def is_copy(self) -> bool:
         """These bytes were written to another file: somebody copied or restored the directory."""
         return not self._inode.is_same(Inode(self.value.inode, self.value.inode_generation))
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the directory of the replica is still there, and this file in it."""
+        try:
+            return self._disk.inode(join(self._directory, PROMISE_NAME)).is_same(self._inode)
+        except PathMissing:
+            return False
 
     def promise(self, *, session: int, committed: int) -> None:
         """In both slots: a slot that is damaged later must not bring a lower session back."""

@@ -21,6 +21,7 @@ from waltzd.errors import (
     BadArgument,
     BelowFloor,
     BeyondLog,
+    DirectoryGone,
     DiskFull,
     Diverged,
     MarkWentDown,
@@ -285,3 +286,14 @@ def test_a_closed_replica_answers_nothing() -> None:
         partition.append(3, [run_for(0, 2, 1)], -1)
     with pytest.raises(NotOpened, match="is closed"):
         partition.read(0, 1, 100, session=None)
+
+
+def test_a_directory_that_went_away_is_noticed_where_the_next_segment_is_made() -> None:
+    disk, directory, partition = make(6)
+    disk.rename(f"{ROOT}/0", f"{ROOT}/elsewhere")
+    with pytest.raises(DirectoryGone):
+        partition.append(3, [run_for(0, 6, 30)], -1)
+    with pytest.raises(DirectoryGone):
+        partition.open_session(4)
+    with pytest.raises(DirectoryGone, match="partition 0 up to id"):
+        directory.close()

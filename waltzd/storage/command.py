@@ -147,6 +147,7 @@ async def _serve(
     alarms, reserve_at = alarm.Alarms(), 0.0
     while not stop.is_set():
         now = loop.time()
+        await _check_in_place(keeper)
         alarm.log_all(log, alarms.look(now, await keeper.troubles()))
         if now >= reserve_at:
             reserve_at = now + RESERVE_SECONDS
@@ -185,6 +186,13 @@ def _story(keeper: Keeper) -> str:
     """What this storage does, in a sentence for the service manager."""
     text = f"keeps {len(keeper.directory.partitions())} partitions in {keeper.directory.path}"
     return f"finishing what is under way; {text}" if keeper.is_draining else text
+
+
+async def _check_in_place(keeper: Keeper) -> None:
+    try:
+        await keeper.check_in_place()
+    except FlushFailed as error:
+        end_at_once(error)
 
 
 async def _keep_reserve(keeper: Keeper) -> None:

@@ -15,6 +15,7 @@ from waltzd.errors import (
     BadArgument,
     BadConfig,
     ControlDamaged,
+    DirectoryGone,
     DiskFull,
     FlushFailed,
     NoSuchPartition,
@@ -270,6 +271,17 @@ class Directory:
         if flags != info.flags:
             self.control.set_flags(number, flags)
 
+    # -- being there
+
+    def check_in_place(self) -> None:
+        """Raises when the directory, or that of a partition, went away under this process. Not while partitions change."""
+        is_here = self._disk.exists(self.control.path)
+        lost = [partition for partition in self.partitions() if not (is_here and partition.is_in_place)]
+        if lost or not is_here:
+            what = self.path if not is_here else ", ".join(self._path_of(partition.number) for partition in lost)
+            ids = ", ".join(f"partition {partition.number} up to id {partition.last_id}" for partition in lost)
+            raise DirectoryGone(f"{what} went away while the storage ran. Lost with it: {ids or 'no partition'}")
+
     # -- space for a start
 
     def keep_reserve(self) -> bool:
@@ -301,6 +313,7 @@ class Directory:
         return True
 
     def close(self) -> None:
+        self.check_in_place()
         for partition in self.partitions():
             partition.close()
         self.control.close()

@@ -399,11 +399,8 @@ class Keeper:
         while True:
             result: Finding | PartitionReport | None = await self._run_reading(next, found, None)
             if cuts != partition.cuts:
-                raise BeyondLog(
-                    f"partition {number} was cut while it was verified",
-                    next_step="verify it again",
-                    not_done="it is not checked",
-                )
+                message = f"partition {number} was cut while it was verified"
+                raise BeyondLog(message, next_step="verify it again", not_done="it is not checked")
             if result is None:
                 return
             if isinstance(result, Finding):
@@ -412,6 +409,10 @@ class Keeper:
                         examined[first_id] = None
                         await self._examine(lane, first_id)
             yield result
+
+    async def check_in_place(self) -> None:
+        async with self._changes.turn:
+            await self._run_reading(self._directory.check_in_place)
 
     async def keep_reserve(self) -> None:
         await self._run_writing(self._directory.keep_reserve)

@@ -23,9 +23,11 @@ from waltzd.errors import (
     BelowFloor,
     BeyondLog,
     ContactEnded,
+    DirectoryGone,
     DiskFull,
     FlushFailed,
     NotOpened,
+    PathMissing,
     WaltzError,
 )
 from waltzd.finding import Finding
@@ -139,6 +141,10 @@ class Partition:
             contact=self.contact,
         )
 
+    @property
+    def is_in_place(self) -> bool:
+        return self._promise.is_in_place
+
     def describe(self) -> str:
         """Where it stands, in one sentence."""
         if self._failed is not None:
@@ -178,6 +184,11 @@ class Partition:
         """A failed flush or write inside ends the replica before anybody can see its state."""
         try:
             yield
+        except PathMissing as error:
+            if self.is_in_place:
+                raise
+            self._failed = DirectoryGone(f"{self.directory} is gone: {error.message}; lost up to id {self.last_id}")
+            raise self._failed from error
         except FlushFailed as error:
             error.facts.update(partition=str(self.number), last_durable_id=str(self.last_id))
             error.message += f"; partition {self.number}, last durable id {self.last_id}"
