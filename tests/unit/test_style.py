@@ -32,7 +32,8 @@ def files() -> list[Path]:
         folders[:] = sorted(
             name for name in folders if name not in NOT_OURS and not name.endswith((".egg-info", "_cache", ".hypothesis"))
         )
-        found += [path for name in sorted(names) if (path := Path(folder, name)).suffix in TEXT_SUFFIXES]
+        ours = [Path(folder, name) for name in sorted(names) if name not in NOT_OURS]  # in a worktree .git is a file
+        found += [path for path in ours if path.suffix in TEXT_SUFFIXES]
     return found
 
 
