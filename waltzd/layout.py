@@ -261,10 +261,10 @@ class Identity:
             raise ControlDamaged(f"{where} is not an identity file")
         if version != VERSION:
             raise UnknownVersion(f"{where} has format version {version}; this program knows version {VERSION}")
+        if not name.isascii():
+            raise ControlDamaged(f"{where} has a name that is none")
         control = ControlHeader(created_ms=created_ms, key=UUID(bytes=key), partitions=partitions)
-        return Identity(
-            control=control, directory=UUID(bytes=directory), name=name.rstrip(b"\0").decode("ascii", "replace")
-        )
+        return Identity(control=control, directory=UUID(bytes=directory), name=name.rstrip(b"\0").decode("ascii"))
 
 
 # -- promise file ------------------------------------------------------------------------------------------------------

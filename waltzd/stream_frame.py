@@ -50,7 +50,9 @@ class Hello:
         version, key, partition, session, contact, storage = _HELLO.unpack(content)
         if version != VERSION:
             raise BadFrame(f"a stream of version {version}; this storage knows {VERSION}")
-        return Hello(UUID(bytes=key), partition, session, contact, storage.rstrip(b"\0").decode("ascii", "replace"))
+        if not storage.isascii():
+            raise BadFrame("a stream begins with a name that is none")
+        return Hello(UUID(bytes=key), partition, session, contact, storage.rstrip(b"\0").decode("ascii"))
 
 
 @dataclass(frozen=True)
