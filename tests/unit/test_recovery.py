@@ -478,3 +478,26 @@ def test_a_storage_that_holds_anything_of_a_partition_that_was_never_opened_is_f
     core.opened("A", holds("A", 5, session=-1, low_mark=-1))
     assert isinstance(core.refusal, MetadataMissing)
     assert core.decide() is None
+
+
+@pytest.mark.parametrize(
+    ("status", "task"),
+    [
+        (holds("D", 9), SetLowMark(9)),
+        (holds("D", 7), SetLowMark(9)),
+        (holds("D", 12), Truncate(9)),
+        (holds("D", 9, incarnation=HOME["E"]), Truncate(4)),
+        (holds("D", 9, session=0), Truncate(4)),
+    ],
+    ids=["level", "behind", "above", "another directory", "it has not begun that session"],
+)
+def test_a_learner_of_our_own_session_holds_nothing_but_our_log(status: ReplicaStatus, task: object) -> None:
+    """It is not cut, and what it holds is not copied again, while transactions wait for a planned new session."""
+    roles = {**dict.fromkeys("ABC", Role.MEMBER), "D": Role.LEARNER}
+    closed = meta(decision=Decision(mark=9, session=1))
+    core = Recovery(closed, roles, ours=HOME)
+    core.opened("D", status)
+    assert core.next_for("D") == task
+    other = Recovery(closed, roles)
+    other.opened("D", status)
+    assert other.next_for("D") == Truncate(4), "another owner knows nothing of what it has copied"

@@ -16,6 +16,7 @@ import enum
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from uuid import UUID
 
 from waltzd.errors import WaltzError
 from waltzd.finding import Code
@@ -28,6 +29,7 @@ from waltzd.server.task import Copy, GiveUp, Heal, Level, SetLowMark, Task, Trun
 
 NEAR_IDS = 10_000
 """Who lags less than this is level in a moment."""
+NOBODY: Mapping[str, UUID] = {}
 
 
 class Step(enum.StrEnum):
@@ -46,13 +48,16 @@ class Recovery:
         *,
         acknowledged: Mapping[str, int] | None = None,
         is_taken: bool = True,
+        ours: Mapping[str, UUID] = NOBODY,
     ) -> None:
         """`meta` carries our session. `acknowledged`: marks that replicas are known to have reached; one that holds less
-        has forgotten it. `is_taken`: our session is saved; before that replicas are asked, and none is opened."""
+        has forgotten it. `is_taken`: our session is saved; before that replicas are asked, and none is opened. `ours`: who
+        was in contact with the session that is closed, which was ours, under which incarnation."""
         self.meta = meta
         self.session = meta.session
         self.roles = dict(sorted(roles.items()))
         self.is_taken = is_taken
+        self._ours = ours
         self.story: deque[str] = deque(maxlen=200)
         self.patience_left = True
         """While true, a session that could open waits for replicas that are nearly level; whoever drives ends that."""
@@ -96,6 +101,10 @@ class Recovery:
 
     def status(self, name: str) -> ReplicaStatus | None:
         return self._statuses.get(name)
+
+    @property
+    def incarnations(self) -> dict[str, UUID]:  # of those who answer
+        return {name: status.incarnation for name, status in self._statuses.items()}
 
     def held(self, name: str) -> int:
         """The last id on this replica, as far as we were told."""
@@ -267,6 +276,9 @@ class Recovery:
         is_recorded = state is not None and (state.incarnation, state.session) == (status.incarnation, status.session)
         if state is not None and is_recorded and state.closing is not None:
             known.append(min(held, state.closing))
+        is_ours = self._ours.get(name) == status.incarnation and status.session == self.meta.opened
+        if is_ours and self.mark is not None:  # since it began that session it has got nothing but our log
+            known.append(min(held, self.mark))
         return max(known)
 
     # -- what a replica should do

@@ -388,11 +388,11 @@ class StoreSession:
                 self.appended.ring()
 
     async def _follow(self, meta: PartitionMeta) -> None:
-        """Saved: the session before is closed, and this one is the next. Nobody wrote in between."""
-        links, self._links = self._links, Links()
+        links, self._links = self._links, Links()  # nobody wrote in between: it is saved that this session is the next
         links.cancel()  # all at once: what they were told belongs to the session before
         self.session, self.live = meta.session, None
-        self.core = Recovery(meta, self.core.roles, acknowledged=self.acknowledged_marks)
+        roles, ours, known = self.core.roles, self.core.incarnations, self.acknowledged_marks
+        self.core = Recovery(meta, roles, acknowledged=known, ours=ours)
         self._lost, self._bytes, self._drain_seconds = {}, 0, DRAIN_SECONDS
         await links.close()
         await self.recover(patience_seconds=RENEWAL_PATIENCE_SECONDS)
