@@ -165,6 +165,15 @@ def test_all_replicas_in_one_group() -> None:
     assert finding(facts(picture), "failure domains") == "all replicas of partitions 0-3 are in the group rack"
 
 
+def test_most_replicas_in_one_group_where_there_are_groups_enough() -> None:
+    groups = {"s1": "north", "s2": "north", "s3": "south"}
+    three = tuple(storage(name, group=groups[name], statistics=flushing(0.002)) for name in STORAGES)
+    assert grades(facts(replace(sound(), storages=three))) == {}, "two groups are all that there are"
+    four = (*three, storage("s4", group="east", statistics=flushing(0.002), partitions=0))
+    found = finding(facts(replace(sound(), storages=four)), "failure domains")
+    assert found == "most replicas of partitions 0-3 are in the group north, and stop with it"
+
+
 def test_what_could_not_be_looked_at_is_unknown() -> None:
     picture = replace(sound(), storages=(*sound().storages[:2], silent(storage("s3"), GONE)))
     found = {check.name: check for check in diagnose(facts(picture))}

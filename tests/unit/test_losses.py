@@ -89,3 +89,13 @@ def test_who_cannot_vouch_for_it_is_no_help(changes: Mapping[str, object]) -> No
     worse = storage("s2", assigned=(held(0, session=7, **changes),))
     found = replace(now.found, storages=(now.found.storages[0], worse, now.found.storages[2]))
     assert against(replace(now, found=found), ("s1", "s2"))
+
+
+def test_a_plan_says_when_one_failure_domain_could_stop_a_partition() -> None:
+    now = situation("level", "level", "level", is_open=True)
+    east = replace(now.storages["s3"], name="s4", group="s1")
+    apart = replace(now, storages={**now.storages, "s4": east})
+    plan = plan_for(apart, {0: ("s1", "s2", "s4")}, verb="storage remove", subject="s3")
+    assert plan.steps[-1] == "partition 0: most replicas are in the group s1 then, and it stops with it"
+    assert plan.danger is Danger.TYPED
+    assert plan_for(apart, {0: ("s2", "s3", "s4")}, verb="storage remove", subject="s1").danger is Danger.ASK

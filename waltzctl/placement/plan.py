@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from waltzd.errors import TooFewStorages
 from waltzd.flow import Network
+from waltzd.quorum import majority
 
 
 def assign_replicas(partitions: int, storages: Mapping[str, str], replication: int) -> dict[int, tuple[str, ...]]:
@@ -57,6 +58,14 @@ def together(groups: Mapping[str, int], replication: int) -> int:
     """How many replicas of one partition have to stand in one group, given how many storages each group has."""
     found = range(replication + 1)
     return next(most for most in found if sum(min(size, most) for size in groups.values()) >= replication)
+
+
+def crowded(names: Iterable[str], storages: Mapping[str, str]) -> str | None:
+    """The group that has several replicas of one partition, so that no majority is left when it fails."""
+    replicas = list(names)
+    found = Counter(storages.get(name, name) for name in replicas)
+    group, count = max(found.items(), key=lambda item: (item[1], item[0]), default=("", 0))
+    return group if count > 1 and len(replicas) - count < majority(len(replicas)) else None
 
 
 def sizes(storages: Mapping[str, str]) -> dict[str, int]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from waltzctl.change import Plan
 from waltzctl.placement import moves
 from waltzctl.placement.moving import Daemons, Goals, Mover, RealDaemons
-from waltzctl.placement.plan import reassign_replicas
+from waltzctl.placement.plan import crowded, reassign_replicas
 from waltzctl.placement.terms import Terms, Throttle
 from waltzctl.progress import Say
 from waltzctl.reach import Reach, unknown
 from waltzctl.render import size
-from waltzctl.safety import Margin, Step, danger, margin
+from waltzctl.safety import Danger, Margin, Step, danger, margin
 from waltzctl.watching.overview import Overview
 from waltzd.assignment import spell_numbers
 from waltzd.cluster import Cluster
@@ -187,6 +187,20 @@ def shortages(now: Situation, goals: Goals, newcomers: Mapping[str, StorageDescr
     )
 
 
+def crowding(now: Situation, goals: Goals) -> tuple[str, ...]:
+    """Partitions that one failure domain could stop afterwards, and cannot now."""
+    found: dict[str, list[int]] = {}
+    for number, names in sorted(goals.items()):
+        group = crowded(names, now.groups)
+        if group is not None and crowded(now.sets.partitions.get(number, {}), now.groups) is None:
+            found.setdefault(group, []).append(number)
+    return tuple(
+        f"partition{'s' if len(numbers) > 1 else ''} {spell_numbers(numbers)}: most replicas are in the group {group} "
+        "then, and it stops with it"
+        for group, numbers in found.items()
+    )
+
+
 def plan_for(
     now: Situation,
     goals: Goals,
@@ -207,12 +221,13 @@ def plan_for(
     closed = losses(now, changed)
     judged = {step.partition for step in closed}
     steps = (*closed, *(step for step in margins(now, changed) if step.partition not in judged))
+    together = crowding(now, changed)
     return Plan(
         verb=verb,
         subject=subject,
-        steps=(*steps_in_words(now, changed), *more),
+        steps=(*steps_in_words(now, changed), *more, *together),
         margins=steps,
-        danger=danger(steps),
+        danger=Danger.TYPED if together else danger(steps),
         unsafe=(*undecided(closed), *shortages(now, changed, newcomers or {})),
     )
 

@@ -10,6 +10,8 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from waltzctl.placement.plan import crowded, sizes
+from waltzctl.placement.plan import together as together_in_one
 from waltzctl.safety import margin
 from waltzctl.watching.overview import Overview, ServerView, StorageView
 from waltzctl.watching.verdict import MEND, spell
@@ -247,7 +249,7 @@ def _lag(facts: Facts) -> Check:
 
 def _groups(facts: Facts) -> Check:
     group_of = {view.meta.name: view.meta.group for view in facts.overview.storages}
-    together: dict[str, list[int]] = {}
+    together, most = dict[str, list[int]](), dict[str, list[int]]()
     unknown = []
     for view in facts.overview.partitions:
         if not view.replicas:
@@ -256,11 +258,23 @@ def _groups(facts: Facts) -> Check:
         groups = {group_of.get(name, name) for name in view.replicas}
         if len(view.replicas) > 1 and len(groups) == 1:
             together.setdefault(groups.pop(), []).append(view.partition)
+        elif (group := crowded(view.replicas, group_of)) is not None and _could_be_apart(group_of, len(view.replicas)):
+            most.setdefault(group, []).append(view.partition)
     warns = [f"all replicas of {spell(numbers)} are in the group {group}" for group, numbers in sorted(together.items())]
+    warns += [
+        f"most replicas of {spell(numbers)} are in the group {group}, and stop with it"
+        for group, numbers in sorted(most.items())
+    ]
     return _graded(
         "failure domains", [], warns, [f"the replicas of {spell(unknown)} are not known"] if unknown else [],
-        "no partition is in one group only", "add storages in other groups, then `waltzctl partition auto-assign`",
+        "no partition stops with one group", "add storages in other groups, then `waltzctl partition auto-assign`",
     )  # fmt: skip
+
+
+def _could_be_apart(group_of: Mapping[str, str], replicas: int) -> bool:
+    """There are groups enough, so that a majority of the replicas stays whichever of them fails."""
+    groups = sizes(group_of)
+    return len(group_of) >= replicas and replicas - together_in_one(groups, replicas) >= majority(replicas)
 
 
 def _moves(facts: Facts) -> Check:
