@@ -56,6 +56,18 @@ def with_storage(**changes: Any) -> Overview:
     return replace(picture, storages=(storage("s1", **{"statistics": flushing(0.002), **changes}), *picture.storages[1:]))
 
 
+def holding(**changes: Any) -> Overview:
+    """With 100 MiB of replicas."""
+    return with_storage(assigned=(replace(held(0), disk_bytes=100 << 20),), **changes)
+
+
+def filling(*, hours: int, uptime_ms: int = 3_600_000) -> Overview:
+    """With so much free as was written in so many hours."""
+    return with_storage(
+        free_bytes=hours << 30, uptime_ms=uptime_ms, statistics=replace(flushing(0.002), appended_bytes=1 << 30)
+    )
+
+
 def with_partition(view: Any) -> Overview:
     return replace(sound(), partitions=(view,))
 
@@ -84,8 +96,11 @@ def test_every_check_that_does_not_pass_has_a_fix() -> None:
 @pytest.mark.parametrize(
     ("ill", "name", "grade", "said"),
     [
-        (with_storage(free_bytes=1 << 30), "free space", Grade.WARN, "s1 has 1.1 GB free in data/s1"),
-        (with_storage(free_bytes=1 << 20), "free space", Grade.FAIL, "s1 has"),
+        (holding(free_bytes=9 << 20), "free space", Grade.WARN, "s1 has 0.0 GB free in data/s1, 8% of what it can use"),
+        (holding(free_bytes=1 << 20), "free space", Grade.FAIL, "s1 has"),
+        (holding(free_bytes=1 << 30, free_bytes_min=1 << 30), "free space", Grade.FAIL, "s1 has"),
+        (filling(hours=30), "free space", Grade.WARN, "which lasts for 30 hours as it is written to"),
+        (filling(hours=3), "free space", Grade.FAIL, "which lasts for 3 hours"),
         (with_storage(assigned=(held(0, is_full=True),)), "free space", Grade.FAIL, "writes wait for space"),
         (with_storage(statistics=flushing(0.1)), "flush latency", Grade.WARN, "s1 takes"),
         (with_storage(statistics=flushing(*[0.001] * 9, 5.0)), "flush latency", Grade.FAIL, "ms (p99) to write and flush"),
@@ -185,10 +200,16 @@ def test_what_could_not_be_looked_at_is_unknown() -> None:
     assert lost["unfinished moves"] is lost["forgotten replicas"] is Grade.UNKNOWN
 
 
+def test_a_small_disk_that_is_mostly_free_is_well() -> None:
+    assert "free space" not in grades(facts(holding(free_bytes=400 << 20)))
+    assert "free space" not in grades(facts(filling(hours=100)))
+    assert "free space" not in grades(facts(filling(hours=1, uptime_ms=60_000))), "a minute says nothing of a day"
+
+
 def test_what_is_worse_hides_nothing() -> None:
     """The grade is the worst one; the finding has everything."""
     one, two, three = sound().storages
-    picture = replace(sound(), storages=(storage("s1", free_bytes=1 << 20), silent(two, GONE), three))
+    picture = replace(sound(), storages=(*holding(free_bytes=1 << 20).storages[:1], silent(two, GONE), three))
     assert one.meta.name == "s1"
     assert grades(facts(picture))["free space"] is Grade.FAIL
     assert "s2 does not answer" in finding(facts(picture), "free space")

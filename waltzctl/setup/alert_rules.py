@@ -117,12 +117,14 @@ ALERTS = (
     ),
     Alert(
         name="WaltzStorageDiskNearlyFull",
-        expr="waltz_storage_free_bytes < 4 * waltz_storage_free_bytes_min "
+        expr="waltz_storage_free_bytes / on (job, instance) (waltz_storage_free_bytes "
+        "+ on (job, instance) sum by (job, instance) (waltz_storage_replica_disk_bytes)) < 0.1 "
         "or predict_linear(waltz_storage_free_bytes[1h], 6 * 3600) < waltz_storage_free_bytes_min",
         lasting="10m",
         severity="warning",
         summary="{{ $labels.instance }}: the disk is nearly full",
-        description="It is, or will be within six hours at the present rate. Add space, or another storage.",
+        description="Less than a tenth of what it can use is free, or it will be full within six hours at the present "
+        "rate. Add space, or another storage.",
     ),
     Alert(
         name="WaltzFlushSlow",

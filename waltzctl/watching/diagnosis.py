@@ -7,6 +7,7 @@ nobody looked at is not well. Limits stand beside each rule, with why they are w
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -17,12 +18,18 @@ from waltzctl.watching.overview import Overview, ServerView, StorageView
 from waltzctl.watching.verdict import MEND, spell
 from waltzd.meta import Role
 from waltzd.quorum import majority
+from waltzd.replica import StorageDescription
 
 CLOCK_WARN_MS, CLOCK_FAIL_MS = 500.0, 60_000.0
 """Nothing in Waltz is decided by clocks. Half a second muddles the order of events; a minute makes certificates fail."""
 FLUSH_WARN_MS, FLUSH_FAIL_MS = 50.0, 1_000.0
 """That 99 of 100 groups take less than. A disk with a write cache that keeps what it has flushes in well under 5 ms."""
-FREE_WARN_BYTES, FREE_FAIL_BYTES = 8 << 30, 512 << 20
+FREE_WARN, FREE_FAIL = 0.10, 0.03
+"""Shares of what is free and what replicas take: a small disk may be well, and a large one nearly full."""
+FULL_WARN_HOURS, FULL_FAIL_HOURS = 48.0, 6.0
+"""Until the disk is full, as fast as it was written to since the storage started."""
+PACE_SECONDS = 600.0
+"""How long a storage has to run before that says anything."""
 FILES_WARN, FILES_FAIL = 0.6, 0.9
 """Shares of what a process may open."""
 DAYS_WARN, DAYS_FAIL = 30.0, 7.0
@@ -192,19 +199,33 @@ def _space(facts: Facts) -> Check:
     for view in facts.overview.storages:
         if view.said is None:
             continue
-        free = view.said.free_bytes
-        least = free if least is None else min(least, free)
-        said = f"{view.meta.name} has {_size(free)} free in {view.said.directory}"
+        free, share, hours = view.said.free_bytes, _free_share(view.said), _hours_left(view.said)
+        least = share if least is None else min(least, share)
+        said = f"{view.meta.name} has {_size(free)} free in {view.said.directory}, {share:.0%} of what it can use"
+        if hours < FULL_WARN_HOURS:
+            said += f", which lasts for {hours:.0f} hours as it is written to"
         if any(held.status is not None and held.status.is_full for held in view.said.assigned):
             fails.append(f"{said}: writes wait for space")
-        elif free < FREE_FAIL_BYTES:
+        elif free <= view.said.free_bytes_min or share < FREE_FAIL or hours < FULL_FAIL_HOURS:
             fails.append(said)
-        elif free < FREE_WARN_BYTES:
+        elif share < FREE_WARN or hours < FULL_WARN_HOURS:
             warns.append(said)
     return _graded(
-        "free space", fails, warns, _silent(facts, StorageView), f"at least {_size(least or 0)} free everywhere",
+        "free space", fails, warns, _silent(facts, StorageView), f"at least {least or 0:.0%} is free everywhere",
         "free space there, or move replicas away: `waltzctl storage replace`",
     )  # fmt: skip
+
+
+def _free_share(said: StorageDescription) -> float:
+    held = sum(one.disk_bytes for one in said.assigned)
+    return said.free_bytes / (said.free_bytes + held) if said.free_bytes else 0.0
+
+
+def _hours_left(said: StorageDescription) -> float:
+    seconds = said.uptime_ms / 1000
+    if seconds < PACE_SECONDS or not said.statistics.appended_bytes:
+        return math.inf
+    return max(0, said.free_bytes - said.free_bytes_min) / (said.statistics.appended_bytes / seconds) / 3600
 
 
 def _flushes(facts: Facts) -> Check:
