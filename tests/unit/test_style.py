@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LINES_MAX = 450
+LINES_MAX = 700
 LISTS = {"waltzd/errors.py"}
 """A long flat list of similar entries is fine."""
 FORBIDDEN_WORDS = {"utils", "util", "common", "helpers", "helper", "manager", "impl", "base"}
@@ -88,7 +88,7 @@ def test_nothing_is_left_for_later() -> None:
 def test_modules_can_be_held_in_the_head() -> None:
     long = {str(path.relative_to(ROOT)): len(text(path).splitlines()) for path in PRODUCT}
     long = {name: lines for name, lines in long.items() if lines > LINES_MAX and name not in LISTS}
-    assert long == {}, f"over {LINES_MAX} lines: find the second idea in it and give it a module and a noun"
+    assert long == {}, f"over {LINES_MAX} lines: is it one idea? Else give the second one a module and a noun"
 
 
 def test_names_say_what_a_thing_is() -> None:
