@@ -123,7 +123,7 @@ def does_not_flush_the_promise_file(patches: Patches) -> None:
     _without_flush(patches, PromiseFile, "change")
 
 
-@mutant(2, 3, aim=Aim(faults=("crash", "coordinator"), setup=BUSY))
+@mutant(10, 12, aim=Aim(faults=("crash", "coordinator"), setup=BUSY))
 def keeps_its_promises_in_memory(patches: Patches) -> None:
     """Promised sessions and marks are never written down."""
 
@@ -147,7 +147,7 @@ def believes_the_index_behind_its_checkpoint(patches: Patches) -> None:
     patches.set(_Opening, "_survey_end", survey_end)
 
 
-@mutant(8, 18, aim=Aim(faults=("aim",), setup=BUSY))
+@mutant(4, 15, aim=Aim(faults=("aim",), setup=BUSY))
 def leaves_a_torn_tail_where_it_is(patches: Patches) -> None:
     """What a crash left of a write is not cut, and the next record is written behind it."""
 
