@@ -14,8 +14,6 @@ import yaml
 
 from waltzctl.render import JSON_VERSION, console, printable, size, table
 
-WIDE_COLUMNS = 200
-"""Where no terminal says how wide it is."""
 FORMS = ("table", "wide", "json", "yaml", "csv", "name")
 
 
@@ -53,17 +51,23 @@ def listed(command: Callable[..., int]) -> Callable[..., int]:
     )
 
 
+def put_yaml(value: Mapping[str, Any]) -> None:
+    """By way of JSON, so that both say the same and an enumeration is its text."""
+    plain = json.loads(json.dumps({"version": JSON_VERSION, **value}))
+    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    if printable(text) != text:  # escaped as YAML does it, so that it is still what it was
+        text = yaml.safe_dump(plain, sort_keys=False)
+    click.echo(text.rstrip("\n"))
+
+
 def put(found: Listing, output: str, **more: Any) -> None:
     """`more`: what JSON and YAML say beside the list."""
     if output in ("json", "yaml"):
         value = {"version": JSON_VERSION, **more, found.kind: [dict(row) for row in found.rows]}
-        text = json.dumps(value, indent=2)
-        if output == "yaml":  # by way of JSON, so that both say the same and an enumeration is its text
-            plain = json.loads(text)
-            text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-            if printable(text) != text:  # escaped as YAML does it, so that it is still what it was
-                text = yaml.safe_dump(plain, sort_keys=False)
-        click.echo(text.rstrip("\n"))
+        if output == "yaml":
+            put_yaml(value)
+        else:
+            click.echo(json.dumps(value, indent=2))
         return
     if output == "name":
         for row in found.rows:
@@ -76,8 +80,6 @@ def put(found: Listing, output: str, **more: Any) -> None:
         return
     columns = [column for column in found.columns if output == "wide" or not column.is_wide]
     out = console()
-    if output == "wide" and not out.is_terminal:
-        out.width = WIDE_COLUMNS
     rows = [tuple(_cell(column, row[column.key]) for column in columns) for row in found.rows]
     right = tuple(column.name for column in columns if column.is_right)
     table(out, tuple(column.name for column in columns), rows, right=right)

@@ -18,6 +18,7 @@ import click
 import yaml
 
 from waltzctl import completion
+from waltzctl.aloud import waiting_aloud
 from waltzctl.certificate import OPTIONS as TLS_OPTIONS
 from waltzctl.certificate import tls_of
 from waltzctl.playground.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
@@ -334,7 +335,8 @@ def using(reach: Reach, action: Callable[[Any], Awaitable[T]]) -> T:
 
     async def run() -> T:
         coordinator = ZooKeeperCoordinator(reach.hosts, reach.root)
-        await coordinator.start()
+        async with waiting_aloud(lambda: f"waiting for ZooKeeper at {reach.hosts}"):
+            await coordinator.start()
         try:
             return await action(Cluster(coordinator))
         finally:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from waltzd.verify import PartitionReport, Report
 
 JSON_VERSION = 1
+PIPE_COLUMNS = 10_000
 ROWS_MAX = 100
 """More partitions than this are only shown when something is wrong with them."""
 _BLANKS = frozenset("\n\t\u00a0\u2009\u202f\u3000")
@@ -95,11 +96,15 @@ def table(out: Console, names: tuple[str, ...], rows: Sequence[tuple[str, ...]],
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     rows = [tuple(printable(cell) for cell in row) for row in rows]
+    screen = out.width
+    if not out.is_terminal:  # a program reads it, or a file takes it: a row stays a line
+        out.width = PIPE_COLUMNS
     for name, width in zip(names, widths(names, rows, right, out.width - 2 * len(names)), strict=True):
         table.add_column(name, justify="right" if name in right else "left", overflow="fold", width=width)
     for row in rows:
         table.add_row(*row)
     out.print(table)
+    out.width = screen
 
 
 def widths(names: Sequence[str], rows: Sequence[Sequence[str]], whole: Sequence[str], room: int) -> Sequence[int | None]:

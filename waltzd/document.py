@@ -244,6 +244,7 @@ def _state_fields(value: ReplicaState) -> dict[str, object]:
         "session": value.session,
         "closing": value.closing,
         "incarnation": str(value.incarnation),
+        "acknowledged": value.acknowledged,
         "is_lost": value.is_lost,
     }
 
@@ -253,6 +254,7 @@ def _state(fields: Fields) -> ReplicaState:
         session=fields.integer("session", least=-1),
         closing=fields.integer_or_none("closing", least=-1),
         incarnation=fields.uuid("incarnation"),
+        acknowledged=fields.integer("acknowledged", least=-1),
         is_lost=fields.flag("is_lost"),
     )
     fields.end()

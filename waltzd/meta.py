@@ -149,8 +149,11 @@ class ReplicaState:
     session: int
     closing: int | None
     incarnation: UUID
+    acknowledged: int = -1
+    """How far it was known to have everything on its disk when this was written. Who holds less has forgotten it."""
     is_lost: bool = False
-    """It was seen to have forgotten what it had acknowledged in this session: it has no vote on it."""
+    """It was seen to have forgotten what it had acknowledged in this session; `acknowledged` says exactly how much that is.
+    It does not count before it holds all of it again."""
 
 
 @dataclass(frozen=True, kw_only=True)

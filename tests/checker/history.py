@@ -10,10 +10,11 @@ ids of the system under test. Lines by their `type`:
     return    key at kind id reason conflict lock
               `kind`: committed (with `id`), rejected (with `reason` and, for a lock, `conflict` and `lock`), unknown,
               declined (never sent); an attempt without a return line is unknown
-    seen      name partition start records
-              a reader that stood at the mark `start` was given these: [[id, key, crc], …]
-    observed  client partition invoked returned mark
-              somebody asked for the high-water mark, or flushed
+    seen      name partition start records at group
+              a reader that stood at the mark `start` was given these: [[id, key, crc], …]; `at` is when, -1 where that is
+              not known; `group` is whom it reads with, empty for one that reads alone
+    observed  client partition invoked returned mark is_confirmed
+              somebody asked for the high-water mark, or flushed; one that is not confirmed is what its owner knew
     log       source partition first records
               what is in the log in the end, from `first` on: [[key, crc, header, generation], …]; the source `final` is
               what a reader gets, other sources are single replicas; a generation that is not known is -1
@@ -59,6 +60,8 @@ class Seen:
     start: int
     records: list[tuple[int, str, int]]
     """Id, key, checksum of the payload."""
+    at: int = -1
+    group: str = ""
 
 
 @dataclass(slots=True)
@@ -68,6 +71,8 @@ class Observed:
     invoked: int
     returned: int
     mark: int
+    is_confirmed: bool = True
+    """Nobody had been told of more before it was asked. Otherwise only who asked had not."""
 
 
 @dataclass(slots=True)
@@ -235,11 +240,11 @@ class Writer:
     def seen(self, seen: Seen) -> None:
         self._write(
             "seen",
-            {"name": seen.name, "partition": seen.partition, "start": seen.start, "records": seen.records},
+            {name: getattr(seen, name) for name in ("name", "partition", "start", "records", "at", "group")},
         )
 
     def observed(self, observed: Observed) -> None:
-        names = ("client", "partition", "invoked", "returned", "mark")
+        names = ("client", "partition", "invoked", "returned", "mark", "is_confirmed")
         self._write("observed", {name: getattr(observed, name) for name in names})
 
     def log(self, partition: int, records: Iterable[LogRecord], *, first: int = 0, source: str = FINAL) -> None:

@@ -80,7 +80,7 @@ class Recorder:
     async def high_water_mark(self, client: Any, partition: int) -> int:
         invoked = self.clock()
         mark: int = await client.high_water_mark(partition)
-        self.writer.observed(Observed(self.name, partition, invoked, self.clock(), mark))
+        self.writer.observed(Observed(self.name, partition, invoked, self.clock(), mark, is_confirmed=False))
         return mark
 
     # -- attempts
@@ -183,7 +183,8 @@ class _RecordedHandler:
         """Behind what came before in this partition: an id that is left out shows."""
         partition = fed[0][0].partition
         rows = [(transaction.id, payload_key(data), crc32(data)) for transaction, data in fed]
-        self._recorder.writer.seen(Seen(self._recorder.name, partition, self._marks[partition], rows))
+        at = self._recorder.clock()
+        self._recorder.writer.seen(Seen(self._recorder.name, partition, self._marks[partition], rows, at))
         self._marks[partition] = rows[-1][0]
 
 

@@ -32,13 +32,15 @@ def sample(
         history.operations.append(operation)
         _decide(chance, operation, part, now)
         if chance.random() < 0.05:
-            history.observed.append(Observed(operation.client, part.number, now, now + 30, len(part.records) - 1))
+            is_confirmed = chance.random() < 0.5
+            look = Observed(operation.client, part.number, now, now + 30, len(part.records) - 1, is_confirmed)
+            history.observed.append(look)
         now += 40 if chance.random() < 0.5 else 0
     for part in parts:
         history.log(part.number, part.records)
         history.log(part.number, [*part.records, LogRecord("never committed", 0)], source="a storage")
         for reader in range(readers):
-            history.seen += _read(chance, part, f"reader {reader}")
+            history.seen += _read(chance, part, f"reader {reader}", now + 30, "" if reader == 0 else "a group")
     return history
 
 
@@ -82,9 +84,12 @@ def _decide(chance: random.Random, operation: Operation, part: _Partition, now: 
         operation.kind, operation.id = "committed", id
 
 
-def _read(chance: random.Random, part: _Partition, name: str) -> list[Seen]:
+def _read(chance: random.Random, part: _Partition, name: str, at: int, group: str) -> list[Seen]:
     """A reader that starts again now and then, from a mark that it had kept."""
     rows = [(id, record.key, record.crc) for id, record in enumerate(part.records)]
     cut = chance.randrange(len(rows) + 1)
     again = chance.randrange(cut + 1)
-    return [Seen(name, part.number, -1, rows[:cut]), Seen(name, part.number, again - 1, rows[again:])]
+    return [
+        Seen(name, part.number, -1, rows[:cut], at, group),
+        Seen(name, part.number, again - 1, rows[again:], -1, group),
+    ]

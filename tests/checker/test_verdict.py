@@ -106,6 +106,21 @@ MUTATIONS: dict[str, tuple[str, Callable[[History], object]]] = {
     "observed, then overtaken": ("real time", lambda h: h.observed.append(Observed("bob", 0, 40, 45, 3))),
     "a mark below what was acknowledged": ("observed", lambda h: h.observed.append(Observed("bob", 0, 70, 75, 3))),
     "a mark above the log": ("observed", lambda h: h.observed.append(Observed("bob", 0, 70, 75, 5))),
+    "an unconfirmed mark below what its own client was told": (
+        "observed",
+        lambda h: h.observed.append(Observed(h.operations[5].client, 0, 90, 95, 1, is_confirmed=False)),
+    ),
+    "an unconfirmed mark went back": (
+        "observed",
+        lambda h: h.observed.extend(
+            [Observed("eve", 0, 70, 72, 4, is_confirmed=False), Observed("eve", 0, 75, 80, 2, is_confirmed=False)]
+        ),
+    ),
+    "fed, then overtaken": ("real time", lambda h: setattr(h.seen[1], "at", 1)),
+    "two of a group were given different ones": (
+        "group",
+        lambda h: h.seen.extend([Seen("one", 0, -1, [(0, "k1", 1)], -1, "g"), Seen("two", 0, -1, [(0, "k9", 1)], -1, "g")]),
+    ),
     "an old owner still writes": ("generation", lambda h: put(h, 4, generation=1)),
     "a reader missed one": ("feed", lambda h: h.seen[1].records.pop(1)),
     "a reader got one twice": ("feed", lambda h: h.seen[1].records.insert(1, h.seen[1].records[0])),
@@ -206,11 +221,24 @@ def damaged(draw: st.DrawFn) -> History:
             case 8:
                 history.observed.append(
                     Observed(
-                        "bob", draw(st.integers(0, 1)), at := draw(st.integers(0, 300)), at + 5, draw(st.integers(-1, 6))
+                        draw(st.sampled_from(["bob", "client 1", "client 2"])),
+                        draw(st.integers(0, 1)),
+                        at := draw(st.integers(0, 300)),
+                        at + 5,
+                        draw(st.integers(-1, 6)),
+                        draw(st.booleans()),
                     )
                 )
             case 9 if history.seen:
-                history.seen[0].start = draw(st.integers(-1, 3))
+                seen = draw(st.sampled_from(history.seen))
+                match draw(st.integers(0, 2)):
+                    case 0:
+                        seen.start = draw(st.integers(-1, 3))
+                    case 1:
+                        seen.at = draw(st.integers(-1, 300))
+                    case _:
+                        seen.records.insert(0, (draw(st.integers(0, 6)), operation.key, 1))
+                        seen.group = draw(st.sampled_from(["", "a group"]))
             case _:
                 operation.partition = draw(st.integers(0, 1))
     return history

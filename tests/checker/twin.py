@@ -102,16 +102,31 @@ def _by_pair(history: History, log: Placed) -> list[Finding]:
             for look in history.observed:
                 if look.partition == partition and look.returned < later.invoked and look.mark >= id:
                     found.append(Finding("real time", partition, id, record.key))
+            for seen in history.seen:
+                if seen.partition == partition and 0 <= seen.at < later.invoked and seen.records[-1:] >= [(id, "", 0)]:
+                    found.append(Finding("real time", partition, id, record.key))
     for look in history.observed:
         ends = [id for partition, id, _ in log if partition == look.partition]
-        is_low = any(
-            operation.kind == "committed"
-            and operation.partition == look.partition
-            and operation.returned is not None
-            and operation.returned < look.invoked
-            and operation.id is not None
-            and operation.id > look.mark
+        told = [
+            (operation.returned, operation.client, operation.id)
             for operation in history.operations
+            if operation.kind == "committed" and operation.partition == look.partition
+        ]
+        told += [
+            (other.returned, other.client, other.mark) for other in history.observed if other.partition == look.partition
+        ]
+        told += [
+            (seen.at, seen.name, seen.records[-1][0])
+            for seen in history.seen
+            if seen.partition == look.partition and seen.at >= 0 and seen.records
+        ]
+        is_low = any(
+            at is not None
+            and at < look.invoked
+            and mark is not None
+            and mark > look.mark
+            and (look.is_confirmed or client == look.client)
+            for at, client, mark in told
         )
         if is_low or look.mark > max(ends, default=-1):
             found.append(Finding("observed", look.partition, look.mark, look.client))
@@ -125,6 +140,18 @@ def _by_reader(history: History, log: Placed) -> list[Finding]:
         for number, (id, key, crc) in enumerate(seen.records):
             if id != seen.start + 1 + number or truth.get(id) != (key, crc):
                 found.append(Finding("feed", seen.partition, id, seen.name))
+                break
+    for number, seen in enumerate(history.seen):
+        earlier = [
+            other
+            for other in history.seen[:number]
+            if seen.group and (other.group, other.partition) == (seen.group, seen.partition)
+        ]
+        before = {other_id: rest for other in reversed(earlier) for other_id, *rest in reversed(other.records)}
+        own = {id: [key, crc] for id, key, crc in reversed(seen.records)}
+        for id, key, crc in seen.records if seen.group else []:
+            if [key, crc] != before.get(id, own[id]):
+                found.append(Finding("group", seen.partition, id, seen.name))
                 break
     for source, partitions in history.logs.items():
         for partition, ids in partitions.items():

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from tests.checker.history import FINAL, History, LogRecord, Operation
+from tests.checker.history import FINAL, History, LogRecord, Operation, Seen
 
 LIMIT = 20
 """How many findings of one kind are told in a report; all are counted."""
@@ -25,10 +26,11 @@ EXPLAINED = {
     "rejected present": "the client was told that it is not in the log, and there it is",
     "gap": "ids are missing from the log",
     "feed": "a reader was not given exactly the log",
+    "group": "readers of one group were given different transactions under one id",
     "lock": "a lock that was checked had been marked after what the client had seen",
     "mark ahead": "a client had seen what did not exist yet",
-    "real time": "acknowledged before another was begun, and behind it in the log",
-    "observed": "a high-water mark that was never true while it was asked for",
+    "real time": "acknowledged, observed or fed before another was begun, and behind it in the log",
+    "observed": "a high-water mark that was never true while it was asked for, or went back for one client",
     "generation": "an earlier owner wrote behind a later one",
     "false conflict": "refused because of a transaction that does not conflict",
     "replica": "a replica holds another record than the log",
@@ -82,6 +84,7 @@ def judge(history: History) -> Verdict:
         *case.locks(),
         *case.time(),
         *case.feeds(),
+        *case.groups(),
         *case.replicas(),
     ]
     kinds = Counter(operation.kind for operation in history.operations)
@@ -204,31 +207,56 @@ class _Case:
                 marked[partition, lock] = id
 
     def time(self) -> Iterator[Finding]:
-        """What was acknowledged, or observed, before something began is in front of it; equal times are concurrent."""
-        acknowledged = [
-            (operation.returned, operation.partition, operation.id)
-            for operation in self.history.operations
-            if operation.kind == "committed" and operation.returned is not None and operation.id is not None
-        ]
-        observed = [(look.returned, look.partition, look.mark) for look in self.history.observed]
+        """What was acknowledged, observed or fed before something began is in front of it; equal times are concurrent."""
+        known = self._known()
         begun = [
-            (operation.invoked, *self.places[operation.key], operation.key)
+            (operation.invoked, ("", self.places[operation.key][0]), self.places[operation.key][1], operation.key)
             for operation in self.history.operations
             if operation.key in self.places
         ]
-        for floor, partition, id, key in _floors(acknowledged + observed, begun):
+        everybody = [(at, ("", partition), id) for at, partition, id, _ in known]
+        for floor, (_, partition), id, key in _floors(everybody, begun):
             if id <= floor:
-                detail = f"id {id}, begun after id {floor} had been acknowledged or observed"
+                detail = f"id {id}, begun after id {floor} had been acknowledged, observed or fed"
                 yield Finding("real time", partition, id, key, detail)
         ends = {partition: max(ids, default=-1) for partition, ids in self.log.items()}
-        looks = [(look.invoked, look.partition, look.mark, look.client) for look in self.history.observed]
-        for floor, partition, mark, client in _floors(acknowledged, looks):
+        looks = [
+            (look.invoked, ("" if look.is_confirmed else look.client, look.partition), look.mark, look.client)
+            for look in self.history.observed
+        ]
+        each = [(at, (client, partition), id) for at, partition, id, client in known]
+        for floor, (_, partition), mark, client in _floors(everybody + each, looks):
             if mark < floor:
-                yield Finding(
-                    "observed", partition, mark, client, f"{mark} was observed after {floor} had been acknowledged"
-                )
+                yield Finding("observed", partition, mark, client, f"{mark} was observed after {floor} was known")
             elif mark > ends.get(partition, -1):
                 yield Finding("observed", partition, mark, client, f"{mark} was observed and is not in the log")
+
+    def _known(self) -> list[tuple[int, int, int, str]]:
+        """When somebody was told that an id of a partition is committed, and who."""
+        history = self.history
+        return [
+            *(
+                (operation.returned, operation.partition, operation.id, operation.client)
+                for operation in history.operations
+                if operation.kind == "committed" and operation.returned is not None and operation.id is not None
+            ),
+            *((look.returned, look.partition, look.mark, look.client) for look in history.observed),
+            *((seen.at, seen.partition, seen.records[-1][0], seen.name) for seen in history.seen if _is_timed(seen)),
+        ]
+
+    def groups(self) -> Iterator[Finding]:
+        """Readers of one group are given the same under the same id, whatever the log is in the end."""
+        given: dict[tuple[str, int, int], tuple[str, int]] = {}
+        for seen in self.history.seen:
+            if not seen.group:
+                continue
+            differing = [
+                id
+                for id, key, crc in seen.records
+                if given.setdefault((seen.group, seen.partition, id), (key, crc)) != (key, crc)
+            ]
+            if differing:
+                yield Finding("group", seen.partition, differing[0], seen.name)
 
     def feeds(self) -> Iterator[Finding]:
         """Every reader was given the log from where it stood, id by id. One finding for each stretch is enough."""
@@ -258,17 +286,25 @@ class _Case:
                         break
 
 
+def _is_timed(seen: Seen) -> bool:
+    return seen.at >= 0 and bool(seen.records)
+
+
+Place: TypeAlias = tuple[str, int]
+"""Who was told, empty for anybody, and the partition."""
+
+
 def _floors(
-    known: list[tuple[int, int, int]], asked: list[tuple[int, int, int, str]]
-) -> Iterator[tuple[int, int, int, str]]:
-    """For each (time, partition, id, name) that was asked: the highest id of its partition that was known before."""
+    known: list[tuple[int, Place, int]], asked: list[tuple[int, Place, int, str]]
+) -> Iterator[tuple[int, Place, int, str]]:
+    """For each (time, place, id, name) that was asked: the highest id of its place that was known before."""
     known.sort()
     asked.sort()
-    highest: dict[int, int] = {}
+    highest: dict[Place, int] = {}
     at = 0
-    for time, partition, id, name in asked:
+    for time, place, id, name in asked:
         while at < len(known) and known[at][0] < time:
             _, where, mark = known[at]
             highest[where] = max(highest.get(where, -1), mark)
             at += 1
-        yield highest.get(partition, -1), partition, id, name
+        yield highest.get(place, -1), place, id, name

@@ -61,7 +61,20 @@ class ClientMachine(Machine):
         )
         async with client:
             callers = [self._caller(client, recorder, f"{name}.{number}") for number in range(world.setup.callers)]
+            if "marks" in world.setup.faults:
+                callers.append(self._asker(client, recorder, name))
             await asyncio.gather(*callers)
+
+    async def _asker(self, client: Client, recorder: Recorder, name: str) -> None:
+        """Wants to know, again and again, how far the log goes."""
+        world = self.world
+        pick = random.Random(f"{world.plan.seed} {name} marks")
+        while world.is_racing:
+            try:
+                await recorder.high_water_mark(client, pick.randrange(world.setup.partitions))
+            except WaltzError as error:
+                world.say(name, f"{error.code} {error.message}")
+            await asyncio.sleep(pick.choice((0.02, 0.1, 0.5)) * pick.random())
 
     def _port(self, life: Life, address: str, key: UUID | None) -> SimServerPort:
         world, name = self.world, address.partition(":")[0]

@@ -7,8 +7,12 @@ from collections.abc import Callable
 
 from tests.simulation.loop import LIFE, Life
 from tests.simulation.machines import ZOOKEEPER, World
+from waltzd.coordinator import Create, Delete, Set
 from waltzd.coordinator_memory import MemoryCoordinator, MemoryTree
 from waltzd.server.bell import Bell
+
+GOING_BACK = ("/partitions/", "/replicas/")
+"""What owners decide by."""
 
 
 class ZooKeeper:
@@ -16,8 +20,10 @@ class ZooKeeper:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.tree = MemoryTree(self._trip)
+        self.tree: MemoryTree = MemoryTree(self._trip)
         self.is_up = True
+        self.went_back = False
+        self._backup: dict[str, bytes] | None = None
         self._sessions: list[Session] = []
         self._bell = Bell()
         self._tick_seconds = world.setup.session_seconds / 8
@@ -42,6 +48,24 @@ class ZooKeeper:
 
     def changed(self) -> None:
         self._bell.ring()
+
+    def remember(self) -> None:
+        """As a backup does: the documents of the partitions as they are now."""
+        self._backup = {path: entry.data for path, entry in self.tree._entries.items() if path.startswith(GOING_BACK)}
+
+    def go_back(self) -> None:
+        """Somebody puts the backup back, and every session is another one."""
+        if self._backup is None:
+            return
+        entries = self.tree._entries
+        for path in [path for path in entries if path.startswith(GOING_BACK) and path not in self._backup]:
+            self.tree.commit([Delete(path, entries[path].version)], 0)
+        for path, data in self._backup.items():
+            there = entries.get(path)
+            self.tree.commit([Create(path, data) if there is None else Set(path, data, there.version)], 0)
+        self.went_back = True
+        for session in list(self._sessions):
+            session.expire()
 
     def _tick(self) -> None:
         self.world.loop.after(self._tick_seconds, None, self._tick)

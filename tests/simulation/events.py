@@ -70,6 +70,13 @@ def _down(world: Simulation, event: Event) -> None:
     world.zookeeper.changed()
 
 
+def _documents(world: Simulation, event: Event) -> None:
+    if event.what == "remember":
+        world.zookeeper.remember()
+    else:
+        world.zookeeper.go_back()
+
+
 def _mend_way(world: Simulation, event: Event) -> None:
     world.network.mend(event.who, event.other)
     world.zookeeper.changed()
@@ -85,6 +92,8 @@ _TO_NETWORK: dict[str, Callable[[Simulation, Event], None]] = {
     "slow": lambda world, event: world.network.slow_down(event.who, event.amount),
     "reset": lambda world, event: world.network.break_connections(event.who),
     "die at message": _die_at_message,
+    "remember": _documents,
+    "go back": _documents,
     "down": _down,
     "up": _down,
 }

@@ -31,12 +31,15 @@ FAULTS = (
     "members",
     "linger",
     "stall",
+    "marks",
+    "rewind",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: somebody dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
 different speeds. `members`: operators add, move and remove replicas and storages. `linger`: what a storage was asked for
-goes on when the caller has given up. `stall`: disks that are slower than whoever waits for them has patience."""
-LATER = ("members", "linger", "stall")
+goes on when the caller has given up. `stall`: disks that are slower than whoever waits for them has patience. `marks`:
+clients ask how far the log goes. `rewind`: the documents of the partitions are put back to what they once were."""
+LATER = ("members", "linger", "stall", "marks", "rewind")
 """Drawn by a number of their own, so that the seeds from before tell the story that they told."""
 REPLICAS_MIN = 3
 """Operators never ask for fewer: one storage alone may lose what it had acknowledged."""
@@ -132,7 +135,7 @@ def make_plan(
     pick = random.Random(f"plan {seed}")
     later = random.Random(f"later {seed}")
     chosen = tuple(fault for fault in FAULTS if fault not in LATER and pick.random() < 0.5) or ("crash",)
-    chosen += tuple(fault for fault in LATER if later.random() < 0.4)
+    chosen += tuple(fault for fault in LATER if later.random() < (0.06 if fault == "rewind" else 0.4))
     chosen = chosen if faults is None else faults
     setup = Setup(
         storages=storages or pick.choice((3, 3, 3, 3, 5)),
@@ -411,6 +414,13 @@ def _members(weather: _Weather, at: float) -> None:
         _new_session(weather, at + weather.span())
 
 
+def _rewind(weather: _Weather, at: float) -> None:
+    if weather.pick.random() < 0.5:
+        weather.add(at, "remember", "zookeeper")
+        at += weather.span()
+    weather.add(at, "go back", "zookeeper")
+
+
 def _stall(weather: _Weather, at: float) -> None:
     pick, patience = weather.pick, weather.setup.storage_seconds
     who = list(weather.storages) if pick.random() < 0.1 else [pick.choice(weather.storages)]
@@ -437,5 +447,6 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "drain": _drain,
     "members": _members,
     "stall": _stall,
+    "rewind": _rewind,
 }
-assert {*MAKERS, "clock", "linger"} == set(FAULTS)
+assert {*MAKERS, "clock", "linger", "marks"} == set(FAULTS)

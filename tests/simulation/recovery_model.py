@@ -1,9 +1,9 @@
 """The decisions of recovery and session against storages that are three numbers and a list, in any order of events.
 
 Owners come at any time and never go away by themselves: a deposed one keeps sending until a storage or the coordinator
-refuses it. Storages stop, come back, lose everything, or come back as an older copy or with a hole in the middle of what
-they held; members come and go; the coordinator is put back to what it held before. After every step: what was committed
-once is at its place in every log that a later session opens with, for ever.
+refuses it. Storages stop, come back, lose everything, or come back as an older copy, also as one that looks like
+themselves, or with a hole in the middle of what they held; members come and go; the coordinator is put back to what it held
+before. After every step: what was committed once is at its place in every log that a later session opens with, for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from waltzd.finding import Code, Finding
 from waltzd.meta import PartitionMeta, Role
 from waltzd.quorum import majority
 from waltzd.replica import ReplicaStatus
-from waltzd.server.changes import joining, losing
+from waltzd.server.changes import acknowledging, joining, losing
 from waltzd.server.recovery import Recovery, Step
 from waltzd.server.session import Session
 from waltzd.server.task import Copy, Heal, Level, SetLowMark, Truncate
@@ -134,9 +134,11 @@ class World:
         elif choice < 0.05:
             name = self.pick(self.disks)
             self.backups[name] = self.disks[name].copy()
-        elif choice < 0.06 and self.newest is None:  # nobody moves replicas while the coordinator is behind
+        elif choice < 0.054 and self.may_forget:
+            self.put_back_in_place(self.pick(self.disks))
+        elif choice < 0.062 and self.newest is None:  # nobody moves replicas while the coordinator is behind
             self.change_roles()
-        elif choice < 0.062 and self.may_go_back:
+        elif choice < 0.064 and self.may_go_back:
             self.go_back()
         else:
             recent = self.owners[-3:]
@@ -152,6 +154,18 @@ class World:
         if backup is not None and self.random.random() < 0.7:
             self.disks[name] = replace(backup.copy(), incarnation=self.new_incarnation())
         self.say(f"{name} came back with ids up to {self.disks[name].last_id}")
+
+    def put_back_in_place(self, name: str) -> None:
+        """Below the file system: its incarnation is still the same. The coordinator knows that it held more."""
+        backup, meta = self.backups.get(name), self.meta
+        state = None if meta is None else meta.replicas.get(name)
+        if backup is None or meta is None or state is None or backup.incarnation != self.disks[name].incarnation:
+            return
+        is_known = state.incarnation == backup.incarnation and name in meta.joined
+        if is_known and (backup.session < meta.opened or backup.last_id < state.acknowledged):
+            self.disks[name] = backup.copy()
+            self.forgotten += 1
+            self.say(f"{name} went back to ids up to {backup.last_id}")
 
     def tear(self, name: str) -> None:
         """It goes down, and comes back with a hole in front of its last record."""
@@ -280,6 +294,9 @@ class Owner:
                 world.roles = promoted
             self._save(wanted)
             return
+        if self.live is not None and world.random.random() < 0.05:
+            self._save(acknowledging(core.meta, self.live.marks))
+            return
         if self.live is not None and world.random.random() < 0.2:
             self.log.extend((self.number, len(self.log) + n) for n in range(world.random.randint(1, 3)))
             return
@@ -356,12 +373,12 @@ class Owner:
     def _opened(self, name: str, disk: Disk) -> None:
         core = self.core
         is_lost = core.has_joined(name) and (
-            disk.session != core.session or (self.live is not None and (self.live.durable(name) or -1) > disk.last_id)
+            disk.session != core.session or (self.live is not None and self.live.marks.get(name, -1) > disk.last_id)
         )
         core.opened(name, disk.status())
         if is_lost and self.live is not None:
             self.live.lose(name)
-            wanted = losing(core.meta, name)
+            wanted = losing(core.meta, name, self.live.marks.get(name, -1))
             if wanted is not None:
                 self._save(wanted)
 
@@ -422,7 +439,7 @@ class Owner:
         disk.committed = max(disk.committed, min(live.committed, disk.last_id))
         core.copied(name, disk.last_id)
         if live.durable(name) is None:
-            wanted = joining(core.meta, name, core.status(name))
+            wanted = joining(core.meta, name, core.status(name), core.held(name))
             if wanted is not None:
                 self._save(wanted)
                 if live.join(name, core.held(name)):

@@ -278,8 +278,8 @@ class Simulation:
     # -- what has to be true in the end
 
     async def _until(self, what: str, true: Callable[[], str]) -> None:
-        """`true` says what is still missing."""
-        end = self.loop.now + PATIENCE_SECONDS
+        """`true` says what is still missing. Documents that went back are refused for good, and soon."""
+        end = self.loop.now + (PATIENCE_SECONDS / 4 if self.zookeeper.went_back else PATIENCE_SECONDS)
         while missing := true():
             self._check()
             if self.loop.now > end:
@@ -301,8 +301,32 @@ class Simulation:
         try:
             await self._until("every client goes on", missing)
         except Stuck as stuck:
+            if self.zookeeper.went_back:
+                self._check_nothing_is_cut()
+                raise OperatorNeeded(f"documents went back: {stuck}") from stuck
             await self._check_tolerance(stuck)
             raise
+
+    def _check_nothing_is_cut(self) -> None:
+        """Owners refuse documents that went back. Whatever was acknowledged is still on a storage, for an operator."""
+        held: dict[tuple[int, int], set[str]] = {}
+        for storage in self.storages.values():
+            for replica in storage.keeper.directory.partitions() if storage.keeper is not None else ():
+                at = 0
+                while at <= replica.last_id:
+                    try:
+                        found = replica.read_examined(at, replica.last_id, 1 << 20)
+                    except WaltzError:  # damaged there
+                        at += 1
+                        continue
+                    for id_, record in enumerate(log_records(found), at):
+                        held.setdefault((replica.number, id_), set()).add(record.key)
+                    at = found.last_id + 1
+        for operation in self.history.operations:
+            if operation.kind != "committed" or operation.id is None:
+                continue
+            if operation.key not in held.get((operation.partition, operation.id), ()):
+                raise Broken(f"{operation.key} was acknowledged as {operation.id}, and no storage holds it any more")
 
     async def _check_tolerance(self, stuck: Stuck) -> None:
         """Where a minority has lost its data, one more replica that a power cut has torn is one too many: nobody can tell

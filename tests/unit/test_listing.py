@@ -51,11 +51,10 @@ def test_a_table(shown: Shown) -> None:
     assert "red" not in "".join(lines)
 
 
-def test_a_table_is_at_most_80_columns_wide_and_loses_nothing(shown: Shown) -> None:
+def test_a_table_in_a_pipe_is_not_wrapped(shown: Shown) -> None:
     name = "x" * 200
     text = shown("table", Listing(kind="t", columns=COLUMNS[:1], rows=[{"name": name}], nothing=""))
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.count("x") == 200
+    assert name in text
 
 
 def test_the_wide_form_has_all_columns_each_on_one_line(shown: Shown) -> None:

@@ -11,7 +11,7 @@ from waltzd.errors import MetadataBehind, MetadataMissing
 from waltzd.finding import Code, Finding
 from waltzd.meta import Decision, PartitionMeta, ReplicaState, Role
 from waltzd.replica import ReplicaStatus
-from waltzd.server.changes import joining, losing
+from waltzd.server.changes import acknowledging, joining, losing
 from waltzd.server.recovery import Recovery
 from waltzd.server.task import Copy, Heal, Level, SetLowMark, Truncate, Wait
 
@@ -154,7 +154,7 @@ def test_a_member_that_joined_and_holds_less_than_its_low_mark_has_forgotten() -
 
 
 def test_what_the_owner_itself_saw_acknowledged_is_remembered() -> None:
-    core = Recovery(meta(), dict.fromkeys("ABC", Role.MEMBER), acknowledged={"B": 11})
+    core = recovery(acknowledging(meta(), {"B": 11}))
     core.opened("B", holds("B", 6))
     assert not core.is_faithful("B")
 
@@ -342,7 +342,7 @@ def test_one_that_forgot_that_it_had_begun_is_not_touched_before_its_vote_is_tak
     core = recovery(replace(found, replicas=joined))
     core.opened("C", holds("C", 9, session=1))
     assert isinstance(core.next_for("C"), Wait)
-    wanted = losing(core.meta, "C")
+    wanted = losing(core.meta, "C", 9)
     assert wanted is not None
     core.saved(wanted)
     assert core.next_for("C") == Truncate(4)
@@ -417,6 +417,15 @@ def test_a_promise_that_was_made_before_ours_is_measured_by_what_was_known_then(
     assert isinstance(core.refusal, MetadataBehind) == is_refused
 
 
+def test_a_session_that_was_begun_and_is_in_no_document_is_for_an_operator() -> None:
+    """The document has a decision, which nobody saved after session 2 was taken; and C has begun that."""
+    core = Recovery(
+        meta(session=2, decision=Decision(mark=9, session=1)), dict.fromkeys("ABC", Role.MEMBER), is_taken=False
+    )
+    core.asked("C", holds("C", 50, session=2, low_mark=40, promised_session=1))
+    assert isinstance(core.refusal, MetadataBehind)
+
+
 def test_only_we_begin_our_session_and_not_before_the_decision_is_saved() -> None:
     core = recovery(A=9, B=9)
     core.opened("C", holds("C", 50, session=2, low_mark=40))
@@ -431,26 +440,60 @@ def test_one_that_comes_late_joins_when_that_is_saved_and_not_twice() -> None:
     states = {name: ReplicaState(session=2, closing=None, incarnation=HOME[name]) for name in "AB"}
     core = recovery(replace(found, replicas=states), A=None, B=None)
     core.opened("C", holds("C", 9))
-    assert joining(core.meta, "C", core.status("C")) is None, "it has not begun the session"
+    assert joining(core.meta, "C", core.status("C"), 9) is None, "it has not begun the session"
     core.changed("C", holds("C", 9, session=2, low_mark=9))
-    wanted = joining(core.meta, "C", core.status("C"))
+    wanted = joining(core.meta, "C", core.status("C"), 9)
     assert wanted is not None
     core.saved(wanted)
     assert core.meta.joined == ("A", "B", "C")
-    assert joining(core.meta, "C", core.status("C")) is None
+    assert joining(core.meta, "C", core.status("C"), 9) is None
 
 
-def test_one_that_forgot_in_this_session_does_not_join_it_again() -> None:
+def test_one_that_forgot_in_this_session_counts_again_when_it_holds_all_that_it_had_acknowledged() -> None:
     states = {name: ReplicaState(session=2, closing=None, incarnation=HOME[name]) for name in "ABC"}
     core = recovery(meta(opened=2, low_mark=9, replicas=states), A=None)
     core.opened("C", holds("C", 9, session=2, low_mark=9))
-    wanted = losing(core.meta, "C")
+    wanted = losing(core.meta, "C", 12)
     assert wanted is not None
     core.saved(wanted)
     assert core.meta.replicas["C"].is_lost
-    assert losing(core.meta, "C") is None
-    assert joining(core.meta, "C", core.status("C")) is None
+    assert losing(core.meta, "C", 12) is None
+    assert joining(core.meta, "C", core.status("C"), 11) is None
     assert not core.is_faithful("C")
+    after = Recovery(replace(wanted, session=3), dict.fromkeys("ABC", Role.MEMBER))
+    after.opened("C", holds("C", 12, session=2, low_mark=9))
+    assert after.is_faithful("C"), "it was copied to, and nobody had the time to save that it counts again"
+    core.opened("C", holds("C", 12, session=2, low_mark=9, incarnation=HOME["D"]))
+    wanted = joining(core.meta, "C", core.status("C"), 12)
+    assert wanted is not None, "another directory, which holds all the same"
+    assert wanted.replicas["C"] == ReplicaState(session=2, closing=None, incarnation=HOME["D"], acknowledged=12)
+
+
+def test_a_replica_that_holds_less_than_is_written_down_has_forgotten() -> None:
+    """An old copy was put back in place of C, below the file system: nothing of it says so. B lags, A is away."""
+    core = recovery(acknowledging(meta(), {"A": 12, "C": 12}), A=None, B=6, C=6)
+    assert core.decide() is None
+    core.opened("A", holds("A", 12))
+    assert core.decide() is None
+    assert core.next_for("B") == Copy(12, ("A",))
+    core.copied("B", 12)
+    assert core.decide() == 12
+
+
+def test_what_is_cut_by_a_decision_is_not_forgotten() -> None:
+    """A had acknowledged 12 alone. It is cut to 9 and trusted up to there by this owner, and by the next one."""
+    core = recovery(acknowledging(meta(decision=Decision(mark=9, session=2)), {"A": 12}), A=12, B=9)
+    assert core.next_for("A") == Truncate(9)
+    core.changed("A", holds("A", 9))
+    assert core.next_for("A") == SetLowMark(9)
+    after = recovery(replace(core.meta, session=3), A=9, B=None)
+    assert after.trusted("A") == 9
+    for name in "BC":
+        core.opened(name, holds(name, 9, session=2, low_mark=9))
+    opened = core.next_save()
+    assert opened is not None
+    assert opened.replicas["A"] == ReplicaState(session=1, closing=9, incarnation=HOME["A"], acknowledged=9)
+    assert opened.replicas["B"].acknowledged == 9
 
 
 def test_what_a_member_holds_that_never_joined_is_no_vote_even_where_it_would_decide() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import re
+
 import pytest
+from rich.console import Console
 
 from waltzctl import render_change
 from waltzctl.render import console, table, widths
@@ -25,9 +29,17 @@ def test_words_stay_whole_and_the_rest_goes_to_whoever_lacks_most() -> None:
     assert list(widths(("a", "b"), [("", "")], (), 0)) == [1, 1]
 
 
-def test_addresses_stay_whole_when_a_storage_is_ill(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_pipe_a_row_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     table(console(), NAMES, [FULL, SLOW], right=RIGHT)
-    shown = capsys.readouterr().out
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert len(lines) == 4, "names, a rule, and two rows"
+
+
+def test_addresses_stay_whole_when_a_storage_is_ill() -> None:
+    screen = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    table(screen, NAMES, [FULL, SLOW], right=RIGHT)
+    assert isinstance(screen.file, io.StringIO)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.file.getvalue())
     for text in ("127.0.0.1:28599", "127.0.0.1:28601", "123.4 GB", "1,234 ms!", "up, disk"):
         assert text in shown
     assert max(map(len, shown.splitlines())) == 80

@@ -11,10 +11,12 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TypeVar
 from uuid import UUID, uuid4
 
 from waltzctl.certificate import first_contact
+from waltzctl.change import who
 from waltzctl.placement.plan import assign_replicas
 from waltzd.cluster import Cluster
 from waltzd.coordinator import Coordinator
@@ -36,7 +38,7 @@ from waltzd.errors import (
     WrongStorage,
 )
 from waltzd.fields import is_name
-from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
+from waltzd.meta import ClusterMeta, HistoryEntry, ReplicaSets, Role, StorageMeta
 from waltzd.replica import PartitionDescription, StorageDescription
 from waltzd.storage_admin import AdminClient
 from waltzd.storages import ReplicaClient
@@ -106,7 +108,25 @@ async def create_cluster(
     created_now: dict[str, tuple[int, ...]] = {}
     if not is_dry:
         created_now = await _create_replicas(key, storages, replicas, descriptions, tls)
+    if there is None and not is_dry:
+        await _remember(Cluster(coordinator), meta, storages, began=created)
     return Creation(meta=meta, storages=storages, replicas=replicas, was_there=there is not None, created=created_now)
+
+
+async def _remember(cluster: Cluster, meta: ClusterMeta, storages: Mapping[str, StorageMeta], *, began: str) -> None:
+    """What was done with a cluster begins with this."""
+    await cluster.begin_history(
+        HistoryEntry(
+            began=began,
+            ended=datetime.now(UTC).isoformat(timespec="seconds"),
+            who=who(),
+            verb="create-cluster",
+            subject=meta.name,
+            reason=None,
+            steps=(f"{meta.partitions} partitions on {', '.join(sorted(storages))}",),
+            outcome="done",
+        )
+    )
 
 
 def check_wish(wish: Wish) -> None:

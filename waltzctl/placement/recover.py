@@ -317,7 +317,9 @@ def _spell(left: Mapping[int, Standing], found: Overview, most: int) -> str:
     told = []
     for number, one in list(left.items())[:most]:
         said = found.partitions[number].said
-        ids = f"{one.held + 1:,} of {said.committed + 1:,} ids, " if one.held is not None and said is not None else ""
+        ids = f"{one.held + 1:,} ids, " if one.held is not None else ""
+        if one.held is not None and said is not None and said.committed >= one.held:  # else its owner does not know yet
+            ids = f"{one.held + 1:,} of {said.committed + 1:,} ids, "
         told.append(f"partition {number}: {ids}{one.why}")
     more = f"; and {len(left) - most} more" if len(left) > most else ""
     return "; ".join(told) + more

@@ -150,9 +150,8 @@ class Scene:
         return (
             status is not None
             and status.is_sound
-            and not state.is_lost
             and (status.incarnation, status.session) == (state.incarnation, meta.opened)
-            and status.last_id >= max(status.local_low_mark, status.committed, meta.low_mark)
+            and status.last_id >= max(status.local_low_mark, status.committed, meta.low_mark, state.acknowledged)
         )
 
     # -- what to write down

@@ -36,5 +36,5 @@ def doctor(reach: Reach, seconds: float, output: str) -> int:
 
 
 async def _checks(reach: Reach, seconds: float) -> list[Check]:
-    async with Lookout(reach, seconds=seconds) as lookout:
+    async with Lookout(reach, seconds=seconds, aloud=True) as lookout:
         return diagnose(await examine(reach, await lookout.look(), seconds=seconds))

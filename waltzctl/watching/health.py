@@ -46,7 +46,7 @@ async def _probe(
 ) -> tuple[Probing, float | None, WaltzError | None]:
     """With the milliseconds to the coordinator and back, or why it did not answer."""
     wanted = [number for text in named for number in partitions_of(text)]
-    async with Lookout(reach, seconds=seconds) as lookout:
+    async with Lookout(reach, seconds=seconds, aloud=True) as lookout:
         sighting = await lookout.look()
         contact_ms = sighting.coordinator_ms
         found = sighting.overview

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
+from waltzctl.aloud import waiting_aloud
 from waltzctl.playground.blueprint import ZOOKEEPER, load_blueprint
 from waltzctl.reach import Reach
 from waltzctl.watching import last_seen
@@ -51,8 +52,10 @@ class Sighting:
 class Lookout:
     """Use it as `async with`."""
 
-    def __init__(self, reach: Reach, *, seconds: float = CALL_SECONDS) -> None:
+    def __init__(self, reach: Reach, *, seconds: float = CALL_SECONDS, aloud: bool = False) -> None:
+        """`aloud`: say on standard error whom it waits for."""
         self.reach = reach
+        self._aloud = aloud
         self._seconds = seconds
         self._coordinator: ZooKeeperCoordinator | None = None
 
@@ -75,7 +78,8 @@ class Lookout:
                     next_step="check that ZooKeeper runs there and that its address is right",
                 )
             coordinator = ZooKeeperCoordinator(self.reach.hosts, self.reach.root, call_seconds=self._seconds)
-            await coordinator.start()
+            async with waiting_aloud(lambda: f"waiting for ZooKeeper at {self.reach.hosts}" if self._aloud else ""):
+                await coordinator.start()
             self._coordinator = coordinator
         return Cluster(self._coordinator)
 
@@ -89,7 +93,9 @@ class Lookout:
         coordinator_ms: float | None = None
         try:
             cluster = await self.cluster()
-            found = await confirmed(lambda: look(cluster.coordinator, tls=self.reach.tls, seconds=self._seconds))
+            found = await confirmed(
+                lambda: look(cluster.coordinator, tls=self.reach.tls, seconds=self._seconds, aloud=self._aloud)
+            )
             coordinator_ms = await _round_trip(cluster)
         except LOST as error:
             known = known_of(self.reach, last)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 from uuid import UUID
 
+from waltzctl.aloud import waiting_aloud
 from waltzctl.certificate import first_contact
 from waltzd.cluster import Cluster
 from waltzd.coordinator import Coordinator
@@ -209,7 +210,10 @@ def compared(partitions: Iterable[PartitionView], storages: Iterable[StorageView
     )
 
 
-async def look(coordinator: Coordinator, *, tls: Tls | None = None, seconds: float = CALL_SECONDS) -> Overview:
+async def look(
+    coordinator: Coordinator, *, tls: Tls | None = None, seconds: float = CALL_SECONDS, aloud: bool = False
+) -> Overview:
+    """`aloud`: say on standard error whom it waits for."""
     cluster = Cluster(coordinator)
     meta = await cluster.meta()
     if tls is not None and tls.identity.key != meta.key:
@@ -229,8 +233,16 @@ async def look(coordinator: Coordinator, *, tls: Tls | None = None, seconds: flo
     )
     server_metas = await cluster.servers()  # behind: who comes meanwhile is not missing
     servers, storages = await asyncio.gather(
-        _each(server_metas.values(), lambda server: _server(server, meta.key, tls, seconds, is_registered=True)),
-        _each(storage_metas.values(), lambda storage: _storage(storage, meta.key, tls, seconds)),
+        _each(
+            server_metas.values(),
+            lambda server: _server(server, meta.key, tls, seconds, is_registered=True),
+            waits=seconds if aloud else None,
+        ),
+        _each(
+            storage_metas.values(),
+            lambda storage: _storage(storage, meta.key, tls, seconds),
+            waits=seconds if aloud else None,
+        ),
     )
     owned = {
         (view.meta.name, found.partition): found
@@ -264,8 +276,8 @@ async def look(coordinator: Coordinator, *, tls: Tls | None = None, seconds: flo
 
 async def look_without(
     meta: ClusterMeta,
-    servers: Iterable[ServerMeta],
-    storages: Iterable[StorageMeta],
+    servers: Collection[ServerMeta],
+    storages: Collection[StorageMeta],
     replicas: Mapping[int, Mapping[str, Role]],
     *,
     tls: Tls | None = None,
@@ -308,15 +320,23 @@ def _unassigned(
 N = TypeVar("N", ServerMeta, StorageMeta)
 
 
-async def _each(metas: Iterable[N], ask: Callable[[N], Awaitable[T]]) -> list[T]:
+async def _each(metas: Collection[N], ask: Callable[[N], Awaitable[T]], *, waits: float | None = None) -> list[T]:
     """All of them, a few at a time, in the order of their names."""
     turn = asyncio.Semaphore(CALLS_MAX)
 
+    silent = {meta.name: None for meta in sorted(metas, key=lambda meta: meta.name)}
+
     async def one(meta: N) -> T:
         async with turn:
-            return await ask(meta)
+            answer = await ask(meta)
+        del silent[meta.name]
+        return answer
 
-    return await asyncio.gather(*(one(meta) for meta in sorted(metas, key=lambda meta: meta.name)))
+    def whom() -> str:
+        return f"waiting for {', '.join(silent)}, for {waits:g} seconds at most" if waits is not None else ""
+
+    async with waiting_aloud(whom):
+        return await asyncio.gather(*(one(meta) for meta in sorted(metas, key=lambda meta: meta.name)))
 
 
 class _Clock:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from waltzctl.listing import put_yaml
 from waltzctl.render import ROWS_MAX, console, count, put_json, size, table
 from waltzctl.watching.render_cluster import overview_json
 from waltzctl.watching.verdict import SLOW_MS, Health, Reason, Verdict
@@ -28,6 +29,9 @@ REASONS_MAX = 20
 def status(found: Sighting, cluster: LocalCluster | None, output: str) -> None:
     if output == "json":
         put_json(status_json(found, cluster))
+        return
+    if output == "yaml":
+        put_yaml(status_json(found, cluster))
         return
     show(console(), found, cluster)
 

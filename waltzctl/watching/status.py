@@ -26,7 +26,9 @@ WATCH_SECONDS = 2.0
               help=f"Look again so often ({WATCH_SECONDS:g} by default), until Ctrl-C.")  # fmt: skip
 @click.option("--timeout", "seconds", type=click.FloatRange(0.1, 60), default=CALL_SECONDS, show_default=True,
               metavar="SECONDS", help="How long to wait for each answer.")  # fmt: skip
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", help="For people, or for scripts."
+)
 @reaching
 def status(reach: Reach, watch: float | None, seconds: float, output: str) -> int:
     """Whether a cluster is well: HEALTHY, DEGRADED, or DOWN where no partition takes transactions; then each thing that is
@@ -47,7 +49,7 @@ def status(reach: Reach, watch: float | None, seconds: float, output: str) -> in
 
 
 async def _look(reach: Reach, seconds: float) -> Sighting:
-    async with Lookout(reach, seconds=seconds) as lookout:
+    async with Lookout(reach, seconds=seconds, aloud=True) as lookout:
         return await lookout.look()
 
 
@@ -77,7 +79,7 @@ def _watch(reach: Reach, every: float, seconds: float, output: str) -> int:
                 await asyncio.sleep(max(0.0, every - (time.monotonic() - started)))
 
     with suppress(KeyboardInterrupt):
-        if output == "json":
+        if output != "table":
             loop.run(go_on(None))
         else:
             with Screen() as screen:

@@ -66,7 +66,7 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
     from waltzd.errors import WaltzError
 
     found = Bundle()
-    async with Lookout(reach, seconds=seconds) as lookout:
+    async with Lookout(reach, seconds=seconds, aloud=True) as lookout:
         sighting = await lookout.look()
         overview = sighting.overview
         found.put_json("status.json", status_json(sighting, None))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from waltzd.cluster import ASSIGNMENT, STORAGES, Cluster, partition_path
 from waltzd.coordinator import Check
@@ -42,6 +41,10 @@ class Documents:
         self._retry_seconds = retry_seconds
         self._troubles: dict[str, str] = {}
         """By the path of each document that is gone or spoiled."""
+        self._turn = asyncio.Lock()
+        self._noting: asyncio.Task[None] | None = None
+        self._unsure: PartitionMeta | None = None
+        """What was saved once, without an answer: it may be there."""
 
     @property
     def can_be_saved(self) -> bool:
@@ -103,6 +106,10 @@ class Documents:
         """Compare-and-set; with `promote`, together with the learners that it makes members. When the answer is lost, look
         what is there. `check` raises when nothing may be saved any more. False: where the replicas are was changed since it
         was read; now it is read again, and nothing is saved."""
+        async with self._turn:
+            return await self._save(wanted, promote, check)
+
+    async def _save(self, wanted: PartitionMeta, promote: bool, check: Callable[[], None]) -> bool:
         replicas = self._promoted(wanted) if promote else None
         pause = self._retry_seconds
         while True:
@@ -110,6 +117,8 @@ class Documents:
                 if self.has_to_write:
                     await self._write_anew(wanted)
                 else:
+                    if self._unsure is not None and await self._is_saved(wanted):
+                        break
                     self._version = await self._cluster.save_partition(
                         self._partition, wanted, self._version, replicas=replicas
                     )
@@ -121,7 +130,7 @@ class Documents:
             except ChangedMeanwhile:
                 check()
             try:
-                if await self._is_saved(wanted, replicas):
+                if await self._is_saved(wanted):
                     break
             except CannotConnect:
                 continue
@@ -131,15 +140,16 @@ class Documents:
             self._replicas = replicas[0], replicas[1] + 1
         return True
 
-    async def _is_saved(self, wanted: PartitionMeta, replicas: Any) -> bool:
+    async def _is_saved(self, wanted: PartitionMeta) -> bool:
         """Look what is there: this, what was there before, or what ends the session."""
         await self.look_again()
         if self.has_to_write:
             return False
         found, version = await self._cluster.partition(self._partition)
-        if found == wanted:
+        unsure, self._unsure = self._unsure, None
+        if found in (wanted, unsure):
             self._version = version
-            return True
+            return found == wanted
         if version != self._version:
             raise ChangedMeanwhile(f"somebody else changed the document of partition {self._partition}")
         return False
@@ -166,6 +176,55 @@ class Documents:
             await coordinator.commit([Check(ASSIGNMENT, version), put(own, encode(meta), before)])
             self._version = before + 1
             del self._troubles[own]
+
+    def note(
+        self,
+        make: Callable[[], PartitionMeta],
+        saved: Callable[[PartitionMeta], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Save what can as well be saved later: beside everything else, in one attempt. `make` is asked when its turn has
+        come. Only a newer session of somebody else is a failure."""
+
+        def look(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                failed(error)
+
+        if self._noting is None or self._noting.done():
+            self._noting = asyncio.create_task(self._note(make, saved), name=f"marks of partition {self._partition}")
+            self._noting.add_done_callback(look)
+
+    async def _note(self, make: Callable[[], PartitionMeta], saved: Callable[[PartitionMeta], None]) -> None:
+        async with self._turn:
+            wanted = make()
+            if await self._save_once(wanted):
+                saved(wanted)
+
+    def close(self) -> None:
+        if self._noting is not None:
+            self._noting.cancel()
+
+    async def _save_once(self, wanted: PartitionMeta) -> bool:
+        """When the answer is lost, the next save looks what is there."""
+        try:
+            if self.has_to_write:
+                return False
+            if self._unsure is None or not await self._is_saved(wanted):
+                self._unsure = wanted
+                self._version = await self._cluster.save_partition(self._partition, wanted, self._version)
+                self._unsure = None
+            return True
+        except (CannotConnect, BadMetadata):
+            return False
+        except ChangedMeanwhile:
+            try:
+                found, _ = await self._cluster.partition(self._partition)
+            except (CannotConnect, BadMetadata):
+                return False
+            if found is not None and found.session > wanted.session:
+                raise
+            return False
 
     async def explained(self, error: WaltzError, session: int) -> WaltzError:
         """Why a storage knows of a session that is none of ours: another owner took it, or, if the partition's document is

@@ -46,13 +46,11 @@ class Recovery:
         meta: PartitionMeta,
         roles: Mapping[str, Role],
         *,
-        acknowledged: Mapping[str, int] | None = None,
         is_taken: bool = True,
         ours: Mapping[str, UUID] = NOBODY,
     ) -> None:
-        """`meta` carries our session. `acknowledged`: marks that replicas are known to have reached; one that holds less
-        has forgotten it. `is_taken`: our session is saved; before that replicas are asked, and none is opened. `ours`: who
-        was in contact with the session that is closed, which was ours, under which incarnation."""
+        """`meta` carries our session. `is_taken`: it is saved; before that replicas are asked, and none is opened. `ours`:
+        who was in contact with the session that is closed, which was ours, under which incarnation."""
         self.meta = meta
         self.session = meta.session
         self.roles = dict(sorted(roles.items()))
@@ -63,7 +61,6 @@ class Recovery:
         """While true, a session that could open waits for replicas that are nearly level; whoever drives ends that."""
         self._begun_max = meta.opened if meta.decision is None else meta.session - 1
         """The newest session that a storage may have begun before ours, as far as the coordinator knows."""
-        self._acknowledged = dict(acknowledged or {})
         self._asked: dict[str, ReplicaStatus | None] = {}
         """Where each replica stood before we opened it; None where the storage holds nothing of the partition."""
         self._statuses: dict[str, ReplicaStatus] = {}
@@ -243,16 +240,17 @@ class Recovery:
         if state is None or name not in self.meta.joined:
             return False
         return (
-            not state.is_lost
-            and status.incarnation == state.incarnation
+            status.incarnation == state.incarnation
             and status.session == self.meta.opened
-            and self.held(name) >= self._least(name, status)
+            and self.held(name) >= self._least(state, status)
         )
 
-    def _least(self, name: str, status: ReplicaStatus) -> int:
-        """A replica that joined held this much: it joins only when it holds the low-water mark of the session."""
+    def _least(self, state: ReplicaState, status: ReplicaStatus) -> int:
+        """A replica that joined holds this much, or has forgotten something: it joined with the low-water mark of the
+        session. Above the closing mark, once that is known, it forgets what it is told to."""
+        mark = EVERYTHING if self.meta.decision is None else self.meta.decision.mark
         own = max(self.meta.low_mark, status.low_mark, status.local_low_mark, status.committed)
-        return max(own, self._acknowledged.get(name, EMPTY))
+        return max(own, min(mark, state.acknowledged))
 
     def trusted(self, name: str) -> int:
         """Up to this id, what the replica holds is the log, or the lineage of the session that is being closed."""

@@ -22,6 +22,7 @@ from waltzd.replica import ReplicaStatus
 from waltzd.server.bell import Bell
 from waltzd.server.copying import Copier, SourceFailed
 from waltzd.server.recovery import Recovery
+from waltzd.server.store_settings import StoreSettings
 from waltzd.server.tail import Tail
 from waltzd.server.task import Copy, GiveUp, Heal, Level, SetLowMark, Truncate, Wait
 
@@ -78,7 +79,6 @@ class Home(Protocol):
         """It answers: whether it is not what it was in this very session any more."""
         ...
 
-    def cut(self, name: str, mark: int) -> None: ...
     async def may_be_opened(self) -> None:
         """Wait until the session is saved, and nothing that the replicas say contradicts it."""
         ...
@@ -272,7 +272,6 @@ class ReplicaLink:
                     continue
                 case Truncate(mark):
                     self.story = f"being cut above {mark}"
-                    home.cut(self.name, mark)
                     core.changed(self.name, await self._port.truncate(home.partition, home.session, mark))
                 case SetLowMark(mark):
                     self.story = f"beginning the session at {mark}"
@@ -400,11 +399,10 @@ class Links(dict[str, ReplicaLink]):
         home: Home,
         storages: Mapping[str, StorageMeta],
         connect: Callable[[StorageMeta], ReplicaPort],
-        *,
-        seconds: float,
-        retry_seconds: float,
+        settings: StoreSettings,
     ) -> None:
         """To everybody who takes part and has none yet, and to nobody else any more."""
+        seconds, retry_seconds = settings.storage_seconds, settings.retry_seconds
         for name in [name for name in self if name not in home.core.names]:
             self.pop(name).cancel()
         for name in home.core.names:

@@ -17,6 +17,8 @@ class Session:
         self.members = tuple(members)
         self.committed = low_mark
         self._durable = dict.fromkeys(joined, low_mark)
+        self.marks = dict(self._durable)
+        """The most that each ever acknowledged while it counted: who then holds less has forgotten it."""
         assert set(self._durable) <= set(members)
 
     @property
@@ -40,6 +42,7 @@ class Session:
         """Saved: it counts from now on, and has this much on disk. True when the committed mark rose."""
         assert name in self.members
         self._durable[name] = mark
+        self.marks[name] = max(mark, self.marks.get(name, mark))
         return self._commit()
 
     def lose(self, name: str) -> None:
@@ -52,6 +55,7 @@ class Session:
         if before is None or mark <= before:
             return False
         self._durable[name] = mark
+        self.marks[name] = max(mark, self.marks[name])
         return mark > self.committed and self._commit()
 
     def _commit(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -31,6 +31,7 @@ from waltzd.owner import OwnedPartition, OwnedReplica, PartitionStatistics
 from waltzd.port import ReplicaPort
 from waltzd.record import Run
 from waltzd.server.bell import Bell
+from waltzd.server.changes import acknowledging
 from waltzd.server.documents import Documents
 from waltzd.server.store_session import StoreSession
 from waltzd.server.store_settings import StoreSettings
@@ -110,7 +111,8 @@ class Store(Generic[P]):
         self._previous_owner_alive = previous_owner_alive
         self._session: StoreSession | None = None
         self._pipeline: P | None = None
-        self._acknowledged: dict[str, int] = {}
+        self._marks: tuple[int, Mapping[str, int]] = 0, {}
+        """The last session that was open, and how far each replica had acknowledged in it: the coordinator may not know."""
         self._trouble = ""
         self._was_open = False
         self._is_closing = False
@@ -179,7 +181,6 @@ class Store(Generic[P]):
             connect=self._connect,
             settings=self._settings,
             ticker=self._ticker,
-            acknowledged=self._acknowledged,
             say=self._note,
         )
         following = asyncio.create_task(self._follow_replicas(session, token))
@@ -200,7 +201,8 @@ class Store(Generic[P]):
             raise await documents.explained(error, session.session) from error
         finally:
             self._drop_pipeline(SessionEnded(f"session {session.session} of partition {self.partition} has ended"))
-            self._acknowledged = session.acknowledged_marks
+            if session.live is not None:
+                self._marks = session.session, session.live.marks
             self._session = None
             # Everything is told to end before anything is waited for: a second cancellation must not leave a link behind.
             following.cancel()
@@ -227,7 +229,9 @@ class Store(Generic[P]):
                 f"partition {self.partition} belongs to generation {meta.generation}; this server was given generation "
                 f"{self.generation}"
             )
-        return replace(meta, generation=self.generation, session=meta.session + 1), version
+        opened, marks = self._marks
+        known = acknowledging(meta, marks) if meta.opened == opened else meta
+        return replace(known, generation=self.generation, session=meta.session + 1), version
 
     async def _wait_for_closing(self, meta: PartitionMeta, version: int) -> tuple[PartitionMeta, int]:
         """The old owner is alive and knows: give it a moment to bring its session to an end."""

@@ -12,14 +12,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
 
-from waltzd.errors import SessionEnded, StaleSession, WaltzError
+from waltzd.errors import SessionEnded, WaltzError
 from waltzd.layout import FileHeader
 from waltzd.meta import PartitionMeta, StorageMeta
 from waltzd.port import ReplicaPort
 from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
 from waltzd.server.bell import Bell
-from waltzd.server.changes import closing, following, joining, losing
+from waltzd.server.changes import acknowledging, closing, following, joining, losing
 from waltzd.server.contradiction import written_by_another
 from waltzd.server.copying import Copier
 from waltzd.server.documents import Documents
@@ -28,6 +28,7 @@ from waltzd.server.recovery import NEAR_IDS, Recovery
 from waltzd.server.replica_link import Links, ReplicaLink
 from waltzd.server.session import Session
 from waltzd.server.store_settings import (
+    ACKNOWLEDGED_SECONDS,
     DRAIN_SECONDS,
     PATIENCE_SECONDS,
     RENEWAL_PATIENCE_SECONDS,
@@ -48,7 +49,6 @@ class StoreSession:
         connect: Callable[[StorageMeta], ReplicaPort],
         settings: StoreSettings,
         ticker: Ticker,
-        acknowledged: Mapping[str, int],
         say: Callable[[str], None],
     ) -> None:
         """`meta` carries the new session id, and follows upon what the documents were read as. It is not saved yet."""
@@ -57,12 +57,11 @@ class StoreSession:
         self.session = meta.session
         self.generation = meta.generation
         self.decided, self.appended, self._progressed = Bell(), Bell(), Bell()
-        self.core = Recovery(meta, documents.roles, acknowledged=acknowledged, is_taken=False)
+        self.core = Recovery(meta, documents.roles, is_taken=False)
         self.live: Session | None = None
         self.ended: BaseException | None = None
-        self.acknowledged_marks: dict[str, int] = dict(acknowledged)
-        """The most that each replica ever acknowledged: who then holds less has forgotten it."""
         self.documents = documents
+        self._noted_at = 0.0
         self._connect = connect
         self._settings = settings
         self._ticker = ticker
@@ -148,7 +147,6 @@ class StoreSession:
             last_id = self._tail.next_id - 1
             self.end(written_by_another(name, mark, partition=self.partition, session=self.session, last_id=last_id))
             return
-        self.acknowledged_marks[name] = max(mark, self.acknowledged_marks.get(name, -1))
         if self.live is None:
             return
         if self.live.acknowledge(name, mark):
@@ -163,27 +161,18 @@ class StoreSession:
         self._progressed.ring()
 
     def has_forgotten(self, name: str, status: ReplicaStatus) -> bool:
-        """It holds less than it had acknowledged, does not know that it has begun, or its directory is another one now, in
-        this very session."""
+        """It holds less than it acknowledged in this session, does not know that it began it, or is another one now."""
         state = self.core.meta.replicas.get(name)
-        if state is None or state.session != self.session:
+        if state is None or state.session != self.session or self.live is None:
             return False
-        holds_less = status.last_id < self.acknowledged_marks.get(name, -1)
+        holds_less = status.last_id < self.live.marks.get(name, -1)
         if not holds_less and status.incarnation == state.incarnation and status.session == self.session:
             return False
-        if self.live is not None:
-            self.live.lose(name)
-            self.watch()  # it may be level again before the session is old enough to give way to another one
+        self.live.lose(name)
+        self.watch()  # until it is level again
         self._lost[name] = None
         self.decided.ring()
         return True
-
-    def cut(self, name: str, mark: int) -> None:
-        """It was told to forget what is above this."""
-        self.acknowledged_marks[name] = min(mark, self.acknowledged_marks.get(name, mark))
-
-    def fenced(self, error: StaleSession) -> None:
-        self.end(error)
 
     def doubt(self, name: str, error: WaltzError) -> bool:
         return self._links[name].doubt(error)
@@ -210,6 +199,8 @@ class StoreSession:
             self.ended = error
         self.decided.ring()
         self._progressed.ring()
+
+    fenced = end
 
     def ask_to_end(self) -> None:  # in order, as soon as it is open
         self._is_asked_to_end = True
@@ -247,11 +238,10 @@ class StoreSession:
     async def _take(self) -> None:
         """Save the session id: from then on nobody else decides anything here. Not before enough replicas were asked: a
         number that is taken hides that storages have promised themselves to it before."""
-        while not self.core.has_asked_enough:
-            seen = self.decided.rings
-            self._check()
-            await self.decided.wait(seen)
         self._check()
+        while not self.core.has_asked_enough:
+            await self.decided.wait(self.decided.rings)
+            self._check()
         await self.documents.save(self.core.meta, check=self._check)
         self.core.is_taken = True
         self.decided.ring()
@@ -300,9 +290,10 @@ class StoreSession:
             return
         quiet = [link.look(now) for link in self._links.values()]
         is_level = len(self.live.counted) >= len(self.core.roles) == len(self.live.members)
-        if not is_level or self._reason_for_another() is not None:  # somebody may have become level, or has left
+        is_busy = not is_level or self._reason_for_another() is not None  # somebody may have become level, or has left
+        if is_busy:
             self.decided.ring()
-        elif all(quiet):
+        if self._is_noted(now) and not is_busy and all(quiet):
             self._ticker.remove(self._look)
 
     def _reason_for_another(self) -> str | None:
@@ -320,10 +311,6 @@ class StoreSession:
         for name, role in self.core.roles.items():
             if name not in self.core.meta.members and self._is_nearly_level(name):
                 return f"{role.value} {name} is level and becomes a member"
-        for name in self.core.meta.members:
-            state = self.core.meta.replicas.get(name)
-            if state is not None and state.is_lost and self._is_nearly_level(name):
-                return f"{name} has again what it had forgotten"
         return None
 
     def _is_nearly_level(self, name: str) -> bool:
@@ -337,7 +324,7 @@ class StoreSession:
             await self._save(self.core.meta)
             return True
         for name in list(self._lost):
-            wanted = losing(self.core.meta, name)
+            wanted = losing(self.core.meta, name, self.live.marks.get(name, -1))
             if wanted is not None:
                 self.say(f"{name} has forgotten what it had acknowledged; it has no vote until it has been admitted again")
                 await self._save(wanted)
@@ -346,7 +333,7 @@ class StoreSession:
         for name in self.core.meta.members:
             if self.live.durable(name) is None and self._is_nearly_level(name):
                 if not self.core.has_joined(name):  # else it was saved, and the replica was away again in that moment
-                    wanted = joining(self.core.meta, name, self.core.status(name))
+                    wanted = joining(self.core.meta, name, self.core.status(name), self.core.held(name))
                     if wanted is None:
                         continue
                     await self._save(wanted)
@@ -356,11 +343,24 @@ class StoreSession:
         return False
 
     async def _save(self, wanted: PartitionMeta, *, promote: bool = False) -> bool:
+        wanted = self._with_marks(wanted)
         if not await self.documents.save(wanted, promote=promote, check=self._check):
             return False
         self.core.saved(wanted)
         self.decided.ring()
         return True
+
+    def _with_marks(self, meta: PartitionMeta) -> PartitionMeta:
+        return meta if self.live is None else acknowledging(meta, self.live.marks)
+
+    def _is_noted(self, now: float) -> bool:
+        """Whether the document says how far replicas have acknowledged. Nobody waits for that, and it may fail."""
+        if self._with_marks(self.core.meta) is self.core.meta:
+            return True
+        if now - self._noted_at >= ACKNOWLEDGED_SECONDS and self.documents.can_be_saved:
+            self._noted_at = now
+            self.documents.note(lambda: self._with_marks(self.core.meta), lambda meta: self.core.saved(meta), self.end)
+        return False
 
     # -- from one session to the next
 
@@ -391,8 +391,7 @@ class StoreSession:
         links, self._links = self._links, Links()  # nobody wrote in between: it is saved that this session is the next
         links.cancel()  # all at once: what they were told belongs to the session before
         self.session, self.live = meta.session, None
-        roles, ours, known = self.core.roles, self.core.incarnations, self.acknowledged_marks
-        self.core = Recovery(meta, roles, acknowledged=known, ours=ours)
+        self.core = Recovery(meta, self.core.roles, ours=self.core.incarnations)
         self._lost, self._bytes, self._drain_seconds = {}, 0, DRAIN_SECONDS
         await links.close()
         await self.recover(patience_seconds=RENEWAL_PATIENCE_SECONDS)
@@ -418,14 +417,14 @@ class StoreSession:
         """It is over: nothing more is sent or saved."""
         self.end(SessionEnded(f"session {self.session} of partition {self.partition} was closed"))
         self._links.cancel()
+        self.documents.close()
 
     async def close(self) -> None:
         self.abandon()
         await self._links.close()
 
     def _start_links(self) -> None:
-        seconds, retry = self._settings.storage_seconds, self._settings.retry_seconds
-        self._links.start(self, self.documents.storages, self._connect, seconds=seconds, retry_seconds=retry)
+        self._links.start(self, self.documents.storages, self._connect, self._settings)
 
     async def reassign(self) -> None:
         """The lists of replicas or storages changed: contact who is new, and who has moved."""

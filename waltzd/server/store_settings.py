@@ -14,6 +14,9 @@ DRAIN_SECONDS = 0.2
 """How long a planned new session holds back what comes until all in flight is committed. The next attempt takes longer."""
 SETTLED_SECONDS = 2.0
 """How old a session is before it gives way to another one for the sake of a new member."""
+ACKNOWLEDGED_SECONDS = 10.0
+"""While marks move: how often the partition's document is told how far each replica has acknowledged. Who then holds less
+is known to have forgotten something, whatever becomes of the owner."""
 TICK_SECONDS = 1.0
 """How often the links of an open session are looked at."""
 RENEWALS_MAX = 2
