@@ -1213,7 +1213,7 @@ class WrongStorage(WaltzError):
     gives a directory another name on purpose."""
 
     code, exit_code, retry = "W2085", EXIT_CONFLICT, Retry.LATER
-    not_done = "nothing was read or changed"
+    not_done = "nothing was changed"
     next_step = "check which directory is mounted there, and the addresses of both storages"
 
 
