@@ -181,3 +181,30 @@ def test_an_owner_that_dies_after_it_has_opened_some_is_no_reason_to_refuse(cont
             assert not any("W2021" in line or "W2020" in line for line in c.log)
 
     run(test())
+
+
+def test_a_newer_owner_is_no_reason_to_refuse() -> None:
+    """It takes its session and opens storages just when another one has read the document and asks them."""
+
+    async def test(steps: int) -> None:
+        async with cell() as c:
+            store = await c.own(1)
+            pipeline = await c.opened(store)
+            await pipeline.committed(pipeline.append(20))
+            await store.close(hand_over=False)
+            c.storages["s1"].hang()
+            c.storages["s2"].hang()
+            first = await c.own(2)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            second = await c.own(2)
+            c.storages["s1"].go_on()
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            c.storages["s2"].go_on()
+            await c.until(lambda: first._pipeline is not None or second._pipeline is not None)
+            await asyncio.sleep(1)
+            assert not any("W2021" in line for line in c.log), "\n".join(c.log)
+
+    for steps in range(30):
+        run(test(steps))

@@ -17,10 +17,8 @@ from waltzd.errors import (
     BadMetadata,
     CannotConnect,
     ChangedMeanwhile,
-    MetadataBehind,
     NodeMissing,
     NotOwner,
-    StaleSession,
     WaltzError,
 )
 from waltzd.meta import PartitionMeta, Role, StorageMeta
@@ -117,8 +115,6 @@ class Documents:
                 if self.has_to_write:
                     await self._write_anew(wanted)
                 else:
-                    if self._unsure is not None and await self._is_saved(wanted):
-                        break
                     self._version = await self._cluster.save_partition(
                         self._partition, wanted, self._version, replicas=replicas
                     )
@@ -226,27 +222,9 @@ class Documents:
                 raise
             return False
 
-    async def explained(self, error: WaltzError, session: int) -> WaltzError:
-        """Why a storage knows of a session that is none of ours: another owner took it, or, if the partition's document is
-        still as we left it, it stands in one that was lost."""
-        is_stale = isinstance(error, StaleSession)
-        try:
-            await self._check_newest()
-        except ChangedMeanwhile:
-            if is_stale:
-                return error
-            raise
-        if not is_stale:
-            return error
-        name, promised = error.facts.get("storage"), error.number("promised_session")
-        return MetadataBehind(
-            f"storage {name} has promised itself to session {promised} of partition {self._partition}; the coordinator "
-            f"knows of none above {session}",
-            storage=name,
-        )
-
-    async def _check_newest(self) -> None:
-        """Like a change: the coordinator does not answer that with an older view."""
+    async def check_newest(self) -> None:
+        """`ChangedMeanwhile` when the partition's document is not as we left it. Asked like a change: the coordinator does
+        not answer that with an older view."""
         path = partition_path(self._partition)
         if self._version != NO_VERSION:
             await self._cluster.coordinator.commit([Check(path, self._version)])

@@ -23,7 +23,6 @@ from waltzd.errors import (
     NotOwner,
     NotReady,
     SessionEnded,
-    StaleSession,
     WaltzError,
 )
 from waltzd.meta import PartitionMeta, StorageMeta
@@ -197,8 +196,9 @@ class Store(Generic[P]):
             self._drop_pipeline(SessionEnded(f"partition {self.partition} is handed over"))
             if await session.drain(self._settings.hand_over_seconds):
                 await session.save_closing()
-        except (StaleSession, MetadataBehind, MetadataMissing) as error:
-            raise await documents.explained(error, session.session) from error
+        except (MetadataBehind, MetadataMissing):
+            await documents.check_newest()  # else a newer owner is the reason
+            raise
         finally:
             self._drop_pipeline(SessionEnded(f"session {session.session} of partition {self.partition} has ended"))
             if session.live is not None:
