@@ -23,6 +23,7 @@ class ZooKeeper:
         self.tree: MemoryTree = MemoryTree(self._trip)
         self.is_up = True
         self.went_back = False
+        """Documents say less than they did: owners may refuse them, and nothing more."""
         self._backup: dict[str, bytes] | None = None
         self._sessions: list[Session] = []
         self._bell = Bell()
@@ -48,6 +49,13 @@ class ZooKeeper:
 
     def changed(self) -> None:
         self._bell.ring()
+
+    def spoil(self, path: str, data: bytes | None) -> None:
+        """An operator's mistake: a document is nonsense from now on, or gone."""
+        there = self.tree.find(path)
+        if there is not None:
+            self.tree.commit([Delete(path, there.version) if data is None else Set(path, data, there.version)], 0)
+            self.went_back = True
 
     def remember(self) -> None:
         """As a backup does: the documents of the partitions as they are now."""

@@ -71,7 +71,9 @@ def _down(world: Simulation, event: Event) -> None:
 
 
 def _documents(world: Simulation, event: Event) -> None:
-    if event.what == "remember":
+    if event.what in ("delete document", "spoil document"):
+        world.zookeeper.spoil(event.other, None if event.what == "delete document" else b"{oops")
+    elif event.what == "remember":
         world.zookeeper.remember()
     else:
         world.zookeeper.go_back()
@@ -94,6 +96,8 @@ _TO_NETWORK: dict[str, Callable[[Simulation, Event], None]] = {
     "die at message": _die_at_message,
     "remember": _documents,
     "go back": _documents,
+    "delete document": _documents,
+    "spoil document": _documents,
     "down": _down,
     "up": _down,
 }

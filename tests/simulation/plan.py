@@ -33,13 +33,17 @@ FAULTS = (
     "stall",
     "marks",
     "rewind",
+    "spoil",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: somebody dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
 different speeds. `members`: operators add, move and remove replicas and storages. `linger`: what a storage was asked for
 goes on when the caller has given up. `stall`: disks that are slower than whoever waits for them has patience. `marks`:
-clients ask how far the log goes. `rewind`: the documents of the partitions are put back to what they once were."""
-LATER = ("members", "linger", "stall", "marks", "rewind")
+clients ask how far the log goes. `rewind`: the documents of the partitions are put back to what they once were. `spoil`: an
+operator deletes some of them, or writes nonsense there."""
+LATER = ("members", "linger", "stall", "marks", "rewind", "spoil")
+RARE = ("rewind", "spoil")
+"""They may leave a partition to an operator, and a run ends there."""
 """Drawn by a number of their own, so that the seeds from before tell the story that they told."""
 REPLICAS_MIN = 3
 """Operators never ask for fewer: one storage alone may lose what it had acknowledged."""
@@ -135,7 +139,7 @@ def make_plan(
     pick = random.Random(f"plan {seed}")
     later = random.Random(f"later {seed}")
     chosen = tuple(fault for fault in FAULTS if fault not in LATER and pick.random() < 0.5) or ("crash",)
-    chosen += tuple(fault for fault in LATER if later.random() < (0.06 if fault == "rewind" else 0.4))
+    chosen += tuple(fault for fault in LATER if later.random() < (0.06 if fault in RARE else 0.4))
     chosen = chosen if faults is None else faults
     setup = Setup(
         storages=storages or pick.choice((3, 3, 3, 3, 5)),
@@ -421,6 +425,12 @@ def _rewind(weather: _Weather, at: float) -> None:
     weather.add(at, "go back", "zookeeper")
 
 
+def _spoil(weather: _Weather, at: float) -> None:
+    pick = weather.pick
+    path = f"{pick.choice(('/partitions', '/replicas'))}/{pick.randrange(weather.setup.partitions)}"
+    weather.add(at, pick.choice(("delete document", "spoil document")), "zookeeper", other=path)
+
+
 def _stall(weather: _Weather, at: float) -> None:
     pick, patience = weather.pick, weather.setup.storage_seconds
     who = list(weather.storages) if pick.random() < 0.1 else [pick.choice(weather.storages)]
@@ -448,5 +458,6 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "members": _members,
     "stall": _stall,
     "rewind": _rewind,
+    "spoil": _spoil,
 }
 assert {*MAKERS, "clock", "linger", "marks"} == set(FAULTS)
