@@ -155,12 +155,13 @@ class Documents:
         this is ours says the assignment, in the same transaction: so nobody took one that would be forgotten by this."""
         coordinator, number = self._cluster.coordinator, self._partition
         own, replicas = partition_path(number), replicas_path(number)
-        if replicas in self._troubles:
+        troubles = self._troubles  # a look that comes meanwhile puts others in their place
+        if replicas in troubles:
             node = await coordinator.get(replicas)
             before = NO_VERSION if node is None else node.version
             self._replicas = self.roles, await self._cluster.save_replica_set(number, self.roles, before)
-            del self._troubles[replicas]
-        if own in self._troubles:
+            del troubles[replicas]
+        if own in troubles:
             node = await coordinator.get(own)
             assignment, version = await self._cluster.assignment()
             newest = assignment.owners[number].generation
@@ -171,7 +172,7 @@ class Documents:
             before = NO_VERSION if node is None else node.version
             await coordinator.commit([Check(ASSIGNMENT, version), put(own, encode(meta), before)])
             self._version = before + 1
-            del self._troubles[own]
+            del troubles[own]
 
     def note(
         self,
