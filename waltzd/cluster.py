@@ -8,6 +8,7 @@ transaction. `CannotConnect` from a change means that it may have been made: rea
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -68,6 +69,9 @@ _OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, PREFERRED, MOVES
 _WITH_NODES = (SERVERS, STORAGES)
 """To wait for a change of these is to wait for a change of each node below them, too."""
 CLIENT_ID_MAX = (1 << 31) - 1
+CLIENT_IDS_PER_SECOND = 16
+"""The counter of client ids never lags behind the clock, by so many a second. An older document that is put back may
+therefore not give out an id a second time, unless more than so many were given out each second since it was current."""
 ATTEMPTS_MAX = 100
 """Every lost race for a client id means that somebody else got one: so many in a row are no accident."""
 READS_MAX = 64
@@ -101,8 +105,10 @@ class Leadership:
 
 
 class Cluster(OperatorDocuments):
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, *, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: seconds since 1970. Only client ids are drawn with it."""
         self.coordinator = coordinator
+        self._clock = clock
         self._counting = asyncio.Lock()
 
     # -- the cluster ---------------------------------------------------------------------------------------------------
@@ -327,23 +333,27 @@ class Cluster(OperatorDocuments):
         return counter.secret.bytes
 
     async def new_client_id(self) -> int:
-        """An id that nobody else ever had or will have. One is lost when the answer of the coordinator is. One at a time:
-        of many who race for the counter all but one go in vain, and are there again for the next race."""
+        """An id that no client has that lives. One is lost when the answer of the coordinator is. One at a time: of many
+        who race for the counter all but one go in vain, and are there again for the next race.
+
+        Compare-and-set alone excludes that two get the same id. The clock excludes it when the document went back: what it
+        counted since then was counted in time that has passed. A clock that is wrong does no harm: one that is behind
+        changes nothing, one that is ahead leaves ids out. Ids begin again after 2^31 of them, four years at the earliest:
+        an outcome is looked for only in what was written after the request, so an id that nobody uses any more is free."""
         async with self._counting:
             return await self._next_client_id()
 
     async def _next_client_id(self) -> int:
         for _ in range(ATTEMPTS_MAX):
             counter, version = await self._document(CLIENT_IDS, Counter)
-            if counter.next > CLIENT_ID_MAX:
-                raise BadMetadata(f"{CLIENT_IDS}: all {CLIENT_ID_MAX} client ids have been given out", path=CLIENT_IDS)
+            drawn = max(counter.next, int(self._clock() * CLIENT_IDS_PER_SECOND))
             try:
-                await self.coordinator.commit([Set(CLIENT_IDS, encode(replace(counter, next=counter.next + 1)), version)])
+                await self.coordinator.commit([Set(CLIENT_IDS, encode(replace(counter, next=drawn + 1)), version)])
             except NodeMissing:
                 raise
             except ChangedMeanwhile:
                 continue
-            return counter.next
+            return (drawn - 1) % CLIENT_ID_MAX + 1
         raise ChangedMeanwhile(f"{CLIENT_IDS} was changed by others {ATTEMPTS_MAX} times in a row")
 
     # -- its end -------------------------------------------------------------------------------------------------------

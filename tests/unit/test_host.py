@@ -49,7 +49,7 @@ class World:
         self.outside = self.tree.connect()
         self.coordinator = self.tree.connect()
         self.stores = Stores()
-        cluster = Cluster(self.coordinator)
+        cluster = Cluster(self.coordinator, clock=lambda: 0.0)
         self.registration = Registration(cluster, server("one"), is_alive=nobody_answers)
         self.host: Host[str] = Host(cluster, META, self.registration, make_store=self.stores, close_seconds=0.05)
         self.cluster = Cluster(self.outside)

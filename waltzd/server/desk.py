@@ -34,7 +34,7 @@ class Owner(Protocol):
 
     def topology(self) -> Topology: ...
     async def register(self) -> int:
-        """A client id that nobody else ever had or will have."""
+        """A client id that no other client has that lives."""
         ...
 
     @property

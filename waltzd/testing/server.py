@@ -57,7 +57,7 @@ class LocalServer:
         self._settings = settings
         self._pipeline = pipeline or PipelineSettings(limits=LIMITS)
         self._say = say
-        self._cluster = Cluster(coordinator)
+        self._cluster = Cluster(coordinator, clock=lambda: 0.0)  # ids count from 1: a run can be repeated
         self._capacity = Capacity(MOUNTS_MAX)
         self._ticker = Ticker(TICK_SECONDS)
         self._stores: list[Store[Pipeline]] = []
