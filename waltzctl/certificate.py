@@ -1,14 +1,11 @@
 """The certificate of the person with `waltzctl`: three options, and what is wrong when a daemon does not talk to them.
 
-Whatever is wrong with the files themselves is said before anything is asked of anybody. Why a handshake did not happen,
-gRPC tells in words of its own; so after a failure, the address is tried once more, only to see whether it speaks TLS.
+Whatever is wrong with the files themselves is said before anything is asked of anybody.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,18 +15,14 @@ import click
 from waltzd.disk import translate
 from waltzd.errors import BadArgument, BadConfig, CannotConnect, NotPermitted, TlsMismatch, WrongPeer
 from waltzd.role import Role
-from waltzd.setting import parse_address
-from waltzd.tls import Tls
+from waltzd.tls import Tls, speaks_tls
 
-PROBE_SECONDS = 2.0
 OPTIONS = {
     "--tls-certificate": "Your certificate, with the role operator. These three, or none.",
     "--tls-key": "Its key, which nobody else may read.",
     "--tls-ca": "The authorities that sign the daemons' certificates.",
 }
 _NOTHING_ASKED = "nothing was asked of any daemon"
-_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
-"""What OpenSSL, old and new, calls an answer that is no TLS."""
 
 
 def secured(command: Callable[..., int]) -> Callable[..., int]:
@@ -93,24 +86,19 @@ def _check_there(path: str) -> None:
 
 @asynccontextmanager
 async def first_contact(address: str, tls: Tls | None) -> AsyncIterator[None]:
-    """Around the first call to a daemon, one that changes nothing: when it cannot be reached, look whether TLS is why."""
+    """Around the first call to a daemon, one that changes nothing: when TLS is why it cannot be reached, say what to do."""
     try:
         yield
     except WrongPeer:
         raise
+    except TlsMismatch as error:
+        if tls is None:
+            step = f"give {', '.join(OPTIONS)}, or set {', '.join(map(_variable, OPTIONS))}"
+        else:
+            step = f"leave {', '.join(OPTIONS)} out, and their variables unset; or give the daemon a certificate"
+        raise TlsMismatch(error.message, next_step=step) from error
     except CannotConnect as error:
-        does_tls = await _speaks_tls(address)
-        if does_tls is True and tls is None:
-            raise TlsMismatch(
-                f"{address} speaks TLS, and no certificate was given",
-                next_step=f"give {', '.join(OPTIONS)}, or set {', '.join(map(_variable, OPTIONS))}",
-            ) from error
-        if does_tls is False and tls is not None:
-            raise TlsMismatch(
-                f"{address} does not speak TLS, and a certificate was given",
-                next_step=f"leave {', '.join(OPTIONS)} out, and their variables unset; or give the daemon a certificate",
-            ) from error
-        if does_tls is True and tls is not None:
+        if tls is not None and await speaks_tls(address):
             raise CannotConnect(
                 error.message,
                 not_done="nothing was changed",
@@ -118,20 +106,3 @@ async def first_contact(address: str, tls: Tls | None) -> AsyncIterator[None]:
                 "yours is, and that each side has the authority of the other",
             ) from error
         raise
-
-
-async def _speaks_tls(address: str) -> bool | None:
-    """Only whether it does: nothing is checked, nothing is sent. None where that cannot be told."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    try:
-        place = parse_address(address)
-        async with asyncio.timeout(PROBE_SECONDS):
-            _, writer = await asyncio.open_connection(place.host, place.port, ssl=context)
-    except ssl.SSLError as error:
-        return False if error.reason in _NOT_TLS else None
-    except (OSError, ValueError):  # nobody there, nobody answers, no address
-        return None
-    writer.transport.abort()
-    return True

@@ -9,10 +9,10 @@ from uuid import UUID
 
 import grpc.aio
 
-from waltzd.errors import CannotConnect, WaltzError, WrongStorage
+from waltzd.errors import CannotConnect, TlsMismatch, WaltzError, WrongStorage
 from waltzd.role import Role
 from waltzd.rpc import INSTANCE_KEY, STORAGE_KEY, doubt, error_of, open_channel, prove
-from waltzd.tls import Tls
+from waltzd.tls import Tls, speaks_tls
 
 
 class Caller:
@@ -31,6 +31,8 @@ class Caller:
         self._seconds = seconds
         self._channel = open_channel(address, tls=tls, peer=self.peer, name=name)
         self._stub: Any = self.service(self._channel)
+        self._may_want_tls = tls is None
+        """As long as nobody has answered in plain text."""
         self._meant: list[tuple[str, bytes]] = []
         if self.peer is Role.STORAGE:  # also where there are no certificates
             self._meant += [(STORAGE_KEY, name.encode())] if name is not None else []
@@ -51,13 +53,20 @@ class Caller:
         limit = self._seconds if seconds is None else seconds
         await prove(self._channel, limit)
         try:
-            return await method(request, timeout=limit, metadata=self._meant)
+            answer = await method(request, timeout=limit, metadata=self._meant)
         except grpc.aio.AioRpcError as error:
-            raise self._lost(error_of(error, who=self._who, seconds=limit)) from error
+            raise await self._lost(error, error_of(error, who=self._who, seconds=limit)) from error
+        self._may_want_tls = False
+        return answer
 
-    def _lost(self, error: WaltzError) -> WaltzError:
+    async def _lost(self, cause: grpc.aio.AioRpcError, error: WaltzError) -> WaltzError:
         if isinstance(error, CannotConnect):
             doubt(self._channel)
+            # Why there is no connection, gRPC tells in words of its own: the address is asked once more.
+            if self._may_want_tls and cause.code() is grpc.StatusCode.UNAVAILABLE and await speaks_tls(self.address):
+                return TlsMismatch(f"{self.address} speaks TLS, and no certificate was given")
+        else:
+            self._may_want_tls = False
         if isinstance(error, WrongStorage):  # it does not know by which address it was reached
             return WrongStorage(f"{self.address}: {error.message}")
         return error
@@ -69,8 +78,9 @@ class Caller:
         call = method(request, metadata=self._meant)
         try:
             async for message in call:
+                self._may_want_tls = False
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise self._lost(error_of(error)) from error
+            raise await self._lost(error, error_of(error)) from error
         finally:
             call.cancel()

@@ -22,12 +22,15 @@ from uuid import UUID
 
 from waltzd import x509
 from waltzd.config import ServerConfig, StorageConfig
-from waltzd.errors import BadConfig, CannotConnect, WrongPeer
+from waltzd.errors import BadConfig, CannotConnect, TlsMismatch, WrongPeer
 from waltzd.role import Identity, Role, dns_name
-from waltzd.setting import Address
+from waltzd.setting import Address, parse_address
 from waltzd.x509 import Revoked
 
 FILE_BYTES_MAX = 1 << 20
+PROBE_SECONDS = 2.0
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
+"""What OpenSSL, old and new, calls an answer that is no TLS."""
 _log = logging.getLogger("waltz.tls")
 _Signature: TypeAlias = tuple[tuple[int, int, int], ...]
 
@@ -286,6 +289,8 @@ async def certificate_at(tls: Tls, address: Address, *, role: Role, name: str | 
     try:
         _, writer = await asyncio.open_connection(address.host, address.port, ssl=tls.calling(), server_hostname=expected)
     except OSError as error:  # ssl's errors too
+        if isinstance(error, ssl.SSLError) and error.reason in _NOT_TLS:
+            raise TlsMismatch(f"{address} does not speak TLS, and a certificate was given") from error
         raise CannotConnect(f"cannot connect to {address}: {_reason(error)}") from error
     try:
         side: ssl.SSLObject = writer.get_extra_info("ssl_object")
@@ -296,6 +301,23 @@ async def certificate_at(tls: Tls, address: Address, *, role: Role, name: str | 
         return found
     finally:
         writer.transport.abort()
+
+
+async def speaks_tls(address: str) -> bool | None:
+    """Only whether it does: nothing is checked, nothing is sent. None where that cannot be told."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        place = parse_address(address)
+        async with asyncio.timeout(PROBE_SECONDS):
+            _, writer = await asyncio.open_connection(place.host, place.port, ssl=context)
+    except ssl.SSLError as error:
+        return False if error.reason in _NOT_TLS else None
+    except (OSError, ValueError):  # nobody there, nobody answers, no address
+        return None
+    writer.transport.abort()
+    return True
 
 
 # -- a handshake in memory ---------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from waltzd.errors import (
     NotOwner,
     NotReady,
     Retry,
+    TlsMismatch,
     WaltzError,
 )
 from waltzd.frame import Place, Registration, Topology
@@ -157,12 +158,15 @@ class Whereabouts:
 
     async def _look(self) -> None:
         failures = []
+        mismatch: TlsMismatch | None = None
         for address in self._candidates():
             try:
                 topology = await self._ask_where(address)
             except WaltzError as error:
                 if isinstance(error, ForeignCluster):
                     raise
+                if isinstance(error, TlsMismatch):
+                    mismatch = error
                 self._suspect(address)
                 failures.append(f"{address}: {error.message}")
                 continue
@@ -171,6 +175,8 @@ class Whereabouts:
                 return
             self._suspect(address)
             failures.append(f"{address}: it does not know yet what others have said")
+        if mismatch is not None and self._topology is None:  # one that has answered before may be changing over
+            raise mismatch
         raise CannotConnect(f"no server answers ({'; '.join(failures)})")
 
     async def _ask_where(self, address: str) -> Topology:

@@ -12,12 +12,19 @@ import pytest
 
 from tests.process.certificates import Authority, Files
 from tests.process.daemon import KEY, Daemon
-from waltzctl import certificate
 from waltzctl.main import COMMANDS
+from waltzd import loop, tls
+from waltzd.client import Client
+from waltzd.errors import TlsMismatch
 from waltzd.role import Role
+from waltzd.servers import ServerClient
 
 Tool = Callable[..., Any]
-SECURED = [("storage", name) for name in COMMANDS["storage"]] + [("create-cluster",), ("cluster", "describe")]
+SECURED = [("storage", name) for name in COMMANDS["storage"]] + [
+    ("create-cluster",),
+    ("cluster", "describe"),
+    ("bench", "append"),
+]
 NAMES = ("--tls-certificate", "--tls-key", "--tls-ca")
 VARIABLES = ("WALTZ_TLS_CERTIFICATE", "WALTZ_TLS_KEY", "WALTZ_TLS_CA")
 
@@ -33,7 +40,7 @@ def paths(files: Files) -> list[str]:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether somebody speaks TLS is known when they answer, however late."""
-    monkeypatch.setattr(certificate, "PROBE_SECONDS", 30.0)
+    monkeypatch.setattr(tls, "PROBE_SECONDS", 30.0)
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +157,28 @@ def test_a_daemon_with_certificates_and_a_caller_without(waltzctl: Tool, closed:
 
 def test_a_daemon_without_certificates_and_a_caller_with(waltzctl: Tool, plain: str, operator: Files) -> None:
     refused(waltzctl("storage", "describe", plain, *words(operator)), 2, f"W4003 {plain} does not speak TLS")
+
+
+def test_an_application_need_not_wait_to_be_told(closed: str, plain: str, operator: Files) -> None:
+    """Whatever its patience is: trying again would not help."""
+
+    async def knock(address: str, files: Files | None) -> None:
+        given = None if files is None else files.tls(Role.OPERATOR)
+        await Client(address, connect=lambda where, key: ServerClient(where, key, tls=given)).open()
+
+    for address, files, said in (
+        (closed, None, f"{closed} speaks TLS, and no certificate was given"),
+        (plain, operator, f"{plain} does not speak TLS, and a certificate was given"),
+    ):
+        with pytest.raises(TlsMismatch) as caught:
+            loop.run(knock(address, files))
+        assert caught.value.message == said
+
+
+def test_a_load_on_a_cluster_that_cannot_be_talked_to(waltzctl: Tool, closed: str, plain: str, operator: Files) -> None:
+    run = ("bench", "append", "--yes", "--at")
+    refused(waltzctl(*run, closed), 2, f"W4003 {closed} speaks TLS", *NAMES, *VARIABLES)
+    refused(waltzctl(*run, plain, *words(operator)), 2, f"W4003 {plain} does not speak TLS")
 
 
 def test_a_certificate_of_another_cluster(waltzctl: Tool, closed: str, authority: Authority) -> None:
