@@ -43,7 +43,8 @@ def test_an_operator_reads_appends_and_compares(
     ]
     size = ["--name", "tls", "--partitions", str(PARTITIONS), "--replicas", "2"]
     assert waltzctl("create-cluster", *size, *places, *operator)[0] == 0
-    make_server("one", hosts=zookeeper.hosts, cluster=ROOT, **authority.issue(KEY, Role.SERVER, "one").settings).start()
+    certificate = authority.issue(KEY, Role.SERVER, "one").settings
+    server = make_server("one", hosts=zookeeper.hosts, cluster=ROOT, **certificate).start()
 
     code, out, err = waltzctl("txn", "append", "0", "over TLS", "--lock", "write:door:1", "-o", "json", *operator)
     assert (code, err, json.loads(out)["id"]) == (0, "", 0)
@@ -54,6 +55,10 @@ def test_an_operator_reads_appends_and_compares(
     assert (code, json.loads(out)["marked_by"]["payload"]) == (0, "over TLS")
     code, out, _ = waltzctl("partition", "compare", "0", "-o", "json", *operator)
     assert (code, json.loads(out)["result"]) == (0, "same")
+
+    load = ("append", "--at", server.listen, "--yes", "--count", "5", "--producers", "1", "--warm-up", "0")
+    assert main.run(["bench", *load, "-o", "json", *operator]) == 0
+    assert json.loads(capsys.readouterr().out)["attempts"] == 5
 
     for words in (["txn", "tail", "0", "--timeout", "1"], ["lock", "explain", "0", "door", "1"]):
         code, out, err = waltzctl(*words)

@@ -84,7 +84,7 @@ def _notes(bench: Bench, client_share: float) -> list[str]:
 
 async def append(bench: Bench, load: Load) -> Result:
     tally, meter = Tally(), Meter(bench.site)
-    async with open_client(bench.site.servers, load) as client:
+    async with open_client(bench.site, load) as client:
         load = load.on(client.partition_count)
         await Drive(client, load, tally, watch=bench.watch).run(meter.begin)
         await meter.end()
@@ -125,7 +125,7 @@ async def mixed(bench: Bench, load: Load, readers: int, behind: int = 0) -> Resu
     """Every reader follows every partition of the load, from so many transactions (in all) before where it is now."""
     tally, meter = Tally(), Meter(bench.site)
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(open_client(bench.site.servers, load))
+        client = await stack.enter_async_context(open_client(bench.site, load))
         load = load.on(client.partition_count)
         marks = {partition: await client.high_water_mark(partition) for partition in range(load.partitions)}
         if behind:
@@ -133,7 +133,7 @@ async def mixed(bench: Bench, load: Load, readers: int, behind: int = 0) -> Resu
             await Drive(client, past, Tally()).run()
         handlers = [Reader(marks) for _ in range(readers)]
         for handler in handlers:
-            await stack.enter_async_context(Client(bench.site.servers, handler=handler, partitions=range(load.partitions)))
+            await stack.enter_async_context(bench.site.client(range(load.partitions), handler=handler))
 
         async def counting() -> None:
             await meter.begin()
@@ -204,12 +204,12 @@ async def locks(bench: Bench, load: Load, clients: int) -> Result:
     """Each client has a view that follows; a transaction that is refused is built again against the newer view."""
     tally, meter = Tally(), Meter(bench.site)
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(open_client(bench.site.servers, load))
+        first = await stack.enter_async_context(open_client(bench.site, load))
         load = load.on(first.partition_count)
         marks = {partition: await first.high_water_mark(partition) for partition in range(load.partitions)}
         contenders = [
             await stack.enter_async_context(
-                Client(bench.site.servers, handler=_View(marks), feed=FeedMode.HEADS, partitions=range(load.partitions))
+                bench.site.client(range(load.partitions), handler=_View(marks), feed=FeedMode.HEADS)
             )
             for _ in range(clients)
         ]

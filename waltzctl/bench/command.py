@@ -18,6 +18,7 @@ from waltzctl.bench.render_bench import Live
 from waltzctl.bench.render_bench import result as show
 from waltzctl.bench.result import Result
 from waltzctl.bench.site import Site, scratch
+from waltzctl.certificate import secured
 from waltzctl.interruption import ending_in_order
 from waltzctl.main import exit_codes
 from waltzctl.playground.blueprint import SERVERS_MAX, STORAGES_MAX
@@ -53,6 +54,7 @@ def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 _there = _options(
     click.option("--at", metavar="ADDRESSES", help="Load a cluster that is there: host:port,host:port of its servers."),
     click.option("--yes", is_flag=True, help="Do not ask: what is written to a cluster stays in its log for good."),
+    secured,
 )
 _made = _options(
     click.option("--directory", type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -131,7 +133,7 @@ def _agreed(addresses: str) -> bool:
 @contextmanager
 def _site(options: Options, live: Live, server_settings: Mapping[str, object]) -> Iterator[Site]:
     if options.get("at") is not None:
-        yield Site(options["at"])
+        yield Site(options["at"], tls=options["tls"])
         return
     storages = options["storages"]
     with scratch(

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from waltzctl.bench.load import Load, Locks, Payloads, due_at
+from waltzctl.bench.site import Site
 from waltzctl.bench.tally import Tally
 from waltzd.client import Client, Partitions
 from waltzd.client_settings import ClientSettings
@@ -45,9 +46,9 @@ def settings_for(load: Load) -> ClientSettings:
     return ClientSettings(pending_max=max(20_000, rows), pending_bytes_max=max(32 << 20, rows * (load.size + 256)))
 
 
-def open_client(servers: str, load: Load) -> Client:
+def open_client(site: Site, load: Load) -> Client:
     partitions: Partitions = range(load.partitions) if load.partitions else "all"
-    return Client(servers, feed=FeedMode.NONE, partitions=partitions, settings=settings_for(load))
+    return site.client(partitions, feed=FeedMode.NONE, settings=settings_for(load))
 
 
 async def _nothing() -> None:

@@ -76,7 +76,7 @@ async def recovery(bench: Bench, load: Load, rounds: int) -> Result:
     cluster = bench.site.local
     assert cluster is not None
     tally, meter = Tally(), Meter(bench.site)
-    async with open_client(bench.site.servers, load) as client:
+    async with open_client(bench.site, load) as client:
         load = load.on(client.partition_count)
         await meter.begin()
         stalls = [

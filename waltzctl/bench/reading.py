@@ -12,7 +12,6 @@ from waltzctl.bench.load import Load
 from waltzctl.bench.result import Result, Series
 from waltzctl.bench.site import Site
 from waltzctl.bench.tally import Tally
-from waltzd.client import Client
 from waltzd.frame import FeedMode
 from waltzd.record import OVERHEAD_BYTES
 from waltzd.transaction import Transaction
@@ -52,7 +51,7 @@ class _Passing:
 async def feed(bench: Bench, load: Load) -> Result:
     """Fill, then read the older half, which has left the owner's memory, and the newer one, which has not."""
     tally, meter = Tally(), Meter(bench.site)
-    async with open_client(bench.site.servers, load) as client:
+    async with open_client(bench.site, load) as client:
         load = load.on(client.partition_count)
         first = {partition: await client.high_water_mark(partition) for partition in range(load.partitions)}
         await Drive(client, load, tally, watch=bench.watch).run()
@@ -72,6 +71,6 @@ async def _read(site: Site, name: str, marks: Mapping[int, int], count: int, mod
     """`count` of every partition, behind its mark. The clock runs from before the client is there."""
     handler = _Passing(marks, count)
     begun = time.perf_counter()
-    async with Client(site.servers, handler=handler, feed=mode, partitions=list(marks)):
+    async with site.client(list(marks), handler=handler, feed=mode):
         await handler.done.wait()
     return Series(name=name, count=count * len(marks), seconds=handler.done_at - begun, bytes=handler.bytes)

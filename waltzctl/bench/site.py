@@ -16,16 +16,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from uuid import UUID
 
 from waltzctl.bench.machine import Disk, Use, disk_of, use_of
 from waltzctl.bench.result import Place, ProcessUse, StorageUse
+from waltzctl.certificate import first_contact
 from waltzctl.playground.local import LocalCluster, Say
-from waltzd.client import Client
+from waltzd.client import Client, Partitions
+from waltzd.client_settings import ClientSettings
 from waltzd.disk import translate
 from waltzd.frame import FeedMode
 from waltzd.replica import Statistics
 from waltzd.servers import ServerClient
 from waltzd.storage_admin import AdminClient
+from waltzd.tls import Tls
+from waltzd.transaction import Handler
 
 PREFIX = "waltz-bench-"
 ROUND_TRIPS = 50
@@ -43,21 +48,40 @@ class Reading:
 
 
 class Site:
-    def __init__(self, servers: str, *, local: LocalCluster | None = None, disk: Disk | None = None) -> None:
-        self.servers = servers
+    def __init__(
+        self, servers: str, *, local: LocalCluster | None = None, disk: Disk | None = None, tls: Tls | None = None
+    ) -> None:
+        self._servers = servers
+        self._tls = tls
         self.local = local
         """None for a cluster that is somebody else's."""
         self.disk = disk
         self.round_trip_seconds: float | None = None
 
+    def client(
+        self,
+        partitions: Partitions,
+        *,
+        handler: Handler | None = None,
+        feed: FeedMode | None = None,
+        settings: ClientSettings | None = None,
+    ) -> Client:
+        return Client(
+            self._servers, handler=handler, feed=feed, partitions=partitions, settings=settings, connect=self._connect
+        )
+
+    def _connect(self, address: str, key: UUID | None = None) -> ServerClient:
+        return ServerClient(address, key, tls=self._tls)
+
     async def time_round_trip(self) -> None:
         """What the network and gRPC take by themselves, while nothing else is asked."""
         taken = []
-        async with Client(self.servers, feed=FeedMode.NONE, partitions=()) as client:
+        first = self._servers.split(",")[0].strip()
+        async with first_contact(first, self._tls), self.client((), feed=FeedMode.NONE) as client:
             addresses = [address for _, address in client.topology.servers]
         if not addresses:  # it answers, and is not in its own list yet
             return
-        async with ServerClient(addresses[0]) as server:
+        async with self._connect(addresses[0]) as server:
             for _ in range(1 + ROUND_TRIPS):
                 begun = time.perf_counter()
                 await server.locate()
