@@ -130,7 +130,8 @@ class Waiting(_Line):
             return
         far = ""  # first, as a narrow terminal shows the beginning only
         if amount is not None and course is not None:
-            far = f"{amount.percent} %, about {duration(course[1])} left; "
+            speed = f"{rate(round(course[0]), 1)} MB/s, " if amount.unit == "bytes" else ""
+            far = f"{amount.percent} %, {speed}about {duration(course[1])} left; "
         self._write_over(f"{seconds:4.1f} s  {far}{printable(sentence)}")
 
 

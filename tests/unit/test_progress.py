@@ -49,6 +49,17 @@ def test_how_fast_it_goes_is_said_of_late_only() -> None:
     assert course.see(43.0, of(70)) == (10.0, 93.0)
 
 
+def test_of_bytes_the_line_says_how_many_a_second(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    out = Terminal()
+    monkeypatch.setattr("sys.stderr", out)
+    monkeypatch.setenv("COLUMNS", "200")
+    with Waiting() as waiting:
+        for seconds in (0, 2):
+            clock.now = 100.0 + seconds
+            waiting.say("copying", Amount(done=seconds * 3_000_000, total=60_000_000, unit="bytes"))
+    assert shown(out.getvalue())[-1] == " 2.0 s  10 %, 3.0 MB/s, about 0:18 left; copying"
+
+
 def test_a_terminal_gets_a_line_that_is_written_over(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     out = Terminal()
     monkeypatch.setattr("sys.stderr", out)

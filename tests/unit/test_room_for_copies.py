@@ -10,6 +10,7 @@ import pytest
 from tests.unit.pictures import STORAGES, held, owned, partition, replica, storage, well
 from waltzctl.placement.moves import Wait, next_step, view_of
 from waltzctl.placement.relocation import Situation, plan_for
+from waltzctl.placement.terms import Terms
 from waltzctl.watching.overview import Overview, StorageView
 from waltzd.meta import PartitionMeta, ReplicaSets, Role
 
@@ -50,6 +51,19 @@ def test_what_does_not_fit_is_refused(is_new: bool) -> None:
     assert against(situation, {0: ("s1", "s2", "s4")}, newcomer) == []
     both = {0: ("s1", "s2", "s4"), 1: ("s1", "s3", "s4")}
     assert against(situation, both, newcomer) == ["s4 has room for 50.0 MB, and 60.0 MB are to be copied there"]
+
+
+def test_how_much_is_copied_and_how_long_that_takes_is_in_the_plan() -> None:
+    both = {0: ("s1", "s2", "s4"), 1: ("s1", "s3", "s4")}
+
+    def steps(goals: Mapping[int, tuple[str, ...]], terms: Terms) -> tuple[str, ...]:
+        return plan_for(now(holding("s4", {0: 20 * MB}, free=1000 * MB)), goals, verb="", subject="", terms=terms).steps[2:]
+
+    assert steps(both, Terms(bytes_per_second=MB // 2)) == (
+        "copy 40.0 MB in all, at most 500.0 kB a second: 1:20 or longer",
+    )
+    assert steps(both, Terms())[0].startswith("copy 40.0 MB in all, at most as fast as the servers'")
+    assert steps({0: ("s1", "s2"), 1: ("s1", "s3")}, Terms()) == (), "nothing is copied"
 
 
 def test_what_a_storage_keeps_free_is_no_room() -> None:

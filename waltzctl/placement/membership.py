@@ -68,7 +68,7 @@ def add(given: str, auto_assign: bool, reach: Reach, asked: Asked, output: str, 
         now = await situation(cluster, reach.tls)
         first, said = await _newcomer(now, storage, reach.tls)
         goals = _with(now, storage) if auto_assign else {}
-        plan = plan_for(now, goals, verb="storage add", subject=storage.name, newcomers={storage.name: said})
+        plan = plan_for(now, goals, verb="storage add", subject=storage.name, newcomers={storage.name: said}, terms=terms)
         plan = replace(plan, steps=(*first, *plan.steps))
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
@@ -179,7 +179,9 @@ def remove(
             return nothing_to_do("storage remove", name)
         now.storage(name)
         goals = _without(now, name, fewer_replicas=fewer_replicas)
-        plan = plan_for(now, goals, verb="storage remove", subject=name, more=[f"take {name} out of the list of storages"])
+        plan = plan_for(
+            now, goals, verb="storage remove", subject=name, more=[f"take {name} out of the list of storages"], terms=terms
+        )
         plan = replace(plan, danger=max(plan.danger, Danger.TYPED if delete_files else Danger.ASK))
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
@@ -269,7 +271,7 @@ def replace_(old: str, new: str, delete_files: bool, reach: Reach, asked: Asked,
         _check_distinct(now, old, storage.name)
         goals = _instead(now, old, storage.name)
         last = [f"take {old} out of the list of storages"]
-        plan = plan_for(now, goals, verb="storage replace", subject=subject, more=last, newcomers=newcomers)
+        plan = plan_for(now, goals, verb="storage replace", subject=subject, more=last, newcomers=newcomers, terms=terms)
         plan = replace(
             plan,
             steps=(*first, *plan.steps),

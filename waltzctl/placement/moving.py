@@ -72,7 +72,7 @@ class Mover:
         self._last: Mapping[int, str] = {}
         """What was waited for when it was said last."""
         self._copied: dict[tuple[int, str], tuple[int, int]] = {}
-        """Of each replica that copies, or did: how many transactions it has, of how many."""
+        """Of each replica that copies, or did: how many bytes it has, of how many, about."""
 
     async def aim(self, goals: Goals, *, sets: ReplicaSets, versions: Mapping[int, int], moves_version: int) -> None:
         """Write down where replicas shall be. Somebody who planned at the same time is told that this was changed; an owner
@@ -113,7 +113,7 @@ class Mover:
     def _tell(self, waiting: Mapping[int, str], total: int) -> None:
         self._last = waiting
         copied = self._copied.values()
-        amount = Amount(done=sum(done for done, _ in copied), total=sum(all_ for _, all_ in copied), unit="transactions")
+        amount = Amount(done=sum(done for done, _ in copied), total=sum(all_ for _, all_ in copied), unit="bytes")
         self._say(f"{total - len(waiting)} of {total} partitions done; {_spell(waiting, 1)}", amount if copied else None)
 
     async def _advance(self, left: dict[int, tuple[str, ...]]) -> dict[int, str]:
@@ -131,7 +131,7 @@ class Mover:
         _check_storages(moving, found)
         views = dict(await self._cluster.each(moving, lambda number: self._view(found, sets, number, moving[number])))
         steps = {number: moves.next_step(view) for number, view in views.items()}
-        self._note(views)
+        self._note(views, {number: _bytes_of(found, number) for number in views})
         await self._throttle.share(_copies(moving, sets))
         after = moves.applied(sets, steps)
         try:
@@ -165,9 +165,13 @@ class Mover:
         )
         return late
 
-    def _note(self, views: Mapping[int, moves.View]) -> None:
-        """What no longer copies has everything."""
-        copying = {(number, name): how for number, view in views.items() for name, how in view.copied.items()}
+    def _note(self, views: Mapping[int, moves.View], bytes_: Mapping[int, int]) -> None:
+        """What no longer copies has everything. `bytes_`: of a whole replica of each partition."""
+        copying = {
+            (number, name): (bytes_[number] * done // max(1, total), bytes_[number])
+            for number, view in views.items()
+            for name, (done, total) in view.copied.items()
+        }
         self._copied = {replica: (total, total) for replica, (_, total) in self._copied.items()} | copying
 
     async def _view(self, found: Overview, sets: ReplicaSets, number: int, goal: tuple[str, ...]) -> tuple[int, moves.View]:
@@ -204,6 +208,12 @@ class Mover:
             and name not in wanted.partitions.get(number, ())
             and ((meta := voting[number][0]) is None or name not in meta.members)
         ]
+
+
+def _bytes_of(found: Overview, number: int) -> int:
+    """Of the largest replica of this partition: owners say how many transactions each has, and storages how many bytes."""
+    assigned = (one for view in found.storages if view.said is not None for one in view.said.assigned)
+    return max((one.disk_bytes for one in assigned if one.partition == number), default=0)
 
 
 def _copies(moving: Goals, sets: ReplicaSets) -> int:

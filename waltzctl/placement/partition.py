@@ -196,7 +196,7 @@ def _relocate(
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             return {"cleared": await carry_out(cluster, reach, now, goals, terms=terms, say=say)}
 
-        plan = plan_for(now, goals, verb=verb, subject=numbers or now.found.meta.name)
+        plan = plan_for(now, goals, verb=verb, subject=numbers or now.found.meta.name, terms=terms)
         return Job(plan=plan, do=do, interrupted=interrupted(now, goals) if now.changed(goals) else None)
 
     return perform(reach, asked, output, prepare)

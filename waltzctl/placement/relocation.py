@@ -10,7 +10,7 @@ from waltzctl.placement import moves
 from waltzctl.placement.moving import Daemons, Goals, Mover, RealDaemons
 from waltzctl.placement.plan import crowded, reassign_replicas
 from waltzctl.placement.terms import Terms, Throttle
-from waltzctl.progress import Say
+from waltzctl.progress import Say, duration
 from waltzctl.reach import Reach, unknown
 from waltzctl.render import size
 from waltzctl.safety import Danger, Margin, Step, danger, margin
@@ -167,10 +167,8 @@ def margins(now: Situation, goals: Goals) -> tuple[Step, ...]:
     return tuple(found)
 
 
-def shortages(now: Situation, goals: Goals, newcomers: Mapping[str, StorageDescription]) -> tuple[str, ...]:
-    """Storages that have less free than is to be copied there, as far as they say; what each keeps free for itself is not
-    counted. What leaves them is no help: it goes only when the copies are made."""
-    said = {view.meta.name: view.said for view in now.found.storages if view.said is not None} | dict(newcomers)
+def bytes_to_copy(now: Situation, goals: Goals, said: Mapping[str, StorageDescription]) -> dict[str, int]:
+    """To each storage that says what it has."""
     held = {name: {one.partition: one.disk_bytes for one in found.assigned} for name, found in said.items()}
     wanted: dict[str, int] = {}
     for number, names in goals.items():
@@ -179,6 +177,25 @@ def shortages(now: Situation, goals: Goals, newcomers: Mapping[str, StorageDescr
             if name in said and roles.get(name) is not Role.MEMBER:
                 whole = max((held[other].get(number, 0) for other in roles if other != name and other in held), default=0)
                 wanted[name] = wanted.get(name, 0) + max(0, whole - held[name].get(number, 0))
+    return wanted
+
+
+def copying_in_words(wanted: Mapping[str, int], terms: Terms | None) -> tuple[str, ...]:
+    """How much, and how long it takes as far as that is known beforehand."""
+    whole = sum(wanted.values())
+    if whole == 0:
+        return ()
+    bound = terms.bytes_per_second if terms is not None else None
+    if bound is None:
+        return (
+            f"copy {size(whole)} in all, at most as fast as the servers' `catch_up_bytes_per_second` lets each replica",
+        )
+    return (f"copy {size(whole)} in all, at most {size(bound)} a second: {duration(whole / bound)} or longer",)
+
+
+def shortages(wanted: Mapping[str, int], said: Mapping[str, StorageDescription]) -> tuple[str, ...]:
+    """Storages that have less free than is to be copied there, as far as they say; what each keeps free for itself is not
+    counted. What leaves them is no help: it goes only when the copies are made."""
     room = {name: max(0, said[name].free_bytes - said[name].free_bytes_min) for name in wanted}
     return tuple(
         f"{name} has room for {size(room[name])}, and {size(bytes_)} are to be copied there"
@@ -209,6 +226,7 @@ def plan_for(
     subject: str,
     more: Sequence[str] = (),
     newcomers: Mapping[str, StorageDescription] | None = None,
+    terms: Terms | None = None,
 ) -> Plan:
     """`more`: what is done besides moving. `newcomers`: storages that are not written down yet, and what they say."""
     changed = now.changed(goals)
@@ -222,13 +240,15 @@ def plan_for(
     judged = {step.partition for step in closed}
     steps = (*closed, *(step for step in margins(now, changed) if step.partition not in judged))
     together = crowding(now, changed)
+    said = {view.meta.name: view.said for view in now.found.storages if view.said is not None} | dict(newcomers or {})
+    wanted = bytes_to_copy(now, changed, said)
     return Plan(
         verb=verb,
         subject=subject,
-        steps=(*steps_in_words(now, changed), *more, *together),
+        steps=(*steps_in_words(now, changed), *copying_in_words(wanted, terms), *more, *together),
         margins=steps,
         danger=Danger.TYPED if together else danger(steps),
-        unsafe=(*undecided(closed), *shortages(now, changed, newcomers or {})),
+        unsafe=(*undecided(closed), *shortages(wanted, said)),
     )
 
 
