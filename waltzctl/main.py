@@ -27,6 +27,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "analysis": ("", "What a log says when all of it is looked at."),
         "archive": ("", "What was exported, back as files of a log."),
         "bench": ("", "Measure what a cluster does under load."),
+        "certificate": ("", "Make certificates for trials and a first cluster."),
         "cluster": ("", "Look at a cluster as a whole, and change it."),
         "config": ("", "Check and explain configuration files."),
         "context": ("", "Give clusters names."),
@@ -82,6 +83,9 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "locks": ("waltzctl.bench.command:locks", "Append against each other."),
         "mixed": ("waltzctl.bench.command:mixed", "Append while others read."),
         "recovery": ("waltzctl.bench.command:recovery", "Take an owner and a storage away."),
+    },
+    "certificate": {
+        "issue": ("waltzctl.setup.certificates:issue", "Certificates of one role, from an authority in a directory."),
     },
     "cluster": {
         "delete": ("waltzctl.placement.cluster:delete", "Take the documents of a cluster out of ZooKeeper."),

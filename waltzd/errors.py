@@ -1016,6 +1016,15 @@ class NotReplayable(WaltzError):
     next_step = "export what is missing, and name the application's own database and partitions"
 
 
+class CertificateNotMade(WaltzError):
+    """`waltzctl certificate issue` could not make a certificate: the program `openssl` is missing or refused, or half of
+    the authority is not in the directory. What was made before stays as it is."""
+
+    code, exit_code = "W2035", EXIT_USAGE
+    not_done = "no certificate was made"
+    next_step = "install openssl 1.1.1 or newer, or let an authority of your own sign: docs/security.md"
+
+
 class FileThere(WaltzError):
     """A file that was to be written exists already. What it holds may be wanted, so nothing was written over it."""
 

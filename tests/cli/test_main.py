@@ -31,6 +31,7 @@ ONLINE = [
 """In an order in which the examples of their help can run, one verb after the other."""
 ELSEWHERE = {
     "cli/test_bench": [["bench", name] for name in ("append", "feed", "locks", "mixed", "recovery")],
+    "cli/test_certificate_issue": [["certificate", "issue"]],
     "cli/test_cluster": [["create-cluster"], ["cluster", "describe"]],
     "cli/test_compare": [["partition", "compare"]],
     "cli/test_configuration": [["config", name] for name in ("explain", "show", "validate")],

@@ -1,0 +1,96 @@
+"""`waltzctl certificate issue`: daemons start with what it makes, callers get in, and nothing is written over."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.cli.conftest import Tool
+from tests.cli.example import examples
+from tests.process.daemon import KEY, Daemon
+from waltzd.__main__ import cli as waltzd
+from waltzd.role import Identity, Role
+from waltzd.tls import Tls
+
+
+def issued(waltzctl: Tool, directory: Path, role: Role, *names: str) -> str:
+    made = waltzctl("certificate", "issue", str(role), *names, "--cluster-key", str(KEY), "--directory", directory)
+    assert (made.code, made.err) == (0, ""), made
+    return made.out
+
+
+def paths(directory: Path, role: Role, name: str) -> tuple[str, str, str]:
+    return str(directory / f"{role}-{name}.pem"), str(directory / f"{role}-{name}.key"), str(directory / "ca.pem")
+
+
+def test_examples_run(waltzctl: Tool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in examples(waltzctl, ["certificate", "issue"]):
+        assert waltzctl(*words).code == 0, words
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_certificate_says_who_it_is_for(waltzctl: Tool, tmp_path: Path, role: Role) -> None:
+    directory = tmp_path / "made" / "here"
+    assert f"waltz://{KEY}/role/{role}/two" in issued(waltzctl, directory, role, "one", "two")
+    for name in ("one", "two"):
+        assert Tls(*paths(directory, role, name), role=role, cluster=KEY).identity == Identity(KEY, role, name)
+    private = [path for path in directory.iterdir() if stat.S_IMODE(path.stat().st_mode) == 0o600]
+    assert sorted(path.name for path in private) == ["ca.key", f"{role}-one.key", f"{role}-two.key"]
+    assert len(list(directory.iterdir())) == 6, "nothing half-made is left"
+
+
+def test_daemons_start_with_what_it_prints(waltzctl: Tool, tmp_path: Path) -> None:
+    said = {role: issued(waltzctl, tmp_path / "ca", role, "a") for role in (Role.STORAGE, Role.SERVER)}
+    settings = {
+        Role.STORAGE: f"directory: {tmp_path / 'data'}\ncluster_key: {KEY}\npartitions: 1\n",
+        Role.SERVER: "name: a\ncoordinator: 127.0.0.1:1\ncluster: /waltz\n",
+    }
+    for role, lines in settings.items():
+        path = tmp_path / f"{role}.yml"
+        path.write_text(lines + said[role])
+        checked = CliRunner().invoke(waltzd, [str(role), "--config", str(path), "--check-config"])
+        assert checked.exit_code == 0, checked.output
+    path.write_text(settings[Role.SERVER] + said[Role.STORAGE])
+    checked = CliRunner().invoke(waltzd, ["server", "--config", str(path), "--check-config"])
+    assert "this process needs the role server" in f"{checked.output}{checked.exception}"
+
+
+def test_an_operator_of_the_same_authority_gets_in(waltzctl: Tool, tmp_path: Path) -> None:
+    issued(waltzctl, tmp_path / "ca", Role.STORAGE, "s1")
+    variables = re.findall(r"export (\w+)=(\S+)", issued(waltzctl, tmp_path / "ca", Role.OPERATOR, "ann"))
+    certificate, key, ca = paths(tmp_path / "ca", Role.STORAGE, "s1")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables:
+            patch.setenv(name, value)
+        with Daemon(tmp_path / "s1", tls_certificate=certificate, tls_key=key, tls_ca=ca) as daemon:
+            assert str(KEY) in waltzctl("storage", "describe", daemon.admin_listen).out
+
+
+def test_nothing_is_written_over(waltzctl: Tool, tmp_path: Path) -> None:
+    issued(waltzctl, tmp_path, Role.CLIENT, "a")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    again = ("certificate", "issue", "client", "b", "a", "--cluster-key", str(KEY), "--directory", tmp_path)
+    told = waltzctl(*again)
+    assert (told.code, told.out) == (4, "")
+    assert "W2140" in told.err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "ca.key").unlink()
+    told = waltzctl(*again)
+    assert told.code == 2
+    assert f"W2035 {tmp_path / 'ca.key'} is not there" in told.err
+
+
+def test_what_is_missing_is_said(waltzctl: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ("certificate", "issue", "client", "a", "--cluster-key", str(KEY), "--directory", tmp_path / "ca")
+    told = waltzctl(*words)
+    assert (told.code, list((tmp_path / "ca").iterdir())) == (2, [])
+    assert "W2035 the program openssl is not here" in told.err
+    for names in (["a", "a"], ["a/b"]):
+        told = waltzctl("certificate", "issue", "client", *names, "--cluster-key", str(KEY), "--directory", tmp_path)
+        assert (told.code, "W1001" in told.err) == (2, True)
