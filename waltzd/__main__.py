@@ -73,9 +73,13 @@ def zookeeper(directory: str, listen: str) -> None:
 
 def _run(daemon: str, settings: config.StorageConfig | config.ServerConfig, check_config: bool, **how: bool) -> None:
     if check_config:
-        from waltzd.tls import check_files
+        from waltzd.role import Role
+        from waltzd.tls import tls_for
 
-        check_files(settings)
+        if isinstance(settings, config.StorageConfig):
+            tls_for(settings, Role.STORAGE, settings.cluster_key)
+        else:
+            tls_for(settings, Role.SERVER, None)
         click.echo(config_file.show(settings))
         return
     # By name: the shared root does not depend on the daemons.

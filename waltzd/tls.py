@@ -21,7 +21,6 @@ from typing import Protocol, TypeAlias
 from uuid import UUID
 
 from waltzd import x509
-from waltzd.config import ServerConfig, StorageConfig
 from waltzd.errors import BadConfig, CannotConnect, TlsMismatch, WrongPeer
 from waltzd.role import Identity, Role, dns_name
 from waltzd.setting import Address, parse_address
@@ -73,14 +72,6 @@ def tls_for(files: Files, role: Role, cluster: UUID | None) -> Tls | None:
         return None
     paths = files.tls_certificate, files.tls_key, files.tls_ca
     return Tls(*paths, role=role, cluster=cluster, revoked=files.tls_revoked)
-
-
-def check_files(settings: StorageConfig | ServerConfig) -> None:
-    """`BadConfig` when a daemon with these settings could not start because of its certificate."""
-    if isinstance(settings, StorageConfig):
-        tls_for(settings, Role.STORAGE, settings.cluster_key)
-    else:
-        tls_for(settings, Role.SERVER, None)
 
 
 class Tls:

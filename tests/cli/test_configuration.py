@@ -85,7 +85,6 @@ def test_one_problem_is_told_like_many(waltzctl: Tool, tmp_path: Path) -> None:
         (b"\xff\xfe", "UTF-8"),
         (b"", "do not tell"),
         (b"log_level: info\n", "do not tell"),
-        (b"name: x\ndirectory: /y\n", "do not tell"),
         (b"directory: [\n", "not YAML"),
         (b"directory: /x\n" + b"#" * (64 << 10), "larger than"),
     ],

@@ -209,7 +209,7 @@ def test_a_storage_takes_another_authority_and_drops_nobody(make_daemon: MakeDae
             assert await knock(daemon, server) == KEPT_OUT
             assert await knock(daemon, next_server) == LET_IN
             assert await append(stream, runs_of(1, first_id=10)) == 19, "a stream goes on"
-            assert (await client.open(0, 1, partitions=PARTITIONS)).last_id == 19, "and so does an open connection"
+            assert (await client.status(0)).last_id == 19, "and so does an open connection"
             files.certificate.write_text("half a fi")
             hang_up(daemon)
             wait_for(lambda: daemon.log, "stays in use")

@@ -46,7 +46,7 @@ def commits_with_a_minority(patches: Patches) -> None:
     patches.set(session_module, "reached", reached)
 
 
-@mutant(2, 5, aim=ROLL)
+@mutant(6, 14, aim=ROLL)
 def counts_members_that_have_not_joined(patches: Patches) -> None:
     """Every member's acknowledgements count from the start, whether the document says that it joined or not."""
 
@@ -167,7 +167,7 @@ def copies_from_sources_that_are_not_trusted(patches: Patches) -> None:
     patches.set(Recovery, "trusted", lambda self, name: self.held(name))
 
 
-@mutant(0, 1, aim=Aim(faults=("crash", "aim", "coordinator")))
+@mutant(15, 20, aim=Aim(faults=("crash", "aim", "coordinator")))
 def does_not_save_what_it_decides(patches: Patches) -> None:
     """The closing mark is acted upon, and is not in the coordinator."""
 
@@ -296,7 +296,7 @@ def marks_locks_when_they_are_committed(patches: Patches) -> None:
     patches.wrap(LockTable, "decide", make)
 
 
-@mutant(1, 2, aim=Aim(faults=("crash", "coordinator"), setup={**BUSY, "locks": 3}))
+@mutant(0, 7, aim=Aim(faults=("crash", "coordinator"), setup={**BUSY, "locks": 3}))
 def begins_with_an_empty_lock_table(patches: Patches) -> None:
     """A new owner takes every lock for never marked."""
 
@@ -309,7 +309,7 @@ def begins_with_an_empty_lock_table(patches: Patches) -> None:
     patches.wrap(LockTable, "__init__", make)
 
 
-@mutant(2, 6, aim=Aim(faults=(), setup={**BUSY, "lock_table_size": 1}))
+@mutant(1, 3, aim=Aim(faults=(), setup={**BUSY, "lock_table_size": 1}))
 def forgets_locks_that_it_evicts(patches: Patches) -> None:
     """The floor does not rise when there is no room for a lock."""
 

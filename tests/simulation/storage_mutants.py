@@ -111,7 +111,7 @@ def _without_flush(patches: Patches, owner: type[Any], name: str) -> None:
     patches.wrap(owner, name, make)
 
 
-@mutant(0, 1, aim=POWER)
+@mutant(18, 33, aim=POWER)
 def does_not_flush_the_control_file(patches: Patches) -> None:
     """The session that begins is answered before the control file is flushed."""
     _without_flush(patches, ControlFile, "_write_slot")
@@ -227,7 +227,7 @@ def takes_what_it_holds_for_committed(patches: Patches) -> None:
 # -- cutting -----------------------------------------------------------------------------------------------------------
 
 
-@mutant(11, 13, aim=Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY))
+@mutant(21, 25, aim=Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY))
 def cuts_one_record_too_many(patches: Patches) -> None:
     """A truncation takes the last record that should stay as well, and says that it did not."""
 
@@ -240,7 +240,7 @@ def cuts_one_record_too_many(patches: Patches) -> None:
     patches.wrap(Partition, "_cut", make)
 
 
-@mutant(6, 9, aim=FAIL_OVER)
+@mutant(4, 10, aim=FAIL_OVER)
 def cuts_one_record_too_few(patches: Patches) -> None:
     """A truncation leaves one more record in the file than it says."""
 

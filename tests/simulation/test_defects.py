@@ -211,7 +211,7 @@ def test_w9_a_length_is_a_claim_until_the_bytes_are_there(length: int) -> None:
     file = disk.open(segment_path(0, first_ids(disk)[-1]), write=True)
     file.write(end, bytes(head) + b"garbage" * 20)
     file.flush()
-    disk.kill()
+    disk.power_cut()
     tracemalloc.start()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     partition = open_directory(disk).partition(0)
@@ -282,6 +282,7 @@ def test_d_a_torn_head_with_a_garbage_length_is_the_end_of_the_log(length: int) 
     end = file.size()
     file.write(end, head)
     file.flush()
+    disk.power_cut()
     said: list[str] = []
     partition = open_directory(disk, said=said).partition(0)
     assert partition.last_id == 11

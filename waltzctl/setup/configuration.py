@@ -111,10 +111,14 @@ def verdict_of(path: str, kind: str | None, *, with_files: bool = True) -> Verdi
     except BadConfig as error:
         return Verdict(path=path, kind=error.facts.get("kind", kind), problems=tuple(_problems(path, error.message)))
     if with_files:
-        from waltzd.tls import check_files
+        from waltzd.role import Role
+        from waltzd.tls import tls_for
 
         try:
-            check_files(settings)
+            if isinstance(settings, StorageConfig):
+                tls_for(settings, Role.STORAGE, settings.cluster_key)
+            else:
+                tls_for(settings, Role.SERVER, None)
         except BadConfig as error:
             return Verdict(path=path, kind=kind, problems=((lines.get("tls_certificate"), error.message),))
     return Verdict(path=path, kind=kind, problems=())
