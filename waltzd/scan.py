@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from waltzd.checksum import I64, crc32, is_one_byte_wrong
+from waltzd.checksum import I64, crc32, is_one_byte_wrong, shift
 from waltzd.disk import File
 from waltzd.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, index_offset
-from waltzd.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length, likely_starts, walk
+from waltzd.record import HEAD_BYTES, OVERHEAD_BYTES, TRAILER_BYTES, Run, first_bad, id_and_length, likely_starts, walk
 
 CHUNK_BYTES = 4 << 20
 SEARCH_BYTES = 1 << 20
@@ -237,15 +237,28 @@ def _rest(file: File, stop: Stop, end: int) -> Rest:
         return Rest.SHORT if stop.next_id.to_bytes(8, "big").startswith(head[:8]) else Rest.OTHER
     id_, length = id_and_length(head)
     claimed = length + OVERHEAD_BYTES
-    if length >= 0 and claimed <= size:
-        is_near = claimed <= RECORD_BYTES_MAX and is_one_byte_wrong(file.read(stop.offset, claimed))
-        return Rest.ROTTEN if is_near else Rest.OTHER
-    if OVERHEAD_BYTES <= size <= RECORD_BYTES_MAX:
-        right = head[:28] + (size - OVERHEAD_BYTES).to_bytes(4, "big") + head[32:]
-        whole = right + file.read(stop.offset + HEAD_BYTES, size - HEAD_BYTES)
-        if crc32(whole[:-4]) == int.from_bytes(whole[-4:], "big"):
-            return Rest.ROTTEN
-    return Rest.SHORT if length >= 0 and id_ == stop.next_id else Rest.OTHER
+    if length >= 0 and claimed <= min(size, RECORD_BYTES_MAX) and is_one_byte_wrong(file.read(stop.offset, claimed)):
+        return Rest.ROTTEN
+    if size >= OVERHEAD_BYTES and _has_wrong_length(file.read(stop.offset, min(size, RECORD_BYTES_MAX)), size):
+        return Rest.ROTTEN
+    return Rest.SHORT if claimed > size and length >= 0 and id_ == stop.next_id else Rest.OTHER
+
+
+def _has_wrong_length(data: bytes, size: int) -> bool:
+    """Whether a sound record begins here once its length is put right: one byte of it, or so that it fills the rest."""
+    head, rest = data[:HEAD_BYTES], memoryview(data)[HEAD_BYTES:]
+    known, most = head[28:32], len(rest) - TRAILER_BYTES
+    claims = {int.from_bytes(known[:at] + bytes([byte]) + known[at + 1 :], "big") for at in range(4) for byte in range(256)}
+    lengths = sorted(length for length in {*claims, size - OVERHEAD_BYTES} if length <= most)
+    heads = [crc32(head[:28] + length.to_bytes(4, "big") + head[32:]) for length in lengths]
+    crc = done = 0
+    for length, before in zip(
+        lengths, shift(np.array(heads, np.uint32), np.array(lengths, np.int64)).tolist(), strict=True
+    ):
+        crc, done = crc32(rest[done:length], crc), length
+        if before ^ crc == int.from_bytes(rest[length : length + TRAILER_BYTES], "big"):
+            return True
+    return False
 
 
 class Tail(enum.Enum):

@@ -121,3 +121,16 @@ def test_what_may_have_been_torn(
             was_cut=was_cut,
         )
         assert tail is want
+
+
+@pytest.mark.parametrize("pattern", [0x01, 0x40, 0xFF])
+@pytest.mark.parametrize("behind", [b"", bytes(60), b"a" * 700], ids=["the end", "zeros", "what a power cut left"])
+def test_a_record_with_one_wrong_byte_is_never_taken_for_a_torn_write(pattern: int, behind: bytes) -> None:
+    data, _, run = segment([b"a", b"b", b"c" * 100])
+    newest = HEADER_BYTES + int(run.bounds[2])
+    data.write(newest + NEWEST, behind)
+    for at in range(newest, newest + NEWEST):
+        right = data.read(at, 1)
+        data.write(at, bytes([right[0] ^ pattern]))
+        assert survey(data, first_id=0, end=data.size()).rest is Rest.ROTTEN, at - newest
+        data.write(at, right)
