@@ -1227,9 +1227,9 @@ class WrongStorage(WaltzError):
 
 
 class WrongPeer(CannotConnect):
-    """Another process answers at the address than the one that is meant: two addresses are crossed, a certificate has
-    another name or role, or another storage's directory is mounted there. Nothing was asked of it, and it does not count as
-    the one that was meant. Correct the address, the certificate or the directory; try again then."""
+    """Another process or port answers at the address than the one that is meant: two addresses are crossed, a certificate
+    has another name or role, or another storage's directory is mounted there. Nothing was asked of it, and it does not
+    count as the one that was meant. Correct the address, the certificate or the directory; try again then."""
 
     code, exit_code, retry = "W4004", EXIT_CONFLICT, Retry.LATER
     not_done = "nothing was asked of it"

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from waltzd import x509
-from waltzd.errors import CannotConnect, WaltzError, tree
+from waltzd.errors import CannotConnect, WaltzError, WrongPeer, tree
 from waltzd.messages import packed_error, unpacked_error, uuid_of
 from waltzd.role import Identity, Role, dns_name
 from waltzd.setting import parse_address
@@ -85,6 +85,8 @@ def error_of(error: grpc.aio.AioRpcError, *, who: str = "", seconds: float | Non
         return _ERRORS["W2013"](error.details() or "a message is too large")
     if status is grpc.StatusCode.DEADLINE_EXCEEDED and seconds is not None:
         return CannotConnect(f"{who} did not answer within {seconds:g} seconds", seconds=f"{seconds:g}")
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        return WrongPeer(f"{who or 'whoever answers'} does not know this call: another port is there, or another program")
     return CannotConnect(f"the call failed: {status.name.lower().replace('_', ' ')}: {error.details()}")
 
 

@@ -298,6 +298,16 @@ def test_the_two_addresses_the_wrong_way_round(world: World, waltzctl: Tool) -> 
         "--storage", f"one={SILENT},{one.admin_listen}",
     )  # fmt: skip
     refused(told, 6, f"one answers at {one.admin_listen}, but not at {SILENT}", "`listen` address first")
+    told = waltzctl(
+        "create-cluster", *world.place, "--name", "trial", "--partitions", str(PARTITIONS), "--replicas", "1",
+        "--storage", f"one={one.admin_listen},{one.listen}", "--dry-run",
+    )  # fmt: skip
+    refused(told, 2, f"LISTEN and ADMIN of one are swapped: {one.listen} is its LISTEN address")
+    told = waltzctl(
+        "create-cluster", *world.place, "--name", "trial", "--partitions", str(PARTITIONS), "--replicas", "1",
+        "--storage", f"one={SILENT},{one.listen}", "--dry-run",
+    )  # fmt: skip
+    refused(told, 4, f"W4004 the storage one at {one.listen} does not know this call: another port is there")
     assert not world.is_written_down()
 
 

@@ -212,6 +212,7 @@ def test_what_cannot_be_meant(place: Place) -> None:
         (["storage", "add", f"storage-9={one[0]},{two[1]}"], 4, "an address of the storage storage-1 already"),
         (["storage", "add", f"storage-1={two[0]},{two[1]}"], 4, "has a storage storage-1 already"),
         (["storage", "add", f"storage-4={two[1]},{two[1]}"], 6, "but not at"),
+        (["storage", "add", f"storage-4={two[1]},{two[0]}"], 2, f"swapped: {two[0]} is its LISTEN address"),
         (["storage", "remove", "storage-9"], 3, "W2102"),
         (["storage", "remove", "storage-4"], 3, "W2102"),
         (["storage", "remove", "storage-3"], 5, "add a storage first, or say --fewer-replicas"),

@@ -172,14 +172,12 @@ async def _describe_all(wish: Wish, tls: Tls | None) -> dict[str, StorageDescrip
     silent: dict[str, CannotConnect] = {}
 
     async def ask(storage: StorageMeta) -> None:
-        async with AdminClient(storage.admin_listen, NO_KEY, seconds=CALL_SECONDS, tls=tls, name=storage.name) as stranger:
-            try:
-                async with first_contact(storage.admin_listen, tls):
-                    found[storage.name] = await stranger.describe()
-            except (TlsMismatch, WrongPeer):
-                raise  # to start it as it is would not help
-            except CannotConnect as error:
-                silent[storage.name] = error
+        try:
+            found[storage.name] = await describe(storage, tls)
+        except (TlsMismatch, WrongPeer):
+            raise  # to start it as it is would not help
+        except CannotConnect as error:
+            silent[storage.name] = error
 
     await _each(wish.storages, ask)
     if silent:
@@ -194,6 +192,27 @@ async def _describe_all(wish: Wish, tls: Tls | None) -> dict[str, StorageDescrip
             f"configuration{', and a certificate of that cluster' if tls is not None else ''}, then run this again",
         ) from error
     return found
+
+
+async def describe(storage: StorageMeta, tls: Tls | None) -> StorageDescription:
+    """What the storage says of itself at its address for operators, whatever cluster it is in."""
+
+    def at(address: str) -> AdminClient:
+        return AdminClient(address, NO_KEY, seconds=CALL_SECONDS, tls=tls, name=storage.name)
+
+    try:
+        async with at(storage.admin_listen) as stranger, first_contact(storage.admin_listen, tls):
+            return await stranger.describe()
+    except WrongPeer as error:
+        try:
+            async with at(storage.listen) as stranger:
+                await stranger.describe()
+        except WaltzError:
+            raise error from None
+        raise BadArgument(
+            f"LISTEN and ADMIN of {storage.name} are swapped: {storage.admin_listen} is its LISTEN address",
+            next_step=f"give {storage.admin_listen} as LISTEN and {storage.listen} as ADMIN",
+        ) from error
 
 
 async def reach_replicas(storage: StorageMeta, key: UUID, tls: Tls | None, instance: UUID | None) -> None:

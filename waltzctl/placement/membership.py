@@ -14,12 +14,11 @@ from typing import Any
 import click
 
 from waltzctl import completion
-from waltzctl.certificate import first_contact
 from waltzctl.change import Asked, Plan, changing
 from waltzctl.job import Job, nothing_to_do, perform
 from waltzctl.main import exit_codes
 from waltzctl.placement.cluster import check_group, storage_of
-from waltzctl.placement.creation import CALL_SECONDS, NO_KEY, reach_replicas
+from waltzctl.placement.creation import describe, reach_replicas
 from waltzctl.placement.moving import Goals
 from waltzctl.placement.relocation import Situation, carry_out, interrupted, plan_for, situation
 from waltzctl.placement.terms import Terms, moving
@@ -40,7 +39,6 @@ from waltzd.errors import (
 from waltzd.meta import StorageMeta
 from waltzd.replica import StorageDescription
 from waltzd.setting import parse_address
-from waltzd.storage_admin import AdminClient
 from waltzd.tls import Tls
 
 # -- add ---------------------------------------------------------------------------------------------------------------
@@ -109,9 +107,7 @@ def check_addresses(now: Situation, storage: StorageMeta) -> None:
 async def check_storage(now: Situation, storage: StorageMeta, tls: Tls | None) -> StorageDescription:
     """It answers at both addresses, belongs to this cluster, and is no other storage of it; what it says of itself."""
     meta = now.found.meta
-    stranger = AdminClient(storage.admin_listen, NO_KEY, seconds=CALL_SECONDS, tls=tls, name=storage.name)
-    async with stranger, first_contact(storage.admin_listen, tls):
-        said = await stranger.describe()
+    said = await describe(storage, tls)
     if said.cluster_key != meta.key:
         raise ForeignCluster(
             f"the storage at {storage.admin_listen} has the cluster key {said.cluster_key}; the cluster {meta.name} has "
