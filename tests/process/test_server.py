@@ -215,7 +215,7 @@ def test_a_cluster_that_was_never_created(zookeeper: LocalZooKeeper, make_server
     server.spawn()
     assert server.wait() == EXIT_NOT_FOUND
     assert "W2026 the coordinator has no cluster at this root" in server.log
-    assert "create the cluster if there is none" in server.log
+    assert "where a cluster was, restore its newest documents" in server.log
 
 
 def test_no_zookeeper(make_server: MakeServer) -> None:
