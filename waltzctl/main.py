@@ -160,6 +160,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "waltzctl.placement.replica:availability",
             "Take partitions of a storage offline, or back online.",
         ),
+        "clean": ("waltzctl.placement.clean:clean", "Delete what was set aside on a storage."),
         "create-partition": ("waltzctl.placement.replica:create_partition", "Create empty replicas on a storage."),
         "describe": ("waltzctl.placement.storage:describe", "Show a storage, its partitions and what it has done."),
         "list": ("waltzctl.placement.storage:list_", "The storages of a cluster."),

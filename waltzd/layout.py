@@ -11,6 +11,7 @@ All integers are big-endian. `docs/format.md` is this file in prose. Pure: bytes
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Collection
@@ -36,6 +37,8 @@ NEW_SUFFIX = ".new"
 
 ASIDE = ".set-aside-"
 """Between the number of a partition that was taken off its storage and a number that tells such directories apart."""
+
+_ASIDE_NAME = re.compile(rf"(0|[1-9][0-9]{{0,9}}){re.escape(ASIDE)}[1-9][0-9]{{0,9}}")
 
 INDEX_ENTRY_BYTES = 8
 CHECKPOINT_TRANSACTIONS = 1000
@@ -64,6 +67,12 @@ def aside_name(partition: int, taken: Collection[str]) -> str:
     """For the files of a partition that are to be kept and not used any more; `taken` are the names that are there."""
     turn = next(turn for turn in range(1, len(taken) + 2) if f"{partition}{ASIDE}{turn}" not in taken)
     return f"{partition}{ASIDE}{turn}"
+
+
+def aside_partition(name: str) -> int | None:
+    """Of which partition files were set aside in the directory of this name; None: it is no such directory."""
+    found = _ASIDE_NAME.fullmatch(name)
+    return None if found is None else int(found[1])
 
 
 def index_offset(entry: int) -> int:

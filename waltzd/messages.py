@@ -11,7 +11,7 @@ from waltzd.errors import BadFrame, CannotConnect, WaltzError, tree
 from waltzd.finding import Code, Finding
 from waltzd.histogram import Histogram
 from waltzd.process import Event, Events, Vitals
-from waltzd.replica import PartitionDescription, ReplicaStatus, Statistics, StorageDescription
+from waltzd.replica import PartitionDescription, ReplicaStatus, SetAside, Statistics, StorageDescription
 from waltzd.wire_pb2 import ErrorDetail
 from waltzd.wire_pb2 import Finding as FindingMessage
 from waltzd.wire_pb2 import ReplicaStatus as StatusMessage
@@ -152,6 +152,7 @@ def description_message(description: StorageDescription) -> wire.StorageDescript
         instance=b"" if description.instance is None else description.instance.bytes,
         free_bytes_min=description.free_bytes_min,
         name=description.name,
+        set_aside=[wire.SetAside(name=found.name, bytes=found.bytes) for found in description.set_aside],
     )
 
 
@@ -180,6 +181,7 @@ def description_of(message: wire.StorageDescription) -> StorageDescription:
         instance=uuid_of(message.instance, "an instance") if message.instance else None,
         free_bytes_min=message.free_bytes_min,
         name=message.name,
+        set_aside=tuple(SetAside(found.name, found.bytes) for found in message.set_aside),
     )
 
 

@@ -84,6 +84,14 @@ class Statistics:
     """One entry for each group: writing and flushing it."""
 
 
+@dataclass(frozen=True)
+class SetAside:
+    """The directory of a partition that was taken off its storage."""
+
+    name: str
+    bytes: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class StorageDescription:
     cluster_key: UUID
@@ -104,6 +112,7 @@ class StorageDescription:
     """With less than this free it takes nothing. 0 from one that does not say."""
     name: str = ""
     """What its directory remembers; empty until it was told."""
+    set_aside: tuple[SetAside, ...] = ()
 
     def is_same_as(self, other: StorageDescription) -> bool:
         """One storage under two addresses, which can be spelled in many ways: one process, or the same files."""

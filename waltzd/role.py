@@ -86,6 +86,7 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.StorageAdmin/Digest": _OPERATORS,
     "/waltz.v1.StorageAdmin/Events": _OPERATORS,
     "/waltz.v1.StorageAdmin/Fence": _OPERATORS,
+    "/waltz.v1.StorageAdmin/DeleteSetAside": _OPERATORS,
     "/waltz.v1.Log/Locate": _APPLICATIONS | _SERVERS,
     "/waltz.v1.Log/Register": _APPLICATIONS,
     "/waltz.v1.Log/Mount": _APPLICATIONS,

@@ -13,7 +13,7 @@ from waltzd.errors import BadFrame, WaltzError
 from waltzd.finding import Finding
 from waltzd.messages import description_of, error_of_detail, events_of, finding_of, status_of
 from waltzd.process import Events
-from waltzd.replica import ReplicaStatus, StorageDescription, VerifySummary
+from waltzd.replica import ReplicaStatus, SetAside, StorageDescription, VerifySummary
 from waltzd.role import Role
 from waltzd.tls import Tls
 from waltzd.wire_pb2_grpc import StorageAdminStub
@@ -60,6 +60,11 @@ class AdminClient(Caller):
         """Let its replica promise itself to this session, whatever it has promised before; where it then stands, proven."""
         request = wire.FenceRequest(cluster_key=self._key.bytes, partition=partition, session=session)
         return status_of(await self._call(self._stub.Fence, request, FENCE_SECONDS))
+
+    async def delete_aside(self, names: Sequence[str]) -> tuple[SetAside, ...]:
+        """Directories that were set aside, for good; what was deleted."""
+        reply = await self._call(self._stub.DeleteSetAside, wire.SetAsideRequest(cluster_key=self._key.bytes, names=names))
+        return tuple(SetAside(one.name, one.bytes) for one in reply.deleted)
 
     @staticmethod
     def _results(reply: wire.PartitionsReply) -> dict[int, WaltzError | None]:

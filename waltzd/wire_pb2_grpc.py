@@ -327,6 +327,11 @@ class StorageAdminStub:
                 request_serializer=waltzd_dot_wire__pb2.FenceRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire__pb2.ReplicaStatus.FromString,
                 _registered_method=True)
+        self.DeleteSetAside = channel.unary_unary(
+                '/waltz.v1.StorageAdmin/DeleteSetAside',
+                request_serializer=waltzd_dot_wire__pb2.SetAsideRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire__pb2.SetAsideReply.FromString,
+                _registered_method=True)
 
 
 class StorageAdminServicer:
@@ -384,6 +389,13 @@ class StorageAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteSetAside(self, request, context):
+        """Directories of partitions that were taken off it, and nothing else, are deleted for good.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StorageAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -426,6 +438,11 @@ def add_StorageAdminServicer_to_server(servicer, server):
                     servicer.Fence,
                     request_deserializer=waltzd_dot_wire__pb2.FenceRequest.FromString,
                     response_serializer=waltzd_dot_wire__pb2.ReplicaStatus.SerializeToString,
+            ),
+            'DeleteSetAside': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSetAside,
+                    request_deserializer=waltzd_dot_wire__pb2.SetAsideRequest.FromString,
+                    response_serializer=waltzd_dot_wire__pb2.SetAsideReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -645,6 +662,33 @@ class StorageAdmin:
             '/waltz.v1.StorageAdmin/Fence',
             waltzd_dot_wire__pb2.FenceRequest.SerializeToString,
             waltzd_dot_wire__pb2.ReplicaStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSetAside(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.StorageAdmin/DeleteSetAside',
+            waltzd_dot_wire__pb2.SetAsideRequest.SerializeToString,
+            waltzd_dot_wire__pb2.SetAsideReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -124,6 +124,8 @@ class StorageAdminStub:
     """What it logged last."""
     Fence: _grpc.UnaryUnaryMultiCallable[_wire_pb2.FenceRequest, _wire_pb2.ReplicaStatus]
     """An operator's rescue: a replica promises itself to this session, also where it had promised a higher one."""
+    DeleteSetAside: _grpc.UnaryUnaryMultiCallable[_wire_pb2.SetAsideRequest, _wire_pb2.SetAsideReply]
+    """Directories of partitions that were taken off it, and nothing else, are deleted for good."""
 
 @_typing.type_check_only
 class StorageAdminAsyncStub(StorageAdminStub):
@@ -141,6 +143,8 @@ class StorageAdminAsyncStub(StorageAdminStub):
     """What it logged last."""
     Fence: _aio.UnaryUnaryMultiCallable[_wire_pb2.FenceRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
     """An operator's rescue: a replica promises itself to this session, also where it had promised a higher one."""
+    DeleteSetAside: _aio.UnaryUnaryMultiCallable[_wire_pb2.SetAsideRequest, _wire_pb2.SetAsideReply]  # type: ignore[assignment]
+    """Directories of partitions that were taken off it, and nothing else, are deleted for good."""
 
 class StorageAdminServicer(metaclass=_abc_1.ABCMeta):
     """A storage seen by an operator."""
@@ -203,6 +207,14 @@ class StorageAdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.ReplicaStatus, _abc.Awaitable[_wire_pb2.ReplicaStatus]]:
         """An operator's rescue: a replica promises itself to this session, also where it had promised a higher one."""
+
+    @_abc_1.abstractmethod
+    def DeleteSetAside(
+        self,
+        request: _wire_pb2.SetAsideRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.SetAsideReply, _abc.Awaitable[_wire_pb2.SetAsideReply]]:
+        """Directories of partitions that were taken off it, and nothing else, are deleted for good."""
 
 def add_StorageAdminServicer_to_server(servicer: StorageAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

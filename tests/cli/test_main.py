@@ -49,7 +49,7 @@ ELSEWHERE = {
         *(["moves", name] for name in ("cancel", "list", "resume")),
         ["history"],
     ],
-    "cli/test_recover": [["storage", "recover"], ["partition", "rescue"]],
+    "cli/test_recover": [["storage", "clean"], ["storage", "recover"], ["partition", "rescue"]],
     "cli/test_status": [["status"], ["cluster", "status"]],
     "cli/test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "tail"))],
     "cli/test_unit": [["generate", "unit"]],

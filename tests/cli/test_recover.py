@@ -319,6 +319,22 @@ def test_a_replica_that_is_refused_is_set_aside_and_made_anew(own: LocalCluster,
     assert (history["verb"], history["subject"], history["outcome"]) == ("storage recover", "storage-2", "done")
     assert history["reason"] == "its promise file is gone"
     check_log(waltzctl, own)
+    words = ("storage", "clean", "storage-2", *place)
+    assert "`waltzctl storage clean` deletes it" in waltzctl("storage", "describe", "storage-2", *place).out
+    assert waltzctl(*words, "--dry-run").out.startswith("would do: storage clean storage-2\n  delete 0.set-aside-1, ")
+    assert (waltzctl(*words).code, (data(own, "storage-2") / "0.set-aside-1").exists()) == (2, True), "unasked"
+    end(own, "storage-1", "storage-3")
+    until(lambda: "0.set-aside-1 may be needed" in waltzctl(*words, "--dry-run").out)
+    assert waltzctl(*words, "--yes").code == 5
+    assert (data(own, "storage-2") / "0.set-aside-1").exists()
+    for name in ("storage-1", "storage-3"):
+        own.start_one(name)
+    wait_until_healthy(waltzctl, own)
+    assert waltzctl(*words, "--yes").code == 0
+    assert [path.name for path in data(own, "storage-2").iterdir() if path.is_dir()] in (["0", "1"], ["1", "0"])
+    assert waltzctl(*words, "--yes").out.startswith("nothing to do")
+    for arguments in examples(waltzctl, ["storage", "clean"]):
+        assert waltzctl(*arguments, *place).code == 0
 
 
 def test_the_last_sound_replicas_are_never_set_aside(own: LocalCluster, waltzctl: Tool) -> None:

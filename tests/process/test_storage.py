@@ -20,6 +20,7 @@ from waltzd import loop
 from waltzd import wire_pb2 as wire
 from waltzd.caller import Caller
 from waltzd.errors import (
+    BadArgument,
     BadFrame,
     BelowFloor,
     BeyondLog,
@@ -371,6 +372,14 @@ def test_an_operator_creates_lists_removes_and_takes_offline(make_daemon: MakeDa
             assert status.incarnation != incarnation
             assert await admin.remove_partitions([0], delete_files=True) == {0: None}
             assert not (daemon.directory / "0").exists()
+            (aside,) = (await admin.describe()).set_aside
+            assert (aside.name, aside.bytes > 0) == ("0.set-aside-1", True)
+            for name in ("1", "waltz-storage.ctl", ".", "0.set-aside-2", "0.set-aside-1/../1", "./0.set-aside-1", ""):
+                assert isinstance(await refused(admin.delete_aside(["0.set-aside-1", name])), BadArgument), name
+            assert (daemon.directory / "0.set-aside-1" / "promise").exists()
+            assert await admin.delete_aside([aside.name]) == (aside,)
+            assert (await admin.describe()).set_aside == ()
+            assert [path.name for path in daemon.directory.iterdir() if path.is_dir()] == ["1"]
 
     async def _error(admin: AdminClient, partition: int) -> object:
         error = (await admin.set_available([partition], False))[partition]

@@ -29,6 +29,8 @@ from waltzd.layout import (
     FileHeader,
     Identity,
     Promise,
+    aside_name,
+    aside_partition,
     control_bytes,
     control_struct_offset,
     decode_control_info,
@@ -337,3 +339,11 @@ def test_names_in_golden_files_are_plain() -> None:
     for path in GOLDEN.glob("*.hex"):
         for line in path.read_text().splitlines():
             assert re.fullmatch(r"(#.*|[0-9a-f]{4}  [0-9a-f* ]+(#.*)?)", line), f"{path.name}: {line}"
+
+
+def test_only_what_was_set_aside_has_such_a_name() -> None:
+    """What has it may be deleted on an operator's word."""
+    assert [aside_partition(aside_name(number, {"7.set-aside-1"})) for number in (0, 7, 2147483647)] == [0, 7, 2147483647]
+    for name in ("7", "7.new", "7.set-aside-", "7.set-aside-0", "07.set-aside-1", "set-aside-1", ".set-aside-1",
+                 "7.set-aside-1/../7", "7.set-aside-1\n", "7xset-aside-1", "waltz-storage.ctl", ""):  # fmt: skip
+        assert aside_partition(name) is None, name

@@ -37,6 +37,12 @@ def description(found: StorageDescription, output: str) -> None:
         table.add_row(str(one.partition), *_row(one))
     if found.assigned:
         out.print(table)
+    if found.set_aside:
+        names = ", ".join(one.name for one in found.set_aside)
+        out.print(
+            f"set aside: {size(sum(one.bytes for one in found.set_aside))} in {names}; `waltzctl storage clean` deletes it",
+            soft_wrap=True,
+        )
     done = found.statistics
     mean = done.group_microseconds / done.groups / 1000 if done.groups else 0.0
     out.print(

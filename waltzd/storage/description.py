@@ -40,6 +40,7 @@ def describe(
         instance=instance,
         free_bytes_min=free_bytes_min,
         name=directory.name,
+        set_aside=directory.aside(),
     )
 
 

@@ -6,6 +6,7 @@ that error. A directory that holds data without its control file is refused, nev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
@@ -34,7 +35,9 @@ from waltzd.layout import (
     ControlStruct,
     Identity,
     aside_name,
+    aside_partition,
 )
+from waltzd.replica import SetAside
 from waltzd.storage.opening import adopt_partition, create_partition_files, open_partition
 from waltzd.storage.partition import Partition, PartitionSettings
 
@@ -246,10 +249,7 @@ class Directory:
         self.control.reset(number)
         aside = self._set_aside(number)
         if aside is not None and delete_files:
-            for entry in self._disk.list(aside):
-                self._disk.remove(join(aside, entry.name))
-            self._disk.remove_directory(aside)
-            self._disk.flush_directory(self.path)
+            self._delete(aside)
             return None
         return aside
 
@@ -262,6 +262,34 @@ class Directory:
         self._disk.flush_directory(self.path)
         self._settings.say(f"the files of partition {number} were set aside in {aside}")
         return aside
+
+    def aside(self) -> tuple[SetAside, ...]:
+        """Directories of partitions that were taken off this storage."""
+        found = (entry.name for entry in self._disk.list(self.path) if entry.is_directory)
+        return tuple(
+            SetAside(name, sum(entry.size for entry in self._disk.list(join(self.path, name))))
+            for name in sorted(found)
+            if aside_partition(name) is not None
+        )
+
+    def delete_aside(self, names: Sequence[str]) -> tuple[SetAside, ...]:
+        """For good. Everything else that is here has another name, and nobody can have it deleted by this."""
+        there = {one.name: one for one in self.aside()}
+        for name in names:
+            if name not in there:
+                raise BadArgument(
+                    f"{name!r} is no directory that was set aside in {self.path}", not_done="nothing was deleted"
+                )
+        for name in names:
+            self._delete(join(self.path, name))
+            self._settings.say(f"{join(self.path, name)}, which was set aside, was deleted")
+        return tuple(there[name] for name in names)
+
+    def _delete(self, path: str) -> None:
+        for entry in self._disk.list(path):
+            self._disk.remove(join(path, entry.name))
+        self._disk.remove_directory(path)
+        self._disk.flush_directory(self.path)
 
     def set_available(self, number: int, available: bool) -> None:
         info = self.control.info(number)

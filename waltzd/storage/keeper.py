@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from time import monotonic_ns
 from uuid import UUID
@@ -35,7 +35,7 @@ from waltzd.layout import NO_SESSION
 from waltzd.ledger import Marks
 from waltzd.link import Link
 from waltzd.record import Run
-from waltzd.replica import ReplicaStatus, Statistics, StorageDescription
+from waltzd.replica import ReplicaStatus, SetAside, Statistics, StorageDescription
 from waltzd.storage import description
 from waltzd.storage.arrival import Arrivals
 from waltzd.storage.changes import Changes
@@ -366,6 +366,17 @@ class Keeper:
                 self._on_fatal(error)
                 raise
             return aside
+
+        return await self._changes.whole(self._check_open, change)
+
+    async def delete_aside(self, names: Sequence[str]) -> tuple[SetAside, ...]:
+        async def change() -> tuple[SetAside, ...]:
+            try:
+                deleted: tuple[SetAside, ...] = await self._run_writing(self._directory.delete_aside, names)
+            except FlushFailed as error:
+                self._on_fatal(error)
+                raise
+            return deleted
 
         return await self._changes.whole(self._check_open, change)
 

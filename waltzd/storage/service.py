@@ -206,6 +206,15 @@ class StorageAdminService(StorageAdminServicer):
         except WaltzError as error:
             await abort(context, error)
 
+    async def DeleteSetAside(self, request: wire.SetAsideRequest, context: Context) -> wire.SetAsideReply:
+        try:
+            self._keeper.check_key(key_of(request.cluster_key))
+            self._keeper.directory.check_meant(*meant_of(context))
+            deleted = await self._keeper.delete_aside(request.names)
+        except WaltzError as error:
+            await abort(context, error)
+        return wire.SetAsideReply(deleted=[wire.SetAside(name=one.name, bytes=one.bytes) for one in deleted])
+
     async def Digest(self, request: wire.DigestRequest, context: Context) -> wire.DigestReply:
         try:
             self._keeper.check_key(key_of(request.cluster_key))
