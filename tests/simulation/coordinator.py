@@ -57,6 +57,10 @@ class ZooKeeper:
             self.tree.commit([Delete(path, there.version) if data is None else Set(path, data, there.version)], 0)
             self.went_back = True
 
+    @property
+    def has_backup(self) -> bool:
+        return self._backup is not None
+
     def remember(self) -> None:
         """As a backup does: the documents of the partitions as they are now."""
         self._backup = {path: entry.data for path, entry in self.tree._entries.items() if path.startswith(GOING_BACK)}

@@ -34,17 +34,22 @@ FAULTS = (
     "marks",
     "rewind",
     "spoil",
+    "rot",
+    "restore",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: somebody dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
 different speeds. `members`: operators add, move and remove replicas and storages. `linger`: what a storage was asked for
 goes on when the caller has given up. `stall`: disks that are slower than whoever waits for them has patience. `marks`:
 clients ask how far the log goes. `rewind`: the documents of the partitions are put back to what they once were. `spoil`: an
-operator deletes some of them, or writes nonsense there."""
+operator deletes some of them, or writes nonsense there. `rot`: bytes of the victim's newest segment change,
+while it is down, or while it runs, and then it is verified. `restore`: its directory goes back in place or as a volume."""
 LATER = ("members", "linger", "stall", "marks", "rewind", "spoil")
+"""Drawn by a number of their own, so that the seeds from before tell the story that they told."""
+LAST = ("rot", "restore")
+"""Likewise."""
 RARE = ("rewind", "spoil")
 """They may leave a partition to an operator, and a run ends there."""
-"""Drawn by a number of their own, so that the seeds from before tell the story that they told."""
 REPLICAS_MIN = 3
 """Operators never ask for fewer: one storage alone may lose what it had acknowledged."""
 
@@ -138,8 +143,10 @@ def make_plan(
     """What is not given is drawn."""
     pick = random.Random(f"plan {seed}")
     later = random.Random(f"later {seed}")
-    chosen = tuple(fault for fault in FAULTS if fault not in LATER and pick.random() < 0.5) or ("crash",)
+    chosen = tuple(fault for fault in FAULTS if fault not in LATER + LAST and pick.random() < 0.5) or ("crash",)
     chosen += tuple(fault for fault in LATER if later.random() < (0.06 if fault in RARE else 0.4))
+    last = random.Random(f"last {seed}")
+    chosen += tuple(fault for fault in LAST if last.random() < 0.25)
     chosen = chosen if faults is None else faults
     setup = Setup(
         storages=storages or pick.choice((3, 3, 3, 3, 5)),
@@ -347,14 +354,53 @@ def _forget(weather: _Weather, at: float) -> None:
     pick = weather.pick
     weather.add(at, "photograph", weather.victim)
     later = at + weather.span()
-    if pick.random() < 0.5:  # what it forgets counts only where another one never had it, and a new session asks
-        other = pick.choice([name for name in weather.storages if name != weather.victim])
-        weather.add(at + 0.001, "kill", other)
-        _new_session(weather, later)
-        weather.add(later + 0.002, "start", other)
+    if pick.random() < 0.5:
+        _lag(weather, at + 0.001, later)
     weather.add(later, "kill", weather.victim)
     weather.add(later + 0.001, weather.pick.choice(("wipe", "old copy", "old copy")), weather.victim)
     weather.add(later + 0.002 + weather.span(), "start", weather.victim)
+
+
+def _lag(weather: _Weather, at: float, later: float) -> None:
+    """What the victim loses counts only where another one never had it, and a new session asks."""
+    other = weather.pick.choice([name for name in weather.storages if name != weather.victim])
+    weather.add(at, "kill", other)
+    _new_session(weather, later)
+    weather.add(later + 0.002, "start", other)
+
+
+def _rot(weather: _Weather, at: float) -> None:
+    pick, later = weather.pick, at + weather.span()
+    if pick.random() < 0.3:
+        weather.add(at, "rot", weather.victim, amount=pick.random())
+        weather.add(later, "verify", weather.victim)
+        return
+    if pick.random() < 0.7:
+        _lag(weather, at, later)
+    weather.add(later, pick.choice(("kill", "kill", "power")), weather.victim, amount=pick.randrange(2))
+    weather.add(later + 0.001, "rot", weather.victim, amount=pick.random())
+    weather.add(later + 0.003, "start", weather.victim)
+
+
+def _restore(weather: _Weather, at: float) -> None:
+    pick, victim = weather.pick, weather.victim
+    if pick.random() < 0.5:
+        weather.add(at, "photograph", victim)
+        again, end, how = at + 0.1, "stop", "copy in place"
+        if pick.random() < 0.6:
+            weather.add(at + 0.1, "kill", victim)
+            weather.add(at + 0.2, "start", victim)
+            again, end = at + 1.0 + pick.random(), "kill"
+    else:  # what replicas have acknowledged is written down when a session is young, and every ten seconds
+        _new_session(weather, at)
+        weather.add(at + pick.choice((0.1, 0.3, 1.0)), "photograph", victim)
+        again, end, how = at + 2.5 + pick.choice((0.0, 1.0, 9.0)), "kill", "snapshot"
+    later = again + weather.span()
+    if pick.random() < 0.8:
+        _lag(weather, again, later)
+    weather.add(later, end, victim)
+    weather.add(later + (0.001 if end == "kill" else 0.1), how, victim)
+    weather.add(later + (0.003 if end == "kill" else 0.11), "start", victim)
 
 
 def _abandon(weather: _Weather, at: float) -> None:
@@ -459,5 +505,7 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "stall": _stall,
     "rewind": _rewind,
     "spoil": _spoil,
+    "rot": _rot,
+    "restore": _restore,
 }
 assert {*MAKERS, "clock", "linger", "marks"} == set(FAULTS)

@@ -9,13 +9,16 @@ from typing import Any, NoReturn
 
 from tests.simulation.loop import LIFE, Life
 from tests.simulation.machines import Exited, Machine, World
+from waltzd.cluster import partition_path
 from waltzd.config import StorageConfig
 from waltzd.disk_sim import Fault, Loss, SimDisk
+from waltzd.document import decode
 from waltzd.errors import FlushFailed, WaltzError
-from waltzd.finding import Code
-from waltzd.layout import CONTROL_NAME, PROMISE_NAME
+from waltzd.finding import Code, Finding
+from waltzd.layout import CONTROL_NAME, HEADER_BYTES, PROMISE_NAME, SEGMENT_SUFFIX
 from waltzd.link import Frame, Link
-from waltzd.meta import StorageMeta
+from waltzd.meta import PartitionMeta, StorageMeta
+from waltzd.record import HEAD_BYTES, OVERHEAD_BYTES, id_and_length
 from waltzd.replica import ReplicaStatus
 from waltzd.storage.directory import Directory
 from waltzd.storage.keeper import Keeper
@@ -93,12 +96,18 @@ class StorageMachine(Machine):
         self.disk_hangs_until = 0.0
         """Nothing that is begun comes to its end before."""
         self.photograph: SimDisk | None = None
+        self._renewals = self._renewals_before = 0
+        """How often its directory was opened, or left in order, with room for that; and when it was photographed."""
         self.is_damaged = False
         self.has_lost_data = False
         """Bytes of its disk were damaged, or it was given another one."""
         self.is_torn = False
         """A power cut left sound records behind a hole in its last write."""
         self._has_lost_power = False
+        self._was_cut = False
+        """Its power, since the last process opened its files."""
+        self._is_rotten = False
+        """Its newest segment, since then."""
         self.answers = Answers()
         self.refuses: WaltzError | None = None
         """Why it did not start the last time."""
@@ -113,6 +122,7 @@ class StorageMachine(Machine):
 
     def blank_disk(self) -> SimDisk:
         disk = SimDisk(self._disk_seed())
+        disk._numbers = self.disks << 32  # no file of it is one that was there before
         disk.make_directory(self.name)
         disk.flush_directory("")
         return disk
@@ -120,16 +130,7 @@ class StorageMachine(Machine):
     def open(self) -> Keeper:
         """The daemon's way from its directory to a keeper."""
         world, setup = self.world, self.world.setup
-        directory = Directory.open(
-            self.disk,
-            self.name,
-            key=world.meta.key,
-            partitions=setup.partitions,
-            settings=PartitionSettings(
-                segment_bytes_max=setup.segment_bytes, say=lambda sentence: world.say(self.name, sentence)
-            ),
-            reserve_bytes=0,
-        )
+        directory = self._directory(self.disk, say=lambda sentence: world.say(self.name, sentence))
         config = StorageConfig(directory=self.name, segment_bytes_max=max(1024, setup.segment_bytes), free_bytes_min=0)
         keeper = _Promiser(
             self.disk, directory, config, run_writing=self._write, run_reading=self._read, on_fatal=self._on_fatal
@@ -138,9 +139,20 @@ class StorageMachine(Machine):
             promised = self.answers.promised.get(replica.number, replica.promised_session)
             assert promised <= replica.promised_session, f"{self.name} has forgotten that it promised session {promised}"
         self.is_torn = self._has_lost_power and any(self._is_torn(replica) for replica in directory.partitions())
+        self._was_cut = self._is_rotten = False
+        self._count_renewal()
         keeper.answers = self.answers
         keeper.start()
         return keeper
+
+    def _directory(self, disk: SimDisk, *, say: Callable[[str], None]) -> Directory:
+        setup = self.world.setup
+        settings = PartitionSettings(segment_bytes_max=setup.segment_bytes, say=say)
+        key, partitions = self.world.meta.key, setup.partitions
+        return Directory.open(disk, self.name, key=key, partitions=partitions, settings=settings, reserve_bytes=0)
+
+    def _count_renewal(self) -> None:
+        self._renewals += self.disk.room() > 1 << 20
 
     def _is_torn(self, replica: Partition) -> bool:
         """Nothing is wrong with what it has acknowledged, and something behind it."""
@@ -231,13 +243,18 @@ class StorageMachine(Machine):
             await keeper.close()
         except FlushFailed as error:
             self._on_fatal(error)
+        self._count_renewal()
         if self.life is life:
             self.end("has stopped")
             self.again()  # it may be wanted by now
 
     def cut_power(self, *, is_scattered: bool) -> None:
         self.is_wanted = False
+        if self._is_rotten and not self._was_cut:  # after a power cut rot of several bytes cannot be told from a torn write
+            self.end("is killed")
+            return
         self.end("loses power")
+        self._was_cut = True
         self.disk.power_cut(Loss.SCATTERED if is_scattered else Loss.ORDERED)
         self._has_lost_power = True
 
@@ -284,6 +301,52 @@ class StorageMachine(Machine):
         self.disk.corrupt(path, offset, bytes([self.disk.content(path)[offset] ^ 0x40]))
         return f"byte {offset} of {path} is damaged"
 
+    def rot(self, where: float) -> str:
+        """In a newest segment, mostly in its last record; `where` says where. One byte where the machine may have lost
+        power, or goes on: format 0 tells no more from a write that a power cut tore. Else several, and no length with
+        others, because then nothing tells that the record was whole."""
+        if self._is_rotten:
+            return "rots no further before somebody has looked"
+        found = [f"{path}/{max(names)}" for path in self._replicas() if (names := self._segments(path))]
+        found = [path for path in found if self.disk.size(path) > HEADER_BYTES]
+        if not found:
+            return "nothing to rot"
+        number, rest = divmod(where * len(found), 1)
+        path = found[int(number)]
+        content = bytes(self.disk.content(path))
+        kind, rest = divmod(rest * 6, 1)
+        start = HEADER_BYTES if kind == 0 else _last_record(content)
+        places = [start + int(rest * (len(content) - start))]
+        if kind > 2 and not self.is_up and not self._was_cut:
+            near = range(places[0], min(len(content), places[0] + 9), 4)
+            places = [at for at in near if at - start not in range(28, 32)]
+        self._is_rotten = self.is_damaged = self.has_lost_data = True
+        for at in places:
+            self.disk.corrupt(path, at, bytes([content[at] ^ 1 << (at % 8)]))
+        return f"bytes {', '.join(map(str, places))} of {len(content)} in {path} rot; the last record starts at {start}"
+
+    def _replicas(self) -> list[str]:
+        return [f"{self.name}/{entry.name}" for entry in self.disk.list(self.name) if entry.is_directory]
+
+    def _segments(self, path: str) -> list[str]:
+        return [name for name in self.disk.names(path) if name.endswith(SEGMENT_SUFFIX)]
+
+    def start_verifying(self) -> None:
+        keeper, life = self.keeper, self.life
+        if keeper is not None and life is not None:
+            self.world.loop.run_in(life, self._verify(keeper), f"an operator verifies {self.name}")
+
+    async def _verify(self, keeper: Keeper) -> None:
+        for replica in keeper.directory.partitions():
+            try:
+                for finding in await self.verified(keeper, replica.number):
+                    self.world.say(self.name, f"an operator is told: {finding}")
+            except WaltzError as error:
+                self.world.say(self.name, f"an operator is told: {error.message}")
+
+    async def verified(self, keeper: Keeper, partition: int) -> list[Finding]:
+        return [found async for found in keeper.verify(partition) if isinstance(found, Finding)]
+
     def _files(self) -> list[tuple[str, int]]:
         """Sealed segments with their indexes, control and promise files."""
         found: list[tuple[str, int]] = []
@@ -302,15 +365,68 @@ class StorageMachine(Machine):
         assert not self.is_up
         self.disk = disk
         self.answers = Answers()
-        self.is_damaged = self._has_lost_power = False
-        self.has_lost_data = True
+        self.is_damaged = self._has_lost_power = self._is_rotten = False
+        self._was_cut = self.has_lost_data = True
 
     def take_photograph(self) -> None:
         if not self.is_damaged:
             self.photograph = self.disk.clone(self._disk_seed())
+            self._renewals_before = self._renewals
 
     def put_back_photograph(self) -> bool:
         if self.photograph is None:
             return False
         self.replace_disk(self.photograph.restored(self._disk_seed()))
         return True
+
+    def put_back_in_place(self) -> None:
+        """Over the files that are there. A storage notices that when it was opened anew, or stopped in order, since."""
+        copy = self.photograph
+        if copy is None or self._renewals == self._renewals_before:
+            return
+        self.world.say(self.name, "an old copy of its directory is put back in place")
+        self.replace_disk(copy.restored(self._disk_seed(), over=self.disk))
+
+    def put_back_snapshot(self) -> None:
+        """Below the file system. Nothing of the storage tells: only where the documents do, it is done."""
+        zookeeper = self.world.zookeeper
+        if self.photograph is None or self.is_damaged or zookeeper.went_back or zookeeper.has_backup:
+            return
+        copy = self.photograph.clone(self._disk_seed())
+        copy.kill()
+        try:
+            now, then = self._stands(self.disk), self._stands(copy)
+        except WaltzError:
+            return
+        if all(self._is_told(status, then.get(number)) for number, status in now.items()):
+            self.world.say(self.name, "a snapshot of its volume is put back")
+            self.replace_disk(copy)
+
+    def _stands(self, disk: SimDisk) -> dict[int, ReplicaStatus]:
+        disk = disk.clone(0)
+        disk.kill()
+        return {one.number: one.status() for one in self._directory(disk, say=lambda sentence: None).partitions()}
+
+    def _is_told(self, now: ReplicaStatus, then: ReplicaStatus | None) -> bool:
+        """Whether the document of the partition says that a replica like `then` has forgotten something. An owner of an
+        older session than that to which `now` has promised itself would not read it."""
+        found = self.world.zookeeper.tree.find(partition_path(now.partition))
+        if found is None or not now.is_sound:
+            return False
+        meta = decode(PartitionMeta, found.data, "")
+        for server in self.world.servers.values():
+            for owned in server.server.host.describe() if server.server is not None else ():
+                if owned.partition == now.partition and owned.session < now.promised_session:
+                    return False
+        if then is None or then.incarnation != now.incarnation or self.name not in meta.joined:
+            return True
+        is_same = then.last_id >= now.last_id and then.session == now.session
+        return is_same or then.session != meta.opened or then.last_id < meta.replicas[self.name].acknowledged
+
+
+def _last_record(content: bytes) -> int:
+    """Where it starts."""
+    at = start = HEADER_BYTES
+    while at + OVERHEAD_BYTES <= len(content):
+        start, at = at, at + OVERHEAD_BYTES + max(0, id_and_length(content[at : at + HEAD_BYTES])[1])
+    return start

@@ -31,6 +31,7 @@ from tests.simulation.server_machine import ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from waltzd.cluster import Cluster
 from waltzd.errors import CannotConnect, ControlDamaged, NotOwner, NotReady, PartitionDamaged, WaltzError
+from waltzd.finding import HARMLESS_CODES, Code
 from waltzd.meta import ClusterMeta, ReplicaSets, Role
 from waltzd.owner import OwnedPartition
 from waltzd.server.pipeline import Pipeline
@@ -39,6 +40,8 @@ from waltzd.verify import Options, Target, verify
 PATIENCE_SECONDS = 60.0
 """After everything is mended, or all that ever will be, so much is enough for everybody."""
 STEPS_MAX = 3_000_000
+RESERVED_FROM = 40
+"""What stands behind in the header of a segment means nothing, and stays as it is when it is damaged."""
 
 
 class Stuck(AssertionError):
@@ -450,11 +453,22 @@ class Simulation:
             return CannotConnect(f"{storage.name} is down")
 
         async def read_all() -> None:
+            """What a verification finds is healed by that; what it does not find, nobody meets afterwards."""
             for partition in range(self.setup.partitions):
                 if storage.name not in self._assigned(partition):
                     continue
-                async for _ in keeper.read(partition, None, 0, None, 0):
-                    pass
+                for finding in await storage.verified(keeper, partition):
+                    is_read = finding.code is not Code.DAMAGED_HEADER or (finding.first_byte or 0) < RESERVED_FROM
+                    if finding.code not in HARMLESS_CODES and is_read:
+                        raise PartitionDamaged(finding.sentence())
+                is_known = bool(keeper.directory.partition(partition).findings)
+                try:
+                    async for _ in keeper.read(partition, None, 0, None, 0):
+                        pass
+                except PartitionDamaged as error:
+                    if not is_known:
+                        raise Broken(f"verification finds nothing on {storage.name}: {error.message}") from error
+                    raise
 
         try:
             await self.loop.run_in(life, read_all(), "an operator reads everything")
