@@ -1,4 +1,4 @@
-"""A byte of the newest record rots on a replica whose process was killed: that is damage, never a write that was torn."""
+"""Bytes of the newest record rot on a replica whose process was killed: that is damage, never a write that was torn."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from tests.simulation.test_store import cell
 from tests.unit.timeless import run
 
 
-def flip_last_record(storage: SimStorage) -> None:
+def flip_last_record(storage: SimStorage, count: int) -> None:
     disk = storage.disk
     path = f"storage/0/{max(name for name in disk.names('storage/0') if name.endswith('.seg'))}"
-    at = disk.size(path) - 10
-    disk.corrupt(path, at, bytes([disk.content(path)[at] ^ 1]))
+    for at in range(disk.size(path) - 10, disk.size(path) - 10 + count):
+        disk.corrupt(path, at, bytes([disk.content(path)[at] ^ 1]))
 
 
-@pytest.mark.parametrize("is_power_cut", [False, True], ids=["killed", "without power"])
+@pytest.mark.parametrize(
+    ("is_power_cut", "count"), [(False, 1), (False, 5), (True, 1)], ids=["killed", "killed, five bytes", "without power"]
+)
 @pytest.mark.parametrize("who_is_back", [("s0", "s1"), ("s0", "s1", "s2")], ids=["one is away", "everybody is up"])
-def test_rot_in_the_newest_record_gives_nothing_up(who_is_back: tuple[str, ...], is_power_cut: bool) -> None:
+def test_rot_in_the_newest_record_gives_nothing_up(who_is_back: tuple[str, ...], is_power_cut: bool, count: int) -> None:
     async def story() -> None:
         async with cell() as c:
             store = await c.own(1)
@@ -34,7 +36,7 @@ def test_rot_in_the_newest_record_gives_nothing_up(who_is_back: tuple[str, ...],
                 c.storages[name].kill()
                 if is_power_cut:
                     c.storages[name].disk.power_cut()
-            flip_last_record(c.storages["s0"])
+            flip_last_record(c.storages["s0"], count)
             for name in who_is_back:
                 await c.storages[name].start()
             second = await c.own(2)
