@@ -26,6 +26,7 @@ from waltzd.layout import (
     HEADER_BYTES,
     INDEX_ENTRY_BYTES,
     NO_MARK,
+    NO_SESSION,
     PROMISE_BYTES,
     SEGMENT_SUFFIX,
     ControlHeader,
@@ -53,6 +54,8 @@ class Origin:
     """Of the segments that hold something certain."""
     certain: int = NO_MARK
     """What the source holds up to here is committed; it may hold less of it, when it was still being brought level."""
+    session: int = NO_SESSION
+    """The newest session that the source has promised itself to: what is certain was committed in it, or before."""
     required: int = NO_MARK
     """So much of it the source once had on its disk: less is damage."""
     bytes: int = 0
@@ -93,6 +96,7 @@ def examine(disk: Disk, storage: str, control: ControlFile, number: int, *, has_
         directory=directory,
         first_ids=tuple(first_ids),
         certain=certain,
+        session=promise.session if promise is not None else struct.session if struct is not None else NO_SESSION,
         required=min(certain, marks_of(struct, promise).floor),
         bytes=data,
         room=data + indexes + PROMISE_BYTES,

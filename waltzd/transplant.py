@@ -36,7 +36,6 @@ from waltzd.layout import (
     HEADER_BYTES,
     NEW_SUFFIX,
     NO_MARK,
-    NO_SESSION,
     SEGMENT_SUFFIX,
     ControlHeader,
     aside_name,
@@ -279,7 +278,7 @@ def _take(disk: Disk, wanted: Transplant, control: ControlFile, graft: Graft, on
             build,
             key=wanted.header.key,
             partition=number,
-            session=NO_SESSION,
+            session=graft.origin.session,  # which may have begun below what it has committed since
             committed=last_id,
             durable=last_id,
             newest=newest,

@@ -103,7 +103,7 @@ def test_every_setting_can_be_given() -> None:
         log_format="json",
         log_level="debug",
     )
-    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 23
+    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 24
     assert parse(show(found)) == found
 
 

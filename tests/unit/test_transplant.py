@@ -162,7 +162,24 @@ def test_it_is_another_replica_than_the_one_it_was_taken_from() -> None:
     disk.kill()
     old, new = open_directory(disk).partition(0).status(), opened(disk).partition(0).status()
     assert old.incarnation != new.incarnation
-    assert new.promised_session == NO_SESSION
+    assert (new.session, new.promised_session) == (NO_SESSION, old.promised_session)
+
+
+def test_it_begins_the_session_in_which_its_source_was() -> None:
+    """What was committed since that session began is above the mark at which it began, and nothing against its owner."""
+    disk = sample(RECORDS, clean=True)
+    directory = open_directory(disk)
+    partition = directory.partition(0)
+    partition.open_session(2)
+    partition.set_low_mark(2, RECORDS - 1)
+    partition.append(2, [run_for(0, RECORDS, 4)], RECORDS + 1)
+    directory.close()
+    disk.make_directory(TARGET)
+    assert transplant(disk).grafts[0].last_id == RECORDS + 1
+    disk.kill()
+    taken = opened(disk).partition(0)
+    assert taken.open_session(2).last_id == RECORDS + 1
+    assert taken.set_low_mark(2, RECORDS - 1).session == 2
 
 
 def test_a_backup_is_as_good_as_the_directory_itself() -> None:
