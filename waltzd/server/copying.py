@@ -172,16 +172,17 @@ class Copier:
         # While a pause for the bound lasts nothing is acknowledged, so no frame may be worth more than a moment of it.
         rate = self._bytes_per_second()
         frame_bytes = max(1, rate // 4) if rate else 0
-        runs = self._source(source).read(self._partition, first_id, last_id, session=self._session, frame_bytes=frame_bytes)
         try:
+            port = self._source(source)
+            runs = port.read(self._partition, first_id, last_id, session=self._session, frame_bytes=frame_bytes)
             async for run in timely(runs, self._seconds, source):
                 yield run
         except WaltzError as error:
             raise SourceFailed(error) from error
 
     async def _file(self, source: str, first_id: int) -> AsyncIterator[Buffer]:
-        pieces = self._source(source).fetch_segment(self._partition, first_id, session=self._session)
         try:
+            pieces = self._source(source).fetch_segment(self._partition, first_id, session=self._session)
             async for piece in timely(pieces, self._seconds, source):
                 yield piece
                 await self._throttle(len(piece))

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
 
-from waltzd.errors import SessionEnded, WaltzError
+from waltzd.errors import CannotConnect, SessionEnded, WaltzError
 from waltzd.layout import FileHeader
 from waltzd.meta import PartitionMeta, StorageMeta
 from waltzd.port import ReplicaPort
@@ -175,7 +175,14 @@ class StoreSession:
         return True
 
     def doubt(self, name: str, error: WaltzError) -> bool:
-        return self._links[name].doubt(error)
+        link = self._links.get(name)  # None: it has left the partition meanwhile
+        return link is not None and link.doubt(error)
+
+    def _port_of(self, name: str) -> ReplicaPort:
+        link = self._links.get(name)
+        if link is None:
+            raise CannotConnect(f"{name} has left partition {self.partition}")
+        return link.port
 
     def copier(self, name: str) -> Copier:
         key = self._settings.key
@@ -183,7 +190,7 @@ class StoreSession:
             self._links[name].port,
             partition=self.partition,
             session=self.session,
-            source=lambda source: self._links[source].port,
+            source=self._port_of,
             committed=lambda: max(self.committed, self.core.mark if self.core.mark is not None else -1),
             copied=lambda mark: self.core.copied(name, mark),
             # There is no clock here: the date of the original is not known.
