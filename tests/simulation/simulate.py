@@ -201,7 +201,8 @@ def _run(options: Options, seeds: range, jobs: int, save: Path | None) -> int:
         f"{virtual / busy:.0f} times faster than real time on one core, {time.perf_counter() - begun:.0f} s"
     )
     if waiting:
-        print(f"left to an operator, because a majority lost data or was torn: seeds {', '.join(map(str, waiting))}")
+        left = ", ".join(map(str, waiting))
+        print(f"left to an operator (documents went back, or too many lost data or are torn): seeds {left}")
     print("what happened: " + ", ".join(f"{what} {count}" for what, count in sorted(events.items())))
     return 0
 

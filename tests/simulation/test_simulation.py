@@ -13,7 +13,7 @@ import pytest
 
 from tests.simulation.plan import FAULTS, Event, Plan, dump, load, make_plan
 from tests.simulation.shrink import shrink
-from tests.simulation.world import simulate
+from tests.simulation.world import Simulation, simulate
 
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
 CHUNKS, SEEDS = 20, 10
@@ -74,7 +74,7 @@ def test_nobody_fails_where_nothing_goes_wrong() -> None:
 TELL = """
 import hashlib, sys
 from tests.simulation.plan import make_plan
-from tests.simulation.world import simulate
+from tests.simulation.world import Simulation, simulate
 for seed in map(int, sys.argv[1:]):
     print(hashlib.sha256("\\n".join(simulate(make_plan(seed)).trace).encode()).hexdigest())
 """
@@ -143,5 +143,45 @@ def test_nobody_goes_on_while_most_storages_stay_away(monkeypatch: pytest.Monkey
     events = tuple(Event(at=0.1, what="kill", who=name) for name in ("storage-1", "storage-2"))
     plan = replace(make_plan(1, faults=(), seconds=1.0, storages=3), events=events)
     outcome = simulate(plan)
+    assert outcome.kind == "Stuck"
+    assert "client-1 commits nothing in partition 0" in outcome.story
+
+
+ENDS = ("_everybody_goes_on", "_moves_end", "_race_ends", "_replicas_are_level", "_read_logs")
+
+
+@pytest.mark.parametrize("step", ENDS)
+def test_an_owner_that_notices_late_that_documents_went_back_waits_for_an_operator(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open session notices it when it saves, or when it ends: that may be in any step of the end of a run."""
+    go_on = getattr(Simulation, step)
+
+    async def first_go_back(world: Simulation, *what: object) -> None:
+        world.zookeeper.go_back()
+        for server in world.servers.values():
+            server.kill()
+            server.start()
+        await go_on(world, *what)
+
+    monkeypatch.setattr(Simulation, step, first_go_back)
+    events = (
+        Event(at=0.5, what="remember", who="zookeeper"),
+        Event(at=0.6, what="kill", who="server-1"),
+        Event(at=0.7, what="start", who="server-1"),
+    )
+    plan = replace(make_plan(1, faults=(), seconds=2.0, storages=3, servers=1), events=events)
+    outcome = simulate(plan)
+    assert outcome.kind == "", outcome.story
+    assert "the coordinator knows of none above" in outcome.waits
+
+
+def test_documents_that_went_back_excuse_nobody_while_the_partition_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.simulation.world.Simulation._mend", lambda self: None)
+    events = (
+        Event(at=0.5, what="delete document", who="zookeeper", other="/partitions/0"),
+        Event(at=0.6, what="pause", who="client-1"),
+    )
+    outcome = simulate(replace(make_plan(1, faults=(), seconds=2.0, storages=3, servers=1), events=events))
     assert outcome.kind == "Stuck"
     assert "client-1 commits nothing in partition 0" in outcome.story

@@ -188,14 +188,11 @@ class Simulation:
             self._happen(event)
         await self._pass(max(0.0, begun + self.setup.seconds - self.loop.now))
         self._mend()
-        await self._everybody_goes_on()
-        await self._moves_end()
-        for storage in self._well_storages:
-            if storage.is_damaged:
-                await self._make_sound(storage)
-        await self._race_ends()
-        await self._replicas_are_level()
-        await self._read_logs()
+        try:
+            await self._all_ends_well()
+        except Stuck as stuck:
+            await self._check_tolerance(stuck)
+            raise
         self.ended = self.loop.now
         self._verify_storages()
         self._check()
@@ -280,9 +277,19 @@ class Simulation:
 
     # -- what has to be true in the end
 
+    async def _all_ends_well(self) -> None:
+        await self._everybody_goes_on()
+        await self._moves_end()
+        for storage in self._well_storages:
+            if storage.is_damaged:
+                await self._make_sound(storage)
+        await self._race_ends()
+        await self._replicas_are_level()
+        await self._read_logs()
+
     async def _until(self, what: str, true: Callable[[], str]) -> None:
-        """`true` says what is still missing. Documents that went back are refused for good, and soon."""
-        end = self.loop.now + (PATIENCE_SECONDS / 4 if self.zookeeper.went_back else PATIENCE_SECONDS)
+        """`true` says what is still missing."""
+        end = self.loop.now + PATIENCE_SECONDS
         while missing := true():
             self._check()
             if self.loop.now > end:
@@ -301,14 +308,7 @@ class Simulation:
                         return f"{name} commits nothing in partition {partition}; {self._places()}"
             return ""
 
-        try:
-            await self._until("every client goes on", missing)
-        except Stuck as stuck:
-            if self.zookeeper.went_back:
-                self._check_nothing_is_cut()
-                raise OperatorNeeded(f"documents went back: {stuck}") from stuck
-            await self._check_tolerance(stuck)
-            raise
+        await self._until("every client goes on", missing)
 
     def _check_nothing_is_cut(self) -> None:
         """Owners refuse documents that went back. Whatever was acknowledged is still on a storage, for an operator."""
@@ -332,8 +332,17 @@ class Simulation:
                 raise Broken(f"{operation.key} was acknowledged as {operation.id}, and no storage holds it any more")
 
     async def _check_tolerance(self, stuck: Stuck) -> None:
-        """Where a minority has lost its data, one more replica that a power cut has torn is one too many: nobody can tell
-        whether it had acknowledged what is missing in it. An operator decides (docs/recovery.md)."""
+        """A closed partition may wait for an operator, and that may come out at any time: an open session notices only when
+        it saves that its document went back. And where a minority has lost its data, one more replica that a power cut has
+        torn is one too many: nobody can tell whether it had acknowledged what is missing in it (docs/recovery.md)."""
+        end = self.loop.now + PATIENCE_SECONDS / 4
+        while self.loop.now < end:
+            if self._is_open():
+                return
+            await asyncio.sleep(0.05)
+        if self.zookeeper.went_back:
+            self._check_nothing_is_cut()
+            raise OperatorNeeded(f"documents went back: {stuck}") from stuck
         torn = {storage.name for storage in self._well_storages if storage.is_torn}
         lost = {name for name, storage in self.storages.items() if name in self._lost or storage.has_lost_data}
         for number in range(self.setup.partitions):
