@@ -18,6 +18,7 @@ from waltzd.cluster import ATTEMPTS_MAX, CLIENT_IDS, LEADER, SERVERS, Cluster
 from waltzd.coordinator import COMMIT_BYTES_MAX, Check, Coordinator, Create, Delete, Set
 from waltzd.errors import (
     BadArgument,
+    BadMetadata,
     CannotConnect,
     ChangedMeanwhile,
     CoordinatorRefused,
@@ -598,6 +599,55 @@ async def client_ids_are_never_given_twice_when_the_document_went_back(world: Wo
     assert 0 < await cluster.new_client_id() < 1 << 31
     now = 1.0
     assert 0 < await cluster.new_client_id() < 1 << 31, "a clock that was ahead once has not used up what there is"
+
+
+@story
+async def client_ids_go_on_when_an_operator_deletes_or_spoils_their_document(world: World) -> None:
+    """Above all that were given out, and with tokens that still count."""
+    coordinator = (await created(world)).coordinator
+    now = 1.0
+    first, second = (Cluster(coordinator, clock=lambda: now) for _ in range(2))
+    await first.read_counter()
+    secret, seen = first.client_secret, await first.wait_for_counter(None)
+    ids = [await first.new_client_id() for _ in range(3)]
+    for spoiled in (None, b"{oops"):
+        node = await coordinator.get(CLIENT_IDS)
+        assert node is not None
+        change = Delete(CLIENT_IDS, node.version) if spoiled is None else Set(CLIENT_IDS, spoiled, node.version)
+        await coordinator.commit([change])
+        if spoiled is not None:
+            with pytest.raises(BadMetadata):  # one that starts knows neither the numbers nor the secret
+                await Cluster(coordinator).read_counter()
+        else:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                seen = await first.wait_for_counter(seen)
+        ids += [await first.new_client_id(), await second.new_client_id()]
+        assert first.client_secret == second.client_secret == secret
+    assert ids == sorted(set(ids))
+
+    await coordinator.commit([Delete(CLIENT_IDS, await second.read_counter())])
+    await coordinator.commit([Delete("/ids", 0)])
+    now += 2 * 86_400
+    ids.append(await Cluster(coordinator, clock=lambda: now).new_client_id())  # nobody knows what was in it
+    assert ids == sorted(set(ids))
+
+
+@story
+async def client_ids_of_a_newer_version_are_left_alone(world: World) -> None:
+    cluster = await created(world)
+    version = await cluster.read_counter()
+    await cluster.coordinator.commit([Set(CLIENT_IDS, b'{"schema": 2}', version)])
+    with pytest.raises(BadMetadata):
+        await cluster.new_client_id()
+
+
+@story
+async def no_client_id_is_drawn_where_the_cluster_was_deleted(world: World) -> None:
+    cluster = await created(world)
+    await cluster.read_counter()
+    await cluster.delete()
+    with pytest.raises(NodeMissing):
+        await cluster.new_client_id()
 
 
 @story

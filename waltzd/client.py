@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
@@ -44,6 +44,8 @@ from waltzd.transaction import (
 from waltzd.whereabouts import Connect, Whereabouts, addresses_of, pause_seconds
 
 Partitions: TypeAlias = Literal["all"] | Iterable[int]
+READ_IDS_MAX, READ_BYTES = 10_000, 4 << 20
+"""How much is read at once."""
 _log = logging.getLogger("waltz.client")
 
 
@@ -87,8 +89,8 @@ class Client:
     # -- life
 
     async def open(self) -> None:
-        """Find the cluster, get a client id, and begin with the partitions that were asked for. They become ready by
-        themselves; nothing waits for one whose owner is not there."""
+        """Find the cluster, and begin with the partitions that were asked for. They become ready by themselves; nothing
+        waits for one whose owner is not there. Without any the client has no id, and needs none to read."""
         if self._closed is None:
             raise BadArgument("the client is open already")
         clock = asyncio.get_running_loop().time
@@ -96,9 +98,8 @@ class Client:
         try:
             await self._where.open(deadline - clock())
             self._where.keep_fresh()
-            self._registration = await self._where.register(deadline - clock())
             self._closed = None
-            await self.set_partitions(self._wanted)
+            await self._set_partitions(self._wanted, deadline - clock())
         except BaseException:
             await self.close()
             raise
@@ -126,7 +127,7 @@ class Client:
 
     @property
     def client_id(self) -> int:
-        assert self._registration is not None, "open the client first"
+        assert self._registration is not None, "a client has an id when it is open and has partitions"
         return self._registration.client
 
     @property
@@ -151,10 +152,14 @@ class Client:
     async def set_partitions(self, partitions: Partitions) -> None:
         """Have these and no others. Those that go away finish what is under way first; for those that come, the handler is
         asked for its mark. One that was stopped by an error begins again when it is taken out and in."""
+        await self._set_partitions(partitions, self.settings.submit_seconds)
+
+    async def _set_partitions(self, partitions: Partitions, seconds: float) -> None:
         wanted = self._numbers(partitions)
         async with self._changing:
             self._check_open()
-            assert self._registration is not None
+            if wanted and self._registration is None:
+                self._registration = await self._where.register(seconds)
             going = [partition for partition in self._active if partition not in wanted]
             coming = [partition for partition in wanted if partition not in self._active]
             self._active = tuple(partition for partition in self._active if partition in wanted)
@@ -163,6 +168,7 @@ class Client:
                 *[self._lines[partition].deactivate(reason) for partition, reason in zip(going, reasons, strict=True)]
             )
             for partition in coming:
+                assert self._registration is not None
                 await self._line_of(partition).activate(self._registration)
                 self._active = tuple(sorted((*self._active, partition)))
 
@@ -401,18 +407,35 @@ class Client:
 
     async def read(self, partition: int, id: int) -> Transaction:
         """One committed transaction; `BeyondLog` when there is none of this id yet."""
+        return (await self.read_some(partition, id, id))[0]
+
+    async def read_some(self, partition: int, first_id: int, last_id: int) -> list[Transaction]:
+        """The first of these committed transactions, one at least, and so many as are not too much at once; `BeyondLog`
+        where one of those is not there yet."""
         self._check_open()
         self._check_number(partition)
-        id = checked_id(id)
+        first_id, last_id = checked_id(first_id), checked_id(last_id)
+        if last_id < first_id:
+            raise BadArgument(f"there are no ids from {first_id} to {last_id}")
+        last_id = min(last_id, first_id + READ_IDS_MAX - 1)
 
-        async def ask(port: ServerPort) -> Run:
-            runs = [run async for run in port.fetch(partition, id, id)]
-            if [(run.first_id, len(run)) for run in runs] != [(id, 1)]:
-                raise BadFrame(f"the owner of partition {partition} answered something else than transaction {id}")
-            return runs[0]
+        async def ask(port: ServerPort) -> list[Run]:
+            runs: list[Run] = []
+            next_id = first_id
+            async with aclosing(port.fetch(partition, first_id, last_id)) as found:
+                async for run in found:
+                    if run.first_id != next_id or run.last_id > last_id:
+                        break
+                    runs.append(run)
+                    next_id = run.last_id + 1
+                    if sum(len(run.data) for run in runs) >= READ_BYTES:
+                        return runs
+            if next_id <= last_id:
+                raise BadFrame(f"the owner of partition {partition} answered something else than transaction {next_id}")
+            return runs
 
-        run = await self._where.ask(partition, "Fetch", ask, self.settings.submit_seconds)
-        return transactions_of(run, partition, self._serializer)[0]
+        runs = await self._where.ask(partition, "Fetch", ask, self.settings.submit_seconds)
+        return [found for run in runs for found in transactions_of(run, partition, self._serializer)]
 
     async def _fetch(self, transaction: Transaction) -> bytes:
         return (await self.read(transaction.partition, transaction.id)).payload

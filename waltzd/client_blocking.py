@@ -241,6 +241,9 @@ class BlockingClient:
     def read(self, partition: int, id: int) -> Transaction:
         return self._thread.run(self._client.read(partition, id))
 
+    def read_some(self, partition: int, first_id: int, last_id: int) -> list[Transaction]:
+        return self._thread.run(self._client.read_some(partition, first_id, last_id))
+
     def data(self, transaction: Transaction) -> bytes:
         """The payload of a transaction that was fed as a head."""
         return self._thread.run(transaction.data())

@@ -61,9 +61,10 @@ SERVERS = "/servers"
 ASSIGNMENT = "/assignment"
 STORAGES = "/storages"
 PARTITIONS = "/partitions"
-CLIENT_IDS = "/ids/client"
+IDS = "/ids"
+CLIENT_IDS = f"{IDS}/client"
 LEADER = "/election/leader"
-_FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, "/ids", "/election", HISTORY)
+_FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, "/election", HISTORY)
 _OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE)}
 """What stands right below the root of a cluster. Whatever else does is somebody else's."""
 _WITH_NODES = (SERVERS, STORAGES)
@@ -72,6 +73,8 @@ CLIENT_ID_MAX = (1 << 31) - 1
 CLIENT_IDS_PER_SECOND = 16
 """The counter of client ids never lags behind the clock, by so many a second. An older document that is put back may
 therefore not give out an id a second time, unless more than so many were given out each second since it was current."""
+CLIENT_IDS_AHEAD = 1 << 20
+"""A counter that is made anew begins so far above all that is known of the one that was deleted."""
 ATTEMPTS_MAX = 100
 """Every lost race for a client id means that somebody else got one: so many in a row are no accident."""
 READS_MAX = 64
@@ -110,6 +113,8 @@ class Cluster(OperatorDocuments):
         self.coordinator = coordinator
         self._clock = clock
         self._counting = asyncio.Lock()
+        self._counter: Counter | None = None
+        """As it was read last."""
 
     # -- the cluster ---------------------------------------------------------------------------------------------------
 
@@ -327,10 +332,39 @@ class Cluster(OperatorDocuments):
 
     # -- clients -------------------------------------------------------------------------------------------------------
 
-    async def client_secret(self) -> bytes:
+    @property
+    def client_secret(self) -> bytes:
         """What tokens of client ids are made with."""
-        counter, _ = await self._document(CLIENT_IDS, Counter)
-        return counter.secret.bytes
+        assert self._counter is not None, "`read_counter` comes first"
+        return self._counter.secret.bytes
+
+    async def read_counter(self) -> int:
+        """Its version. A document that an operator has deleted or spoiled is made anew, with what was in it."""
+        try:
+            self._counter, version = await self._document(CLIENT_IDS, Counter)
+        except NodeMissing:
+            version = await self._count_anew(self._counter or Counter(1, uuid4()))
+        except BadMetadata as error:
+            if self._counter is None or "schema" in error.facts:  # others know what is in it
+                raise
+            version = await self._count_anew(self._counter)
+        return version
+
+    async def _count_anew(self, known: Counter) -> int:
+        """Clients that live keep their ids, so it goes on above all of them; and their tokens, so the secret stays. Servers
+        notice at once that it is gone; where none of them lives, so that nobody knows it, it is another one."""
+        root = await self._version_of(ROOT)  # who deletes the cluster means this document, too
+        folder = [] if await self.coordinator.get(IDS) is not None else [Create(IDS, b"")]
+        node = await self.coordinator.get(CLIENT_IDS)
+        before = NO_VERSION if node is None else node.version
+        counter = replace(known, next=max(known.next, self._drawn_by_now) + CLIENT_IDS_AHEAD)
+        await self.coordinator.commit([Check(ROOT, root), *folder, put(CLIENT_IDS, encode(counter), before)])
+        self._counter = counter
+        return before + 1
+
+    @property
+    def _drawn_by_now(self) -> int:
+        return int(self._clock() * CLIENT_IDS_PER_SECOND)
 
     async def new_client_id(self) -> int:
         """An id that no client has that lives. One is lost when the answer of the coordinator is. One at a time: of many
@@ -345,14 +379,17 @@ class Cluster(OperatorDocuments):
 
     async def _next_client_id(self) -> int:
         for _ in range(ATTEMPTS_MAX):
-            counter, version = await self._document(CLIENT_IDS, Counter)
-            drawn = max(counter.next, int(self._clock() * CLIENT_IDS_PER_SECOND))
             try:
-                await self.coordinator.commit([Set(CLIENT_IDS, encode(replace(counter, next=drawn + 1)), version)])
-            except NodeMissing:
-                raise
-            except ChangedMeanwhile:
+                version = await self.read_counter()
+                assert self._counter is not None
+                drawn = max(self._counter.next, self._drawn_by_now)
+                counter = replace(self._counter, next=drawn + 1)
+                await self.coordinator.commit([Set(CLIENT_IDS, encode(counter), version)])
+            except ChangedMeanwhile as error:
+                if error.facts.get("path") == ROOT:
+                    raise
                 continue
+            self._counter = counter
             return (drawn - 1) % CLIENT_ID_MAX + 1
         raise ChangedMeanwhile(f"{CLIENT_IDS} was changed by others {ATTEMPTS_MAX} times in a row")
 
@@ -389,6 +426,10 @@ class Cluster(OperatorDocuments):
 
     async def wait_for_assignment(self, seen: object | None) -> object:
         return await self.wait_for_change([ASSIGNMENT], seen)
+
+    async def wait_for_counter(self, seen: object | None) -> object:
+        """For the counter of client ids to go or to come, not for each id that is drawn."""
+        return await self.wait_for_change([IDS], seen)
 
     async def wait_for_replicas(self, partition: int, seen: object | None) -> object:
         """For a replica that comes, goes or changes its role, and for a storage that does or has another address."""

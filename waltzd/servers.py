@@ -9,7 +9,7 @@ its way; this end takes that frame as the end of the stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -76,7 +76,7 @@ class ServerClient(Caller):
         request = wire.PartitionRequest(cluster_key=await self._known_key(), partition=partition)
         return int((await self._call(self._stub.HighWaterMark, request)).mark)
 
-    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[Run]:
+    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
         """Committed records, checked here, too: what the network did to them shows."""
         next_id = first_id
         async for message in self._fetch(partition, first_id, last_id, heads_only=False):

@@ -17,6 +17,12 @@ import pytest
 
 from tests.cli.example import examples
 from waltzctl.playground.local import LocalCluster
+from waltzctl.reach import resolve, using
+from waltzd.cluster import CLIENT_IDS, Cluster
+from waltzd.coordinator import Delete
+from waltzd.errors import NodeMissing
+from waltzd.frame import Registration
+from waltzd.servers import ServerClient
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60
@@ -205,6 +211,31 @@ def test_grep_mistyped(log: Log, words: list[str], said: str) -> None:
     told = log("grep", 0, *words)
     assert (told.code, told.out) == (2, "")
     assert said in told.err
+
+
+# -- without client ids ------------------------------------------------------------------------------------------------
+
+
+def test_reading_needs_no_client_id(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_: ServerClient) -> Registration:
+        raise NodeMissing("the coordinator has no document /ids/client")
+
+    monkeypatch.setattr(ServerClient, "register", refuse)
+    first, last = log.ids[0], log.ids[-1]
+    assert [row["id"] for row in log.rows("get", 0, first, f"{first}-{last}")] == [first, *log.ids]
+    assert [row["id"] for row in log.rows("tail", 0, "-n", 2)] == list(log.ids[-2:])
+    assert [row["id"] for row in log.rows("grep", 0, "--from", first)] == list(log.ids)
+    assert "W2026" in log("append", 0, "x").err
+
+
+def test_client_ids_that_an_operator_deletes_come_back(log: Log) -> None:
+    async def delete(cluster: Cluster) -> None:
+        await cluster.coordinator.commit([Delete(CLIENT_IDS, await cluster.read_counter())])
+
+    before = log.rows("get", 0, log.ids[-1])[0]["client"]
+    using(resolve({"directory": str(log.live.directory)}), delete)
+    again = append(log.waltzctl, log.live, 0, "again")
+    assert log.rows("get", 0, again)[0]["client"] > before
 
 
 # -- append ------------------------------------------------------------------------------------------------------------

@@ -379,7 +379,7 @@ class SimServerPort(_Port[Desk]):
 
         return await self._ask(answer)
 
-    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[Run]:
+    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
         key = await self._known_key()
 
         async def work(desk: Desk, end: End) -> None:

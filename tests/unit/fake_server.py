@@ -8,7 +8,7 @@ name of the moment, and may answer with one of `FAULTS`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -222,6 +222,7 @@ class FakeCluster:
         self.open_ports = 0
         self.open_mounts = 0
         self.feed_records = 3
+        self.run_records = 1000
         self.late_by = 3
         self.mount_requests: list[MountRequest] = []
 
@@ -286,13 +287,13 @@ class FakeServer:
     async def high_water_mark(self, partition: int) -> int:
         return (await self._owned(partition)).committed
 
-    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[Run]:
+    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
         found = await self._owned(partition)
         last = found.committed if last_id is None else last_id
         if last > found.committed:
             raise BeyondLog(f"there is nothing above {found.committed}")
-        if last >= first_id:
-            yield found.run(first_id, last)
+        for first in range(first_id, last + 1, self.cluster.run_records):
+            yield found.run(first, min(last, first + self.cluster.run_records - 1))
 
     async def close(self) -> None:
         assert not self.is_closed

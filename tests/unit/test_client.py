@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.fake_server import FakeCluster, FakeServer
 from tests.unit.timeless import run
+from waltzd import client as client_module
 from waltzd.client import Client
 from waltzd.client_settings import ClientSettings
 from waltzd.errors import (
@@ -957,6 +958,44 @@ def test_sequence_numbers_that_are_used_up_bring_a_new_client_id() -> None:
         assert len({(entry.client, entry.sequence) for entry in log}) == 11
 
     with_client(test)
+
+
+def test_reading_needs_no_client_id() -> None:
+    """No server gives one out while the coordinator does not answer."""
+
+    async def test(client: Client, fake: FakeCluster) -> None:
+        partition = fake.partitions[0]
+        partition.write(*[b"%d" % i * 100 for i in range(30)])
+        assert (fake.clients, client.partitions, await client.high_water_mark(0)) == (0, (), 29)
+        assert (await client.read(0, 7)).payload == b"7" * 100
+        assert [found.id for found in await client.read_some(0, 3, 29)] == list(range(3, 30))
+        with pytest.raises(BeyondLog):
+            await client.read_some(0, 3, 30)
+        for broken in ((3, 2), (-1, 2), (0, 1 << 64)):
+            with pytest.raises(BadArgument):
+                await client.read_some(0, *broken)
+        assert fake.clients == 0
+        await client.set_partitions([0])
+        assert (fake.clients, client.client_id) == (1, 1)
+
+    with_client(test, partitions=())
+
+
+def test_no_more_is_read_at_once_than_is_good_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "READ_IDS_MAX", 10)
+    monkeypatch.setattr(client_module, "READ_BYTES", 1000)
+
+    async def test(client: Client, fake: FakeCluster) -> None:
+        fake.run_records = 2
+        fake.partitions[0].write(*[b"x" * (100 if i < 10 else 700) for i in range(30)])
+        sizes: list[int] = []
+        while (next_id := sum(sizes)) < 30:
+            found = await client.read_some(0, next_id, 29)
+            assert found[0].id == next_id
+            sizes.append(len(found))
+        assert sizes == [8, 4, *[2] * 9]
+
+    with_client(test, partitions=())
 
 
 # -- partitions and the end

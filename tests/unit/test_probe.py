@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,7 +72,7 @@ class Server:
             raise answer
         return [answer] if answer is not None else None
 
-    async def fetch(self, _partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[Run]:
+    async def fetch(self, _partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
         yield encode_payloads(first_id, [self.gives])
 
     def cancel(self) -> None:

@@ -109,7 +109,7 @@ class Part:
     """Registration, election and host at once: announced, then does what it is told."""
 
     def __init__(self, work: Callable[[], Any] = never) -> None:
-        self.watch = self
+        self.watch = self.ids_watch = self
         self.run = work
 
     async def read(self) -> None: ...

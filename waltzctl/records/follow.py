@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
 from typing import TypeVar
 
 import click
@@ -22,7 +21,7 @@ from waltzctl.watching import last_seen
 from waltzctl.watching.lookout import LOST, known_of
 from waltzd import Client, ClientSettings, Transaction, loop
 from waltzd.cluster import Cluster
-from waltzd.errors import CannotConnect, NoServerUp
+from waltzd.errors import NoServerUp
 from waltzd.servers import ServerClient
 
 LOOK_SECONDS = 1.0
@@ -30,6 +29,14 @@ LOOK_SECONDS = 1.0
 CALL_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
 T = TypeVar("T")
+
+
+async def between(client: Client, partition: int, first_id: int, last_id: int) -> AsyncGenerator[Transaction, None]:
+    """Committed transactions. They are asked for: nobody has to be known as a client for that."""
+    while first_id <= last_id:
+        for transaction in await client.read_some(partition, first_id, last_id):
+            yield transaction
+        first_id = transaction.id + 1
 
 
 class Feed:
@@ -55,34 +62,14 @@ class Feed:
 
     # -- for those who read
 
-    async def between(
-        self, client: Client, partition: int, first_id: int, last_id: int, *, seconds: float
-    ) -> AsyncGenerator[Transaction, None]:
-        """Committed transactions. Gives up when nothing has come for so many seconds."""
-        if first_id > last_id:
-            return
-        async with aclosing(self._batches(client, {partition: first_id - 1}, seconds)) as batches:
-            async for batch in batches:
-                for transaction in batch:
-                    yield transaction
-                    if transaction.id == last_id:
-                        return
-
     async def beyond(self, client: Client, after: Mapping[int, int]) -> AsyncGenerator[Transaction, None]:
         """What stands behind these ids, and what is still to come, without an end."""
-        async with aclosing(self._batches(client, after, None)) as batches:
-            async for batch in batches:
-                for transaction in batch:
-                    yield transaction
-
-    async def _batches(
-        self, client: Client, after: Mapping[int, int], seconds: float | None
-    ) -> AsyncGenerator[Sequence[Transaction], None]:
         self._after, self._is_wanted = dict(after), True
         await client.set_partitions(after)
         try:
             while True:
-                yield await self._next(client, seconds)
+                for transaction in await self._next(client):
+                    yield transaction
         finally:
             # The client waits until this view has taken what it was just given: let nothing be in its way.
             self._is_wanted = False
@@ -94,31 +81,23 @@ class Feed:
         while not self._arrived.empty():
             self._arrived.get_nowait()
 
-    async def _next(self, client: Client, seconds: float | None) -> Sequence[Transaction]:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+    async def _next(self, client: Client) -> Sequence[Transaction]:
         while True:
             try:
                 async with asyncio.timeout(LOOK_SECONDS):
                     return await self._arrived.get()
             except TimeoutError:
-                self._look(client, loop.time() - began, seconds)
+                self._look(client)
 
-    def _look(self, client: Client, waited: float, seconds: float | None) -> None:
+    def _look(self, client: Client) -> None:
         for state in client.describe():
             if state.stopped is not None:
                 raise state.stopped
-            if seconds is not None and waited >= seconds:
-                raise CannotConnect(
-                    f"nothing came from partition {state.partition} for {seconds:g} seconds: {state.sentence}",
-                    not_done="what is not shown was not read",
-                    next_step="see how the partition is with `waltzctl status`",
-                )
-            if seconds is None and state.is_ready == (state.partition in self._silent):
+            if state.is_ready == (state.partition in self._silent):
                 self._say(state.partition, state.sentence, is_ready=state.is_ready)
 
     def _say(self, partition: int, sentence: str, *, is_ready: bool) -> None:
-        """To those who wait without an end, once each time."""
+        """Once each time."""
         if is_ready:
             del self._silent[partition]
             click.echo(f"partition {partition} is there again", err=True)

@@ -71,9 +71,9 @@ def get(partition: int, ids: tuple[str, ...], output: str, decode: str, seconds:
       waltzctl txn get 0 0-2 1 -o json
       waltzctl txn get 0 1 -o raw
     """
-    from waltzctl.records.follow import Feed, with_client
+    from waltzctl.records.follow import between, with_client
 
-    spans, sink, feed = spans_of(ids), render_txn.sink(output, decode), Feed()
+    spans, sink = spans_of(ids), render_txn.sink(output, decode)
     highest = max(last for _, last in spans)
 
     async def show(client: Any) -> None:
@@ -85,12 +85,9 @@ def get(partition: int, ids: tuple[str, ...], output: str, decode: str, seconds:
                 next_step="ask for ids that are committed" if committed >= 0 else "append something first",
             )
         for first, last in spans:
-            if first == last:
-                sink(await client.read(partition, first))
-                continue
-            await _pour(feed.between(client, partition, first, last, seconds=seconds), sink)
+            await _pour(between(client, partition, first, last), sink)
 
-    with_client(reach, show, feed=feed, seconds=seconds, typed=partition)
+    with_client(reach, show, seconds=seconds, typed=partition)
     return EXIT_OK
 
 
@@ -116,7 +113,7 @@ def tail(
       waltzctl txn tail 0
       waltzctl txn tail --all -n 2 -o json
     """
-    from waltzctl.records.follow import Feed, with_client
+    from waltzctl.records.follow import Feed, between, with_client
 
     if (partition is None) != is_all:
         raise click.UsageError("Name a partition, or say --all.")
@@ -130,7 +127,7 @@ def tail(
         if follow:
             await _pour(feed.beyond(client, after), sink)
         for number, mark in committed.items():
-            await _pour(feed.between(client, number, after[number] + 1, mark, seconds=seconds), sink)
+            await _pour(between(client, number, after[number] + 1, mark), sink)
         if max(marks, default=-1) < 0:
             click.echo("There are no transactions yet.", err=True)
 
@@ -165,7 +162,7 @@ def grep(
       waltzctl txn grep 0 --match "pay(ment|out)"
       waltzctl txn grep 0 --from 1 --header 7 --json-path order.sku=17 -o json
     """  # fmt: skip
-    from waltzctl.records.follow import Feed, with_client
+    from waltzctl.records.follow import Feed, between, with_client
 
     if follow and last_id is not None:
         raise click.UsageError("--to is an end, and --follow has none.")
@@ -187,7 +184,7 @@ def grep(
             # What is not there yet cannot be waited for by its id: begin at the end at the latest.
             read = feed.beyond(client, {partition: min(first_id - 1, committed)})
         else:
-            read = feed.between(client, partition, first_id, end, seconds=seconds)
+            read = between(client, partition, first_id, end)
         async with aclosing(read):
             async for transaction in read:
                 if transaction.id < first_id or not filters.match(

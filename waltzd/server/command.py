@@ -208,6 +208,7 @@ class _Daemon:
                     tasks.create_task(self.registration.watch.run(), name="registration"),
                     tasks.create_task(self.election.watch.run(), name="election"),
                     tasks.create_task(self._pace.watch.run(), name="pace"),
+                    tasks.create_task(self.host.ids_watch.run(), name="client ids"),
                     tasks.create_task(self.expiry.run(), name="certificate"),
                     tasks.create_task(self._watch_partitions(), name="alarms"),
                 ]

@@ -91,6 +91,8 @@ class Host(Generic[P]):
         self.watch = Watch("ownership", wait=cluster.wait_for_assignment, act=self._look_at_assignment)
         """Apart from the other one, because a hand-over must not wait until all servers were read."""
         self.servers_watch = Watch("topology", wait=cluster.wait_for_servers, act=self._look_at_servers)
+        self.ids_watch = Watch("client ids", wait=cluster.wait_for_counter, act=self._look_at_counter)
+        """For who runs it: a server makes the counter anew at once, since one that starts could not know what was in it."""
         self._cluster = cluster
         self._registration = registration
         self._make_store = make_store
@@ -98,7 +100,6 @@ class Host(Generic[P]):
         self._assignment: Assignment | None = None
         self._servers: dict[str, ServerMeta] = {}
         self._topology: Topology | None = None
-        self._client_secret = b""
         self._tenancies: dict[int, _Tenancy[P]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._is_closing = False
@@ -109,7 +110,7 @@ class Host(Generic[P]):
 
     async def read(self) -> None:
         """Look once before this server announces itself, so that it knows from whom it takes a partition over."""
-        self._client_secret = await self._cluster.client_secret()
+        await self._cluster.read_counter()
         await self._read_servers()
         await self._read_assignment()
 
@@ -171,8 +172,7 @@ class Host(Generic[P]):
 
     @property
     def client_secret(self) -> bytes:
-        assert self._client_secret, "`read` comes first"
-        return self._client_secret
+        return self._cluster.client_secret
 
     async def register(self) -> int:
         """A new client id."""
@@ -243,6 +243,9 @@ class Host(Generic[P]):
     async def _look_at_servers(self) -> None:
         await self._read_servers()
         self._changed.ring()
+
+    async def _look_at_counter(self) -> None:
+        await self._cluster.read_counter()
 
     async def _read_assignment(self) -> Assignment:
         assignment, _ = await self._cluster.assignment()

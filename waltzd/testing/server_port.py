@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -138,7 +138,7 @@ class ServerPort:
         await asyncio.sleep(0)
         return self._find().desk.high_water_mark(self._known_key(), partition)
 
-    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[Run]:
+    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
         async with aclosing(self._find().desk.fetch(self._known_key(), partition, first_id, last_id)) as runs:
             async for run in runs:
                 yield run

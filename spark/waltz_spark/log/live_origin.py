@@ -15,7 +15,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar
 from uuid import UUID
 from zlib import crc32
 
@@ -343,11 +343,12 @@ class LiveOrigin:
         place = await where.find(number)
         assert place.address is not None
         try:
-            async with where.at(place.address) as port:
-                stream = cast(AsyncGenerator[Run, None], port.fetch(number, span.first, span.last))
-                async with aclosing(stream) as runs:
-                    async for run in runs:
-                        yield run
+            async with (
+                where.at(place.address) as port,
+                aclosing(port.fetch(number, span.first, span.last)) as runs,
+            ):
+                async for run in runs:
+                    yield run
         except WaltzError as error:
             where.failed(number, place, error)
             raise
