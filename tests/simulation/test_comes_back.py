@@ -72,6 +72,28 @@ async def test_a_learner_that_copies_is_told_what_is_committed() -> None:
         await are_all_told(c, 1999, "s3")
 
 
+@pytest.mark.parametrize(("at", "in_record"), [(700, True), (156, True), (20, False)], ids=["data", "length", "header"])
+def test_a_file_that_rots_at_its_source_is_noticed_by_whoever_copies_it(at: int, in_record: bool) -> None:
+    async def test() -> None:
+        async with cell(4, members=3) as c:
+            settings = StoreSettings(**{**vars(SETTINGS), "tail_bytes_max": 1000})
+            pipeline = await c.opened(await c.own(1, settings=settings))
+            for _ in range(10):
+                await pipeline.committed(pipeline.append(50))
+            await are_all_told(c, 499)
+            source = c.storages["s0"]
+            rotten = next(name for name in source.disk.names("storage/0") if name.endswith(".seg"))
+            source.disk.corrupt(f"storage/0/{rotten}", at, b"\x7f")
+            roles, version = await c.cluster.replica_set(0)
+            await c.cluster.save_replica_set(0, {**roles, "s3": Role.LEARNER}, version)
+            await are_all_told(c, 499, "s3")
+            assert any("damaged" in line for line in source.log) or not in_record
+            await c.until(lambda: c.is_sound("s0"))
+            c.check_equal("s0", "s1", "s2", "s3")
+
+    run(test())
+
+
 @pytest.mark.parametrize("in_place", [False, True], ids=["as another file", "in place"])
 def test_an_old_copy_does_not_vote(in_place: bool) -> None:
     """Put back below the file system nothing of the copy says that it is one; but the coordinator knows what it lacks."""

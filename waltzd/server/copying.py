@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TypeVar
 
 from waltzd.buffer import Buffer
-from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors import CannotConnect, ForeignCluster, TooLarge, UnfitSegment, WaltzError
 from waltzd.port import AppendPort, ReplicaPort
 from waltzd.record import Run
 from waltzd.replica import ReplicaStatus
@@ -83,7 +83,11 @@ class Copier:
         while first_id <= last_id:
             if first_id in segments:
                 last, size = segments[first_id]
-                await self._install(first_id, size, self._file(source, first_id))
+                try:
+                    await self._install(first_id, size, self._file(source, first_id))
+                except (UnfitSegment, TooLarge, ForeignCluster):
+                    # Record by record the source looks at what it gives: if its file is damaged, it learns of it.
+                    await self._append(self._records(source, first_id, last), last)
             else:
                 last = min([last_id, *(first - 1 for first in segments if first > first_id)])
                 await self._append(self._records(source, first_id, last), last)
