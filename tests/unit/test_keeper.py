@@ -244,6 +244,27 @@ def test_damage_in_a_header_is_not_handed_on() -> None:
     assert verify(disk, [Target(storage=ROOT)], Options(key=KEY)).findings == []
 
 
+@pytest.mark.parametrize("suffix", ["seg", "idx"])
+@pytest.mark.parametrize("first_id", [4, 8], ids=["sealed", "newest"])
+@pytest.mark.parametrize("at", [0, 12, 40, 127], ids=["version", "key", "first zero", "last zero"])
+def test_damage_in_a_header_that_verification_finds_is_mended(first_id: int, suffix: str, at: int) -> None:
+    """What the zeros and an index must be is known without another replica."""
+    disk = sample(12)
+    path = f"{ROOT}/0/{first_id:019d}.{suffix}"
+    before = bytes(disk.content(path))
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        disk.corrupt(path, at, bytes([before[at] ^ 0x40]))
+        assert [found for found in [one async for one in keeper.verify(0)] if isinstance(found, Finding)] != []
+        is_sound = keeper.directory.partition(0).status().is_sound
+        assert is_sound == (suffix == "idx" or at >= 40), "the rest of it comes from another replica"
+        again = [found for found in [one async for one in keeper.verify(0)] if isinstance(found, Finding)]
+        assert (again == []) == is_sound
+        assert not is_sound or suffix == "idx" or bytes(disk.content(path)) == before
+
+    with_keeper(disk, test)
+
+
 def test_a_sender_that_goes_away_at_any_moment_leaves_nothing() -> None:
     content = file_of(6, 6)
     outcomes: set[int] = set()

@@ -115,7 +115,8 @@ def examine_segment(
     active: Segment | None,
     say: Callable[[str], None],
 ) -> list[Finding]:
-    """Read all of a segment that should end in front of `next_id`. Its index is right afterwards; damage is returned.
+    """Read all of a segment that should end in front of `next_id`. Its index is right afterwards, and so is the part of its
+    header that means nothing; damage is returned.
 
     Where sound records end early and another segment follows, nothing is wrong with this one: one behind it is missing."""
     path = join(directory, segment_name(expected.first_id))
@@ -126,7 +127,11 @@ def examine_segment(
         check_header(header, expected, path)
     except (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing) as error:
         return [header_finding(error, path, partition=number, first_id=expected.first_id, last_id=next_id - 1)]
+    if data.read(0, HEADER_BYTES) != header.encode():
+        _write_header(active.data if active else disk.open(path, write=True), header, say)
     if active:
+        if not _has_right_header(active.index, header):
+            _write_header(active.index, header, say)
         found = survey(
             data,
             first_id=expected.first_id,
@@ -179,9 +184,25 @@ def _open_index(disk: Disk, directory: str, header: FileHeader) -> File | None:
     if not disk.exists(path):
         return None
     index = disk.open(path)
-    try:
-        check_header(FileHeader.decode(index.read(0, HEADER_BYTES), path), header, path)
-    except (HeaderDamaged, UnknownVersion, ForeignCluster):
+    if not _has_right_header(index, header):
         index.close()
         return None
     return index
+
+
+def _has_right_header(index: File, header: FileHeader) -> bool:
+    """In every byte, apart from its date, which is its own."""
+    raw = index.read(0, HEADER_BYTES)
+    try:
+        found = FileHeader.decode(raw, index.path)
+        check_header(found, header, index.path)
+    except (HeaderDamaged, UnknownVersion, ForeignCluster):
+        return False
+    return raw == found.encode()
+
+
+def _write_header(file: File, header: FileHeader, say: Callable[[str], None]) -> None:
+    """All that means anything is known; what stands behind it is zero in every file that anybody has ever written."""
+    file.write(0, header.encode())
+    file.flush()
+    say(f"the header of {file.path} was made right again")
