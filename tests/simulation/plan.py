@@ -48,9 +48,6 @@ LATER = ("members", "linger", "stall", "marks", "rewind", "spoil")
 """Drawn by a number of their own, so that the seeds from before tell the story that they told."""
 LAST = ("rot", "restore")
 """Likewise."""
-NAMED = ("restore",)
-"""Only where it is asked for: with it, seeds 435042006390 and 435042006477 lose what clients were fed. Open is whether a
-copy was put back that nobody can tell, or an owner believed one that it could."""
 RARE = ("rewind", "spoil")
 """They may leave a partition to an operator, and a run ends there."""
 REPLICAS_MIN = 3
@@ -149,7 +146,7 @@ def make_plan(
     chosen = tuple(fault for fault in FAULTS if fault not in LATER + LAST and pick.random() < 0.5) or ("crash",)
     chosen += tuple(fault for fault in LATER if later.random() < (0.06 if fault in RARE else 0.4))
     last = random.Random(f"last {seed}")
-    chosen += tuple(fault for fault in LAST if last.random() < 0.25 and fault not in NAMED)
+    chosen += tuple(fault for fault in LAST if last.random() < 0.25)
     chosen = chosen if faults is None else faults
     setup = Setup(
         storages=storages or pick.choice((3, 3, 3, 3, 5)),

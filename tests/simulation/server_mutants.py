@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ RENEW = Aim(faults=("slow",), servers=1, storages=3, setup={**BUSIER, "session_b
 """One planned session after the other, under load."""
 ROLL = Aim(faults=("crash",), seconds=10.0, servers=1, storages=3, setup=BUSY)
 FORGET = Aim(faults=("forget", "slow"), seconds=10.0, servers=1, storages=3, setup=BUSIER)
+RESTORE = Aim(faults=("restore",), seconds=10.0, storages=3, setup={"rate": 15.0, "partitions": 1, "callers": 2})
 REMOUNT = Aim(faults=("reset", "pause", "slow"), setup=BUSY)
 
 
@@ -209,6 +211,16 @@ def lets_a_wiped_disk_vote(patches: Patches) -> None:
         return bounds
 
     patches.wrap(Recovery, "_bounds", make)
+
+
+@mutant(8, 12, aim=RESTORE)
+def does_not_read_how_far_a_replica_had_acknowledged(patches: Patches) -> None:
+    """A snapshot of a volume votes like the replica, although the document says that it had acknowledged more."""
+
+    def make(right: Any) -> Any:
+        return lambda self, state, status: right(self, replace(state, acknowledged=EMPTY), status)
+
+    patches.wrap(Recovery, "_least", make)
 
 
 @mutant(0, 1, aim=FAIL_OVER)

@@ -33,6 +33,8 @@ class Answers:
     """The newest session that it has promised itself to."""
     durable: dict[int, int] = field(default_factory=dict)
     """Up to here every id was said to be on the disk, and nobody had it cut since."""
+    fenced: dict[int, int] = field(default_factory=dict)
+    """The newest session that a process on any disk of this machine has promised itself to."""
 
 
 class _Promiser(Keeper):
@@ -44,8 +46,8 @@ class _Promiser(Keeper):
         self, number: int, session: int, partitions: int, *, create: bool = False, caller: int = 0
     ) -> ReplicaStatus:
         status = await super().open_session(number, session, partitions, create=create, caller=caller)
-        promised = self.answers.promised
-        promised[number] = max(session, promised.get(number, session))
+        for promised in (self.answers.promised, self.answers.fenced):
+            promised[number] = max(session, promised.get(number, session))
         return status
 
     async def truncate(self, number: int, session: int, mark: int, *, contact: int = 0) -> ReplicaStatus:
@@ -364,7 +366,7 @@ class StorageMachine(Machine):
     def replace_disk(self, disk: SimDisk) -> None:
         assert not self.is_up
         self.disk = disk
-        self.answers = Answers()
+        self.answers = Answers(fenced=self.answers.fenced)
         self.is_damaged = self._has_lost_power = self._is_rotten = False
         self._was_cut = self.has_lost_data = True
 
@@ -398,7 +400,7 @@ class StorageMachine(Machine):
             now, then = self._stands(self.disk), self._stands(copy)
         except WaltzError:
             return
-        if all(self._is_told(status, then.get(number)) for number, status in now.items()):
+        if all(self._is_noticed(status, now.get(number)) for number, status in then.items()):
             self.world.say(self.name, "a snapshot of its volume is put back")
             self.replace_disk(copy)
 
@@ -407,21 +409,31 @@ class StorageMachine(Machine):
         disk.kill()
         return {one.number: one.status() for one in self._directory(disk, say=lambda sentence: None).partitions()}
 
-    def _is_told(self, now: ReplicaStatus, then: ReplicaStatus | None) -> bool:
-        """Whether the document of the partition says that a replica like `then` has forgotten something. An owner of an
-        older session than that to which `now` has promised itself would not read it."""
-        found = self.world.zookeeper.tree.find(partition_path(now.partition))
-        if found is None or not now.is_sound:
+    def _is_noticed(self, then: ReplicaStatus, now: ReplicaStatus | None) -> bool:
+        """By each owner that there is. That of an older session than this storage has promised itself to, on whatever disk,
+        would not read the document."""
+        number = then.partition
+        found = self.world.zookeeper.tree.find(partition_path(number))
+        if found is None:
             return False
-        meta = decode(PartitionMeta, found.data, "")
         for server in self.world.servers.values():
             for owned in server.server.host.describe() if server.server is not None else ():
-                if owned.partition == now.partition and owned.session < now.promised_session:
+                if owned.partition == number and owned.session < self.answers.fenced.get(number, 0):
                     return False
-        if then is None or then.incarnation != now.incarnation or self.name not in meta.joined:
-            return True
-        is_same = then.last_id >= now.last_id and then.session == now.session
-        return is_same or then.session != meta.opened or then.last_id < meta.replicas[self.name].acknowledged
+        return is_told(decode(PartitionMeta, found.data, ""), self.name, then, now)
+
+
+def is_told(meta: PartitionMeta, name: str, then: ReplicaStatus, now: ReplicaStatus | None) -> bool:
+    """Whether the partition's document says that a replica like `then` has no vote, or `then` has forgotten nothing of
+    `now`, which is on the disk. That one may be another replica, or none: it tells nothing about the one that joined."""
+    state = meta.replicas.get(name)
+    if state is None or name not in meta.joined or then.incarnation != state.incarnation:
+        return True
+    if meta.decision is not None or then.session != meta.opened or then.last_id < state.acknowledged:
+        return True
+    if now is None or not now.is_sound or (now.incarnation, now.session) != (then.incarnation, then.session):
+        return False
+    return then.last_id >= now.last_id
 
 
 def _last_record(content: bytes) -> int:
