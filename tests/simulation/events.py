@@ -56,7 +56,7 @@ _TO_STORAGES: dict[str, Callable[[Simulation, StorageMachine, Event], None]] = {
     "copy in place": lambda world, storage, event: _only_down(storage, storage.put_back_in_place),
     "snapshot": lambda world, storage, event: _only_down(storage, storage.put_back_snapshot),
     "photograph": lambda world, storage, event: storage.take_photograph(),
-    "wipe": lambda world, storage, event: _only_down(storage, lambda: storage.replace_disk(storage.blank_disk())),
+    "wipe": lambda world, storage, event: _only_down(storage, storage.lose_disk),
     "old copy": lambda world, storage, event: _only_down(storage, storage.put_back_photograph),
     "die at operation": lambda world, storage, event: storage.die_at(int(event.amount)),
     "stop": lambda world, storage, event: storage.stop(),

@@ -375,24 +375,31 @@ class StorageMachine(Machine):
             self.photograph = self.disk.clone(self._disk_seed())
             self._renewals_before = self._renewals
 
-    def put_back_photograph(self) -> bool:
-        if self.photograph is None:
-            return False
-        self.replace_disk(self.photograph.restored(self._disk_seed()))
-        return True
+    @property
+    def may_forget(self) -> bool:
+        """That documents went back is known from storages that remember. Where one has forgotten since the backup, and
+        another is away, nobody knows."""
+        return not self.world.zookeeper.has_backup
+
+    def lose_disk(self) -> None:
+        if self.may_forget:
+            self.replace_disk(self.blank_disk())
+
+    def put_back_photograph(self) -> None:
+        if self.photograph is not None and self.may_forget:
+            self.replace_disk(self.photograph.restored(self._disk_seed()))
 
     def put_back_in_place(self) -> None:
         """Over the files that are there. A storage notices that when it was opened anew, or stopped in order, since."""
         copy = self.photograph
-        if copy is None or self._renewals == self._renewals_before:
+        if copy is None or self._renewals == self._renewals_before or not self.may_forget:
             return
         self.world.say(self.name, "an old copy of its directory is put back in place")
         self.replace_disk(copy.restored(self._disk_seed(), over=self.disk))
 
     def put_back_snapshot(self) -> None:
         """Below the file system. Nothing of the storage tells: only where the documents do, it is done."""
-        zookeeper = self.world.zookeeper
-        if self.photograph is None or self.is_damaged or zookeeper.went_back or zookeeper.has_backup:
+        if self.photograph is None or self.is_damaged or self.world.zookeeper.went_back or not self.may_forget:
             return
         copy = self.photograph.clone(self._disk_seed())
         copy.kill()
