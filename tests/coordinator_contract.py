@@ -14,8 +14,23 @@ from uuid import uuid4
 
 import pytest
 
-from waltzd.cluster import ATTEMPTS_MAX, CLIENT_IDS, LEADER, SERVERS, Cluster
-from waltzd.coordinator import COMMIT_BYTES_MAX, Check, Coordinator, Create, Delete, Set
+from waltzd.cluster.cluster import ATTEMPTS_MAX, CLIENT_IDS, LEADER, SERVERS, Cluster
+from waltzd.cluster.coordinator import COMMIT_BYTES_MAX, Check, Coordinator, Create, Delete, Set
+from waltzd.cluster.expected import expected_servers, forget_server
+from waltzd.cluster.meta import (
+    Assignment,
+    ClusterMeta,
+    HistoryEntry,
+    Moves,
+    Ownership,
+    PartitionMeta,
+    Preferences,
+    ReplicaSets,
+    Role,
+    ServerMeta,
+    StorageMeta,
+)
+from waltzd.cluster.operator_documents import HISTORY_MAX, MOVES, NO_VERSION, PREFERRED, replicas_path
 from waltzd.errors import (
     BadArgument,
     BadMetadata,
@@ -29,21 +44,6 @@ from waltzd.errors import (
     TooLarge,
     Unsafe,
 )
-from waltzd.expected import expected_servers, forget_server
-from waltzd.meta import (
-    Assignment,
-    ClusterMeta,
-    HistoryEntry,
-    Moves,
-    Ownership,
-    PartitionMeta,
-    Preferences,
-    ReplicaSets,
-    Role,
-    ServerMeta,
-    StorageMeta,
-)
-from waltzd.operator_documents import HISTORY_MAX, MOVES, NO_VERSION, PREFERRED, replicas_path
 
 DEADLINE_SECONDS = 60
 """Of a story as a whole: none waits for ever."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from waltzctl.playground.blueprint import BLUEPRINT
 from waltzctl.playground.local import LocalCluster
 from waltzctl.watching.overview import PartitionView
-from waltzd import loop
+from waltzd.client import loop
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNHEALTHY, WaltzError
 
 ROOT = Path(__file__).parents[1]

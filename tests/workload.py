@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from waltzd.lock import append_lock, read_lock, write_lock
-from waltzd.transaction import Builder, Transaction, TransactionContext
+from waltzd.client.view import Builder, Transaction, TransactionContext
+from waltzd.protocol.locks import append_lock, read_lock, write_lock
 
 LOCKS = 12
 """How many different ones are raced for."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, BadConfig, CannotConnect, NotPermitted, TlsMismatch, WrongPeer
-from waltzd.role import Role
-from waltzd.tls import Tls, speaks_tls
+from waltzd.protocol.role import Role
+from waltzd.wire.tls import Tls, speaks_tls
 
 OPTIONS = {
     "--tls-certificate": "Your certificate, with the role operator. These three, or none.",

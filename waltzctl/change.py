@@ -25,9 +25,9 @@ from waltzctl.progress import Shown, shown_progress
 from waltzctl.reach import Reach
 from waltzctl.render import is_line, printable
 from waltzctl.safety import Danger, Step, refusals
-from waltzd.cluster import Cluster
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import HistoryEntry
 from waltzd.errors import BadArgument, ChangedMeanwhile, NotConfirmed, Unsafe, WaltzError
-from waltzd.meta import HistoryEntry
 
 REASON_CHARACTERS_MAX = 1000
 

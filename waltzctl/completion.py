@@ -29,9 +29,9 @@ def contexts(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
 def _names(ctx: click.Context, kind: str, incomplete: str) -> list[str]:
     def ask() -> list[str]:
         from waltzctl.reach import GIVEN, resolve
-        from waltzd.cluster import Cluster
-        from waltzd.loop import run
-        from waltzd.zookeeper import ZooKeeperCoordinator
+        from waltzd.client.loop import run
+        from waltzd.cluster.cluster import Cluster
+        from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 
         reach = resolve({name: ctx.params.get(name) for name in GIVEN})
 

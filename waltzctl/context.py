@@ -32,10 +32,10 @@ from waltzctl.reach import (
     using,
 )
 from waltzctl.render import put_json
-from waltzd.cluster import Cluster
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import ClusterMeta
 from waltzd.errors import EXIT_OK, BadArgument, ContextExists, ForeignCluster
-from waltzd.fields import is_name
-from waltzd.meta import ClusterMeta
+from waltzd.protocol.address import is_name
 
 
 def tls_options(command: Any) -> Any:
@@ -98,7 +98,7 @@ def _check_values(context: Context) -> None:
     if context.directory is not None:
         load_blueprint(Path(context.directory))
         return
-    from waltzd.zookeeper import ZooKeeperCoordinator
+    from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 
     assert context.coordinator is not None
     ZooKeeperCoordinator(context.coordinator, context.root or LOCAL_ROOT)

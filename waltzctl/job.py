@@ -18,7 +18,7 @@ from waltzctl.change import Asked, Plan, agree, recorded
 from waltzctl.interruption import Interrupted, interruptible
 from waltzctl.progress import Say, Waiting
 from waltzctl.reach import Reach, using
-from waltzd.cluster import Cluster
+from waltzd.cluster.cluster import Cluster
 from waltzd.errors import EXIT_OK
 
 NOTHING_BEGUN = "Interrupted. Nothing was changed."

@@ -22,10 +22,10 @@ from waltzctl.aloud import waiting_aloud
 from waltzctl.certificate import OPTIONS as TLS_OPTIONS
 from waltzctl.certificate import tls_of
 from waltzctl.playground.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, ContextsDamaged, NoClusterNamed, NoSuchName
-from waltzd.fields import is_name
-from waltzd.tls import Tls
+from waltzd.protocol.address import is_name
+from waltzd.wire.tls import Tls
 
 LOCAL_DIRECTORY = "waltz-local"
 LOCAL_ROOT = "/waltz"
@@ -328,10 +328,10 @@ def _tls_alone(given: Mapping[str, str | None]) -> Tls | None:
 
 
 def using(reach: Reach, action: Callable[[Any], Awaitable[T]]) -> T:
-    """Do something with the documents of the cluster (`waltzd.cluster.Cluster`)."""
-    from waltzd import loop
-    from waltzd.cluster import Cluster
-    from waltzd.zookeeper import ZooKeeperCoordinator
+    """Do something with the documents of the cluster (`waltzd.cluster.cluster.Cluster`)."""
+    from waltzd.client import loop
+    from waltzd.cluster.cluster import Cluster
+    from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 
     async def run() -> T:
         coordinator = ZooKeeperCoordinator(reach.hosts, reach.root)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from waltzd.finding import Finding
-    from waltzd.reindex import Rebuild
-    from waltzd.verify import PartitionReport, Report
+    from waltzd.format.finding import Finding
+    from waltzd.storage.offline.reindex import Rebuild
+    from waltzd.storage.offline.verify import PartitionReport, Report
 
 JSON_VERSION = 1
 PIPE_COLUMNS = 10_000

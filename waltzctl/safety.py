@@ -11,8 +11,8 @@ import enum
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from waltzd.meta import Role
-from waltzd.quorum import majority
+from waltzd.cluster.meta import Role
+from waltzd.protocol.quorum import majority
 
 
 class Danger(enum.IntEnum):

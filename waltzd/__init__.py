@@ -10,39 +10,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from waltzd.client import Client as Client
-    from waltzd.client_blocking import BlockingClient as BlockingClient
-    from waltzd.client_settings import ClientSettings as ClientSettings
+    from waltzd.client.blocking import BlockingClient as BlockingClient
+    from waltzd.client.client import Client as Client
+    from waltzd.client.outbox import Outcomes as Outcomes
+    from waltzd.client.settings import ClientSettings as ClientSettings
+    from waltzd.client.view import Builder as Builder
+    from waltzd.client.view import Decision as Decision
+    from waltzd.client.view import Declined as Declined
+    from waltzd.client.view import Handler as Handler
+    from waltzd.client.view import Serializer as Serializer
+    from waltzd.client.view import Transaction as Transaction
+    from waltzd.client.view import TransactionContext as TransactionContext
     from waltzd.errors import WaltzError as WaltzError
-    from waltzd.frame import FeedMode as FeedMode
-    from waltzd.lock import Lock as Lock
-    from waltzd.lock import append_lock as append_lock
-    from waltzd.lock import read_lock as read_lock
-    from waltzd.lock import write_lock as write_lock
-    from waltzd.outcome import Committed as Committed
-    from waltzd.outcome import Outcome as Outcome
-    from waltzd.outcome import Reason as Reason
-    from waltzd.outcome import Rejected as Rejected
-    from waltzd.outcome import Unknown as Unknown
-    from waltzd.submission import Outcomes as Outcomes
-    from waltzd.transaction import Builder as Builder
-    from waltzd.transaction import Decision as Decision
-    from waltzd.transaction import Declined as Declined
-    from waltzd.transaction import Handler as Handler
-    from waltzd.transaction import Serializer as Serializer
-    from waltzd.transaction import Transaction as Transaction
-    from waltzd.transaction import TransactionContext as TransactionContext
+    from waltzd.protocol.batches import FeedMode as FeedMode
+    from waltzd.protocol.locks import Committed as Committed
+    from waltzd.protocol.locks import Lock as Lock
+    from waltzd.protocol.locks import Outcome as Outcome
+    from waltzd.protocol.locks import Reason as Reason
+    from waltzd.protocol.locks import Rejected as Rejected
+    from waltzd.protocol.locks import Unknown as Unknown
+    from waltzd.protocol.locks import append_lock as append_lock
+    from waltzd.protocol.locks import read_lock as read_lock
+    from waltzd.protocol.locks import write_lock as write_lock
 
 _MODULES = {
-    "client": ("Client",),
-    "client_blocking": ("BlockingClient",),
-    "client_settings": ("ClientSettings",),
-    "errors": ("WaltzError",),
-    "frame": ("FeedMode",),
-    "lock": ("Lock", "append_lock", "read_lock", "write_lock"),
-    "outcome": ("Committed", "Outcome", "Reason", "Rejected", "Unknown"),
-    "submission": ("Outcomes",),
-    "transaction": (
+    "client.blocking": ("BlockingClient",),
+    "client.client": ("Client",),
+    "client.outbox": ("Outcomes",),
+    "client.settings": ("ClientSettings",),
+    "client.view": (
         "Builder",
         "Decision",
         "Declined",
@@ -50,6 +46,19 @@ _MODULES = {
         "Serializer",
         "Transaction",
         "TransactionContext",
+    ),
+    "errors": ("WaltzError",),
+    "protocol.batches": ("FeedMode",),
+    "protocol.locks": (
+        "Committed",
+        "Lock",
+        "Outcome",
+        "Reason",
+        "Rejected",
+        "Unknown",
+        "append_lock",
+        "read_lock",
+        "write_lock",
     ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -8,8 +8,9 @@ import sys
 
 import click
 
-from waltzd import config, config_file, setting
+from waltzd.daemon import config, config_file
 from waltzd.errors import EXIT_MEANING, BadArgument, WaltzError
+from waltzd.protocol.address import parse_address
 
 _EXITS = "\b\nExit codes:\n" + "\n".join(f"  {code:3} {meaning}" for code, meaning in EXIT_MEANING.items())
 
@@ -65,16 +66,16 @@ def zookeeper(directory: str, listen: str) -> None:
       waltzd zookeeper --directory zookeeper --listen 127.0.0.1:2181
     """
     try:
-        address = setting.parse_address(listen)
+        address = parse_address(listen)
     except ValueError as error:
         raise BadArgument(f"--listen: {error}") from error
-    importlib.import_module("waltzd.zookeeper_process").run(directory, address)
+    importlib.import_module("waltzd.daemon.zookeeper_process").run(directory, address)
 
 
 def _run(daemon: str, settings: config.StorageConfig | config.ServerConfig, check_config: bool, **how: bool) -> None:
     if check_config:
-        from waltzd.role import Role
-        from waltzd.tls import tls_for
+        from waltzd.protocol.role import Role
+        from waltzd.wire.tls import tls_for
 
         if isinstance(settings, config.StorageConfig):
             tls_for(settings, Role.STORAGE, settings.cluster_key)

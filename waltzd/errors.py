@@ -2,7 +2,7 @@
 
 An error has four parts: what happened (the message), what was *not* done, what to do next, and a code that
 `waltzctl errors lookup CODE` explains. The docstring of a class is that explanation. Mistakes of the programmer are
-assertions and never belong in this tree. An error crosses the wire as its code and its parts (`waltzd.rpc`) and comes
+assertions and never belong in this tree. An error crosses the wire as its code and its parts (`waltzd.wire.grpc`) and comes
 out on the other side as the same class.
 """
 

@@ -26,6 +26,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from waltzd.client.view import Decision
 from waltzd.errors import (
     ApplyFailed,
     BadArgument,
@@ -34,8 +35,7 @@ from waltzd.errors import (
     OneTransaction,
     ViewBehind,
 )
-from waltzd.quorum import EMPTY
-from waltzd.transaction import Decision
+from waltzd.protocol.quorum import EMPTY
 
 R = TypeVar("R")
 BATCH_MAX = 500

@@ -24,9 +24,9 @@ from matplotlib import pyplot
 
 from waltzctl.bench.machine import use_of
 from waltzctl.playground.local import LocalCluster
-from waltzd.client import Client
-from waltzd.frame import FeedMode
-from waltzd.loop import run
+from waltzd.client.client import Client
+from waltzd.client.loop import run
+from waltzd.protocol.batches import FeedMode
 
 IN_FLIGHT_BYTES = 2 << 20
 IN_FLIGHT_MAX = 8000

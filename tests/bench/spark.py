@@ -209,7 +209,7 @@ def checking(bench: Bench) -> Iterator[Figure]:
     yield Figure(
         number="B2", what="checksums of a batch together, one by one = 1", bound=0.45,
         value=found["checksums together"]["seconds"] / found["each checksum"]["seconds"],
-        detail="what it finds: tests/unit/test_checksum.py",
+        detail="what it finds: tests/unit/waltzd/format/test_checksum.py",
     )  # fmt: skip
 
 

@@ -40,8 +40,8 @@ def main(storage: str, rounds: int) -> None:
     from waltz_spark.log.directory_origin import DirectoryOrigin
     from waltz_spark.log.encode import encode
 
-    from waltzd.layout import HEADER_BYTES
-    from waltzd.record import Run, first_bad
+    from waltzd.format.layout import HEADER_BYTES
+    from waltzd.format.record import Run, first_bad
 
     origin = DirectoryOrigin(storages=(storage,))
     extent = max(origin.catalog().extents, key=lambda each: each.span.count)

@@ -21,8 +21,8 @@ from typing import Any
 
 from tests.bench.peers.process import cpu_seconds
 from waltzctl.playground.local import ROOT, LocalCluster
-from waltzd.record import OVERHEAD_BYTES
-from waltzd.storages import ReplicaClient
+from waltzd.format.record import OVERHEAD_BYTES
+from waltzd.wire.storages import ReplicaClient
 
 APPEND_RATE, APPEND_BYTES = 300, 175
 """Transactions a second, and the bytes of each."""

@@ -25,12 +25,12 @@ from pathlib import Path
 import uvloop
 
 from tests.process.daemon import KEY, PARTITIONS, Daemon
-from waltzd.checksum import crc32
-from waltzd.disk import RealDisk
-from waltzd.record import Run, encode_payloads
-from waltzd.storage.directory import Directory
-from waltzd.storage.partition import PartitionSettings
-from waltzd.storages import AppendStream
+from waltzd.disk.real import RealDisk
+from waltzd.format.checksum import crc32
+from waltzd.format.record import Run, encode_payloads
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.partition import PartitionSettings
+from waltzd.wire.storages import AppendStream
 
 RECORD_BYTES = 512
 BATCH = 100

@@ -20,7 +20,7 @@ from tests.chaos.preload import DiskTrouble
 from tests.chaos.world import PARTITIONS
 from waltzctl.playground.daemon import Daemon
 from waltzd.errors import EXIT_FINDINGS, CannotConnect, DaemonEnded, WaltzError
-from waltzd.finding import Finding
+from waltzd.format.finding import Finding
 
 SOUND_SECONDS = 60
 READY_SECONDS = 30

@@ -14,11 +14,11 @@ from tests.chaos.load import Load
 from tests.chaos.plan import DAEMONS, STORAGES
 from tests.chaos.world import PARTITIONS, World
 from waltzctl.records.target import resolve
-from waltzd.disk import RealDisk
+from waltzd.disk.real import RealDisk
 from waltzd.errors import WaltzError
-from waltzd.finding import Code
-from waltzd.layout import HEADER_BYTES
-from waltzd.verify import Options, verify
+from waltzd.format.finding import Code
+from waltzd.format.layout import HEADER_BYTES
+from waltzd.storage.offline.verify import Options, verify
 
 LINES_TOLD = 12
 ONE_OF_TWO = {Code.CONTROL_STRUCT, Code.PROMISE_SLOT}

@@ -17,9 +17,9 @@ from pathlib import Path
 from tests.checker.recorder import Recorder
 from tests.process.race import Race
 from tests.workload import Attempt
-from waltzd.client import Client
+from waltzd.client.client import Client
 from waltzd.errors import Retry, WaltzError
-from waltzd.outcome import Committed, Unknown
+from waltzd.protocol.locks import Committed, Unknown
 
 RATE = 500
 """Transactions in a second, of all clients together."""

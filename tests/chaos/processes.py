@@ -17,7 +17,7 @@ from tests.chaos.nemesis import Nemesis, a_kind
 from tests.chaos.plan import SERVERS, STORAGES, STORAGES_AT_ONCE, ZOOKEEPER, Part
 from tests.chaos.world import SESSION_SECONDS
 from waltzctl.playground.local import ROOT
-from waltzd.cluster import SERVERS as SERVERS_NODE
+from waltzd.cluster.cluster import SERVERS as SERVERS_NODE
 
 HOUR, DAY = 3600, 86_400
 EXPIRY_SECONDS = 10.0

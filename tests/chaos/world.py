@@ -22,11 +22,10 @@ from tests.chaos.preload import Preload
 from tests.process.cluster import Cluster
 from waltzctl.playground.blueprint import Blueprint, draw
 from waltzctl.playground.local import LocalCluster
+from waltzd.daemon.zookeeper_process import java_command, write_settings
 from waltzd.errors import DaemonEnded
-from waltzd.setting import Address
-from waltzd.storage_admin import AdminClient
-from waltzd.storages import ReplicaClient
-from waltzd.zookeeper_process import java_command, write_settings
+from waltzd.protocol.address import Address
+from waltzd.wire.storages import AdminClient, ReplicaClient
 
 PARTITIONS = (0, 1, 2)
 NO_ZOOKEEPER = "no ZooKeeper answers at"

@@ -14,12 +14,7 @@ from hashlib import blake2b
 from typing import Any
 
 from tests.checker.history import LogRecord, Observed, Operation, Recording, Seen
-from waltzd.checksum import crc32
-from waltzd.lock import Lock, Mode
-from waltzd.outcome import Committed, Outcome, Reason, Rejected, Unknown
-from waltzd.quorum import EMPTY
-from waltzd.record import HEAD_BYTES, TRAILER_BYTES, Run, heads
-from waltzd.transaction import (
+from waltzd.client.view import (
     Builder,
     Decision,
     Declined,
@@ -29,6 +24,10 @@ from waltzd.transaction import (
     TransactionContext,
     partition_by_hash,
 )
+from waltzd.format.checksum import crc32
+from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, Run, heads
+from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Reason, Rejected, Unknown
+from waltzd.protocol.quorum import EMPTY
 
 
 def payload_key(payload: bytes) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from waltzctl.reach import resolve, using
-from waltzd.cluster import Cluster
+from waltzd.cluster.cluster import Cluster
 
 Tree = dict[str, tuple[bytes, int]]
 _MOVED_BY_SERVERS = ("/partitions/", "/ids/", "/servers/", "/election/", "/assignment")

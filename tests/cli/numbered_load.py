@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from waltzd.client import Client
-from waltzd.outcome import Committed
+from waltzd.client.client import Client
+from waltzd.protocol.locks import Committed
 
 PAUSE_SECONDS = 0.01
 """A few hundred transactions a second are enough to be lost, and leave the processors to the others."""

@@ -19,9 +19,9 @@ from tests.cli.example import examples
 from waltzctl.bench import command as waltzctl_bench
 from waltzctl.main import COMMANDS
 from waltzctl.playground.local import LocalCluster
-from waltzd.client import Client
-from waltzd.frame import FeedMode
-from waltzd.loop import run
+from waltzd.client.client import Client
+from waltzd.client.loop import run
+from waltzd.protocol.batches import FeedMode
 
 COUNTED_SECONDS = "3"
 """For runs that have to count something: longer than a process of them may stand still."""

@@ -13,11 +13,12 @@ import pytest
 from tests.process.certificates import Authority, Files
 from tests.process.daemon import KEY, Daemon
 from waltzctl.main import COMMANDS
-from waltzd import loop, tls
-from waltzd.client import Client
+from waltzd.client import loop
+from waltzd.client.client import Client
 from waltzd.errors import TlsMismatch
-from waltzd.role import Role
-from waltzd.servers import ServerClient
+from waltzd.protocol.role import Role
+from waltzd.wire import tls
+from waltzd.wire.servers import ServerClient
 
 Tool = Callable[..., Any]
 SECURED = [("storage", name) for name in COMMANDS["storage"]] + [

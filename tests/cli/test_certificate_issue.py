@@ -13,8 +13,8 @@ from tests.cli.conftest import Tool
 from tests.cli.example import examples
 from tests.process.daemon import KEY, Daemon
 from waltzd.__main__ import cli as waltzd
-from waltzd.role import Identity, Role
-from waltzd.tls import Tls
+from waltzd.protocol.role import Identity, Role
+from waltzd.wire.tls import Tls
 
 
 def issued(waltzctl: Tool, directory: Path, role: Role, *names: str) -> str:

@@ -18,11 +18,11 @@ from tests.cli.example import examples
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.zookeeper import LocalZooKeeper
 from waltzctl.placement.creation import Wish, create_cluster
-from waltzd import loop
-from waltzd.cluster import Cluster
+from waltzd.client import loop
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
+from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import ClusterDiffers, WaltzError
-from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
-from waltzd.zookeeper import ZooKeeperCoordinator
 
 Tool = Callable[..., Any]
 SILENT = "127.0.0.1:1"
@@ -360,7 +360,7 @@ def test_an_error_on_a_storage_tells_that_the_cluster_is_written_down(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from waltzd.errors import DiskFull
-    from waltzd.storage_admin import AdminClient
+    from waltzd.wire.storages import AdminClient
 
     async def refuse(self: AdminClient, partitions: list[int]) -> dict[int, WaltzError | None]:
         return {partition: DiskFull("no space") if partition == 2 else None for partition in partitions}

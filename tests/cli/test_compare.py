@@ -16,9 +16,9 @@ from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from waltzctl.playground.local import LocalCluster
 from waltzd import BlockingClient
-from waltzd.checksum import crc32
-from waltzd.layout import HEADER_BYTES
-from waltzd.record import HEAD_BYTES, OVERHEAD_BYTES, id_and_length
+from waltzd.format.checksum import crc32
+from waltzd.format.layout import HEADER_BYTES
+from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, id_and_length
 
 Tool = Callable[..., Any]
 RECORDS, BAD = 2000, 1234

@@ -11,7 +11,7 @@ from tests.cli.conftest import Tool
 from tests.cli.example import examples
 from waltzctl.playground.local import LocalCluster
 from waltzctl.setup.configuration import KINDS, keys_of, kind_of
-from waltzd.setting import declared
+from waltzd.daemon.settings import declared
 
 ROOT = Path(__file__).parents[2]
 STORAGE, SERVER = ROOT / "configs/storage.yml", ROOT / "configs/server.yml"

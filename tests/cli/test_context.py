@@ -15,7 +15,7 @@ from tests.cli.example import examples
 from tests.process.certificates import Authority
 from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import contexts_path
-from waltzd.role import Role
+from waltzd.protocol.role import Role
 
 Tool = Callable[..., Any]
 NOBODY = "127.0.0.1:1"

@@ -17,11 +17,10 @@ from tests.cli.example import examples
 from waltzctl.main import COMMANDS
 from waltzctl.setup.alert_rules import ALERTS
 from waltzctl.setup.dashboard import WIDTH
-from waltzd import metrics
+from waltzd.daemon import metrics
 from waltzd.errors import EXIT_CONFLICT, EXIT_NOT_FOUND, EXIT_USAGE, FileThere, PathMissing
-from waltzd.histogram import Histogram
-from waltzd.owner import ServerDescription
-from waltzd.replica import Statistics, StorageDescription
+from waltzd.protocol.descriptions import ServerDescription, Statistics, StorageDescription
+from waltzd.protocol.histogram import Histogram
 
 FROM_PROMETHEUS = {"up"}
 NAME = re.compile(r"\b(?:waltz|process)_\w+")

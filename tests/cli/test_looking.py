@@ -23,8 +23,8 @@ from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import resolve, using
 from waltzctl.watching.probe import HEADER, PAYLOAD
 from waltzd import BlockingClient
-from waltzd.cluster import Cluster
-from waltzd.loop import run
+from waltzd.client.loop import run
+from waltzd.cluster.cluster import Cluster
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60

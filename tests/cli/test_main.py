@@ -83,7 +83,7 @@ def test_the_words_are_all_commands() -> None:
 def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys; from waltzctl.main import run; code = run(['--help']);"
-        "heavy = {'numpy', 'rich', 'grpc', 'yaml', 'waltzd.disk'};"
+        "heavy = {'numpy', 'rich', 'grpc', 'yaml', 'waltzd.disk.real'};"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr);"
         "sys.exit(code)"
     )
@@ -235,8 +235,8 @@ def test_an_interrupt_ends_the_workers_too(storage: Path, is_early: bool) -> Non
     )
     program = (
         "import os, signal, threading, time\n"
-        "from waltzd.disk import RealDisk\n"
-        "from waltzd.workers import run\n"
+        "from waltzd.disk.real import RealDisk\n"
+        "from waltzd.storage.offline.workers import run\n"
         "if __name__ == '__main__':\n"
         "    def poke():\n"
         "        import multiprocessing\n"

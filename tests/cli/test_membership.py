@@ -24,9 +24,10 @@ from tests.cli.numbered_load import NumberedLoad
 from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import resolve, using
 from waltzctl.watching.overview import Overview
-from waltzd import copy_rate, loop
-from waltzd.cluster import Cluster
-from waltzd.meta import CopyRate, Role
+from waltzd.client import loop
+from waltzd.cluster import copy_rate
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import CopyRate, Role
 
 Tool = Callable[..., Any]
 FIRST = ["storage-1", "storage-2", "storage-3"]

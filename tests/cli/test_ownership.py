@@ -27,10 +27,10 @@ from waltzctl.placement.server import drain_plan, undrain_plan
 from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import resolve, using
 from waltzctl.watching.overview import look
-from waltzd.cluster import Cluster
-from waltzd.coordinator_memory import MemoryTree
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.memory import MemoryTree
+from waltzd.cluster.meta import Assignment, ClusterMeta, HistoryEntry, Ownership, Preferences, ServerMeta
 from waltzd.errors import ChangedMeanwhile, NoSuchName, NoSuchPartition, ServerDraining, WouldNotLast
-from waltzd.meta import Assignment, ClusterMeta, HistoryEntry, Ownership, Preferences, ServerMeta
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60

@@ -19,7 +19,7 @@ from tests.cli.example import examples
 from tests.cli.moving_words import PATIENCE_SECONDS, bounded
 from waltzctl.placement import moving
 from waltzctl.playground.local import LocalCluster
-from waltzd.loop import run
+from waltzd.client.loop import run
 
 Tool = Callable[..., Any]
 STORAGES = ["storage-1", "storage-2", "storage-3"]

@@ -27,19 +27,17 @@ from waltzctl.reach import resolve, using
 from waltzctl.safety import Danger
 from waltzctl.watching.overview import PartitionView
 from waltzd import BlockingClient
-from waltzd.cluster import Cluster
-from waltzd.coordinator import Create
-from waltzd.disk import join
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.coordinator import Create
+from waltzd.cluster.meta import PartitionMeta, ReplicaState, Role
+from waltzd.disk.seam import join
 from waltzd.errors import PartitionDamaged
-from waltzd.finding import Code, Finding
-from waltzd.layout import CONTROL_NAME, PROMISE_NAME, PROMISE_SLOT_SPACING, index_name, segment_name
-from waltzd.meta import PartitionMeta, ReplicaState, Role
-from waltzd.outcome import Committed
-from waltzd.owner import OwnedPartition, OwnedReplica
-from waltzd.replica import PartitionDescription, ReplicaStatus
-from waltzd.server import replica_link
-from waltzd.server.recovery import Recovery
-from waltzd.server.task import GiveUp
+from waltzd.format.finding import Code, Finding
+from waltzd.format.layout import CONTROL_NAME, PROMISE_NAME, PROMISE_SLOT_SPACING, index_name, segment_name
+from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, PartitionDescription, ReplicaStatus
+from waltzd.protocol.locks import Committed
+from waltzd.server.core.recovery import GiveUp, Recovery
+from waltzd.server.session import replica as replica_link
 
 Tool = Callable[..., Any]
 FIRST, MORE = 2000, 300

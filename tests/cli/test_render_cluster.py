@@ -14,10 +14,9 @@ from waltzctl.placement.creation import Creation
 from waltzctl.render import ROWS_MAX
 from waltzctl.watching import render_cluster
 from waltzctl.watching.overview import Overview, PartitionView, ServerView, StorageView
+from waltzd.cluster.meta import ClusterMeta, Role, ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect
-from waltzd.meta import ClusterMeta, Role, ServerMeta, StorageMeta
-from waltzd.owner import OwnedPartition, OwnedReplica, ServerDescription
-from waltzd.replica import Statistics, StorageDescription
+from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, ServerDescription, Statistics, StorageDescription
 
 GOLDEN = Path(__file__).parent / "golden"
 META = ClusterMeta(name="trial", key=UUID(int=7), partitions=3, created="2026-01-01T00:00:00+00:00")

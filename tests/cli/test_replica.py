@@ -23,8 +23,8 @@ from waltzctl.job import Job, perform
 from waltzctl.playground.local import LocalCluster
 from waltzctl.progress import Say
 from waltzctl.reach import resolve
-from waltzd.cluster import Cluster
-from waltzd.loop import run
+from waltzd.client.loop import run
+from waltzd.cluster.cluster import Cluster
 
 Tool = Callable[..., Any]
 YES = Asked(is_dry=False, yes=True, confirm=None, reason=None, override=None)

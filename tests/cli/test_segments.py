@@ -20,12 +20,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzd.layout import (
-    PROMISE_BYTES,
-    ControlHeader,
-    Identity,
-    Promise,
-)
+from waltzd.format.layout import PROMISE_BYTES, ControlHeader, Identity, Promise
 
 Tool = Callable[..., Any]
 GOLDEN = Path(__file__).parent / "golden"
@@ -60,7 +55,7 @@ def contents(storage: Path) -> dict[str, bytes]:
 def held(storage: Path) -> Iterator[Path]:
     """A second process holds the storage, as a daemon does."""
     program = (
-        "import sys; from waltzd.disk import RealDisk\n"
+        "import sys; from waltzd.disk.real import RealDisk\n"
         "file = RealDisk().open(sys.argv[1], write=True); file.lock(); print('held', flush=True); sys.stdin.read()"
     )
     arguments = [sys.executable, "-c", program, str(storage / "waltz-storage.ctl")]

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from waltzctl import main
 from waltzctl.numbers import partitions_of
-from waltzd import loop
+from waltzd.client import loop
 from waltzd.errors import BadArgument
-from waltzd.record import encode_payloads
+from waltzd.format.record import encode_payloads
 
 
 @pytest.fixture(scope="module")

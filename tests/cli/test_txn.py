@@ -18,11 +18,11 @@ import pytest
 from tests.cli.example import examples
 from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import resolve, using
-from waltzd.cluster import CLIENT_IDS, Cluster
-from waltzd.coordinator import Delete
+from waltzd.cluster.cluster import CLIENT_IDS, Cluster
+from waltzd.cluster.coordinator import Delete
 from waltzd.errors import NodeMissing
-from waltzd.frame import Registration
-from waltzd.servers import ServerClient
+from waltzd.protocol.batches import Registration
+from waltzd.wire.servers import ServerClient
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60

@@ -33,11 +33,11 @@ from waltzctl.playground.local import LocalCluster
 from waltzctl.playground.obstacle import command_of
 from waltzctl.playground.render_local import Board
 from waltzctl.playground.turn import taking_turn
-from waltzd import loop
-from waltzd.cluster import Cluster
+from waltzd.client import loop
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import StorageMeta
+from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import DaemonEnded, DirectoryHeld, PortInUse
-from waltzd.meta import StorageMeta
-from waltzd.zookeeper import ZooKeeperCoordinator
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 120

@@ -21,12 +21,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 from waltz_spark.analysis.bank import MINT, Movement, movement_of, payload_of
 
-from waltzd import loop
-from waltzd.client import Client
-from waltzd.lock import append_lock, write_lock
-from waltzd.outcome import Committed, Outcome, Rejected
+from waltzd.client import loop
+from waltzd.client.client import Client
+from waltzd.client.view import Builder, Declined, Handler, Transaction, TransactionContext
+from waltzd.protocol.locks import Committed, Outcome, Rejected, append_lock, write_lock
 from waltzd.sql import SqlView, sqlite
-from waltzd.transaction import Builder, Declined, Handler, Transaction, TransactionContext
 
 FROM_THE_MINT = 4
 """Every so many transfers bring new money."""

@@ -17,11 +17,10 @@ from typing import Any
 
 import click
 
-from waltzd import loop
-from waltzd.client import Client
-from waltzd.lock import write_lock
-from waltzd.outcome import Committed, Outcome, Rejected
-from waltzd.transaction import Builder, Declined, Handler, Transaction, TransactionContext
+from waltzd.client import loop
+from waltzd.client.client import Client
+from waltzd.client.view import Builder, Declined, Handler, Transaction, TransactionContext
+from waltzd.protocol.locks import Committed, Outcome, Rejected, write_lock
 
 PATIENCE_SECONDS = 60
 

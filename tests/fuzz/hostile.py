@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from tests.fuzz.mutate import INTEGERS, SEED, count, filled, mutated, told
-from waltzd import wire_pb2 as wire
+from waltzd.wire import wire_pb2 as wire
 
 SECONDS = 60.0
 """After so long a call that was not answered is a failure; nothing here measures how long something took."""

@@ -30,13 +30,12 @@ from tests.simulation.sample import (
     segment_path,
     served,
 )
-from waltzd.disk import Disk, RealDisk, join
-from waltzd.disk_sim import SimDisk
-from waltzd.dump import dump
+from waltzd.disk.real import RealDisk
+from waltzd.disk.seam import Disk, join
+from waltzd.disk.simulated import SimDisk
 from waltzd.errors import ControlDamaged, UnknownVersion, WaltzError
-from waltzd.finding import Code
-from waltzd.journal import Journal
-from waltzd.layout import (
+from waltzd.format.finding import Code
+from waltzd.format.layout import (
     CONTROL_NAME,
     HEADER_BYTES,
     IDENTITY_NAME,
@@ -52,11 +51,12 @@ from waltzd.layout import (
     index_name,
     segment_name,
 )
-from waltzd.record import walk
-from waltzd.reindex import rebuild
-from waltzd.storage.directory import Directory
-from waltzd.storage.partition import Partition, PartitionSettings
-from waltzd.verify import Options, Target, verify
+from waltzd.format.record import walk
+from waltzd.storage.offline.dump import dump
+from waltzd.storage.offline.reindex import Journal, rebuild
+from waltzd.storage.offline.verify import Options, Target, verify
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.partition import Partition, PartitionSettings
 
 RECORDS = 12
 SENT = expected(0, RECORDS)

@@ -16,25 +16,19 @@ from google.protobuf.message import DecodeError, Message
 
 from tests.fuzz.mutate import each, filled, little_memory, mutated, parsed, plain
 from tests.unit.mounting import batch_of
-from waltzd import server_admin
-from waltzd import wire_pb2 as wire
 from waltzd.errors import BadFrame, CannotConnect, TooLarge, WaltzError
-from waltzd.frame import AppendBatch, ClientFrame, Limits
-from waltzd.layout import ID_MAX
-from waltzd.link import run_of
-from waltzd.lock import Mode
-from waltzd.log_messages import (
+from waltzd.format.layout import ID_MAX
+from waltzd.format.record import Run, encode_payloads, first_bad, first_bad_one_by_one, heads
+from waltzd.protocol.batches import AppendBatch, ClientFrame, Limits
+from waltzd.protocol.locks import Mode
+from waltzd.protocol.peers import run_of
+from waltzd.server.core.step import check_payloads
+from waltzd.wire import servers
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.codec import (
     bytes_of,
     client_frames,
     client_message,
-    heads_of,
-    run_message,
-    server_frames,
-    server_message,
-    topology_message,
-    topology_of,
-)
-from waltzd.messages import (
     description_message,
     description_of,
     detail_of,
@@ -43,12 +37,17 @@ from waltzd.messages import (
     events_of,
     finding_message,
     finding_of,
+    heads_of,
+    key_of,
+    run_message,
+    server_frames,
+    server_message,
     status_message,
     status_of,
+    topology_message,
+    topology_of,
 )
-from waltzd.record import Run, encode_payloads, first_bad, first_bad_one_by_one, heads
-from waltzd.rpc import ERROR_KEY, error_of, key_of
-from waltzd.server.step import check_payloads
+from waltzd.wire.grpc import ERROR_KEY, error_of
 
 TRIES = 250
 LIMITS = Limits(payload_bytes_max=1 << 16, locks_max=10, frame_bytes_max=1 << 18)
@@ -87,7 +86,7 @@ KINDS: dict[str, tuple[type[Message], Callable[[Any], object], Callable[[Any], M
     "finding": (wire.Finding, finding_of, finding_message),
     "error": (wire.ErrorDetail, error_of_detail, detail_of),
     "storage": (wire.StorageDescription, description_of, description_message),
-    "server": (wire.ServerDescription, server_admin.description_of, server_admin.description_message),
+    "server": (wire.ServerDescription, servers.description_of, servers.description_message),
     "events": (wire.EventsReply, events_of, events_message),
 }
 SAMPLES: dict[str, list[Message]] = {

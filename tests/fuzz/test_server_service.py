@@ -31,14 +31,14 @@ from tests.process.cluster import Cluster
 from tests.process.race import Race
 from tests.unit.mounting import batch_of
 from waltzctl.playground.local import LocalCluster
-from waltzd import wire_pb2 as wire
-from waltzd.finding import Finding
-from waltzd.frame import Credit, Flush
-from waltzd.lock import Mode
-from waltzd.log_messages import client_message
-from waltzd.loop import run
-from waltzd.servers import ServerClient
-from waltzd.storage_admin import AdminClient
+from waltzd.client.loop import run
+from waltzd.format.finding import Finding
+from waltzd.protocol.batches import Credit, Flush
+from waltzd.protocol.locks import Mode
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.codec import client_message
+from waltzd.wire.servers import ServerClient
+from waltzd.wire.storages import AdminClient
 
 CALLS, ADMIN_CALLS, STREAMS = 250, 75, 200
 GARBAGE, FLOODS = 125, 1

@@ -39,17 +39,15 @@ from tests.fuzz.hostile import (
 )
 from tests.fuzz.mutate import INTEGERS, mutated
 from tests.process.daemon import KEY, Daemon
-from waltzd import loop
-from waltzd import wire_pb2 as wire
-from waltzd.disk import RealDisk
+from waltzd.client import loop
+from waltzd.disk.real import RealDisk
 from waltzd.errors import CannotConnect, NoSuchPartition
-from waltzd.finding import Finding
-from waltzd.framing import HEAD, Kind
-from waltzd.record import Run, encode_payloads
-from waltzd.storage_admin import AdminClient
-from waltzd.storages import ReplicaClient
-from waltzd.stream_frame import FileHello, Hello, piece_parts, records_parts, whole_bytes
-from waltzd.verify import Options, Target, verify
+from waltzd.format.finding import Finding
+from waltzd.format.record import Run, encode_payloads
+from waltzd.storage.offline.verify import Options, Target, verify
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.frames import HEAD, FileHello, Hello, Kind, piece_parts, records_parts, whole_bytes
+from waltzd.wire.storages import AdminClient, ReplicaClient
 
 CALLS, ADMIN_CALLS, STREAMS, FILES = 250, 75, 200, 65
 GARBAGE, FLOODS = 125, 1

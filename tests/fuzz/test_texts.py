@@ -24,13 +24,9 @@ from waltzctl.playground import blueprint
 from waltzctl.playground.blueprint import Blueprint
 from waltzctl.playground.daemon import Life
 from waltzctl.records import index
-from waltzd import config
-from waltzd.config import ServerConfig, StorageConfig
-from waltzd.config_file import TEXT_BYTES_MAX, load, parse, sample, show
-from waltzd.document import Document, decode, encode
-from waltzd.errors import BadArgument, BadConfig, BadMetadata, LocalClusterDamaged
-from waltzd.layout import first_id_of, index_name, segment_name
-from waltzd.meta import (
+from waltzd.client.routes import addresses_of
+from waltzd.cluster.document import Document, decode, encode
+from waltzd.cluster.meta import (
     Assignment,
     ClusterMeta,
     CopyRate,
@@ -47,11 +43,16 @@ from waltzd.meta import (
     ServerMeta,
     StorageMeta,
 )
-from waltzd.meta import Role as ReplicaRole
-from waltzd.role import Identity, Role
-from waltzd.setting import parse_address, parse_key, parse_size, spell_size
-from waltzd.verify import partition_of
-from waltzd.whereabouts import addresses_of
+from waltzd.cluster.meta import Role as ReplicaRole
+from waltzd.daemon import config
+from waltzd.daemon.config import ServerConfig, StorageConfig
+from waltzd.daemon.config_file import TEXT_BYTES_MAX, load, parse, sample, show
+from waltzd.daemon.settings import parse_key, parse_size, spell_size
+from waltzd.errors import BadArgument, BadConfig, BadMetadata, LocalClusterDamaged
+from waltzd.format.layout import first_id_of, index_name, segment_name
+from waltzd.protocol.address import parse_address
+from waltzd.protocol.role import Identity, Role
+from waltzd.storage.offline.verify import partition_of
 
 TRIES = 200
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")

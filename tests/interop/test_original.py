@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from waltzd.disk import RealDisk
-from waltzd.layout import (
+from waltzd.disk.real import RealDisk
+from waltzd.format.layout import (
     HEADER_BYTES,
     ControlHeader,
     FileHeader,
@@ -19,8 +19,8 @@ from waltzd.layout import (
     first_id_of,
     index_entries,
 )
-from waltzd.record import OVERHEAD_BYTES, Run, encode_run, first_bad, first_bad_payload, heads, walk
-from waltzd.scan import Survey, read_index, survey
+from waltzd.format.record import OVERHEAD_BYTES, Run, encode_run, first_bad, first_bad_payload, heads, walk
+from waltzd.format.scan import Survey, read_index, survey
 
 Facts = dict[str, str]
 STORAGES = ["storage0", "storage1", "storage2"]

@@ -9,13 +9,13 @@ from uuid import UUID
 
 import pytest
 
-from waltzd.disk import RealDisk
-from waltzd.finding import Finding
-from waltzd.layout import HEADER_BYTES, FileHeader
-from waltzd.record import Run, encode_payloads, walk
-from waltzd.storage.directory import Directory
-from waltzd.storage.partition import PartitionSettings
-from waltzd.verify import Options, Target, verify
+from waltzd.disk.real import RealDisk
+from waltzd.format.finding import Finding
+from waltzd.format.layout import HEADER_BYTES, FileHeader
+from waltzd.format.record import Run, encode_payloads, walk
+from waltzd.storage.offline.verify import Options, Target, verify
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.partition import PartitionSettings
 
 KEY = UUID("1d07c30d-8ad3-4978-9a0b-63b5a017e338")
 THRESHOLD = 16384

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from waltzd.role import Identity, Role
-from waltzd.tls import Tls
+from waltzd.protocol.role import Identity, Role
+from waltzd.wire.tls import Tls
 
 _serial = itertools.count(1)
 _HOUR, _YEAR = datetime.timedelta(hours=1), datetime.timedelta(days=365)

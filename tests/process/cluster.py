@@ -13,7 +13,7 @@ from waltzctl.playground.blueprint import ZOOKEEPER
 from waltzctl.playground.local import LocalCluster
 from waltzctl.watching.overview import Overview
 from waltzd.errors import WaltzError
-from waltzd.storage_admin import AdminClient
+from waltzd.wire.storages import AdminClient
 
 PATIENCE_SECONDS = 60
 

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
-from waltzd.storage_admin import AdminClient
-from waltzd.storages import ReplicaClient
+from waltzd.wire.storages import AdminClient, ReplicaClient
 
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
 PARTITIONS = 4

@@ -17,14 +17,14 @@ from tests.checker.history import Writer, load
 from tests.checker.recorder import Recorder, log_records
 from tests.checker.verdict import Verdict, judge
 from tests.workload import Attempt, View
-from waltzd.client import Client
-from waltzd.client_settings import ClientSettings
+from waltzd.client.client import Client
+from waltzd.client.settings import ClientSettings
 from waltzd.errors import CannotConnect, NotOwner, NotReady, SessionEnded, WaltzError
-from waltzd.frame import FeedMode
-from waltzd.outcome import Committed, Reason, Rejected
-from waltzd.record import Run
-from waltzd.servers import ServerClient
-from waltzd.storages import ReplicaClient
+from waltzd.format.record import Run
+from waltzd.protocol.batches import FeedMode
+from waltzd.protocol.locks import Committed, Reason, Rejected
+from waltzd.wire.servers import ServerClient
+from waltzd.wire.storages import ReplicaClient
 
 
 class Race:

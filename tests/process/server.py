@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from uuid import UUID
 
-from waltzd.server_admin import ServerAdminClient
+from waltzd.wire.servers import ServerAdminClient
 
 END_SECONDS = 60
 _READY = re.compile(r"waltzd server is ready: listen=(\S+) admin=(\S+) name=(\S+)\n")

@@ -13,12 +13,11 @@ import pytest
 
 from tests.process.cluster import Cluster
 from tests.process.race import Race
-from waltzd.client import Client
-from waltzd.frame import FeedMode
-from waltzd.lock import write_lock
-from waltzd.loop import run
-from waltzd.outcome import Committed, Reason, Rejected
-from waltzd.submission import IS_COMMITTED
+from waltzd.client.client import Client
+from waltzd.client.loop import run
+from waltzd.client.outbox import IS_COMMITTED
+from waltzd.protocol.batches import FeedMode
+from waltzd.protocol.locks import Committed, Reason, Rejected, write_lock
 
 PARTITIONS = 4
 RACED = (0, 1, 2)

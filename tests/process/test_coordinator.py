@@ -17,13 +17,13 @@ from kazoo.security import make_acl
 
 from tests.coordinator_contract import STORIES, Story, tell, until, without_contact_calls_say_so_and_waits_go_on
 from tests.process.zookeeper import LocalZooKeeper, free_port
-from waltzd import zookeeper_process
-from waltzd.coordinator import Coordinator, Create, Set
+from waltzd.client.loop import run
+from waltzd.cluster.coordinator import Coordinator, Create, Set
+from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+from waltzd.daemon import zookeeper_process
+from waltzd.daemon.java import find_java, zookeeper_jars
 from waltzd.errors import BadArgument, CannotConnect, CoordinatorRefused, DirectoryHeld, NoJava, NoZooKeeper, PortInUse
-from waltzd.jvm import find_java, zookeeper_jars
-from waltzd.loop import run
-from waltzd.setting import Address
-from waltzd.zookeeper import ZooKeeperCoordinator
+from waltzd.protocol.address import Address
 
 SESSION_SECONDS = 30.0
 """ZooKeeper may stand still for a while, and nobody takes it for lost."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.process.daemon import PARTITIONS, Daemon
-from waltzd import loop
+from waltzd.client import loop
 from waltzd.errors import EXIT_DISK_FAULT
-from waltzd.record import encode_payloads
+from waltzd.format.record import encode_payloads
 
 
 async def fill(daemon: Daemon) -> None:

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from tests.process.daemon import PARTITIONS, Daemon
-from waltzd import loop
+from waltzd.client import loop
 from waltzd.errors import EXIT_DISK_FAULT, CannotConnect, DiskFull, WaltzError
-from waltzd.record import Run, encode_payloads
-from waltzd.storages import ReplicaClient
+from waltzd.format.record import Run, encode_payloads
+from waltzd.wire.storages import ReplicaClient
 
 MakeDaemon = Callable[..., Daemon]
 SOURCE = Path(__file__).with_name("faultio.c")

@@ -13,8 +13,7 @@ import pytest
 
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.test_storage import append, begin, clients, read_all, runs_of
-from waltzd import loop
-from waltzd import wire_pb2 as wire
+from waltzd.client import loop
 from waltzd.errors import (
     BadFrame,
     Displaced,
@@ -26,10 +25,10 @@ from waltzd.errors import (
     UnfitSegment,
     WaltzError,
 )
-from waltzd.framing import Kind
-from waltzd.layout import HEADER_BYTES, FileHeader
-from waltzd.storages import ReplicaClient, connect
-from waltzd.stream_frame import FileHello, Hello, piece_parts, refusal_of, whole_bytes
+from waltzd.format.layout import HEADER_BYTES, FileHeader
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.frames import FileHello, Hello, Kind, piece_parts, refusal_of, whole_bytes
+from waltzd.wire.storages import ReplicaClient, connect
 
 MakeDaemon = Callable[..., Daemon]
 SETTINGS = {"segment_bytes_max": "20KiB", "read_chunk_bytes": "4KiB"}

@@ -15,15 +15,16 @@ import pytest
 from tests.fuzz.hostile import PREFACE, SETTINGS, connect, opening
 from tests.process.certificates import Authority
 from tests.process.daemon import KEY
-from waltzd import listener, loop
-from waltzd import rpc_server as rpc
+from waltzd.client import loop
+from waltzd.daemon.expiry import DAY_SECONDS
 from waltzd.errors import CannotConnect, NotPermitted
-from waltzd.expiry import DAY_SECONDS
-from waltzd.listener import Listener
-from waltzd.role import RIGHTS, Role
-from waltzd.rpc import Server, error_of, open_channel
-from waltzd.setting import Address
-from waltzd.tls import Tls
+from waltzd.protocol.address import Address
+from waltzd.protocol.role import RIGHTS, Role
+from waltzd.wire import listener
+from waltzd.wire import rpc_server as rpc
+from waltzd.wire.grpc import Server, error_of, open_channel
+from waltzd.wire.listener import Listener
+from waltzd.wire.tls import Tls
 
 SECONDS = 30
 NO_TEXT = opening(1, "/waltz.v1.Log/Mount").replace(b"/waltz.v1.", b"/waltz\xff\xff1.")

@@ -16,8 +16,7 @@ import grpc.aio
 import pytest
 
 from tests.unit.mounting import KEY, FakeSession, Room, batch_of, mount_request
-from waltzd import loop
-from waltzd import wire_pb2 as wire
+from waltzd.client import loop
 from waltzd.errors import (
     BadFrame,
     BeyondLog,
@@ -30,16 +29,28 @@ from waltzd.errors import (
     TooManyCallers,
     WaltzError,
 )
-from waltzd.frame import Committals, Credit, Feed, FeedMode, Flush, Flushed, Mounted, Refusals, Refused, ServerFrame
-from waltzd.lock import Mode
-from waltzd.log_messages import client_message, server_frames
-from waltzd.record import Run, encode_payloads
-from waltzd.rpc import open_channel
-from waltzd.rpc_server import create_server, listen
-from waltzd.server.service import add_log_service
-from waltzd.servers import MountStream, ServerClient
-from waltzd.setting import Address
-from waltzd.wire_pb2_grpc import LogStub
+from waltzd.format.record import Run, encode_payloads
+from waltzd.protocol.address import Address
+from waltzd.protocol.batches import (
+    Committals,
+    Credit,
+    Feed,
+    FeedMode,
+    Flush,
+    Flushed,
+    Mounted,
+    Refusals,
+    Refused,
+    ServerFrame,
+)
+from waltzd.protocol.locks import Mode
+from waltzd.server.clients.service import add_log_service
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.codec import client_message, server_frames
+from waltzd.wire.grpc import open_channel
+from waltzd.wire.rpc_server import create_server, listen
+from waltzd.wire.servers import MountStream, ServerClient
+from waltzd.wire.wire_pb2_grpc import LogStub
 
 Test = Callable[[Room, str], Awaitable[None]]
 
@@ -69,7 +80,7 @@ def over_grpc(test: Test, caplog: pytest.LogCaptureFixture, *, commits_at_once: 
             await room.close()
 
     with caplog.at_level(logging.WARNING), pytest.MonkeyPatch.context() as slow:
-        slow.setattr("waltzd.server.mounts.REFUSED_SECONDS", 30.0)  # otherwise the status could overtake a refusal
+        slow.setattr("waltzd.server.clients.mounts.REFUSED_SECONDS", 30.0)  # otherwise the status could overtake a refusal
         loop.run(run())
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
@@ -368,7 +379,7 @@ def test_a_silent_client_is_let_go(caplog: pytest.LogCaptureFixture, monkeypatch
             assert isinstance(refused, Refused)
             assert isinstance(refused.error, BadFrame)
 
-    monkeypatch.setattr("waltzd.server.desk.REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr("waltzd.server.clients.calls.REQUEST_SECONDS", 0.05)
     over_grpc(test, caplog)
 
 

@@ -13,14 +13,14 @@ import pytest
 from tests.fuzz.hostile import connect
 from tests.process.cluster import Cluster
 from tests.process.unfinished import Unfinished
-from waltzd.checksum import crc32
-from waltzd.client import Client
-from waltzd.frame import AppendBatch, FeedMode, Mounted, MountRequest, Registration
-from waltzd.loop import run
-from waltzd.outcome import Committed
-from waltzd.rpc_server import SLOW_MAX
-from waltzd.servers import ServerClient
-from waltzd.submission import Outcomes
+from waltzd.client.client import Client
+from waltzd.client.loop import run
+from waltzd.client.outbox import Outcomes
+from waltzd.format.checksum import crc32
+from waltzd.protocol.batches import AppendBatch, FeedMode, Mounted, MountRequest, Registration
+from waltzd.protocol.locks import Committed
+from waltzd.wire.rpc_server import SLOW_MAX
+from waltzd.wire.servers import ServerClient
 
 MIB = 1 << 20
 READERS = 10

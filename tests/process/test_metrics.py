@@ -24,20 +24,19 @@ from tests.process.certificates import Authority
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper
-from waltzd import loop
-from waltzd.client import Client
-from waltzd.cluster import Cluster
+from waltzd.client import loop
+from waltzd.client.client import Client
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import ClusterMeta, ReplicaSets, StorageMeta
+from waltzd.cluster.meta import Role as ReplicaRole
+from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+from waltzd.daemon.expiry import DAY_SECONDS
 from waltzd.errors import NotPermitted, PortInUse
-from waltzd.expiry import DAY_SECONDS
-from waltzd.frame import FeedMode
-from waltzd.lock import write_lock
-from waltzd.meta import ClusterMeta, ReplicaSets, StorageMeta
-from waltzd.meta import Role as ReplicaRole
-from waltzd.outcome import Committed, Rejected
-from waltzd.role import Role, dns_name
-from waltzd.rpc import error_of, open_channel, prove
-from waltzd.tls import Tls
-from waltzd.zookeeper import ZooKeeperCoordinator
+from waltzd.protocol.batches import FeedMode
+from waltzd.protocol.locks import Committed, Rejected, write_lock
+from waltzd.protocol.role import Role, dns_name
+from waltzd.wire.grpc import error_of, open_channel, prove
+from waltzd.wire.tls import Tls
 
 PATIENCE_SECONDS = 60
 HTTP = {"http_listen": "127.0.0.1:0"}

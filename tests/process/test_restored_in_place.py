@@ -11,10 +11,10 @@ from uuid import UUID
 
 import pytest
 
-from waltzd.disk import RealDisk
-from waltzd.record import encode_payloads
-from waltzd.storage.directory import Directory
-from waltzd.storage.partition import PartitionSettings
+from waltzd.disk.real import RealDisk
+from waltzd.format.record import encode_payloads
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.partition import PartitionSettings
 
 KEY = UUID(int=7)
 WAYS = {

@@ -14,13 +14,13 @@ import pytest
 
 from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper, free_port
-from waltzd import loop
-from waltzd.cluster import Cluster
+from waltzd.client import loop
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import ClusterMeta
+from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import EXIT_CONFLICT, EXIT_NOT_FOUND, EXIT_TIMEOUT, EXIT_USAGE, CannotConnect, ForeignCluster
-from waltzd.meta import ClusterMeta
-from waltzd.owner import ServerDescription
-from waltzd.server_admin import ServerAdminClient
-from waltzd.zookeeper import ZooKeeperCoordinator
+from waltzd.protocol.descriptions import ServerDescription
+from waltzd.wire.servers import ServerAdminClient
 
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
 PARTITIONS = 4

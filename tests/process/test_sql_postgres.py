@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from tests.process.postgres import LocalPostgres, programs
 from tests.process.test_sql_processes import applier, finish
-from tests.unit.test_sql import FORBIDDEN, ROWS, TABLES, Given, Unhappy, content, feed, holds, insert_and_count
+from tests.unit.waltzd.test_sql import FORBIDDEN, ROWS, TABLES, Given, Unhappy, content, feed, holds, insert_and_count
 from waltzd.errors import ApplyFailed, DatabaseUnavailable, NotTransactional, WaltzError
 from waltzd.sql import SqlView
 

@@ -16,9 +16,7 @@ import numpy as np
 import pytest
 
 from tests.process.daemon import KEY, PARTITIONS, Daemon
-from waltzd import loop
-from waltzd import wire_pb2 as wire
-from waltzd.caller import Caller
+from waltzd.client import loop
 from waltzd.errors import (
     BadArgument,
     BadFrame,
@@ -38,10 +36,11 @@ from waltzd.errors import (
     WaltzError,
     WrongStorage,
 )
-from waltzd.finding import Code, Finding
-from waltzd.record import Run, encode_payloads
-from waltzd.storage_admin import AdminClient
-from waltzd.storages import AppendStream, ReplicaClient
+from waltzd.format.finding import Code, Finding
+from waltzd.format.record import Run, encode_payloads
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.grpc import Caller
+from waltzd.wire.storages import AdminClient, AppendStream, ReplicaClient
 
 MakeDaemon = Callable[..., Daemon]
 

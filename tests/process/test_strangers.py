@@ -15,9 +15,8 @@ from tests.fuzz.hostile import connect
 from tests.process.certificates import Authority, Files
 from tests.process.daemon import KEY, Daemon
 from tests.process.unfinished import Unfinished
-from waltzd.framing import HEAD, Kind
-from waltzd.role import Role
-from waltzd.stream_frame import Hello
+from waltzd.protocol.role import Role
+from waltzd.wire.frames import HEAD, Hello, Kind
 
 MIB = 1 << 20
 GROWTH_BYTES_MAX = 48 * MIB

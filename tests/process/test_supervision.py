@@ -23,20 +23,19 @@ from tests.process.ear import PATIENCE_SECONDS, Ear
 from tests.process.server import ServerDaemon
 from tests.process.test_storage import append, runs_of
 from tests.process.zookeeper import LocalZooKeeper
-from waltzd import loop
-from waltzd.client import Client
-from waltzd.cluster import Cluster
+from waltzd.client import loop
+from waltzd.client.client import Client
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import ClusterMeta, ReplicaSets, StorageMeta
+from waltzd.cluster.meta import Role as ReplicaRole
+from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
-from waltzd.frame import FeedMode
-from waltzd.meta import ClusterMeta, ReplicaSets, StorageMeta
-from waltzd.meta import Role as ReplicaRole
-from waltzd.outcome import Committed
-from waltzd.role import Role
-from waltzd.servers import ServerClient
-from waltzd.storage_admin import AdminClient
-from waltzd.storages import AppendStream, ReplicaClient
-from waltzd.stream_frame import Hello
-from waltzd.zookeeper import ZooKeeperCoordinator
+from waltzd.protocol.batches import FeedMode
+from waltzd.protocol.locks import Committed
+from waltzd.protocol.role import Role
+from waltzd.wire.frames import Hello
+from waltzd.wire.servers import ServerClient
+from waltzd.wire.storages import AdminClient, AppendStream, ReplicaClient
 
 MakeDaemon = Callable[..., Daemon]
 MakeServer = Callable[..., ServerDaemon]

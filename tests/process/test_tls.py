@@ -20,22 +20,19 @@ from tests.process.certificates import Authority, Files, mistakable
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.test_storage import append, runs_of
 from waltzctl.setup.configuration import verdict_of
-from waltzd import loop
-from waltzd import wire_pb2 as wire
-from waltzd import wire_pb2_grpc as services
+from waltzd.client import loop
 from waltzd.errors import CannotConnect, NoSuchPartition, NotPermitted, WaltzError, WrongPeer
-from waltzd.frame import Credit
-from waltzd.framing import HEAD, Kind
-from waltzd.role import RIGHTS, Identity, Role
-from waltzd.rpc import error_of, open_channel, prove
-from waltzd.rpc_server import create_server, listen
-from waltzd.server_admin import ServerAdminClient
-from waltzd.servers import ServerClient
-from waltzd.setting import Address
-from waltzd.storage_admin import AdminClient
-from waltzd.storages import AppendStream, ReplicaClient
-from waltzd.stream_frame import Hello, refusal_of
-from waltzd.tls import Tls
+from waltzd.protocol.address import Address
+from waltzd.protocol.batches import Credit
+from waltzd.protocol.role import RIGHTS, Identity, Role
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire import wire_pb2_grpc as services
+from waltzd.wire.frames import HEAD, Hello, Kind, refusal_of
+from waltzd.wire.grpc import error_of, open_channel, prove
+from waltzd.wire.rpc_server import create_server, listen
+from waltzd.wire.servers import ServerAdminClient, ServerClient
+from waltzd.wire.storages import AdminClient, AppendStream, ReplicaClient
+from waltzd.wire.tls import Tls
 
 MakeDaemon = Callable[..., Daemon]
 OTHER = UUID(int=7)

@@ -15,19 +15,18 @@ from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper
 from waltzctl import main
-from waltzd import loop
-from waltzd.client import Client
-from waltzd.cluster import Cluster
+from waltzd.client import loop
+from waltzd.client.client import Client
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import ClusterMeta, ReplicaSets, StorageMeta
+from waltzd.cluster.meta import Role as ReplicaRole
+from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import NotPermitted
-from waltzd.frame import FeedMode, Mounted, MountRequest, Refused, ServerFrame
-from waltzd.meta import ClusterMeta, ReplicaSets, StorageMeta
-from waltzd.meta import Role as ReplicaRole
-from waltzd.outcome import Committed
-from waltzd.role import Role
-from waltzd.server_admin import ServerAdminClient
-from waltzd.servers import ServerClient
-from waltzd.storage_admin import AdminClient
-from waltzd.zookeeper import ZooKeeperCoordinator
+from waltzd.protocol.batches import FeedMode, Mounted, MountRequest, Refused, ServerFrame
+from waltzd.protocol.locks import Committed
+from waltzd.protocol.role import Role
+from waltzd.wire.servers import ServerAdminClient, ServerClient
+from waltzd.wire.storages import AdminClient
 
 
 def connect(files: Files) -> Callable[[str, UUID | None], ServerClient]:

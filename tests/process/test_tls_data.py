@@ -14,7 +14,7 @@ from tests.process.server import ServerDaemon
 from tests.process.test_tls_cluster import options
 from tests.process.zookeeper import LocalZooKeeper
 from waltzctl import main
-from waltzd.role import Role
+from waltzd.protocol.role import Role
 
 ROOT = "/tls/data"
 

@@ -16,17 +16,17 @@ from tests.process.certificates import Authority, Files
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper
-from waltzd import loop
-from waltzd.client import Client
-from waltzd.cluster import Cluster
+from waltzd.client import loop
+from waltzd.client.client import Client
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import ClusterMeta, ReplicaSets, StorageMeta
+from waltzd.cluster.meta import Role as ReplicaRole
+from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import BadArgument, CannotConnect, LogUnreadable
-from waltzd.frame import FeedMode
-from waltzd.meta import ClusterMeta, ReplicaSets, StorageMeta
-from waltzd.meta import Role as ReplicaRole
-from waltzd.role import Role
-from waltzd.servers import ServerClient
-from waltzd.storage_admin import AdminClient
-from waltzd.zookeeper import ZooKeeperCoordinator
+from waltzd.protocol.batches import FeedMode
+from waltzd.protocol.role import Role
+from waltzd.wire.servers import ServerClient
+from waltzd.wire.storages import AdminClient
 
 PAYLOADS = [b"over TLS %d" % number for number in range(50)]
 

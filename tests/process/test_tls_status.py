@@ -16,13 +16,13 @@ from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper
 from waltzctl import main
 from waltzctl.watching import verdict
-from waltzd import loop
-from waltzd.cluster import Cluster
-from waltzd.meta import ClusterMeta, ReplicaSets, StorageMeta
-from waltzd.meta import Role as ReplicaRole
-from waltzd.role import Role
-from waltzd.storage_admin import AdminClient
-from waltzd.zookeeper import ZooKeeperCoordinator
+from waltzd.client import loop
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import ClusterMeta, ReplicaSets, StorageMeta
+from waltzd.cluster.meta import Role as ReplicaRole
+from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+from waltzd.protocol.role import Role
+from waltzd.wire.storages import AdminClient
 
 ROOT = "/tls/status"
 PATIENCE_SECONDS = 60

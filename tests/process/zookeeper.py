@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from waltzctl.playground.blueprint import PORTS, free_ports
+from waltzd.client.loop import run
+from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import CannotConnect
-from waltzd.loop import run
-from waltzd.zookeeper import ZooKeeperCoordinator
 
 START_ATTEMPTS, ATTEMPT_SECONDS = 30, 2
 END_SECONDS = 60

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tests.simulation.mutant import BUSY, Aim, Patches, mutant
-from waltzd.line import Line
-from waltzd.mount import Mount
-from waltzd.outbox import Outbox
+from waltzd.client.mount import Mount
+from waltzd.client.outbox import Outbox
+from waltzd.client.partition import Line
 
 RESET = Aim(faults=("reset", "pause", "slow"), setup=BUSY)
 

@@ -13,10 +13,10 @@ from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, server_address
 from tests.simulation.ports import SimServerPort
 from tests.workload import Attempt, View
-from waltzd.client import Client
-from waltzd.client_settings import ClientSettings
+from waltzd.client.client import Client
+from waltzd.client.settings import ClientSettings
 from waltzd.errors import WaltzError
-from waltzd.outcome import Committed
+from waltzd.protocol.locks import Committed
 
 if TYPE_CHECKING:
     from tests.simulation.world import Simulation

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from tests.simulation.loop import LIFE, Life
 from tests.simulation.machines import ZOOKEEPER, World
-from waltzd.coordinator import Create, Delete, Set
-from waltzd.coordinator_memory import MemoryCoordinator, MemoryTree
-from waltzd.server.bell import Bell
+from waltzd.cluster.coordinator import Create, Delete, Set
+from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
+from waltzd.server.session.wake import Bell
 
 GOING_BACK = ("/partitions/", "/replicas/")
 """What owners decide by."""

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from uuid import UUID
 
-from waltzd.disk_sim import Loss, SimDisk
-from waltzd.index import IndexChecker
-from waltzd.layout import HEADER_BYTES, FileHeader, index_entries
-from waltzd.record import Run, encode_payloads
-from waltzd.scan import survey
-from waltzd.storage.directory import Directory
-from waltzd.storage.partition import Partition, PartitionSettings
+from waltzd.disk.simulated import Loss, SimDisk
+from waltzd.format.index import IndexChecker
+from waltzd.format.layout import HEADER_BYTES, FileHeader, index_entries
+from waltzd.format.record import Run, encode_payloads
+from waltzd.format.scan import survey
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.partition import Partition, PartitionSettings
 
 KEY = UUID(int=0xA11CE)
 ROOT = "storage"

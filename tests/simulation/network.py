@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from tests.simulation.loop import Life, SimLoop
 from waltzd.errors import CannotConnect, WaltzError
-from waltzd.server.bell import Bell
+from waltzd.server.session.wake import Bell
 
 FRAMES_MAX = 4
 """How many messages of a stream are on their way, each way, before the sender waits."""

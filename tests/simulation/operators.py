@@ -17,9 +17,9 @@ from waltzctl.placement.membership import take_out
 from waltzctl.placement.relocation import carry_out, situation
 from waltzctl.placement.terms import Terms
 from waltzctl.watching.overview import Overview, PartitionView, ServerView, StorageView, compared
-from waltzd.cluster import Cluster
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import ServerMeta, StorageMeta
 from waltzd.errors import ChangedMeanwhile, WaltzError
-from waltzd.meta import ServerMeta, StorageMeta
 
 POLL_SECONDS = 0.2
 TRIES_SECONDS = 3.0

@@ -12,16 +12,15 @@ from uuid import UUID
 
 from tests.simulation.loop import Life
 from tests.simulation.network import End, Network, Stream
-from waltzd.buffer import Buffer
+from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
-from waltzd.frame import ClientFrame, Registration, ServerFrame, Topology
-from waltzd.link import Frame
-from waltzd.owner import ServerDescription
-from waltzd.record import Run
-from waltzd.replica import ReplicaStatus, StorageDescription
-from waltzd.server.bell import Bell
-from waltzd.server.desk import Desk
-from waltzd.storage.keeper import Keeper
+from waltzd.format.record import Run
+from waltzd.protocol.batches import ClientFrame, Registration, ServerFrame, Topology
+from waltzd.protocol.descriptions import ReplicaStatus, ServerDescription, StorageDescription
+from waltzd.protocol.peers import Frame
+from waltzd.server.clients.calls import Desk
+from waltzd.server.session.wake import Bell
+from waltzd.storage.calls import Keeper
 from waltzd.testing.server import LocalServer
 
 T = TypeVar("T")
@@ -113,7 +112,7 @@ class SimReplicaPort(_Port[Keeper]):
         self._contacts: dict[int, int] = {}
 
     def _contact(self, partition: int) -> int:
-        """As `waltzd.storages.ReplicaClient` does it."""
+        """As `waltzd.wire.storages.ReplicaClient` does it."""
         return self._contacts.get(partition, 0)
 
     async def status(self, partition: int) -> ReplicaStatus:

@@ -13,14 +13,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from waltzd.finding import Code, Finding
-from waltzd.meta import PartitionMeta, Role
-from waltzd.quorum import majority
-from waltzd.replica import ReplicaStatus
-from waltzd.server.changes import acknowledging, joining, losing
-from waltzd.server.recovery import Recovery, Step
-from waltzd.server.session import Session
-from waltzd.server.task import Copy, Heal, Level, SetLowMark, Truncate
+from waltzd.cluster.meta import PartitionMeta, Role
+from waltzd.format.finding import Code, Finding
+from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.quorum import majority
+from waltzd.server.core.marks import Session
+from waltzd.server.core.recovery import (
+    Copy,
+    Heal,
+    Level,
+    Recovery,
+    SetLowMark,
+    Step,
+    Truncate,
+    acknowledging,
+    joining,
+    losing,
+)
 
 Entry = tuple[int, int]
 """Which owner wrote it, and its number there: no two are the same."""

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 from uuid import UUID
 
-from waltzd.disk_sim import SimDisk
+from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BeyondLog, PartitionDamaged, WaltzError
-from waltzd.layout import PROMISE_NAME, index_name, segment_name
-from waltzd.record import Run, encode_payloads
-from waltzd.storage.directory import Directory
-from waltzd.storage.partition import Partition, PartitionSettings
+from waltzd.format.layout import PROMISE_NAME, index_name, segment_name
+from waltzd.format.record import Run, encode_payloads
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.partition import Partition, PartitionSettings
 
 P = ParamSpec("P")
 T = TypeVar("T")

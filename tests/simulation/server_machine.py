@@ -9,12 +9,12 @@ from tests.simulation.coordinator import Session
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, World, server_address
 from tests.simulation.ports import SimReplicaPort
+from waltzd.cluster.meta import ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
-from waltzd.frame import Limits
-from waltzd.meta import ServerMeta, StorageMeta
-from waltzd.server.desk import Desk
-from waltzd.server.pipeline import PipelineSettings
-from waltzd.server.store_settings import StoreSettings
+from waltzd.protocol.batches import Limits
+from waltzd.server.clients.calls import Desk
+from waltzd.server.clients.pipeline import PipelineSettings
+from waltzd.server.session.settings import StoreSettings
 from waltzd.testing.server import LocalServer
 
 

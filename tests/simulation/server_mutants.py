@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 
 from tests.simulation.mutant import BUSIER, BUSY, TWO_OWNERS, Aim, Patches, mutant
+from waltzd.cluster.meta import PartitionMeta
 from waltzd.errors import StaleSession
-from waltzd.meta import PartitionMeta
-from waltzd.quorum import EMPTY, majority
-from waltzd.server import session as session_module
-from waltzd.server.feed import Cursor
-from waltzd.server.locks import LockTable
-from waltzd.server.pipeline import Pipeline, _Batch
-from waltzd.server.recovery import Recovery
-from waltzd.server.replica_link import ReplicaLink
-from waltzd.server.session import Session
-from waltzd.server.step import Portion
-from waltzd.server.store_session import StoreSession
-from waltzd.server.task import SetLowMark, Task, Truncate
+from waltzd.protocol.quorum import EMPTY, majority
+from waltzd.server.clients.feed import Cursor
+from waltzd.server.clients.pipeline import Pipeline, _Batch
+from waltzd.server.core import marks as session_module
+from waltzd.server.core.locks import LockTable
+from waltzd.server.core.marks import Session
+from waltzd.server.core.recovery import Recovery, SetLowMark, Task, Truncate
+from waltzd.server.core.step import Portion
+from waltzd.server.session.replica import ReplicaLink
+from waltzd.server.session.session import StoreSession
 
 FAIL_OVER = Aim(faults=("cut", "slow", "crash"), seconds=10.0, servers=2, setup=BUSY)
 LONELY = Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY)

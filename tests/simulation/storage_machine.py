@@ -9,20 +9,20 @@ from typing import Any, NoReturn
 
 from tests.simulation.loop import LIFE, Life
 from tests.simulation.machines import Exited, Machine, World
-from waltzd.cluster import partition_path
-from waltzd.config import StorageConfig
-from waltzd.disk_sim import Fault, Loss, SimDisk
-from waltzd.document import decode
+from waltzd.cluster.cluster import partition_path
+from waltzd.cluster.document import decode
+from waltzd.cluster.meta import PartitionMeta, StorageMeta
+from waltzd.daemon.config import StorageConfig
+from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import FlushFailed, WaltzError
-from waltzd.finding import Code, Finding
-from waltzd.layout import CONTROL_NAME, HEADER_BYTES, PROMISE_NAME, SEGMENT_SUFFIX
-from waltzd.link import Frame, Link
-from waltzd.meta import PartitionMeta, StorageMeta
-from waltzd.record import HEAD_BYTES, OVERHEAD_BYTES, id_and_length
-from waltzd.replica import ReplicaStatus
-from waltzd.storage.directory import Directory
-from waltzd.storage.keeper import Keeper
-from waltzd.storage.partition import Partition, PartitionSettings
+from waltzd.format.finding import Code, Finding
+from waltzd.format.layout import CONTROL_NAME, HEADER_BYTES, PROMISE_NAME, SEGMENT_SUFFIX
+from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, id_and_length
+from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.peers import Frame, Link
+from waltzd.storage.calls import Keeper
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.partition import Partition, PartitionSettings
 
 
 @dataclass

@@ -6,20 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 from tests.simulation.mutant import BUSY, TWO_OWNERS, Aim, Patches, mutant
-from waltzd import scan
-from waltzd.control import ControlFile
 from waltzd.errors import FlushFailed, NotOpened
-from waltzd.layout import index_entries
-from waltzd.promise import PromiseFile
-from waltzd.replica import ReplicaStatus
-from waltzd.scan import Survey, Tail
-from waltzd.storage import opening, segment
+from waltzd.format import scan
+from waltzd.format.layout import index_entries
+from waltzd.format.scan import Survey, Tail
+from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.storage.lane import Lane
-from waltzd.storage.opening import _Opening
-from waltzd.storage.partition import Partition
-from waltzd.storage.proof import Proof
-from waltzd.storage.segment import Segment
-from waltzd.storage.shelf import Shelf
+from waltzd.storage.replica import opening, segment
+from waltzd.storage.replica.control import ControlFile
+from waltzd.storage.replica.healing import Proof
+from waltzd.storage.replica.opening import _Opening
+from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.promise import PromiseFile
+from waltzd.storage.replica.segment import Segment
+from waltzd.storage.replica.shelf import Shelf
 
 POWER = Aim(faults=("power",), setup=BUSY)
 FAIL_OVER = Aim(faults=("cut", "slow", "crash"), seconds=10.0, servers=2, setup=BUSY)

@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 from uuid import UUID
 
-from waltzd.config import StorageConfig
-from waltzd.disk_sim import SimDisk
+from waltzd.cluster.meta import StorageMeta
+from waltzd.daemon.config import StorageConfig
+from waltzd.disk.simulated import SimDisk
 from waltzd.errors import CannotConnect
-from waltzd.meta import StorageMeta
-from waltzd.storage.directory import Directory
-from waltzd.storage.keeper import Keeper
-from waltzd.storage.partition import PartitionSettings
+from waltzd.storage.calls import Keeper
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.partition import PartitionSettings
 from waltzd.testing.storage_port import StorageDoor, StoragePort
 
 KEY = UUID(int=0xA11CE)

@@ -10,10 +10,10 @@ import pytest
 
 from tests.simulation.test_store import SETTINGS, Cell, cell, story
 from tests.unit.timeless import run
+from waltzd.cluster.meta import Role
 from waltzd.errors import CannotConnect
-from waltzd.meta import Role
-from waltzd.record import encode_payloads
-from waltzd.server.store_settings import ACKNOWLEDGED_SECONDS, StoreSettings
+from waltzd.format.record import encode_payloads
+from waltzd.server.session.settings import ACKNOWLEDGED_SECONDS, StoreSettings
 
 
 def visible(c: Cell, name: str) -> int:

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from tests.simulation.crash import run_seed
-from waltzd.disk import join
-from waltzd.disk_sim import SimDisk, SimFile
+from waltzd.disk.seam import join
+from waltzd.disk.simulated import SimDisk, SimFile
 from waltzd.errors import WaltzError
-from waltzd.layout import index_name, segment_name
-from waltzd.promise import PromiseFile
-from waltzd.scan import Tail
-from waltzd.storage.partition import Partition
-from waltzd.storage.segment import Segment, Suspect
-from waltzd.storage.shelf import Shelf
+from waltzd.format.layout import index_name, segment_name
+from waltzd.format.scan import Tail
+from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.promise import PromiseFile
+from waltzd.storage.replica.segment import Segment, Suspect
+from waltzd.storage.replica.shelf import Shelf
 
 SEEDS = 40
 EVERY = 3
@@ -117,12 +117,12 @@ def takes_a_torn_tail_for_damage(patch: pytest.MonkeyPatch) -> None:
     def judge(**known: Any) -> Tail:
         return Tail.DAMAGED if known["tail_bytes"] else Tail.CLEAN
 
-    patch.setattr("waltzd.storage.opening.judge_tail", judge)
+    patch.setattr("waltzd.storage.replica.opening.judge_tail", judge)
 
 
 @mutant
 def leaves_a_torn_tail_where_it_is(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("waltzd.storage.opening.judge_tail", lambda **known: Tail.CLEAN)
+    patch.setattr("waltzd.storage.replica.opening.judge_tail", lambda **known: Tail.CLEAN)
 
 
 @mutant

@@ -27,11 +27,11 @@ from tests.simulation.sample import (
     segment_path,
     served,
 )
-from waltzd.disk_sim import SimDisk
+from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BelowFloor, PartitionDamaged, WaltzError
-from waltzd.finding import Code
-from waltzd.layout import HEADER_BYTES, decode_promise_file
-from waltzd.record import encode_payloads
+from waltzd.format.finding import Code
+from waltzd.format.layout import HEADER_BYTES, decode_promise_file
+from waltzd.format.record import encode_payloads
 
 RECORDS = 12
 SENT = expected(0, RECORDS)

@@ -28,7 +28,7 @@ from tests.simulation.sample import (
     segment_path,
     served,
 )
-from waltzd.disk_sim import Fault, Loss, SimDisk
+from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import (
     BelowFloor,
     ControlDamaged,
@@ -38,9 +38,9 @@ from waltzd.errors import (
     PartitionDamaged,
     StaleSession,
 )
-from waltzd.layout import CONTROL_NAME, HEADER_BYTES, FileHeader, control_bytes, index_offset
-from waltzd.record import encode_payloads
-from waltzd.storage.partition import Partition
+from waltzd.format.layout import CONTROL_NAME, HEADER_BYTES, FileHeader, control_bytes, index_offset
+from waltzd.format.record import encode_payloads
+from waltzd.storage.replica.partition import Partition
 
 SENT = expected(0, 12)
 

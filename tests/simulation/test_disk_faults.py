@@ -12,11 +12,11 @@ import random
 import pytest
 
 from tests.simulation.sample import ROOT, blank_disk, expected, open_directory, records_of, run_for, segment_path, served
-from waltzd.disk_sim import Fault, Loss, SimDisk
+from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import DiskFull, FlushFailed, WaltzError
-from waltzd.layout import RESERVE_NAME
-from waltzd.storage.directory import Directory
-from waltzd.storage.partition import Partition
+from waltzd.format.layout import RESERVE_NAME
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.partition import Partition
 
 SLICES = 6
 
@@ -186,7 +186,7 @@ def refuses_everything(partition: Partition, session: int) -> None:
 
 def test_without_writing_again_a_failed_flush_would_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule is needed, and the test above would notice: the cache shows records that the disk never got."""
-    monkeypatch.setattr("waltzd.storage.segment.Segment.write_again", lambda self, offset: None)
+    monkeypatch.setattr("waltzd.storage.replica.segment.Segment.write_again", lambda self, offset: None)
     lost = 0
     for step in range(1, STEPS + 1):
         work, error = fail_at(step, Fault.IO_ERROR)
@@ -230,7 +230,7 @@ def test_a_full_disk_refuses_the_write_and_nothing_else(part: int) -> None:
 
 
 def test_without_taking_back_a_full_disk_would_leave_what_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("waltzd.storage.segment.Segment.take_back", lambda self: None)
+    monkeypatch.setattr("waltzd.storage.replica.segment.Segment.take_back", lambda self: None)
     left = 0
     for step in range(1, STEPS + 1):
         work, error = fail_at(step, Fault.NO_SPACE)

@@ -10,11 +10,11 @@ import pytest
 
 from tests.simulation.test_store import Appender, Cell, cell, story
 from tests.unit.timeless import run
-from waltzd.cluster import partition_path
-from waltzd.coordinator import Set
-from waltzd.meta import Role
-from waltzd.operator_documents import replicas_path
-from waltzd.server.store import Store
+from waltzd.cluster.cluster import partition_path
+from waltzd.cluster.coordinator import Set
+from waltzd.cluster.meta import Role
+from waltzd.cluster.operator_documents import replicas_path
+from waltzd.server.session.owned import Store
 
 DOCUMENT = partition_path(0)
 

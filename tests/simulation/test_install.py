@@ -31,7 +31,7 @@ from tests.simulation.sample import (
     segment_path,
     served,
 )
-from waltzd.disk_sim import Loss, SimDisk
+from waltzd.disk.simulated import Loss, SimDisk
 from waltzd.errors import (
     DiskFull,
     ForeignCluster,
@@ -43,11 +43,11 @@ from waltzd.errors import (
     UnfitSegment,
     WaltzError,
 )
-from waltzd.layout import HEADER_BYTES, FileHeader, decode_promise_file
-from waltzd.record import encode_payloads
-from waltzd.storage.directory import Directory
-from waltzd.storage.installation import Installation
-from waltzd.storage.partition import Partition, PartitionSettings
+from waltzd.format.layout import HEADER_BYTES, FileHeader, decode_promise_file
+from waltzd.format.record import encode_payloads
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.installation import Installation
+from waltzd.storage.replica.partition import Partition, PartitionSettings
 
 RECORDS = 12
 SENT = expected(0, RECORDS)

@@ -16,7 +16,7 @@ from tests.simulation.edits import EDITS
 from tests.simulation.mutant import MUTANTS, Aim, Mutant, Patches
 from tests.simulation.mutants import catch
 from tests.simulation.world import simulate
-from waltzd.storage.segment import Segment
+from waltzd.storage.replica.segment import Segment
 
 SOUND = (
     "acknowledges before it flushes",

@@ -10,9 +10,9 @@ import pytest
 
 from tests.simulation.test_store import cell, story
 from tests.unit.timeless import run
-from waltzd.coordinator import Delete, Set
-from waltzd.meta import Assignment, Ownership
-from waltzd.server.changes import acknowledging
+from waltzd.cluster.coordinator import Delete, Set
+from waltzd.cluster.meta import Assignment, Ownership
+from waltzd.server.core.recovery import acknowledging
 
 
 async def assign(c: Any, generation: int) -> None:

@@ -12,14 +12,14 @@ from uuid import UUID
 import pytest
 
 from tests.unit.fake_stores import Stores
-from waltzd.assignment import plan, transferred
-from waltzd.cluster import Cluster
-from waltzd.coordinator_memory import MemoryTree
+from waltzd.cluster.assignment import plan, transferred
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.memory import MemoryTree
+from waltzd.cluster.meta import ClusterMeta, Preferences, ServerMeta
 from waltzd.errors import CannotConnect, ChangedMeanwhile, NameInUse, WaltzError
-from waltzd.meta import ClusterMeta, Preferences, ServerMeta
-from waltzd.server import watch
+from waltzd.server import reconcile
 from waltzd.server.election import Election
-from waltzd.server.host import Host
+from waltzd.server.ownership import Host
 from waltzd.server.registration import Registration
 
 PARTITIONS = 7
@@ -170,7 +170,7 @@ def check_end(error: BaseException) -> None:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "AGAIN_SECONDS", 0)
+    monkeypatch.setattr(reconcile, "AGAIN_SECONDS", 0)
 
 
 async def live_and_look(seed: int) -> None:
@@ -203,7 +203,7 @@ async def live_and_look(seed: int) -> None:
         assert {store.partition: store.generation for store in process.stores.running} == due
         assert process.host.owned == sorted(due)
         watches = (process.host.watch, process.host.servers_watch, process.election.watch, process.registration.watch)
-        assert [watch.trouble for watch in watches] == [""] * 4
+        assert [each.trouble for each in watches] == [""] * 4
     for process in world.processes:
         process.task.cancel()
     for ended in await asyncio.gather(*(process.task for process in world.processes), return_exceptions=True):

@@ -12,11 +12,11 @@ import pytest
 
 from tests.simulation.test_store import SETTINGS, Appender, Cell, cell, story
 from tests.unit.timeless import run
-from waltzd.coordinator import Set
+from waltzd.cluster.coordinator import Set
+from waltzd.cluster.meta import Role
 from waltzd.errors import CannotConnect
-from waltzd.meta import Role
-from waltzd.server.store import Store
-from waltzd.server.store_settings import Turns
+from waltzd.server.session.owned import Store
+from waltzd.server.session.settings import Turns
 
 FULL = "session_bytes_max is reached"
 LEARNER = "a learner is level"

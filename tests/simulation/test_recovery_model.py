@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from tests.simulation.recovery_model import Violation, World
-from tests.unit import test_recovery as stories
-from tests.unit import test_session
-from waltzd.quorum import reached
-from waltzd.server import session as session_module
-from waltzd.server.recovery import Recovery
-from waltzd.server.session import Session
-from waltzd.server.task import Level
+from tests.unit.waltzd.server.core import test_marks as test_session
+from tests.unit.waltzd.server.core import test_recovery as stories
+from waltzd.protocol.quorum import reached
+from waltzd.server.core import marks as session_module
+from waltzd.server.core.marks import Session
+from waltzd.server.core.recovery import Level, Recovery
 
 STEPS = 1500
 

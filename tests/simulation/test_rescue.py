@@ -13,11 +13,11 @@ from tests.simulation.test_store import Cell, cell, story
 from waltzctl.placement.rescue import Scene
 from waltzctl.placement.rescuing import carry_out, seen
 from waltzctl.watching.overview import Overview, PartitionView, StorageView
-from waltzd.cluster import partition_path
-from waltzd.coordinator import Delete, Set
+from waltzd.cluster.cluster import partition_path
+from waltzd.cluster.coordinator import Delete, Set
+from waltzd.cluster.meta import ClusterMeta, Role, StorageMeta
 from waltzd.errors import CannotConnect, ChangedMeanwhile, StaleSession
-from waltzd.meta import ClusterMeta, Role, StorageMeta
-from waltzd.replica import ReplicaStatus
+from waltzd.protocol.descriptions import ReplicaStatus
 
 ABSURD = (1 << 63) - 1
 

@@ -11,9 +11,9 @@ import pytest
 from tests.simulation.storage_machine import is_told
 from tests.simulation.test_store import cell
 from tests.unit.timeless import run
-from waltzd.finding import Code, Finding
-from waltzd.meta import Decision, PartitionMeta, ReplicaState
-from waltzd.replica import ReplicaStatus
+from waltzd.cluster.meta import Decision, PartitionMeta, ReplicaState
+from waltzd.format.finding import Code, Finding
+from waltzd.protocol.descriptions import ReplicaStatus
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["as other files", "in place"])

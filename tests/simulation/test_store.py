@@ -12,17 +12,17 @@ import pytest
 
 from tests.simulation.storages import KEY, SimPort, SimStorage
 from tests.unit.timeless import run
-from waltzd.cluster import Cluster
-from waltzd.coordinator import Set
-from waltzd.coordinator_memory import MemoryTree
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.coordinator import Set
+from waltzd.cluster.memory import MemoryTree
+from waltzd.cluster.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
+from waltzd.cluster.operator_documents import replicas_path
 from waltzd.errors import CannotConnect, MetadataMissing, SessionEnded, WaltzError
-from waltzd.finding import Finding
-from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
-from waltzd.operator_documents import replicas_path
-from waltzd.record import encode_payloads
-from waltzd.server.store import OpenSession, Store
-from waltzd.server.store_settings import StoreSettings
-from waltzd.server.ticker import Ticker
+from waltzd.format.finding import Finding
+from waltzd.format.record import encode_payloads
+from waltzd.server.session.owned import OpenSession, Store
+from waltzd.server.session.settings import StoreSettings
+from waltzd.server.session.wake import Ticker
 
 SETTINGS = StoreSettings(
     partitions=1, key=KEY, tail_bytes_max=20_000, retry_seconds=0.01, storage_seconds=1.0, hand_over_seconds=0.5
@@ -254,7 +254,7 @@ async def test_empty_metadata_above_full_storages_is_left_to_an_operator() -> No
         await store.close(hand_over=False)
         node = await c.cluster.coordinator.get("/partitions/0")
         assert node is not None
-        from waltzd.coordinator import Delete
+        from waltzd.cluster.coordinator import Delete
 
         await c.cluster.coordinator.commit([Delete("/partitions/0", node.version)])
         again = await c.own(2)

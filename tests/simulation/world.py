@@ -29,13 +29,13 @@ from tests.simulation.operators import OperatorMachine
 from tests.simulation.plan import OPERATORS, Event, Plan, names
 from tests.simulation.server_machine import ServerMachine
 from tests.simulation.storage_machine import StorageMachine
-from waltzd.cluster import Cluster
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import ClusterMeta, ReplicaSets, Role
 from waltzd.errors import CannotConnect, ControlDamaged, NotOwner, NotReady, PartitionDamaged, WaltzError
-from waltzd.finding import HARMLESS_CODES, Code
-from waltzd.meta import ClusterMeta, ReplicaSets, Role
-from waltzd.owner import OwnedPartition
-from waltzd.server.pipeline import Pipeline
-from waltzd.verify import Options, Target, verify
+from waltzd.format.finding import HARMLESS_CODES, Code
+from waltzd.protocol.descriptions import OwnedPartition
+from waltzd.server.clients.pipeline import Pipeline
+from waltzd.storage.offline.verify import Options, Target, verify
 
 PATIENCE_SECONDS = 60.0
 """After everything is mended, or all that ever will be, so much is enough for everybody."""

@@ -14,8 +14,8 @@ from waltz_spark.exporting.task import Assignment, Job, Written, schema_of, writ
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.payloads.payload import decoder_of
 
-from waltzd.layout import HEADER_BYTES, FileHeader, index_name, segment_name
-from waltzd.record import encode_payloads
+from waltzd.format.layout import HEADER_BYTES, FileHeader, index_name, segment_name
+from waltzd.format.record import encode_payloads
 
 KEY = UUID(int=77)
 CREATED_MS = 1_700_000_000_000

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import numpy as np
 
-from waltzd.checksum import crc32
-from waltzd.layout import (
+from waltzd.format.checksum import crc32
+from waltzd.format.layout import (
     CONTROL_NAME,
     FLAG_ASSIGNED,
     FLAG_AVAILABLE,
@@ -20,7 +20,7 @@ from waltzd.layout import (
     initial_structs,
     segment_name,
 )
-from waltzd.record import encode_run
+from waltzd.format.record import encode_run
 
 CREATED_MS = 1_700_000_000_000
 

@@ -19,7 +19,7 @@ from waltz_spark.log.origin import Catalog, Span
 from waltz_spark.log.plan import Sizing, plan, runs
 
 from waltzd.errors import BadArgument, ExportDamaged, NoSuchName, NoSuchPartition
-from waltzd.record import join_runs
+from waltzd.format.record import join_runs
 
 BATCH = 4 << 20
 

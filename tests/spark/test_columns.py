@@ -15,10 +15,10 @@ from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.table.columns import EVERY, METADATA, Projection, Surroundings, wanted
 from waltz_spark.table.pushdown import Filters, Ranges
 
-from waltzd.checksum import crc32
 from waltzd.errors import BadArgument
-from waltzd.layout import FileHeader
-from waltzd.record import Run, encode_run
+from waltzd.format.checksum import crc32
+from waltzd.format.layout import FileHeader
+from waltzd.format.record import Run, encode_run
 
 SEGMENT = FileHeader(created_ms=1_700_000_000_123, key=UUID(int=1), partition=3, first_id=90)
 AROUND = Surroundings(partition=3, source="somewhere", segment=SEGMENT)

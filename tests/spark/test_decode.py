@@ -13,12 +13,13 @@ import pyarrow as pa
 import pytest
 from waltz_spark.log.decode import SCHEMA, read_segment, record_batch
 
-from waltzd.checksum import crc32
-from waltzd.disk import RealDisk, join
-from waltzd.disk_sim import SimDisk
+from waltzd.disk.real import RealDisk
+from waltzd.disk.seam import join
+from waltzd.disk.simulated import SimDisk
 from waltzd.errors import HeaderDamaged, PartitionDamaged
-from waltzd.layout import HEADER_BYTES, FileHeader, index_name, segment_name
-from waltzd.record import Run, encode_payloads, encode_run
+from waltzd.format.checksum import crc32
+from waltzd.format.layout import HEADER_BYTES, FileHeader, index_name, segment_name
+from waltzd.format.record import Run, encode_payloads, encode_run
 
 KEY = UUID(int=5)
 FIRST_ID = 1000

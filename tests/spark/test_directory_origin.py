@@ -19,7 +19,7 @@ from waltz_spark.log.directory_origin import DirectoryOrigin, certain_mark
 from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.segment_reading import Place, read_segment_runs
 
-from waltzd.disk_sim import SimDisk
+from waltzd.disk.simulated import SimDisk
 from waltzd.errors import (
     ControlDamaged,
     ForeignCluster,
@@ -29,7 +29,7 @@ from waltzd.errors import (
     PartitionDamaged,
     WaltzError,
 )
-from waltzd.layout import (
+from waltzd.format.layout import (
     CONTROL_NAME,
     FLAG_ASSIGNED,
     FLAG_AVAILABLE,
@@ -46,7 +46,7 @@ from waltzd.layout import (
     initial_structs,
     segment_name,
 )
-from waltzd.record import Run, encode_payloads, join_runs
+from waltzd.format.record import Run, encode_payloads, join_runs
 
 KEY = UUID(int=5)
 BATCH = 4 << 20

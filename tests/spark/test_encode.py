@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from waltz_spark.log.decode import SCHEMA, read_segment, record_batch
 from waltz_spark.log.encode import encode, resealed
 
-from waltzd.checksum import crc32
-from waltzd.disk import RealDisk
+from waltzd.disk.real import RealDisk
 from waltzd.errors import ArchiveUnfit
-from waltzd.layout import HEADER_BYTES
-from waltzd.record import Run, decode_record, encode_payloads, encode_run, first_bad
+from waltzd.format.checksum import crc32
+from waltzd.format.layout import HEADER_BYTES
+from waltzd.format.record import Run, decode_record, encode_payloads, encode_run, first_bad
 
 int32 = st.integers(-(2**31), 2**31 - 1)
 payload = st.binary(max_size=200) | st.builds(bytes.__mul__, st.binary(min_size=1, max_size=3), st.just(40_000))

@@ -57,7 +57,7 @@ from waltzd.errors import (
     NotOurExport,
     PartitionDamaged,
 )
-from waltzd.layout import segment_name
+from waltzd.format.layout import segment_name
 
 
 @dataclass(kw_only=True)

@@ -23,8 +23,8 @@ from waltzctl.playground.blueprint import ZOOKEEPER
 from waltzctl.playground.local import ROOT, LocalCluster
 from waltzd import BlockingClient, FeedMode
 from waltzd.errors import BadArgument, CannotConnect, LogUnreadable, NodeMissing, NoSuchPartition
-from waltzd.outcome import Committed
-from waltzd.record import Run
+from waltzd.format.record import Run
+from waltzd.protocol.locks import Committed
 
 PARTITIONS, RECORDS = 3, 1500
 BATCH = 4 << 20

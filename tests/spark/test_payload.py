@@ -20,7 +20,7 @@ from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.payloads.payload import ERROR_COLUMN, Decoder, Method, Sieve, Undecodable, decoder_of
 
 from waltzd.errors import BadDecoder, PathMissing
-from waltzd.record import encode_payloads
+from waltzd.format.record import encode_payloads
 
 
 def decoded(decoder: Decoder, payloads: list[bytes]) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from tests.spark.exporting import export, storage_with
 from tests.spark.telling import run_examples
 from waltzctl.main import run
 from waltzd.errors import NotReplayable, ReplayDiffers
-from waltzd.record import encode_payloads
+from waltzd.format.record import encode_payloads
 from waltzd.sql import sqlite
 
 

@@ -22,9 +22,9 @@ from waltz_spark.log.directory_origin import DirectoryOrigin
 from tests.spark.exporting import export, storage_with
 from tests.spark.telling import run_examples
 from waltzctl.main import run
-from waltzd.disk import RealDisk
+from waltzd.disk.real import RealDisk
 from waltzd.errors import ExportDamaged, PartitionDamaged
-from waltzd.layout import HEADER_BYTES, FileHeader
+from waltzd.format.layout import HEADER_BYTES, FileHeader
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from waltz_spark.restoring import restore
 from tests.spark.exporting import export
 from tests.spark.telling import run_examples
 from waltzctl.main import run
-from waltzd.disk import RealDisk
-from waltzd.disk_sim import Fault, Loss, SimDisk
+from waltzd.disk.real import RealDisk
+from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import (
     ArchiveUnfit,
     DirectoryTaken,
@@ -33,7 +33,7 @@ from waltzd.errors import (
     SegmentIncomplete,
     WaltzError,
 )
-from waltzd.layout import NEW_SUFFIX, segment_name
+from waltzd.format.layout import NEW_SUFFIX, segment_name
 
 
 @pytest.fixture(scope="module")

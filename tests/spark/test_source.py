@@ -23,7 +23,7 @@ from waltz_spark.table.reading import Task
 from tests.spark.exporting import export
 from tests.spark.growing import CREATED_MS, GrowingStorage
 from waltzd.errors import BeyondLog
-from waltzd.layout import HEADER_BYTES, segment_name
+from waltzd.format.layout import HEADER_BYTES, segment_name
 
 PYSPARK_WALTZ = Path(java.__file__).parents[2] / "pyspark_waltz" / "__init__.py"
 PUSHING = "spark.sql.python.filterPushdown.enabled"

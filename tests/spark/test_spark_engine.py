@@ -34,7 +34,7 @@ from waltz_spark.restoring.restore import segments_of
 from tests.spark.growing import GrowingStorage
 from waltzctl.main import run
 from waltzd.errors import EXIT_CONFLICT, BadDecoder, BadSql, NotOurExport, PartitionDamaged, PartOnly, SqlFailed, WaltzError
-from waltzd.layout import segment_name
+from waltzd.format.layout import segment_name
 
 DECODER = "json:n bigint, s string, at timestamp"
 TEXTS = ["", " a\"b,\\ \n'c' ", "plain", "\t\r\n", None]

@@ -21,7 +21,7 @@ from waltz_spark.table.columns import EVERY
 
 from tests.spark.growing import GrowingStorage
 from waltzd.errors import BadArgument, ForeignCluster, PositionUnknown, TransactionsGone, WaltzError
-from waltzd.record import Run, encode_payloads
+from waltzd.format.record import Run, encode_payloads
 
 RESTARTS = 20
 

@@ -20,7 +20,7 @@ from waltz_spark.exporting.text_rows import as_text, base64_of, bytes_of, json_l
 from waltz_spark.log.decode import record_batch
 
 from waltzd.errors import ExportDamaged
-from waltzd.record import encode_payloads
+from waltzd.format.record import encode_payloads
 
 pick = random.Random(7)
 KINDS: dict[pa.DataType, Callable[[], Any]] = {

@@ -14,7 +14,6 @@ from uuid import UUID
 
 import numpy as np
 
-from waltzd.checksum import crc32
 from waltzd.errors import (
     BadFrame,
     BeyondLog,
@@ -27,7 +26,9 @@ from waltzd.errors import (
     SessionEnded,
     WaltzError,
 )
-from waltzd.frame import (
+from waltzd.format.checksum import crc32
+from waltzd.format.record import Run, encode_run, heads
+from waltzd.protocol.batches import (
     AppendBatch,
     ClientFrame,
     Committals,
@@ -45,9 +46,7 @@ from waltzd.frame import (
     ServerFrame,
     Topology,
 )
-from waltzd.lock import Mode
-from waltzd.outcome import Reason
-from waltzd.record import Run, encode_run, heads
+from waltzd.protocol.locks import Mode, Reason
 
 KEY = UUID(int=7)
 FAULTS = ("drop", "drop after", "late", "end", "crash", "move")

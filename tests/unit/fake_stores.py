@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from waltzd.errors import NotReady
-from waltzd.owner import OwnedPartition
+from waltzd.protocol.descriptions import OwnedPartition
 
 
 class FakeStore:

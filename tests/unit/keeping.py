@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tests.simulation.sample import ROOT, open_directory
-from waltzd.config import StorageConfig
-from waltzd.disk_sim import SimDisk
-from waltzd.storage.keeper import Keeper
+from waltzd.daemon.config import StorageConfig
+from waltzd.disk.simulated import SimDisk
+from waltzd.storage.calls import Keeper
 
 CONFIG = StorageConfig(directory=ROOT, flush_threads=2)
 

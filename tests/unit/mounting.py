@@ -13,9 +13,10 @@ from uuid import UUID
 
 import numpy as np
 
-from waltzd.checksum import crc32
 from waltzd.errors import CannotConnect, NotOwner, WaltzError
-from waltzd.frame import (
+from waltzd.format.checksum import crc32
+from waltzd.format.record import Run, join_runs
+from waltzd.protocol.batches import (
     AppendBatch,
     ClientFrame,
     Committals,
@@ -32,13 +33,11 @@ from waltzd.frame import (
     ServerFrame,
     Topology,
 )
-from waltzd.lock import Mode
-from waltzd.outcome import Reason
-from waltzd.record import Run, join_runs
-from waltzd.server.capacity import Capacity
-from waltzd.server.desk import Desk, token_of
-from waltzd.server.pipeline import Pipeline, PipelineSettings
-from waltzd.server.tail import Tail
+from waltzd.protocol.locks import Mode, Reason
+from waltzd.server.clients.calls import Desk, token_of
+from waltzd.server.clients.limits import Capacity
+from waltzd.server.clients.pipeline import Pipeline, PipelineSettings
+from waltzd.server.core.tail import Tail
 
 KEY = UUID(int=7)
 LIMITS = Limits(payload_bytes_max=1 << 16, locks_max=10, frame_bytes_max=1 << 18)

@@ -7,11 +7,19 @@ from typing import Any
 from uuid import UUID
 
 from waltzctl.watching.overview import Call, Overview, PartitionView, ServerView, StorageView, compared
+from waltzd.cluster.meta import ClusterMeta, Role, ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
-from waltzd.meta import ClusterMeta, Role, ServerMeta, StorageMeta
-from waltzd.owner import OwnedPartition, OwnedReplica, PartitionStatistics, ServerDescription
-from waltzd.process import Vitals
-from waltzd.replica import PartitionDescription, ReplicaStatus, Statistics, StorageDescription
+from waltzd.protocol.descriptions import (
+    OwnedPartition,
+    OwnedReplica,
+    PartitionDescription,
+    PartitionStatistics,
+    ReplicaStatus,
+    ServerDescription,
+    Statistics,
+    StorageDescription,
+    Vitals,
+)
 
 KEY = UUID(int=7)
 NOW_MS = 1_800_000_000_000

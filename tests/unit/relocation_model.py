@@ -2,8 +2,8 @@
 
 Everything happens in one thread and one call at a time: a tool stops before and after each call to the coordinator or a
 daemon, and what happens there is drawn from a seed. Logs are prefixes of one history, so a replica is how far it goes; a
-session opens as `waltzd.server.recovery` lets it, and its owner does what `waltzd.server.store_session` does. After every
-step it must still be possible to get back all that was committed, once everybody is up.
+session opens as `waltzd.server.core.recovery` lets it, and its owner does what `waltzd.server.session.session` does. After
+every step it must still be possible to get back all that was committed, once everybody is up.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from uuid import UUID
 from waltzctl.change import Asked, Plan, recorded
 from waltzctl.safety import margin
 from waltzctl.watching.overview import Overview, PartitionView, StorageView
-from waltzd.cluster import STORAGES, Cluster, partition_path
-from waltzd.coordinator import Change, Create, Set
-from waltzd.coordinator_memory import MemoryTree
-from waltzd.document import decode, encode
-from waltzd.errors import CannotConnect, ChangedMeanwhile, WaltzError
-from waltzd.meta import (
+from waltzd.cluster.cluster import STORAGES, Cluster, partition_path
+from waltzd.cluster.coordinator import Change, Create, Set
+from waltzd.cluster.document import decode, encode
+from waltzd.cluster.memory import MemoryTree
+from waltzd.cluster.meta import (
     ClusterMeta,
     Decision,
     Moves,
@@ -34,10 +33,10 @@ from waltzd.meta import (
     Role,
     StorageMeta,
 )
-from waltzd.operator_documents import MOVES, NO_VERSION, replicas_path
-from waltzd.owner import OwnedPartition, OwnedReplica
-from waltzd.quorum import EMPTY, majority, reached
-from waltzd.replica import PartitionDescription, StorageDescription
+from waltzd.cluster.operator_documents import MOVES, NO_VERSION, replicas_path
+from waltzd.errors import CannotConnect, ChangedMeanwhile, WaltzError
+from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, PartitionDescription, StorageDescription
+from waltzd.protocol.quorum import EMPTY, majority, reached
 
 KEY = UUID(int=7)
 SERVER = "server"

@@ -147,8 +147,8 @@ def test_protobuf_modules_are_fresh(proto: Path, tmp_path: Path) -> None:
 
 def test_the_generated_modules_run_with_the_oldest_versions_that_are_allowed() -> None:
     needed = tomllib.loads(text(ROOT / "pyproject.toml"))["project"]["dependencies"]
-    protobuf = re.search(r"Protobuf Python Version: ([\d.]+)", text(ROOT / "waltzd/wire_pb2.py"))
-    grpc = re.search(r"GRPC_GENERATED_VERSION = '([\d.]+)'", text(ROOT / "waltzd/wire_pb2_grpc.py"))
+    protobuf = re.search(r"Protobuf Python Version: ([\d.]+)", text(ROOT / "waltzd/wire/wire_pb2.py"))
+    grpc = re.search(r"GRPC_GENERATED_VERSION = '([\d.]+)'", text(ROOT / "waltzd/wire/wire_pb2_grpc.py"))
     assert protobuf
     assert grpc
     assert f"grpcio>={grpc[1]}" in needed, "raise it in pyproject.toml"

@@ -16,10 +16,10 @@ from waltzctl.bench.machine import Machine
 from waltzctl.bench.result import Result, Series
 from waltzctl.bench.site import CLIENT, Reading, Site, flushes, processes
 from waltzctl.bench.tally import Tally
-from waltzd.client import Client
-from waltzd.frame import FeedMode
-from waltzd.outcome import Rejected
-from waltzd.transaction import Builder, Declined, Transaction, TransactionContext
+from waltzd.client.client import Client
+from waltzd.client.view import Builder, Declined, Transaction, TransactionContext
+from waltzd.protocol.batches import FeedMode
+from waltzd.protocol.locks import Rejected
 
 BUSY_SHARE = 0.9
 """A client that uses more than this of a core may be what is measured."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import NoCharts
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from waltzctl.certificate import secured
 from waltzctl.interruption import ending_in_order
 from waltzctl.main import exit_codes
 from waltzctl.playground.blueprint import SERVERS_MAX, STORAGES_MAX
-from waltzd import loop
+from waltzd.client import loop
+from waltzd.daemon.settings import parse_size
 from waltzd.errors import EXIT_OK, EXIT_USAGE, BadArgument
-from waltzd.lock import Mode
-from waltzd.setting import parse_size
+from waltzd.protocol.locks import Mode
 
 Options = dict[str, Any]
 

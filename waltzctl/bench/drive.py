@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from waltzctl.bench.load import Load, Locks, Payloads, due_at
 from waltzctl.bench.site import Site
 from waltzctl.bench.tally import Tally
-from waltzd.client import Client, Partitions
-from waltzd.client_settings import ClientSettings
-from waltzd.frame import FeedMode
+from waltzd.client.client import Client, Partitions
+from waltzd.client.settings import ClientSettings
+from waltzd.protocol.batches import FeedMode
 
 LOOK_SECONDS = 0.25
 WAITING_MAX = 100_000

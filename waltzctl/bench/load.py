@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waltzd.errors import BadArgument
-from waltzd.lock import Lock, Mode
+from waltzd.protocol.locks import Lock, Mode
 
 LOCK_NAME = "bench"
 PAYLOADS_BYTES = 4 << 20

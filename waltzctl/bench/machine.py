@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 
 FLUSH_BYTES = 4 << 10
 FLUSHES = 50

@@ -23,9 +23,9 @@ from waltzctl.bench.tally import Tally
 from waltzctl.playground.local import LocalCluster
 from waltzctl.playground.opening import is_even
 from waltzctl.watching.overview import Overview
-from waltzd.client import Client
+from waltzd.client.client import Client
 from waltzd.errors import DaemonSilent, WaltzError
-from waltzd.record import OVERHEAD_BYTES
+from waltzd.format.record import OVERHEAD_BYTES
 
 PATIENCE_SECONDS = 120.0
 POLL_SECONDS = 0.05

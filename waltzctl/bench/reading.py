@@ -12,9 +12,9 @@ from waltzctl.bench.load import Load
 from waltzctl.bench.result import Result, Series
 from waltzctl.bench.site import Site
 from waltzctl.bench.tally import Tally
-from waltzd.frame import FeedMode
-from waltzd.record import OVERHEAD_BYTES
-from waltzd.transaction import Transaction
+from waltzd.client.view import Transaction
+from waltzd.format.record import OVERHEAD_BYTES
+from waltzd.protocol.batches import FeedMode
 
 
 def tail_bytes(load: Load, partitions: int) -> int:

@@ -22,15 +22,15 @@ from waltzctl.bench.machine import Disk, Use, disk_of, use_of
 from waltzctl.bench.result import Place, ProcessUse, StorageUse
 from waltzctl.certificate import first_contact
 from waltzctl.playground.local import LocalCluster, Say
-from waltzd.client import Client, Partitions
-from waltzd.client_settings import ClientSettings
-from waltzd.disk import translate
-from waltzd.frame import FeedMode
-from waltzd.replica import Statistics
-from waltzd.servers import ServerClient
-from waltzd.storage_admin import AdminClient
-from waltzd.tls import Tls
-from waltzd.transaction import Handler
+from waltzd.client.client import Client, Partitions
+from waltzd.client.settings import ClientSettings
+from waltzd.client.view import Handler
+from waltzd.disk.real import translate
+from waltzd.protocol.batches import FeedMode
+from waltzd.protocol.descriptions import Statistics
+from waltzd.wire.servers import ServerClient
+from waltzd.wire.storages import AdminClient
+from waltzd.wire.tls import Tls
 
 PREFIX = "waltz-bench-"
 ROUND_TRIPS = 50

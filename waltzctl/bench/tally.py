@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from waltzctl.bench.figures import Latencies
-from waltzd.outcome import Committed, Outcome, Reason, Rejected
-from waltzd.submission import IS_COMMITTED, IS_UNKNOWN, Outcomes
+from waltzd.client.outbox import IS_COMMITTED, IS_UNKNOWN, Outcomes
+from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected
 
 WINDOW_SECONDS = 1.0
 

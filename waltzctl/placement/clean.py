@@ -16,10 +16,10 @@ from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching
 from waltzctl.render import size
 from waltzctl.safety import Danger
-from waltzd.cluster import Cluster
-from waltzd.layout import aside_partition
-from waltzd.replica import SetAside
-from waltzd.storage_admin import AdminClient
+from waltzd.cluster.cluster import Cluster
+from waltzd.format.layout import aside_partition
+from waltzd.protocol.descriptions import SetAside
+from waltzd.wire.storages import AdminClient
 
 
 @click.command("clean", epilog=exit_codes())

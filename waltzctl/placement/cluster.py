@@ -26,14 +26,13 @@ from waltzctl.render import is_line
 from waltzctl.safety import Danger
 from waltzctl.watching import last_seen, render_cluster
 from waltzctl.watching.overview import look
-from waltzd.cluster import Cluster
-from waltzd.disk import translate
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import StorageMeta
+from waltzd.cluster.operator_documents import HISTORY_MAX
+from waltzd.disk.real import translate
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument, FileThere, Unsafe
-from waltzd.fields import is_name
-from waltzd.layout import PARTITIONS_MAX
-from waltzd.meta import StorageMeta
-from waltzd.operator_documents import HISTORY_MAX
-from waltzd.setting import parse_address
+from waltzd.format.layout import PARTITIONS_MAX
+from waltzd.protocol.address import is_name, parse_address
 
 INCOMPLETE = "Interrupted. The cluster may be written down already, with some replicas: the same command completes it."
 FORM = "write it as name=host:port,host:port or name=host:port,host:port,group"

@@ -18,8 +18,9 @@ from uuid import UUID, uuid4
 from waltzctl.certificate import first_contact
 from waltzctl.change import who
 from waltzctl.placement.plan import assign_replicas
-from waltzd.cluster import Cluster
-from waltzd.coordinator import Coordinator
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.coordinator import Coordinator
+from waltzd.cluster.meta import ClusterMeta, HistoryEntry, ReplicaSets, Role, StorageMeta
 from waltzd.errors import (
     BadArgument,
     CannotConnect,
@@ -37,12 +38,10 @@ from waltzd.errors import (
     WrongPeer,
     WrongStorage,
 )
-from waltzd.fields import is_name
-from waltzd.meta import ClusterMeta, HistoryEntry, ReplicaSets, Role, StorageMeta
-from waltzd.replica import PartitionDescription, StorageDescription
-from waltzd.storage_admin import AdminClient
-from waltzd.storages import ReplicaClient
-from waltzd.tls import Tls
+from waltzd.protocol.address import is_name
+from waltzd.protocol.descriptions import PartitionDescription, StorageDescription
+from waltzd.wire.storages import AdminClient, ReplicaClient
+from waltzd.wire.tls import Tls
 
 CALL_SECONDS = 10.0
 CALLS_MAX = 16

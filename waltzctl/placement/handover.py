@@ -15,13 +15,13 @@ from uuid import UUID
 
 from waltzctl.render import console, printable
 from waltzctl.watching.overview import OPEN
-from waltzd.assignment import spell_numbers
-from waltzd.cluster import Cluster
+from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import Assignment, ServerMeta
 from waltzd.errors import NotTakenOver, WaltzError
-from waltzd.meta import Assignment, ServerMeta
-from waltzd.owner import ServerDescription
-from waltzd.server_admin import ServerAdminClient
-from waltzd.tls import Tls
+from waltzd.protocol.descriptions import ServerDescription
+from waltzd.wire.servers import ServerAdminClient
+from waltzd.wire.tls import Tls
 
 CALL_SECONDS = 5.0
 PAUSE_SECONDS = 0.1

@@ -25,8 +25,9 @@ from waltzctl.placement.terms import Terms, moving
 from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching
 from waltzctl.safety import Danger
-from waltzd.assignment import spell_numbers
-from waltzd.cluster import Cluster
+from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import StorageMeta
 from waltzd.errors import (
     BadArgument,
     ChangedMeanwhile,
@@ -36,10 +37,9 @@ from waltzd.errors import (
     TooFewStorages,
     Unsafe,
 )
-from waltzd.meta import StorageMeta
-from waltzd.replica import StorageDescription
-from waltzd.setting import parse_address
-from waltzd.tls import Tls
+from waltzd.protocol.address import parse_address
+from waltzd.protocol.descriptions import StorageDescription
+from waltzd.wire.tls import Tls
 
 # -- add ---------------------------------------------------------------------------------------------------------------
 

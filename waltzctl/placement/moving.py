@@ -15,13 +15,13 @@ from waltzctl.placement import moves
 from waltzctl.placement.terms import Throttle
 from waltzctl.progress import Amount, Say
 from waltzctl.watching.overview import Overview, look
-from waltzd.assignment import spell_numbers
-from waltzd.cluster import Cluster
+from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import Moves, ReplicaSets, Role, StorageMeta
+from waltzd.cluster.operator_documents import NO_VERSION
 from waltzd.errors import ChangedMeanwhile, MoveUnfinished, WaltzError
-from waltzd.meta import Moves, ReplicaSets, Role, StorageMeta
-from waltzd.operator_documents import NO_VERSION
-from waltzd.storage_admin import AdminClient
-from waltzd.tls import Tls
+from waltzd.wire.storages import AdminClient
+from waltzd.wire.tls import Tls
 
 POLL_SECONDS = 0.2
 TOLD_MAX = 3

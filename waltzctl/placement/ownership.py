@@ -22,10 +22,10 @@ from waltzctl.main import exit_codes
 from waltzctl.numbers import partitions_of
 from waltzctl.placement.handover import Handover, arrival
 from waltzctl.reach import Reach, reaching, unknown, using
-from waltzd.assignment import moved, obstacles, plan, preferring, spell_numbers, transferred
-from waltzd.cluster import Cluster
+from waltzd.cluster.assignment import moved, obstacles, plan, preferring, spell_numbers, transferred
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import Assignment, ClusterMeta, Preferences, ServerMeta
 from waltzd.errors import EXIT_OK, BadArgument, ChangedMeanwhile, NoSuchPartition, ServerDraining, WouldNotLast
-from waltzd.meta import Assignment, ClusterMeta, Preferences, ServerMeta
 
 TIMEOUT_SECONDS = 60.0
 

@@ -21,9 +21,9 @@ from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching, using
 from waltzctl.watching import render_cluster
 from waltzctl.watching.overview import PartitionView, look
-from waltzd.cluster import Cluster
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import Role
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
-from waltzd.meta import Role
 
 COLUMNS = (
     Column("partition", is_right=True),

@@ -6,8 +6,9 @@ counting first and placing afterwards: once each storage's count is known, all c
 and the line is wound around the partitions. A group whose stretch is no longer than one turn meets no partition twice.
 
 Where replicas are already, there is a third wish: as few as possible are copied. Now the wishes pull in different
-directions, which is left to `waltzd.flow`: replicas are what flows, from partitions that are alike, by way of groups, to
-storages; copies are prices, and a storage's next replica costs more than all copies together, the more the more it has.
+directions, which is left to `waltzd.cluster.flow`: replicas are what flows, from partitions that are alike, by way of
+groups, to storages; copies are prices, and a storage's next replica costs more than all copies together, the more the more
+it has.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from waltzd.cluster.flow import Network
 from waltzd.errors import TooFewStorages
-from waltzd.flow import Network
-from waltzd.quorum import majority
+from waltzd.protocol.quorum import majority
 
 
 def assign_replicas(partitions: int, storages: Mapping[str, str], replication: int) -> dict[int, tuple[str, ...]]:

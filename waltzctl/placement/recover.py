@@ -27,15 +27,15 @@ from waltzctl.progress import Amount, Say
 from waltzctl.reach import Reach, addressing
 from waltzctl.safety import Danger, Step, without
 from waltzctl.watching.overview import Overview, PartitionView, StorageView, look
-from waltzd.cluster import Cluster
+from waltzd.cluster.cluster import Cluster
 from waltzd.errors import CannotConnect, NoSuchPartition, RecoveryUnfinished, Unsafe
-from waltzd.replica import PartitionDescription
-from waltzd.storage_admin import AdminClient
+from waltzd.protocol.descriptions import PartitionDescription
+from waltzd.wire.storages import AdminClient
 
 VERB = "storage recover"
 GIVEN_UP = "GIVEN_UP"
 """The state in which an owner sees a replica that nobody can heal, or that a rescue gave up
-(`waltzd.server.replica_link`)."""
+(`waltzd.server.session.replica`)."""
 TOLD_MAX = 3
 """So many of those that wait are named when it takes too long."""
 

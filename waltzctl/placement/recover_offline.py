@@ -1,5 +1,5 @@
 """`waltzctl storage recover --from DIR --to DIR`, while both storages are stopped: replicas are taken from the files of one
-into those of another. The work is `waltzd.transplant`."""
+into those of another. The work is `waltzd.storage.offline.transplant`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from waltzctl import render, render_change
 from waltzctl.change import Asked
 from waltzctl.progress import Progress
 from waltzctl.render import table
-from waltzd.disk import GuestDisk
+from waltzd.disk.real import GuestDisk
 from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument
-from waltzd.transplant import Graft, State, Transplant, carry_out, check_apart, plan
+from waltzd.storage.offline.transplant import Graft, State, Transplant, carry_out, check_apart, plan
 
 VERB = "storage recover"
 

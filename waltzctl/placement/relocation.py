@@ -15,12 +15,12 @@ from waltzctl.reach import Reach, unknown
 from waltzctl.render import size
 from waltzctl.safety import Danger, Margin, Step, danger, margin
 from waltzctl.watching.overview import Overview
-from waltzd.assignment import spell_numbers
-from waltzd.cluster import Cluster
+from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import ReplicaSets, Role, StorageMeta
 from waltzd.errors import NoSuchPartition, Unsafe
-from waltzd.meta import ReplicaSets, Role, StorageMeta
-from waltzd.replica import StorageDescription
-from waltzd.tls import Tls
+from waltzd.protocol.descriptions import StorageDescription
+from waltzd.wire.tls import Tls
 
 
 @dataclass(frozen=True, kw_only=True)

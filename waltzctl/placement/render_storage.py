@@ -11,8 +11,8 @@ from waltzctl.render import console, count, error_json, printable, put_json, sho
 from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:
-    from waltzd.finding import Finding
-    from waltzd.replica import PartitionDescription, StorageDescription, VerifySummary
+    from waltzd.format.finding import Finding
+    from waltzd.protocol.descriptions import PartitionDescription, StorageDescription, VerifySummary
 
 
 def description(found: StorageDescription, output: str) -> None:

@@ -29,10 +29,10 @@ from waltzctl.progress import Say
 from waltzctl.reach import Reach
 from waltzctl.safety import Danger, Step, danger, without
 from waltzctl.watching.verdict import spell
-from waltzd.cluster import Cluster
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import PartitionMeta, Role
 from waltzd.errors import EXIT_USAGE, ForeignCluster, NoSuchPartition, PartitionExists, WaltzError
-from waltzd.meta import PartitionMeta, Role
-from waltzd.storage_admin import AdminClient
+from waltzd.wire.storages import AdminClient
 
 Results = dict[int, WaltzError | None]
 Metas = Mapping[int, PartitionMeta | None]

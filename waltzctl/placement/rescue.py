@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from waltzd.layout import ID_MAX
-from waltzd.meta import Decision, PartitionMeta, ReplicaState, Role
-from waltzd.quorum import EMPTY, EVERYTHING, majority
-from waltzd.replica import ReplicaStatus
+from waltzd.cluster.meta import Decision, PartitionMeta, ReplicaState, Role
+from waltzd.format.layout import ID_MAX
+from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.quorum import EMPTY, EVERYTHING, majority
 
 JUMP_MAX = 1_000_000
 """A session this far above every one that was begun is nobody's: storages refuse such jumps."""

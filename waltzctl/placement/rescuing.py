@@ -24,14 +24,14 @@ from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching
 from waltzctl.safety import Danger
 from waltzctl.watching.overview import Overview, look
-from waltzd.cluster import Cluster, partition_path
-from waltzd.document import decode
+from waltzd.cluster.cluster import Cluster, partition_path
+from waltzd.cluster.document import decode
+from waltzd.cluster.meta import PartitionMeta, StorageMeta
+from waltzd.cluster.operator_documents import NO_VERSION
 from waltzd.errors import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe
-from waltzd.meta import PartitionMeta, StorageMeta
-from waltzd.operator_documents import NO_VERSION
-from waltzd.replica import ReplicaStatus
-from waltzd.storage_admin import AdminClient
-from waltzd.tls import Tls
+from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.wire.storages import AdminClient
+from waltzd.wire.tls import Tls
 
 VERB = "partition rescue"
 ATTEMPTS_MAX = 20

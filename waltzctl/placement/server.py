@@ -24,12 +24,12 @@ from waltzctl.placement.ownership import Picture, moves_json, patient, rounded, 
 from waltzctl.reach import Reach, reaching, unknown, using
 from waltzctl.safety import Danger
 from waltzctl.watching.overview import Overview, ServerView, look
-from waltzd.assignment import moved, spell_numbers
-from waltzd.cluster import Cluster
+from waltzd.cluster.assignment import moved, spell_numbers
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.expected import expected_servers, forget_server
+from waltzd.cluster.meta import Assignment, ServerMeta
 from waltzd.errors import EXIT_OK
-from waltzd.expected import expected_servers, forget_server
-from waltzd.meta import Assignment, ServerMeta
-from waltzd.server_admin import ServerAdminClient
+from waltzd.wire.servers import ServerAdminClient
 
 VERB = "server drain"
 

@@ -21,14 +21,14 @@ from waltzctl.numbers import partitions_of
 from waltzctl.placement import render_storage
 from waltzctl.reach import Reach, addressing, reaching, unknown, using
 from waltzctl.watching.overview import StorageView, look
-from waltzd import loop
-from waltzd.cluster import Cluster
+from waltzd.client import loop
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import StorageMeta
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, ForeignCluster, WaltzError
-from waltzd.finding import Finding
-from waltzd.meta import StorageMeta
-from waltzd.replica import PartitionDescription, StorageDescription, VerifySummary
-from waltzd.storage_admin import AdminClient
-from waltzd.tls import Tls
+from waltzd.format.finding import Finding
+from waltzd.protocol.descriptions import PartitionDescription, StorageDescription, VerifySummary
+from waltzd.wire.storages import AdminClient
+from waltzd.wire.tls import Tls
 
 T = TypeVar("T")
 NO_KEY = UUID(int=0)

@@ -14,11 +14,11 @@ from typing import Any
 import click
 
 from waltzctl.change import who
-from waltzd import copy_rate
-from waltzd.cluster import Cluster
+from waltzd.cluster import copy_rate
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import CopyRate
+from waltzd.daemon.settings import parse_size
 from waltzd.errors import BadArgument
-from waltzd.meta import CopyRate
-from waltzd.setting import parse_size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from waltzctl.playground.daemon import Life
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import LocalClusterDamaged, NoLocalCluster, PortInUse
 
 SCHEMA = 1

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import DaemonEnded, DaemonSilent
 
 POLL_SECONDS = 0.03

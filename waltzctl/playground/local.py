@@ -33,14 +33,14 @@ from waltzctl.playground.opening import Opening, closed, unfinished, unseen
 from waltzctl.playground.removal import check_whole, remove
 from waltzctl.playground.turn import LOCK, taking_turn, undisturbed
 from waltzctl.watching.overview import Overview, look
-from waltzd import loop
-from waltzd.cluster import Cluster
-from waltzd.coordinator import Coordinator
-from waltzd.disk import translate
+from waltzd.client import loop
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.coordinator import Coordinator
+from waltzd.cluster.meta import StorageMeta
+from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+from waltzd.daemon.zookeeper_process import java_command
+from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, DaemonEnded, DirectoryHeld, NodeMissing, NoLocalCluster, WaltzError
-from waltzd.meta import StorageMeta
-from waltzd.zookeeper import ZooKeeperCoordinator
-from waltzd.zookeeper_process import java_command
 
 if TYPE_CHECKING:
     from waltzctl.placement.creation import Wish

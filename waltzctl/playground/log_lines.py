@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 
 BLOCK_BYTES = 64 << 10
 LOOK_BYTES_MAX = 1 << 20

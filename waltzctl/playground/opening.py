@@ -17,7 +17,7 @@ from waltzctl.playground.blueprint import ZOOKEEPER
 from waltzctl.playground.daemon import Daemon, State
 from waltzctl.watching.overview import Overview, look
 from waltzctl.watching.verdict import spell
-from waltzd.coordinator import Coordinator
+from waltzd.cluster.coordinator import Coordinator
 from waltzd.errors import DaemonEnded, PartitionsClosed, WaltzError
 
 OPEN_SECONDS = 60.0

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from waltzctl.playground.blueprint import BLUEPRINT, STATE
 from waltzctl.playground.turn import LOCK
-from waltzd.disk import translate
+from waltzd.daemon.logs import EVENTS_NAME
+from waltzd.disk.real import translate
 from waltzd.errors import ResetUnfinished
-from waltzd.layout import CONTROL_NAME, IDENTITY_NAME, JOURNAL_NAME, PROMISE_NAME, RESERVE_NAME
-from waltzd.logs import EVENTS_NAME
+from waltzd.format.layout import CONTROL_NAME, IDENTITY_NAME, JOURNAL_NAME, PROMISE_NAME, RESERVE_NAME
 
 NOTE = "removal-has-begun"
 _LAST = (STATE, BLUEPRINT, NOTE, LOCK)

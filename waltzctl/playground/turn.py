@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from waltzctl.playground.daemon import birth
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import DirectoryHeld, NoLocalCluster
 
 LOCK = "lock"

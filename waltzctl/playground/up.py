@@ -30,8 +30,8 @@ from waltzctl.playground.turn import taking_turn, wait_for_turn
 from waltzctl.reach import LOCAL_DIRECTORY, LOCAL_ROOT, Reach, load_contexts, resolve, unknown
 from waltzctl.render import count, size
 from waltzctl.watching.overview import Overview
+from waltzd.daemon.zookeeper_process import java_command
 from waltzd.errors import EXIT_ERROR, EXIT_OK, BadArgument, NoLocalCluster, WaltzError
-from waltzd.zookeeper_process import java_command
 
 WATCH_SECONDS = 0.3
 FOLLOW_SECONDS = 0.2

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from waltzd import Client, Lock
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, OutcomeUnknown, TooLarge, TransactionRefused, WaltzError
-from waltzd.lock import Mode
-from waltzd.outcome import Committed, Outcome, Reason, Rejected
+from waltzd.protocol.locks import Committed, Mode, Outcome, Reason, Rejected
 
 PAYLOAD_BYTES_MAX = 1 << 30
 """Beyond what any record can be; the servers have a limit of their own."""

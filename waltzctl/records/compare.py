@@ -21,6 +21,7 @@ from waltzctl.numbers import check_partition
 from waltzctl.progress import Waiting, shown_progress
 from waltzctl.reach import Reach, reaching, unknown, using
 from waltzctl.records.comparison import Answers, Question, Standing, Verdict, comparison
+from waltzd.cluster.meta import Role, StorageMeta
 from waltzd.errors import (
     EXIT_FINDINGS,
     EXIT_OK,
@@ -30,15 +31,14 @@ from waltzd.errors import (
     NoSuchPartition,
     WaltzError,
 )
-from waltzd.meta import Role, StorageMeta
 
 if TYPE_CHECKING:
     from waltzctl.watching.overview import Overview, StorageView
-    from waltzd.cluster import Cluster
-    from waltzd.digest import Digest
-    from waltzd.record import Record
-    from waltzd.replica import ReplicaStatus
-    from waltzd.storage_admin import AdminClient
+    from waltzd.cluster.cluster import Cluster
+    from waltzd.format.digest import Digest
+    from waltzd.format.record import Record
+    from waltzd.protocol.descriptions import ReplicaStatus
+    from waltzd.wire.storages import AdminClient
 
 READ_SECONDS = 10.0
 
@@ -209,7 +209,7 @@ class _Asking:
         self.hashed_bytes = 0
 
     async def __aenter__(self) -> _Asking:
-        from waltzd.storage_admin import AdminClient
+        from waltzd.wire.storages import AdminClient
 
         for name, meta in self._metas.items():
             admin = AdminClient(meta.admin_listen, self._key, seconds=self._seconds, tls=self._reach.tls, name=name)
@@ -248,7 +248,7 @@ class _Asking:
         return dict(zip(names, found, strict=True))
 
     async def _record(self, name: str, id_: int) -> Record | WaltzError:
-        from waltzd.storages import ReplicaClient
+        from waltzd.wire.storages import ReplicaClient
 
         meta = self._metas[name]
         async with ReplicaClient(meta.listen, self._key, seconds=READ_SECONDS, tls=self._reach.tls, name=name) as replica:

@@ -16,8 +16,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from waltzd.digest import Digest
 from waltzd.errors import WaltzError
+from waltzd.format.digest import Digest
 
 
 class Verdict(enum.Enum):

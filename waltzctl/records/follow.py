@@ -19,10 +19,11 @@ from waltzctl.reach import Reach, using
 from waltzctl.render import printable
 from waltzctl.watching import last_seen
 from waltzctl.watching.lookout import LOST, known_of
-from waltzd import Client, ClientSettings, Transaction, loop
-from waltzd.cluster import Cluster
+from waltzd import Client, ClientSettings, Transaction
+from waltzd.client import loop
+from waltzd.cluster.cluster import Cluster
 from waltzd.errors import NoServerUp
-from waltzd.servers import ServerClient
+from waltzd.wire.servers import ServerClient
 
 LOOK_SECONDS = 1.0
 """How often to see why nothing comes."""

@@ -1,4 +1,4 @@
-"""`waltzctl rebuild-index`: what was typed, and what came out. The work is `waltzd.reindex`."""
+"""`waltzctl rebuild-index`: what was typed, and what came out. The work is `waltzd.storage.offline.reindex`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from waltzctl import render
 from waltzctl.main import exit_codes
 from waltzctl.progress import Progress, shown_progress
 from waltzctl.records.target import resolve
-from waltzd.disk import GuestDisk
+from waltzd.disk.real import GuestDisk
 from waltzd.errors import EXIT_OK, BadArgument, DamageInTheWay
-from waltzd.indexing import State
-from waltzd.reindex import rebuild
-from waltzd.verify import Target
-from waltzd.workers import processors
+from waltzd.storage.offline.reindex import State, rebuild
+from waltzd.storage.offline.verify import Target
+from waltzd.storage.offline.workers import processors
 
 _IDS = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 

@@ -13,10 +13,9 @@ from waltzctl.reach import Reach, reaching, using
 from waltzd.errors import EXIT_OK, PartitionsClosed, WaltzError
 
 if TYPE_CHECKING:
-    from waltzd.cluster import Cluster
-    from waltzd.lock import Lock
-    from waltzd.lock_explanation import LockExplanation
-    from waltzd.transaction import Transaction
+    from waltzd.client.view import Transaction
+    from waltzd.cluster.cluster import Cluster
+    from waltzd.protocol.locks import Lock, LockExplanation
 
 CALL_SECONDS = 10.0
 
@@ -58,7 +57,7 @@ def explain(partition: int, name: str, id: int, mark: int | None, mode: str, out
     """
     from waltzctl.records import render_lock
     from waltzctl.records.append import lock_id
-    from waltzd.lock import Lock, Mode
+    from waltzd.protocol.locks import Lock, Mode
 
     lock = Lock(name, lock_id(id), Mode[mode.upper()])
     owner, found = using(reach, lambda cluster: _ask(cluster, reach, partition, lock))
@@ -73,7 +72,7 @@ def explain(partition: int, name: str, id: int, mark: int | None, mode: str, out
 
 async def _ask(cluster: Cluster, reach: Reach, partition: int, lock: Lock) -> tuple[str, LockExplanation]:
     from waltzctl.certificate import first_contact
-    from waltzd.server_admin import ServerAdminClient
+    from waltzd.wire.servers import ServerAdminClient
 
     meta = await cluster.meta()
     check_partition(partition, meta.partitions)

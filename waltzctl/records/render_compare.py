@@ -16,7 +16,7 @@ LEAD_BYTES = 16
 
 if TYPE_CHECKING:
     from waltzctl.records.compare import Compared, Comparison
-    from waltzd.record import Record
+    from waltzd.format.record import Record
 
 
 def comparison(found: Comparison, output: str) -> None:

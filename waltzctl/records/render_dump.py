@@ -1,7 +1,7 @@
 """How a dump looks: a line a record, an object a line, or all bytes with their meaning.
 
-Each form is a sink for the items of `waltzd.dump` and prints them as they come. Payload bytes are never sent to a terminal
-as they are: a table and the right column of a hex dump show a dot for all that is not plain ASCII.
+Each form is a sink for the items of `waltzd.storage.offline.dump` and prints them as they come. Payload bytes are never
+sent to a terminal as they are: a table and the right column of a hex dump show a dot for all that is not plain ASCII.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 import click
 
 from waltzctl.render import JSON_VERSION
-from waltzd.damage import BadRecord, describe
-from waltzd.dump import DamagedBytes, FileStart, IndexEntry, Item, Sink, Slot, WholeRecord
-from waltzd.layout import HEADER_BYTES
-from waltzd.record import HEAD_BYTES, TRAILER_BYTES, decode_record
+from waltzd.format.layout import HEADER_BYTES
+from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, decode_record
+from waltzd.format.scan import BadRecord, describe
+from waltzd.storage.offline.dump import DamagedBytes, FileStart, IndexEntry, Item, Sink, Slot, WholeRecord
 
 _TABLE_PAYLOAD_BYTES = 64
 _ROW_BYTES = 16

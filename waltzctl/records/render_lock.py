@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from waltzctl.records.decode import decoded
 from waltzctl.records.render_txn import as_json, fitting
 from waltzctl.render import console, put_json
-from waltzd.lock import Mode
-from waltzd.outcome import Reason
+from waltzd.protocol.locks import Mode, Reason
 
 if TYPE_CHECKING:
     from waltzctl.records.lock import Explained

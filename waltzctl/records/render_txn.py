@@ -19,7 +19,7 @@ from waltzctl.render import JSON_VERSION, console, put_json, size
 
 if TYPE_CHECKING:
     from waltzctl.records.append import Submitted
-    from waltzd.transaction import Transaction
+    from waltzd.client.view import Transaction
 
 Sink: TypeAlias = "Callable[[Transaction], None]"
 FORMS = ("table", "json", "raw")

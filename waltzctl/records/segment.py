@@ -1,4 +1,4 @@
-"""`waltzctl segment`: what was typed, and what came out. The work is `waltzd.dump`."""
+"""`waltzctl segment`: what was typed, and what came out. The work is `waltzd.storage.offline.dump`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import click
 from waltzctl.main import exit_codes
 from waltzctl.records import render_dump
 from waltzctl.records.target import plain_file
-from waltzd.disk import RealDisk
-from waltzd.dump import dump
+from waltzd.disk.real import RealDisk
 from waltzd.errors import EXIT_OK, BadArgument
+from waltzd.storage.offline.dump import dump
 
 
 @click.command("dump", epilog=exit_codes())

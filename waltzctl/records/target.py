@@ -10,10 +10,10 @@ import os
 import stat
 from collections.abc import Iterable
 
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, NothingHere, NotRegularFile
-from waltzd.layout import CONTROL_NAME, IDENTITY_NAME, PROMISE_NAME, first_id_of
-from waltzd.verify import Target, partition_of
+from waltzd.format.layout import CONTROL_NAME, IDENTITY_NAME, PROMISE_NAME, first_id_of
+from waltzd.storage.offline.verify import Target, partition_of
 
 
 def resolve(paths: Iterable[str]) -> list[Target]:

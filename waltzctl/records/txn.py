@@ -14,12 +14,12 @@ from waltzctl.main import exit_codes
 from waltzctl.reach import Reach, reaching
 from waltzctl.records import render_txn
 from waltzctl.records.decode import HOW, Filters, JsonPath, pattern_of
+from waltzd.client.view import HEADER_MAX, HEADER_MIN
 from waltzd.errors import EXIT_OK, BadArgument, BeyondLog
-from waltzd.layout import ID_MAX
-from waltzd.transaction import HEADER_MAX, HEADER_MIN
+from waltzd.format.layout import ID_MAX
 
 if TYPE_CHECKING:
-    from waltzd.transaction import Transaction
+    from waltzd.client.view import Transaction
 
 _IDS = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
 PARTITION = click.argument("partition", metavar="PARTITION", type=click.IntRange(min=0))

@@ -1,4 +1,4 @@
-"""`waltzctl verify-segments`: what was typed, and what came out. The work is `waltzd.verify`."""
+"""`waltzctl verify-segments`: what was typed, and what came out. The work is `waltzd.storage.offline.verify`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from waltzctl import render
 from waltzctl.main import exit_codes
 from waltzctl.progress import Progress, shown_progress
 from waltzctl.records.target import resolve
-from waltzd.disk import RealDisk
+from waltzd.disk.real import RealDisk
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK
-from waltzd.verify import Options, verify
-from waltzd.workers import processors
+from waltzd.storage.offline.verify import Options, verify
+from waltzd.storage.offline.workers import processors
 
 
 @click.command("verify-segments", epilog=exit_codes())

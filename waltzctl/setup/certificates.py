@@ -1,7 +1,7 @@
 """Certificates for trials and for a first cluster, from an authority in a directory. The work is that of `openssl`.
 
-Who a certificate is for is written as daemons read it (`waltzd.role`), and each is tried out as a daemon would before it is
-put in place. Nothing that is there is ever written over.
+Who a certificate is for is written as daemons read it (`waltzd.protocol.role`), and each is tried out as a daemon would
+before it is put in place. Nothing that is there is ever written over.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 import click
 
 from waltzctl.main import exit_codes
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import EXIT_OK, BadArgument, BadConfig, CertificateNotMade, FileThere
-from waltzd.fields import is_name
-from waltzd.role import Identity, Role
-from waltzd.tls import Tls
+from waltzd.protocol.address import is_name
+from waltzd.protocol.role import Identity, Role
+from waltzd.wire.tls import Tls
 
 DAYS = 365
 _AUTHORITY_DAYS = 3650

@@ -20,10 +20,10 @@ from waltzctl.listing import Column, Listing, put
 from waltzctl.main import exit_codes
 from waltzctl.reach import Reach, reaching, unknown
 from waltzctl.render import count, put_json
-from waltzd import config_file
-from waltzd.config import ServerConfig, StorageConfig
+from waltzd.daemon import config_file
+from waltzd.daemon.config import ServerConfig, StorageConfig
+from waltzd.daemon.settings import Setting, declared, spell
 from waltzd.errors import EXIT_OK, EXIT_USAGE, BadConfig, KindUnknown
-from waltzd.setting import Setting, declared, spell
 
 KINDS: dict[str, type[Any]] = {"storage": StorageConfig, "server": ServerConfig}
 _NOT_DONE = "nothing was started or changed"
@@ -111,8 +111,8 @@ def verdict_of(path: str, kind: str | None, *, with_files: bool = True) -> Verdi
     except BadConfig as error:
         return Verdict(path=path, kind=error.facts.get("kind", kind), problems=tuple(_problems(path, error.message)))
     if with_files:
-        from waltzd.role import Role
-        from waltzd.tls import tls_for
+        from waltzd.protocol.role import Role
+        from waltzd.wire.tls import tls_for
 
         try:
             if isinstance(settings, StorageConfig):

@@ -16,9 +16,9 @@ import click
 from waltzctl.main import exit_codes
 from waltzctl.setup.unit import DEFAULT_PROGRAM, DEFAULT_USER, Wanted, unfit
 from waltzctl.setup.unit import unit as make_unit
-from waltzd import config_file
-from waltzd.config import FILES, ServerConfig, StorageConfig
-from waltzd.disk import translate
+from waltzd.daemon import config_file
+from waltzd.daemon.config import FILES, ServerConfig, StorageConfig
+from waltzd.disk.real import translate
 from waltzd.errors import EXIT_OK, BadArgument, BadConfig, FileThere
 
 _NOT_WRITTEN = "nothing was written"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from waltzctl.render import JSON_VERSION
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import FileThere
 
 FOLDER = "waltz-support"

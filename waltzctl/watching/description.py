@@ -8,8 +8,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from waltzctl.watching.overview import Overview
-from waltzd.cluster import CLIENT_IDS
-from waltzd.coordinator import Coordinator
+from waltzd.cluster.cluster import CLIENT_IDS
+from waltzd.cluster.coordinator import Coordinator
 from waltzd.errors import WaltzError
 
 

@@ -16,9 +16,9 @@ from waltzctl.placement.plan import together as together_in_one
 from waltzctl.safety import margin
 from waltzctl.watching.overview import Overview, ServerView, StorageView
 from waltzctl.watching.verdict import MEND, spell
-from waltzd.meta import Role
-from waltzd.quorum import majority
-from waltzd.replica import StorageDescription
+from waltzd.cluster.meta import Role
+from waltzd.protocol.descriptions import StorageDescription
+from waltzd.protocol.quorum import majority
 
 CLOCK_WARN_MS, CLOCK_FAIL_MS = 500.0, 60_000.0
 """Nothing in Waltz is decided by clocks. Half a second muddles the order of events; a minute makes certificates fail."""

@@ -10,7 +10,7 @@ from waltzctl.watching import render_doctor
 from waltzctl.watching.diagnosis import Check, Grade, diagnose
 from waltzctl.watching.examination import examine
 from waltzctl.watching.lookout import CALL_SECONDS, Lookout
-from waltzd import loop
+from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY
 
 

@@ -15,9 +15,9 @@ from waltzctl.reach import Reach, reaching, unknown
 from waltzctl.watching import render_event
 from waltzctl.watching.lookout import CALL_SECONDS, Lookout, Sighting
 from waltzctl.watching.story import LEVELS, OPERATOR, Line, Listening, history_of, merged
-from waltzd import loop
+from waltzd.client import loop
+from waltzd.cluster.meta import HistoryEntry
 from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument, CannotConnect, WaltzError
-from waltzd.meta import HistoryEntry
 
 FOLLOW_SECONDS = 1.0
 LOOK_EVERY = 10

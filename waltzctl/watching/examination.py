@@ -13,8 +13,8 @@ from waltzctl.reach import Reach
 from waltzctl.watching.diagnosis import Facts, ZooKeeperServer
 from waltzctl.watching.expiry import days_left, own_days
 from waltzctl.watching.lookout import Sighting
-from waltzd.role import Role
-from waltzd.setting import parse_address
+from waltzd.protocol.address import parse_address
+from waltzd.protocol.role import Role
 
 ANSWER_BYTES_MAX = 4096
 

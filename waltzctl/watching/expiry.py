@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from waltzd.role import Role, dns_name
-from waltzd.setting import parse_address
-from waltzd.tls import Tls
+from waltzd.protocol.address import parse_address
+from waltzd.protocol.role import Role, dns_name
+from waltzd.wire.tls import Tls
 
 DAY_SECONDS = 86_400.0
 Daemon = tuple[str, Role, str]

@@ -10,7 +10,7 @@ from waltzctl.reach import Reach, reaching
 from waltzctl.watching import render_health
 from waltzctl.watching.lookout import Lookout
 from waltzctl.watching.probe import Probing, connecting, probe_all
-from waltzd import loop
+from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, NoSuchPartition, WaltzError
 
 SECONDS = 5.0

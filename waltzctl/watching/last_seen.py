@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from waltzctl.watching.overview import Overview
-from waltzd.document import decode, encode
+from waltzd.cluster.document import decode, encode
+from waltzd.cluster.meta import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
-from waltzd.meta import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
 
 SCHEMA = 1
 

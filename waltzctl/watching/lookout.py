@@ -24,11 +24,11 @@ from waltzctl.watching import last_seen
 from waltzctl.watching.last_seen import LastSeen
 from waltzctl.watching.overview import Overview, look, look_without
 from waltzctl.watching.verdict import REPAIR, Lost, Verdict, judge, slow, with_since
-from waltzd.cluster import Cluster
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
+from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import BadMetadata, CannotConnect, CoordinatorRefused, NodeMissing
-from waltzd.meta import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
-from waltzd.setting import parse_address
-from waltzd.zookeeper import ZooKeeperCoordinator
+from waltzd.protocol.address import parse_address
 
 CALL_SECONDS = 3.0
 UNKNOWN_INSTANCE = UUID(int=0)

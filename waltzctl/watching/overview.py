@@ -16,17 +16,16 @@ from uuid import UUID
 
 from waltzctl.aloud import waiting_aloud
 from waltzctl.certificate import first_contact
-from waltzd.cluster import Cluster
-from waltzd.coordinator import Coordinator
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.coordinator import Coordinator
+from waltzd.cluster.expected import expected_servers
+from waltzd.cluster.meta import ClusterMeta, Role, ServerMeta, StorageMeta
 from waltzd.errors import ForeignCluster, WaltzError
-from waltzd.expected import expected_servers
-from waltzd.meta import ClusterMeta, Role, ServerMeta, StorageMeta
-from waltzd.owner import OwnedPartition, ServerDescription
-from waltzd.quorum import majority
-from waltzd.replica import StorageDescription
-from waltzd.server_admin import ServerAdminClient
-from waltzd.storage_admin import AdminClient
-from waltzd.tls import Tls
+from waltzd.protocol.descriptions import OwnedPartition, ServerDescription, StorageDescription
+from waltzd.protocol.quorum import majority
+from waltzd.wire.servers import ServerAdminClient
+from waltzd.wire.storages import AdminClient
+from waltzd.wire.tls import Tls
 
 CALL_SECONDS = 5.0
 """Of each call: whoever does not answer by then is silent, and nobody waits longer for the picture."""

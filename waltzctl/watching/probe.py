@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from waltzctl.watching.overview import Overview
+from waltzd.client.outbox import Request, batch_of
 from waltzd.errors import BadFrame, CannotConnect, PartitionsClosed, SessionEnded, TlsMismatch, WaltzError
-from waltzd.frame import (
+from waltzd.protocol.batches import (
     Committals,
     FeedMode,
     Mounted,
@@ -26,10 +27,9 @@ from waltzd.frame import (
     ServerFrame,
     Topology,
 )
-from waltzd.outcome import Reason
-from waltzd.port import MountPort, ServerPort
-from waltzd.submission import Request, batch_of
-from waltzd.tls import Tls
+from waltzd.protocol.locks import Reason
+from waltzd.protocol.peers import MountPort, ServerPort
+from waltzd.wire.tls import Tls
 
 HEADER = 0x57
 PAYLOAD = b"waltz health probe"
@@ -216,7 +216,7 @@ class _Prober:
                 raise BadFrame(f"{self._place.server} answered a transaction with {type(frame).__name__}")
 
     async def _read(self, port: ServerPort) -> None:
-        from waltzd.transaction import transactions_of
+        from waltzd.client.view import transactions_of
 
         assert self._id is not None
         runs = [run async for run in port.fetch(self._partition, self._id, self._id)]
@@ -238,6 +238,6 @@ def _since(started: float) -> float:
 
 
 def connecting(tls: Tls | None, seconds: float) -> Connect:
-    from waltzd.servers import ServerClient
+    from waltzd.wire.servers import ServerClient
 
     return lambda address: ServerClient(address, seconds=seconds, tls=tls)

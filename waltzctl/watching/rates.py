@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from waltzctl.watching.overview import Overview, PartitionView, StorageView
-from waltzd.histogram import Histogram
+from waltzd.protocol.histogram import Histogram
 
 
 @dataclass(frozen=True, kw_only=True)

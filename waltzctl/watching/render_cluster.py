@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from waltzctl.placement.creation import Creation
     from waltzctl.watching.overview import Overview, PartitionView
+    from waltzd.cluster.meta import PartitionMeta
     from waltzd.errors import WaltzError
-    from waltzd.meta import PartitionMeta
 
 
 # -- create-cluster ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from waltzctl.listing import put_yaml
 from waltzctl.render import ROWS_MAX, console, count, put_json, size, table
 from waltzctl.watching.render_cluster import overview_json
 from waltzctl.watching.verdict import SLOW_MS, Health, Reason, Verdict
-from waltzd.assignment import spell_numbers
+from waltzd.cluster.assignment import spell_numbers
 
 if TYPE_CHECKING:
     from rich.console import Console

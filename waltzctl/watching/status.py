@@ -15,7 +15,7 @@ from waltzctl.render import printable
 from waltzctl.watching import render_status
 from waltzctl.watching.lookout import CALL_SECONDS, Lookout, Sighting
 from waltzctl.watching.render_status import Screen
-from waltzd import loop
+from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, WaltzError
 
 WATCH_SECONDS = 2.0

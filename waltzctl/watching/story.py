@@ -1,7 +1,7 @@
 """What the daemons of a cluster logged lately, and what operators did, as one story in the order of time.
 
-Each daemon keeps its newest lines in memory (`waltzd.logs`), so there is no file to be reached and nothing to be collected
-before. The order is that of the daemons' clocks: where these disagree, so does the story. The merging is pure.
+Each daemon keeps its newest lines in memory (`waltzd.daemon.logs`), so there is no file to be reached and nothing to be
+collected before. The order is that of the daemons' clocks: where these disagree, so does the story. The merging is pure.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from uuid import UUID
 
 from waltzctl.certificate import first_contact
 from waltzctl.watching.overview import Overview
-from waltzd.cluster import Cluster
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import HistoryEntry
 from waltzd.errors import WaltzError
-from waltzd.meta import HistoryEntry
-from waltzd.process import Events
-from waltzd.server_admin import ServerAdminClient
-from waltzd.storage_admin import AdminClient
-from waltzd.tls import Tls
+from waltzd.protocol.descriptions import Events
+from waltzd.wire.servers import ServerAdminClient
+from waltzd.wire.storages import AdminClient
+from waltzd.wire.tls import Tls
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 OPERATOR = "operator"

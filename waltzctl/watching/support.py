@@ -14,7 +14,7 @@ import click
 from waltzctl.main import exit_codes
 from waltzctl.reach import Reach, reaching
 from waltzctl.watching.bundle import Bundle, strip_secrets
-from waltzd import loop
+from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_PARTIAL
 
 CALL_SECONDS = 5.0

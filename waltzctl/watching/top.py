@@ -17,7 +17,7 @@ from waltzctl.watching import render_top
 from waltzctl.watching.lookout import Lookout, Sighting
 from waltzctl.watching.rates import SORTS, Rates, rates
 from waltzctl.watching.render_status import Screen, paragraph
-from waltzd import loop
+from waltzd.client import loop
 from waltzd.errors import EXIT_OK, WaltzError
 
 EVERY_SECONDS = 2.0

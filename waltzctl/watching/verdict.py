@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from waltzctl.playground.blueprint import ZOOKEEPER
 from waltzctl.watching.overview import Overview, PartitionView, ServerView, StorageView
-from waltzd.assignment import spell_numbers
+from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.meta import Role
 from waltzd.errors import BadMetadata, CannotConnect, ForeignCluster, NodeMissing, TlsMismatch, WaltzError
-from waltzd.meta import Role
-from waltzd.quorum import majority
+from waltzd.protocol.quorum import majority
 
 SLOW_MS = 1000.0
 """Whoever answers after more than this is named: something is wrong with it, or with the way to it."""

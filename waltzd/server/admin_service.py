@@ -8,19 +8,19 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
-from waltzd import logs
-from waltzd import wire_pb2 as wire
+from waltzd.daemon import logs
+from waltzd.daemon.health_service import add_health, add_reflection
+from waltzd.daemon.process import vitals
+from waltzd.daemon.readiness import Unready
 from waltzd.errors import ForeignCluster, WaltzError
-from waltzd.health_service import add_health, add_reflection
-from waltzd.lock_explanation import LockExplanation
-from waltzd.messages import events_message
-from waltzd.owner import ServerDescription
-from waltzd.readiness import Unready
-from waltzd.rpc import Server, abort, key_of
+from waltzd.protocol.descriptions import ServerDescription
+from waltzd.protocol.locks import LockExplanation
 from waltzd.server.registration import Registration
-from waltzd.server_admin import description_message, explanation_message
-from waltzd.vitals import vitals
-from waltzd.wire_pb2_grpc import ServerAdminServicer, add_ServerAdminServicer_to_server
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.codec import events_message, key_of
+from waltzd.wire.grpc import Server, abort
+from waltzd.wire.servers import description_message, explanation_message
+from waltzd.wire.wire_pb2_grpc import ServerAdminServicer, add_ServerAdminServicer_to_server
 
 SERVICE = wire.DESCRIPTOR.services_by_name["ServerAdmin"].full_name
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]

@@ -20,40 +20,38 @@ from uuid import uuid4
 
 import uvloop
 
-from waltzd import alarm, logs, readiness
-from waltzd.allocator import share_arena
-from waltzd.cluster import Cluster
-from waltzd.config import ServerConfig
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import ClusterMeta, ServerMeta, StorageMeta
+from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+from waltzd.daemon import alarm, logs, readiness
+from waltzd.daemon.config import ServerConfig
+from waltzd.daemon.expiry import Expiry
+from waltzd.daemon.process import Supervisor, allow_open_files, share_arena
 from waltzd.errors import EXIT_BUG, BadConfig, PartitionsClosed, WaltzError
-from waltzd.expiry import Expiry
-from waltzd.frame import Limits
-from waltzd.listener import Listener
-from waltzd.lock_explanation import LockExplanation
-from waltzd.meta import ClusterMeta, ServerMeta, StorageMeta
-from waltzd.notify import Supervisor
-from waltzd.open_files import allow_open_files
-from waltzd.owner import OwnedPartition, ServerDescription
-from waltzd.port import ReplicaPort
-from waltzd.role import Role
-from waltzd.rpc_server import REQUEST_BYTES_MAX
+from waltzd.protocol.address import Address
+from waltzd.protocol.batches import Limits
+from waltzd.protocol.descriptions import OwnedPartition, ServerDescription
+from waltzd.protocol.locks import LockExplanation
+from waltzd.protocol.peers import ReplicaPort
+from waltzd.protocol.role import Role
 from waltzd.server.admin_service import add_admin_service
-from waltzd.server.capacity import Capacity
-from waltzd.server.desk import Desk
+from waltzd.server.clients.calls import Desk
+from waltzd.server.clients.counters import Tallies
+from waltzd.server.clients.limits import Capacity
+from waltzd.server.clients.pipeline import Pipeline, PipelineSettings
+from waltzd.server.clients.service import add_log_service
+from waltzd.server.copy_pace import Pace
 from waltzd.server.election import Election
-from waltzd.server.host import Host
-from waltzd.server.pace import Pace
-from waltzd.server.pipeline import Pipeline, PipelineSettings
+from waltzd.server.ownership import Host
 from waltzd.server.registration import Registration
-from waltzd.server.service import add_log_service
-from waltzd.server.store import OpenSession, Store
-from waltzd.server.store_settings import TICK_SECONDS, StoreSettings
-from waltzd.server.tally import Tallies
-from waltzd.server.ticker import Ticker
-from waltzd.server_admin import ServerAdminClient
-from waltzd.setting import Address
-from waltzd.storages import ReplicaClient
-from waltzd.tls import Tls, tls_for
-from waltzd.zookeeper import ZooKeeperCoordinator
+from waltzd.server.session.owned import OpenSession, Store
+from waltzd.server.session.settings import TICK_SECONDS, StoreSettings
+from waltzd.server.session.wake import Ticker
+from waltzd.wire.listener import Listener
+from waltzd.wire.rpc_server import REQUEST_BYTES_MAX
+from waltzd.wire.servers import ServerAdminClient
+from waltzd.wire.storages import ReplicaClient
+from waltzd.wire.tls import Tls, tls_for
 
 ALIVE_SECONDS = 2.0
 """How long a process that has our name may take to answer before it is taken for dead."""
@@ -116,8 +114,8 @@ async def _stop(*listeners: Listener) -> None:
 
 async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack) -> None:
     """The port for those who watch. What it needs is loaded only where there is one."""
-    from waltzd import metrics
-    from waltzd.watch_port import watch_port
+    from waltzd.daemon import metrics
+    from waltzd.daemon.http import watch_port
 
     async def collect() -> metrics.Families:
         return metrics.of_server(

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from waltzd.assignment import NO_PREFERENCES, moved, plan
-from waltzd.cluster import ASSIGNMENT, LEADER, SERVERS, Cluster
+from waltzd.cluster.assignment import NO_PREFERENCES, moved, plan
+from waltzd.cluster.cluster import ASSIGNMENT, LEADER, SERVERS, Cluster
+from waltzd.cluster.meta import Assignment, Preferences, ServerMeta
+from waltzd.cluster.operator_documents import PREFERRED
 from waltzd.errors import BadMetadata
-from waltzd.meta import Assignment, Preferences, ServerMeta
-from waltzd.operator_documents import PREFERRED
-from waltzd.server.watch import Watch
+from waltzd.server.reconcile import Watch
 
 log = logging.getLogger("waltz.server")
 

@@ -14,10 +14,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from waltzd.cluster import SERVERS, Cluster, Registered
+from waltzd.cluster.cluster import SERVERS, Cluster, Registered
+from waltzd.cluster.meta import ServerMeta
 from waltzd.errors import ChangedMeanwhile, NameInUse, NodeMissing
-from waltzd.meta import ServerMeta
-from waltzd.server.watch import Watch
+from waltzd.server.reconcile import Watch
 
 log = logging.getLogger("waltz.server")
 

@@ -17,23 +17,21 @@ from typing import NoReturn
 
 import uvloop
 
-from waltzd import alarm, logs
-from waltzd.allocator import share_arena
-from waltzd.config import StorageConfig
-from waltzd.disk import RealDisk
+from waltzd.daemon import alarm, logs
+from waltzd.daemon.config import StorageConfig
+from waltzd.daemon.expiry import Expiry
+from waltzd.daemon.http import HttpPort
+from waltzd.daemon.process import Supervisor, Underway, allow_open_files, share_arena
+from waltzd.daemon.readiness import Unready
+from waltzd.disk.real import RealDisk
 from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, BadArgument, BadConfig, FlushFailed, WaltzError
-from waltzd.expiry import Expiry
-from waltzd.http_port import HttpPort
-from waltzd.notify import Supervisor, Underway
-from waltzd.open_files import allow_open_files
-from waltzd.readiness import Unready
-from waltzd.role import Role
-from waltzd.storage.directory import Directory
-from waltzd.storage.keeper import Keeper
-from waltzd.storage.partition import PartitionSettings
+from waltzd.protocol.role import Role
+from waltzd.storage.calls import Keeper
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.partition import PartitionSettings
 from waltzd.storage.service import Ports, start_services
 from waltzd.storage.threads import Threads
-from waltzd.tls import Tls, tls_for
+from waltzd.wire.tls import Tls, tls_for
 
 READING_THREADS = 2
 RESERVE_SECONDS = 10
@@ -169,8 +167,8 @@ async def _watch(config: StorageConfig, keeper: Keeper, expiry: Expiry, unready:
     """The port for those who watch, if there is to be one; what it needs is loaded only then."""
     if config.http_listen is None:
         return None
-    from waltzd import metrics
-    from waltzd.watch_port import watch_port
+    from waltzd.daemon import metrics
+    from waltzd.daemon.http import watch_port
 
     async def collect() -> metrics.Families:
         found, reasons, seconds = await keeper.describe(), await unready(), expiry.seconds_left()

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from uuid import UUID
 
-from waltzd import alarm, readiness
-from waltzd.alarm import Trouble
-from waltzd.disk import Disk
+from waltzd.daemon import alarm, readiness
+from waltzd.daemon.alarm import Trouble
+from waltzd.disk.seam import Disk
 from waltzd.errors import PartitionDamaged
-from waltzd.replica import PartitionDescription, Statistics, StorageDescription
-from waltzd.storage.directory import Directory, PartitionLine
+from waltzd.protocol.descriptions import PartitionDescription, Statistics, StorageDescription
 from waltzd.storage.lane import Lane
+from waltzd.storage.replica.directory import Directory, PartitionLine
 
 
 def describe(

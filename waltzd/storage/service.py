@@ -10,23 +10,31 @@ from uuid import UUID
 
 import grpc.aio
 
-from waltzd import logs
-from waltzd import wire_pb2 as wire
+from waltzd.daemon import logs
+from waltzd.daemon.health_service import add_health, add_reflection
+from waltzd.daemon.process import vitals
+from waltzd.daemon.readiness import Unready
 from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
-from waltzd.finding import Finding
-from waltzd.health_service import add_health, add_reflection
-from waltzd.listener import Listener
-from waltzd.messages import description_message, detail_of, events_message, finding_message, status_message, uuid_of
-from waltzd.readiness import Unready
-from waltzd.replica import ReplicaStatus
-from waltzd.role import Role
-from waltzd.rpc import INSTANCE_KEY, STORAGE_KEY, Server, abort, caller_of, key_of
-from waltzd.rpc_server import REQUEST_BYTES_MAX
-from waltzd.storage.keeper import Keeper
+from waltzd.format.finding import Finding
+from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.role import Role
+from waltzd.storage.calls import Keeper
 from waltzd.storage.stream_port import StreamPort
-from waltzd.tls import Tls
-from waltzd.vitals import vitals
-from waltzd.wire_pb2_grpc import (
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.codec import (
+    description_message,
+    detail_of,
+    events_message,
+    finding_message,
+    key_of,
+    status_message,
+    uuid_of,
+)
+from waltzd.wire.grpc import INSTANCE_KEY, STORAGE_KEY, Server, abort, caller_of
+from waltzd.wire.listener import Listener
+from waltzd.wire.rpc_server import REQUEST_BYTES_MAX
+from waltzd.wire.tls import Tls
+from waltzd.wire.wire_pb2_grpc import (
     ReplicaServicer,
     StorageAdminServicer,
     add_ReplicaServicer_to_server,

@@ -13,16 +13,25 @@ from dataclasses import replace
 from typing import Any
 
 from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, WaltzError
-from waltzd.framing import Connection, Kind
-from waltzd.link import Frame
-from waltzd.messages import status_message
-from waltzd.role import Role
-from waltzd.segment_stream import FileSender, received
-from waltzd.setting import Address
-from waltzd.storage.keeper import Keeper
-from waltzd.storage.stream import refuse
-from waltzd.stream_frame import FIRST_BYTES_MAX, FileHello, Hello, mark_bytes, records_of, refusal_bytes
-from waltzd.tls import Tls
+from waltzd.protocol.address import Address
+from waltzd.protocol.peers import Frame
+from waltzd.protocol.role import Role
+from waltzd.storage.calls import Keeper
+from waltzd.storage.lane import refuse
+from waltzd.wire.codec import status_message
+from waltzd.wire.frames import (
+    FIRST_BYTES_MAX,
+    Connection,
+    FileHello,
+    FileSender,
+    Hello,
+    Kind,
+    mark_bytes,
+    received,
+    records_of,
+    refusal_bytes,
+)
+from waltzd.wire.tls import Tls
 
 HELLO_SECONDS = 5.0
 CONNECTIONS_MAX = 8192

@@ -14,20 +14,20 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID, uuid4
 
-from waltzd.client import Client
-from waltzd.cluster import Cluster
-from waltzd.config import StorageConfig
-from waltzd.coordinator_memory import MemoryCoordinator, MemoryTree
-from waltzd.disk_sim import SimDisk
+from waltzd.client.client import Client
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
+from waltzd.cluster.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
+from waltzd.daemon.config import StorageConfig
+from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BadArgument, CannotConnect, NotOwner, NotReady
-from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
-from waltzd.record import Record, Run
-from waltzd.server.host import Host
-from waltzd.server.pipeline import Pipeline
-from waltzd.server.store_settings import StoreSettings
-from waltzd.storage.directory import Directory
-from waltzd.storage.keeper import Keeper
-from waltzd.storage.partition import PartitionSettings
+from waltzd.format.record import Record, Run
+from waltzd.server.clients.pipeline import Pipeline
+from waltzd.server.ownership import Host
+from waltzd.server.session.settings import StoreSettings
+from waltzd.storage.calls import Keeper
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.partition import PartitionSettings
 from waltzd.testing.server import LocalServer
 from waltzd.testing.server_port import Luck, ServerDoor, ServerPort
 from waltzd.testing.storage_port import StorageDoor, StoragePort

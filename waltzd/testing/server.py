@@ -8,20 +8,20 @@ from importlib.metadata import version
 from typing import Any
 from uuid import UUID
 
-from waltzd.cluster import Cluster
-from waltzd.coordinator import Coordinator
-from waltzd.frame import Limits
-from waltzd.meta import ClusterMeta, ServerMeta, StorageMeta
-from waltzd.port import ReplicaPort
-from waltzd.server.capacity import Capacity
-from waltzd.server.desk import Desk
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.coordinator import Coordinator
+from waltzd.cluster.meta import ClusterMeta, ServerMeta, StorageMeta
+from waltzd.protocol.batches import Limits
+from waltzd.protocol.peers import ReplicaPort
+from waltzd.server.clients.calls import Desk
+from waltzd.server.clients.limits import Capacity
+from waltzd.server.clients.pipeline import Pipeline, PipelineSettings
 from waltzd.server.election import Election
-from waltzd.server.host import Host
-from waltzd.server.pipeline import Pipeline, PipelineSettings
+from waltzd.server.ownership import Host
 from waltzd.server.registration import Registration
-from waltzd.server.store import OpenSession, Store
-from waltzd.server.store_settings import TICK_SECONDS, StoreSettings
-from waltzd.server.ticker import Ticker
+from waltzd.server.session.owned import OpenSession, Store
+from waltzd.server.session.settings import TICK_SECONDS, StoreSettings
+from waltzd.server.session.wake import Ticker
 
 LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20)
 MOUNTS_MAX = 10_000

@@ -16,7 +16,8 @@ from uuid import UUID
 import numpy as np
 
 from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
-from waltzd.frame import (
+from waltzd.format.record import Run
+from waltzd.protocol.batches import (
     AppendBatch,
     ClientFrame,
     Committals,
@@ -28,11 +29,9 @@ from waltzd.frame import (
     ServerFrame,
     Topology,
 )
-from waltzd.lock import Mode
-from waltzd.outcome import Reason
-from waltzd.record import Run
-from waltzd.server.bell import Bell
-from waltzd.server.desk import Desk
+from waltzd.protocol.locks import Mode, Reason
+from waltzd.server.clients.calls import Desk
+from waltzd.server.session.wake import Bell
 
 MESSAGES_MAX = 4
 """How many messages are on their way, each way, before the sender waits."""
@@ -109,7 +108,8 @@ class ServerDoor:
 
 
 class ServerPort:
-    """What `waltzd.servers.ServerClient` is over gRPC. The door is looked up at each call: a server may be a new one."""
+    """What `waltzd.wire.servers.ServerClient` is over gRPC. The door is looked up at each call: a server may be a new
+    one."""
 
     def __init__(self, find: Callable[[], ServerDoor], key: UUID | None) -> None:
         self._find = find

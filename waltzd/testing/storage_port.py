@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 from uuid import UUID
 
-from waltzd.buffer import Buffer
+from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, WaltzError
-from waltzd.link import Frame
-from waltzd.record import Run
-from waltzd.replica import ReplicaStatus
-from waltzd.server.bell import Bell
-from waltzd.storage.keeper import Keeper
+from waltzd.format.record import Run
+from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.peers import Frame
+from waltzd.server.session.wake import Bell
+from waltzd.storage.calls import Keeper
 
 T = TypeVar("T")
 _numbers = itertools.count(1)
@@ -76,7 +76,7 @@ class StorageDoor:
 
 
 class StoragePort:
-    """What `waltzd.storages.ReplicaClient` is over gRPC. `cut` breaks the connection for good."""
+    """What `waltzd.wire.storages.ReplicaClient` is over gRPC. `cut` breaks the connection for good."""
 
     def __init__(self, door: StorageDoor, key: UUID) -> None:
         self._door = door

@@ -18,8 +18,8 @@ from waltz_spark.exporting.export import the_manifest
 from waltz_spark.exporting.manifest import Manifest, Piece
 from waltz_spark.log.origin import Origin
 from waltzd.errors import ArchiveUnfit, ExportDamaged, NoSuchName, NoSuchPartition, PartOnly, WaltzError
-from waltzd.layout import FileHeader
-from waltzd.record import OVERHEAD_BYTES
+from waltzd.format.layout import FileHeader
+from waltzd.format.record import OVERHEAD_BYTES
 
 if TYPE_CHECKING:
     from waltz_spark.engine.session import SparkSettings

@@ -8,7 +8,7 @@ from typing import Any
 
 from waltz_spark.analysis.report import Part, Report
 from waltzctl.bench import chart
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, PathMissing
 
 WIDTH, HEIGHT = 8.0, 7.0

@@ -23,9 +23,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from waltz_spark.engine.java import Java, cache_directory
-from waltzd.checksum import crc32
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, NoSpark, NoSparkJava
+from waltzd.format.checksum import crc32
 
 _CACHE_VERSION_MIN = 25
 """Of Java: it has caches, which need no archive of its own classes below them."""

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, NoSparkJava
 
 VERSION_MIN = 17

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 
 PREFIX = "waltz-run-"
 LOGS_KEPT = 10

@@ -16,10 +16,10 @@ from waltz_spark.engine.class_archive import Cost, Note, Place, build_flags, mad
 from waltz_spark.engine.leftovers import clear_up, scratch
 from waltz_spark.engine.session import SparkSettings, default_master, new_log, running
 from waltzctl.render import size
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import DiskFull, SparkFailed
-from waltzd.layout import HEADER_BYTES, FileHeader, index_name, segment_name
-from waltzd.record import encode_payloads
+from waltzd.format.layout import HEADER_BYTES, FileHeader, index_name, segment_name
+from waltzd.format.record import encode_payloads
 
 ROOM_BYTES = 500_000_000
 """What Java has on the disk while it makes an archive, and some more: 250 MB were seen."""

@@ -34,7 +34,7 @@ from waltz_spark.engine.leftovers import clear_logs, clear_up, lock_log, scratch
 from waltz_spark.engine.priority import IN_A_SESSION, behind_others, java_behind
 from waltz_spark.engine.properties import BadLine, encode, parse
 from waltz_spark.engine.shipping import ALWAYS, Need, stand_in, zipped
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import (
     BadArgument,
     MasterUnreachable,

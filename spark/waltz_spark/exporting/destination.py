@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlparse
 
 from waltz_spark.exporting.manifest import LOCK, UNFINISHED
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, DiskFull, ExportHeld, NoPermission, PathMissing, WaltzError
 
 if TYPE_CHECKING:

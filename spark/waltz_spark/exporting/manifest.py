@@ -30,9 +30,9 @@ from uuid import UUID
 
 from waltz_spark.exporting.query import ARROW, ENGINES, Query
 from waltz_spark.log.origin import Span
-from waltzd.checksum import multiply_mod
 from waltzd.errors import ManifestDamaged, PartOnly, UnknownVersion
-from waltzd.layout import HEADER_BYTES
+from waltzd.format.checksum import multiply_mod
+from waltzd.format.layout import HEADER_BYTES
 
 MARK, VERSION = "waltz-export", 1
 HIDDEN = "_waltz"

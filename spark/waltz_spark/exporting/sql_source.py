@@ -23,9 +23,9 @@ from waltz_spark.exporting.pace import Walk, batch_bytes_of
 from waltz_spark.exporting.task import Assignment, Job, error_text, error_told, schema_of, unpacked
 from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.log.plan import runs
-from waltzd.checksum import crc32
 from waltzd.errors import BadDecoder, SparkFailed, SqlFailed, WaltzError
-from waltzd.record import Run
+from waltzd.format.checksum import crc32
+from waltzd.format.record import Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,10 +43,10 @@ from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.origin import Extent, Origin, Span
 from waltz_spark.log.plan import Split, runs
 from waltz_spark.payloads.payload import Decoder
-from waltzd.checksum import crc32
 from waltzd.errors import BadArgument, ExportDamaged, WaltzError, tree
-from waltzd.layout import HEADER_BYTES, SEGMENT_SUFFIX, first_id_of, index_name
-from waltzd.ledger import read_whole
+from waltzd.format.checksum import crc32
+from waltzd.format.layout import HEADER_BYTES, SEGMENT_SUFFIX, first_id_of, index_name
+from waltzd.storage.offline.ledger import read_whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,8 @@ from waltz_spark.exporting.manifest import HIDDEN, Manifest, Piece
 from waltz_spark.log.encode import encode, resealed
 from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Part, Split, runs
-from waltzd.checksum import crc32
 from waltzd.errors import ExportDamaged, WaltzError
+from waltzd.format.checksum import crc32
 
 READ_BYTES = 4 << 20
 _OURS = re.compile(r"partition-\d+-\d{19}-\d{19}\..+")

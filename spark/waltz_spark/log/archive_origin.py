@@ -20,10 +20,10 @@ from waltz_spark.exporting.form import Form, read_batches
 from waltz_spark.exporting.manifest import Manifest, Piece, SegmentHead, check_whole
 from waltz_spark.log.encode import encode, resealed
 from waltz_spark.log.origin import Catalog, Extent, Span
-from waltzd.checksum import crc32
 from waltzd.errors import ExportDamaged, NoSuchName, NoSuchPartition
-from waltzd.layout import FileHeader
-from waltzd.record import Run
+from waltzd.format.checksum import crc32
+from waltzd.format.layout import FileHeader
+from waltzd.format.record import Run
 
 READ_BYTES = 4 << 20
 

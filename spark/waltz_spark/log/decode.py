@@ -1,8 +1,9 @@
 """Records as Arrow columns, without a Python object per record.
 
-The heads are read as one structured array (`waltzd.record.heads`, the same decoder that storages use), the payloads are cut
-out of the run by one native call. A batch owns its memory, so the run's buffer may be used again. Nothing that a checksum
-does not prove becomes a row: a damaged segment ends with an error that names the ids and bytes, never with fewer rows.
+The heads are read as one structured array (`waltzd.format.record.heads`, the same decoder that storages use), the payloads
+are cut out of the run by one native call. A batch owns its memory, so the run's buffer may be used again. Nothing that a
+checksum does not prove becomes a row: a damaged segment ends with an error that names the ids and bytes, never with fewer
+rows.
 """
 
 from __future__ import annotations
@@ -13,18 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waltzd.disk import Disk, File
+from waltzd.disk.seam import Disk, File
 from waltzd.errors import HeaderDamaged, PartitionDamaged, TooLarge
-from waltzd.layout import (
-    HEADER_BYTES,
-    INDEX_SUFFIX,
-    NO_MARK,
-    SEGMENT_SUFFIX,
-    FileHeader,
-    first_id_of,
-)
-from waltzd.record import HEAD_BYTES, TRAILER_BYTES, Run, heads
-from waltzd.scan import CHUNK_BYTES, Tail, judge_tail, next_sound, scan
+from waltzd.format.layout import HEADER_BYTES, INDEX_SUFFIX, NO_MARK, SEGMENT_SUFFIX, FileHeader, first_id_of
+from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, Run, heads
+from waltzd.format.scan import CHUNK_BYTES, Tail, judge_tail, next_sound, scan
 
 SCHEMA = pa.schema(
     [

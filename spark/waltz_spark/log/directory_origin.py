@@ -22,7 +22,8 @@ from uuid import UUID
 
 from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.segment_reading import Place, read_segment_runs
-from waltzd.disk import Disk, Entry, RealDisk, join
+from waltzd.disk.real import RealDisk
+from waltzd.disk.seam import Disk, Entry, join
 from waltzd.errors import (
     ControlDamaged,
     ForeignCluster,
@@ -37,7 +38,7 @@ from waltzd.errors import (
     UnknownVersion,
     WaltzError,
 )
-from waltzd.layout import (
+from waltzd.format.layout import (
     CONTROL_NAME,
     HEADER_BYTES,
     IDENTITY_BYTES,
@@ -54,10 +55,10 @@ from waltzd.layout import (
     index_name,
     segment_name,
 )
-from waltzd.ledger import Ledger, marks_of, read_ledger, read_promise, read_whole
-from waltzd.record import Run
-from waltzd.scan import Tail, judge_tail, survey
-from waltzd.verify import partition_of
+from waltzd.format.record import Run
+from waltzd.format.scan import Tail, judge_tail, survey
+from waltzd.storage.offline.ledger import Ledger, marks_of, read_ledger, read_promise, read_whole
+from waltzd.storage.offline.verify import partition_of
 
 _log = logging.getLogger("waltz.spark")
 _UNFIT = (ControlDamaged, HeaderDamaged, NotRegularFile, PartitionDamaged, PathMissing, ReadFailed, UnknownVersion)

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from waltz_spark.log.decode import BATCH_BYTES_MAX, SCHEMA
-from waltzd.checksum import crc32, crc_of_rows, shift, suspect_blocks
 from waltzd.errors import ArchiveUnfit, TooLarge
-from waltzd.record import HEAD, HEAD_BYTES, OVERHEAD_BYTES, TRAILER_BYTES, Run, empty_run, trailers
+from waltzd.format.checksum import crc32, crc_of_rows, shift, suspect_blocks
+from waltzd.format.record import HEAD, HEAD_BYTES, OVERHEAD_BYTES, TRAILER_BYTES, Run, empty_run, trailers
 
 _FIELDS = {
     "id": "txid",

@@ -22,6 +22,8 @@ from zlib import crc32
 from waltz_spark.log.blocking import items, wait_for
 from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.throttle import Throttle
+from waltzd.client.routes import Whereabouts, pause_seconds
+from waltzd.cluster.meta import Role as ReplicaRole
 from waltzd.errors import (
     BadArgument,
     BadConfig,
@@ -34,13 +36,11 @@ from waltzd.errors import (
     Retry,
     WaltzError,
 )
-from waltzd.meta import Role as ReplicaRole
-from waltzd.record import Run, join_runs
-from waltzd.role import allowed
-from waltzd.servers import ServerClient
-from waltzd.storages import ReplicaClient
-from waltzd.tls import Tls
-from waltzd.whereabouts import Whereabouts, pause_seconds
+from waltzd.format.record import Run, join_runs
+from waltzd.protocol.role import allowed
+from waltzd.wire.servers import ServerClient
+from waltzd.wire.storages import ReplicaClient
+from waltzd.wire.tls import Tls
 
 _log = logging.getLogger("waltz.spark")
 CALL_SECONDS = 5.0
@@ -222,8 +222,8 @@ class LiveOrigin:
         if self.coordinator is None:
             found = tuple((None, address) for address in self.storages)
             return self.servers, lambda _: found
-        from waltzd.cluster import Cluster
-        from waltzd.zookeeper import ZooKeeperCoordinator
+        from waltzd.cluster.cluster import Cluster
+        from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 
         coordinator = ZooKeeperCoordinator(self.coordinator, self.root)
         await coordinator.start()

@@ -14,9 +14,10 @@ from collections.abc import Collection, Mapping
 
 from waltz_spark.log import plan, selection
 from waltz_spark.log.origin import Origin
-from waltzd.disk import Disk, RealDisk, join
+from waltzd.disk.real import RealDisk
+from waltzd.disk.seam import Disk, join
 from waltzd.errors import BadArgument, NothingHere, PathMissing
-from waltzd.layout import CONTROL_NAME, SEGMENT_SUFFIX
+from waltzd.format.layout import CONTROL_NAME, SEGMENT_SUFFIX
 
 PATH, PATHS, ALLOW_UNCOMMITTED = "path", "paths", "allowUncommitted"
 SERVERS, STORAGES, COORDINATOR, ROOT = "bootstrap.servers", "storages", "coordinator", "root"
@@ -162,7 +163,7 @@ def _export(places: list[str], exports: list[str], *, is_plain: bool) -> Origin:
 
 def _cluster(given: Mapping[str, str]) -> Origin:
     from waltz_spark.log.live_origin import Certificate, LiveOrigin
-    from waltzd.whereabouts import addresses_of
+    from waltzd.client.routes import addresses_of
 
     files = {name: given.get(name.lower()) for name in (TLS_CERTIFICATE, TLS_KEY, TLS_CA)}
     missing = [name for name, path in files.items() if not path]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
-from waltzd.record import Run
+from waltzd.format.record import Run
 
 BATCH_BYTES = 4 << 20
 """What to read at once. Smaller batches cost more for each (1 MiB: a fifth), larger ones leave the processor's caches."""

@@ -14,9 +14,9 @@ from itertools import pairwise, zip_longest
 
 from waltz_spark.log.origin import Catalog, Extent, Origin, Span
 from waltz_spark.log.selection import number_of
+from waltzd.daemon.settings import parse_size
 from waltzd.errors import BadArgument
-from waltzd.record import OVERHEAD_BYTES, Run
-from waltzd.setting import parse_size
+from waltzd.format.record import OVERHEAD_BYTES, Run
 
 MIN_PARTITIONS, MAX_RECORDS, SPLIT_BYTES = "minPartitions", "maxRecordsPerPartition", "splitBytes"
 OPTIONS = (MIN_PARTITIONS, MAX_RECORDS, SPLIT_BYTES)

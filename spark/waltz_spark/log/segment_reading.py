@@ -16,9 +16,9 @@ from uuid import UUID
 import numpy as np
 
 from waltz_spark.log.origin import Span
-from waltzd.disk import Disk, File, join
+from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import HeaderDamaged, NotRegularFile, PartitionDamaged, PathMissing, ReadFailed
-from waltzd.layout import (
+from waltzd.format.layout import (
     HEADER_BYTES,
     SEGMENT_SUFFIX,
     FileHeader,
@@ -27,8 +27,8 @@ from waltzd.layout import (
     index_name,
     segment_name,
 )
-from waltzd.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length, join_runs
-from waltzd.scan import read_index, scan, survey
+from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length, join_runs
+from waltzd.format.scan import read_index, scan, survey
 
 ENTRIES_MIN = 64
 

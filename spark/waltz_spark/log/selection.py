@@ -15,7 +15,7 @@ from typing import Any
 
 from waltz_spark.log.origin import Span
 from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition
-from waltzd.layout import ID_MAX, PARTITIONS_MAX
+from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 
 STARTING, ENDING, PARTITIONS, FAIL_ON_DATA_LOSS = "startingTxnIds", "endingTxnIds", "partitions", "failOnDataLoss"
 OPTIONS = (STARTING, ENDING, PARTITIONS, FAIL_ON_DATA_LOSS)

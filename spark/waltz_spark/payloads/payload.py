@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waltz_spark.table.columns import EVERY
-from waltzd.disk import translate
+from waltzd.disk.real import translate
 from waltzd.errors import BadDecoder
 
 ERROR_COLUMN = "_decode_error"

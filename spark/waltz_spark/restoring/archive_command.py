@@ -11,7 +11,7 @@ from waltzctl import render
 from waltzctl.main import exit_codes
 from waltzctl.progress import Progress, shown_progress
 from waltzctl.render import table
-from waltzd.disk import RealDisk
+from waltzd.disk.real import RealDisk
 from waltzd.errors import EXIT_OK
 
 _WHAT_IT_IS = "This is an archive, not a replica: it has no promise and no vote, and no storage starts on it."

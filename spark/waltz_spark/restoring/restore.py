@@ -22,8 +22,7 @@ from waltz_spark.exporting.destination import Destination
 from waltz_spark.exporting.manifest import Manifest, Piece, SegmentHead, check_whole, joined_crc
 from waltz_spark.log.encode import encode, resealed
 from waltz_spark.log.origin import Span
-from waltzd.checksum import crc32
-from waltzd.disk import Disk, File, join
+from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import (
     ArchiveUnfit,
     DirectoryHeld,
@@ -35,8 +34,9 @@ from waltzd.errors import (
     SegmentIncomplete,
     WaltzError,
 )
-from waltzd.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, NEW_SUFFIX, FileHeader, index_name, segment_name
-from waltzd.record import OVERHEAD_BYTES
+from waltzd.format.checksum import crc32
+from waltzd.format.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, NEW_SUFFIX, FileHeader, index_name, segment_name
+from waltzd.format.record import OVERHEAD_BYTES
 
 MARKER = "waltz-restore.json"
 """Says which export is being restored here."""

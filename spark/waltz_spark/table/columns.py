@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from waltz_spark.log.decode import BATCH_BYTES_MAX, SCHEMA
 from waltz_spark.table.pushdown import EVERYTHING, UNFILTERED, Filters
 from waltzd.errors import BadArgument, TooLarge
-from waltzd.layout import FileHeader
-from waltzd.record import HEAD_BYTES, TRAILER_BYTES, HeadArray, Run, heads, trailers
+from waltzd.format.layout import FileHeader
+from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, HeadArray, Run, heads, trailers
 
 
 @dataclass(frozen=True, kw_only=True)

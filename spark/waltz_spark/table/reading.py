@@ -23,7 +23,7 @@ from waltz_spark.log.selection import FAIL_ON_DATA_LOSS
 from waltz_spark.table.columns import Projection, Surroundings
 from waltz_spark.table.pushdown import UNFILTERED, Filters
 from waltzd.errors import WaltzError
-from waltzd.layout import FileHeader
+from waltzd.format.layout import FileHeader
 
 _log = logging.getLogger("waltz.spark")
 READ_TOGETHER = 10_000

@@ -9,12 +9,11 @@ from uuid import UUID
 
 from tests.bench.peers.system import Facts, NotCommittedError, System
 from tests.process.cluster import Cluster
-from waltzd.client import Client
+from waltzd.client.client import Client
+from waltzd.daemon.zookeeper_process import java_command
 from waltzd.errors import WaltzError
-from waltzd.lock import write_lock
-from waltzd.outcome import Committed
-from waltzd.storage_admin import AdminClient
-from waltzd.zookeeper_process import java_command
+from waltzd.protocol.locks import Committed, write_lock
+from waltzd.wire.storages import AdminClient
 
 SESSION_SECONDS = 10
 LOCK = "slot"

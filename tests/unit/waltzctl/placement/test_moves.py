@@ -1,0 +1,234 @@
+"""Each rule of how a replica moves, told as a story about one partition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from waltzctl.placement.moves import Add, Done, Drop, Step, View, Wait, applied, goals, next_step, view_of
+from waltzctl.placement.moving import Mover
+from waltzctl.placement.terms import Throttle
+from waltzctl.watching.overview import Overview, PartitionView, StorageView
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.memory import MemoryTree
+from waltzd.cluster.meta import ClusterMeta, Decision, PartitionMeta, ReplicaSets, Role, StorageMeta
+from waltzd.errors import ChangedMeanwhile, PartitionDamaged
+from waltzd.protocol.descriptions import (
+    OwnedPartition,
+    OwnedReplica,
+    PartitionDescription,
+    ReplicaStatus,
+    Statistics,
+    StorageDescription,
+)
+
+KEY = UUID(int=1)
+
+
+def roles(text: str) -> dict[str, Role]:
+    """`abC`: members a and b, and c, which learns."""
+    return {name.lower(): Role.LEARNER if name.isupper() else Role.MEMBER for name in text}
+
+
+def view(there: str, goal: str, **more: Any) -> View:
+    """Open, all members level and in the session, unless it is said otherwise."""
+    members = [name for name, role in roles(there).items() if role is Role.MEMBER]
+    given: dict[str, Any] = {
+        "partition": 0,
+        "roles": roles(there),
+        "goal": tuple(goal),
+        "level": frozenset(members),
+        "voting": frozenset(members),
+        "was_opened": True,
+        "waiting": "",
+        "held": dict.fromkeys(there.lower(), 9),
+        "committed": 9,
+    }
+    return View(
+        **{**given, **{name: frozenset(value) if name in ("level", "voting") else value for name, value in more.items()}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "step"),
+    [
+        # New ones first, all at once, as learners.
+        (view("abc", "abd"), Add(("d",), Role.LEARNER)),
+        (view("abc", "cde"), Add(("d", "e"), Role.LEARNER)),
+        (view("abc", "abd", waiting="nobody owns it"), Add(("d",), Role.LEARNER)),
+        (view("abc", "abcd", level="a"), Add(("d",), Role.LEARNER)),
+        # Learners that are not wanted go, whatever else is.
+        (view("abcD", "abc"), Drop("d")),
+        (view("abcDE", "abce", waiting="nobody owns it"), Drop("d")),
+        (view("abcD", "abc", level=""), Drop("d")),
+        (view("abcdE", "abc", voting="abcdx"), Drop("e")),
+        # Nobody leaves before the new ones are members, and level where that is needed.
+        (view("abcD", "abd"), Wait("d is level and becomes a member with the next session")),
+        (view("abcD", "abd", held={"d": 3}), Wait("d holds 4 of 10 transactions")),
+        (view("abcD", "abd", held={}), Wait("d has not answered yet")),
+        (view("abcdE", "cde", level="abcd"), Wait("e is level and becomes a member with the next session")),
+        (view("abc", "c", level="ab", held={"c": 0}), Wait("c must be level before another replica may go")),
+        (view("bcd", "cd", level="bc"), Wait("d must be level before another replica may go")),
+        # Those that are no help go first; then by name, and one at a time.
+        (view("abcd", "acd", level="acd"), Drop("b")),
+        (view("abcd", "cd", level="acd"), Drop("b")),
+        (view("abcd", "bcd"), Drop("a")),
+        (view("abcde", "cde"), Drop("a")),
+        (view("abcde", "cde", level="abcd"), Drop("a")),
+        (view("abcde", "ab", level="abc"), Drop("d")),
+        # One that is not level, and is wanted, is no reason to keep one that is not wanted, as long as a majority stays.
+        (view("abcd", "abc", level="abd"), Drop("d")),
+        (view("abcd", "bcd", level="abc"), Drop("a")),
+        # Never below the majority.
+        (view("abc", "ac", level="bc"), Wait("a must be level before another replica may go")),
+        (view("ab", "a", level="b"), Wait("a must be level before another replica may go")),
+        # Who has left votes until the session without it is recorded.
+        (view("bcde", "cde", voting="abcde"), Wait("the session without a is not recorded yet")),
+        (view("cde", "cde", voting="bcde"), Wait("the session without b is not recorded yet")),
+        # A partition that takes nothing stays as it is.
+        (view("abcd", "bcd", waiting="no majority takes appends"), Wait("no majority takes appends")),
+        (view("abc", "abc", voting="abcd", waiting="no server owns it"), Wait("no server owns it")),
+        # Nothing is to be done, or nothing but to wait until all of it takes part.
+        (view("abc", "abc"), Done()),
+        (view("abc", "cba", voting="ab"), Done()),
+        (view("abc", "abc", level="ab", waiting="it is being opened"), Done()),
+        (view("abC", "abc", held={"c": 1}), Wait("c holds 2 of 10 transactions")),
+        (view("abc", "abc", level="ab", voting="abcd", held={"c": 1}), Wait("c holds 2 of 10 transactions")),
+        # Before the first session: members at once, and nobody has to wait for anybody.
+        (view("abc", "abd", was_opened=False, level="", voting="", waiting="x"), Add(("d",), Role.MEMBER)),
+        (view("abcd", "abd", was_opened=False, level="", voting="", waiting="x"), Drop("c")),
+        (view("abcd", "d", was_opened=False, level="", voting="", waiting="x"), Drop("a")),
+        (view("d", "d", was_opened=False, level="", voting="", waiting="x"), Done()),
+        (view("dE", "de", was_opened=False, level="", voting="", waiting="x"), Done()),
+        (view("", "ab", was_opened=False, level="", voting="", waiting="x"), Add(("a", "b"), Role.MEMBER)),
+    ],
+)  # fmt: skip
+def test_the_next_step(found: View, step: Step) -> None:
+    assert next_step(found) == step
+
+
+def test_steps_of_several_partitions_are_one_change() -> None:
+    sets = ReplicaSets(partitions={0: roles("abc"), 1: roles("abcD"), 3: roles("a")})
+    steps: dict[int, Step] = {0: Add(("c", "d"), Role.LEARNER), 1: Drop("d"), 2: Add(("a",), Role.MEMBER), 3: Wait("why")}
+    after = applied(sets, steps)
+    assert after.partitions == {0: roles("abcD"), 1: roles("abc"), 2: roles("a"), 3: roles("a")}
+    assert sets.partitions[0] == roles("abc"), "what was read stays"
+    assert applied(after, {1: Drop("d"), 3: Done()}) == after
+
+
+# -- from what was found -----------------------------------------------------------------------------------------------
+
+
+def said(replicas: Mapping[str, tuple[str, int, bool]], *, step: str = "OPEN", waiting: str = "") -> OwnedPartition:
+    return OwnedPartition(
+        partition=0, generation=1, session=4, step=step, waiting=waiting, committed=9, last_id=9, low_mark=0, mounts=0,
+        tail_bytes=0,
+        replicas=tuple(
+            OwnedReplica(storage=name, role="member", state=state, durable_id=held, counts=counts, story="")
+            for name, (state, held, counts) in replicas.items()
+        ),
+    )  # fmt: skip
+
+
+def status(**more: Any) -> ReplicaStatus:
+    return ReplicaStatus(**{**dict.fromkeys((field.name for field in fields(ReplicaStatus)), 0), "findings": (), **more})
+
+
+def replica(partition: int = 0, **more: Any) -> PartitionDescription:
+    given = {"status": status(is_available=True), "refused": None, **more}
+    return PartitionDescription(partition=partition, story="", queued_bytes=0, disk_bytes=0, **given)
+
+
+def storage(name: str, *assigned: PartitionDescription, is_silent: bool = False) -> StorageView:
+    said = StorageDescription(
+        cluster_key=KEY, partitions=4, directory="", version="", free_bytes=0, uptime_ms=0, is_draining=False,
+        assigned=assigned, statistics=Statistics(),
+    )  # fmt: skip
+    meta = StorageMeta(name=name, listen="h:1", admin_listen="h:2", group=name)
+    return StorageView(meta=meta, said=None if is_silent else said, error=None)
+
+
+def overview(
+    found: OwnedPartition | None = None, *storages: StorageView, owner: str | None = "server-1", **more: Any
+) -> Overview:
+    view = PartitionView(partition=0, owner=owner, generation=1, replicas={}, said=found)
+    return Overview(
+        meta=ClusterMeta(name="x", key=KEY, partitions=4, created=""), leader=None, servers=(), partitions=(view,),
+        storages=storages or tuple(storage(name, replica()) for name in "abc"), **more,
+    )  # fmt: skip
+
+
+def test_what_is_seen_of_a_partition() -> None:
+    owned = said({"a": ("LIVE", 9, True), "b": ("CATCHING_UP", 4, False), "c": ("DOWN", -1, False)})
+    meta = PartitionMeta(generation=1, session=4, opened=4, members=("a", "x"))
+    found = view_of(overview(owned), 0, ("a", "b"), roles("abC"), meta)
+    assert (found.level, found.voting, found.was_opened) == (frozenset("a"), frozenset("ax"), True)
+    assert found.held == {"a": 9, "b": 4}, "of who is down nothing is known"
+    assert (found.committed, found.waiting, found.missing, found.surplus) == (9, "", [], ["c"])
+
+
+def test_what_is_seen_of_one_that_nobody_serves() -> None:
+    found = view_of(overview(owner=None), 0, ("a",), roles("a"), None)
+    assert (found.level, found.voting, found.was_opened, found.waiting) == (
+        frozenset(),
+        frozenset(),
+        False,
+        "no server owns it",
+    )
+    closed = PartitionMeta(generation=1, session=2, decision=Decision(mark=-1, session=2))
+    assert view_of(overview(), 0, ("a",), roles("a"), closed).was_opened, "its first session was decided"
+
+
+def test_an_owner_may_not_have_noticed() -> None:
+    """It hears of a storage when it writes there; the storage knows at once."""
+    owned = said(dict.fromkeys("abcdef", ("LIVE", 9, True)) | {"g": ("CATCHING_UP", 4, False)})
+    storages = [
+        storage("a", replica(), replica(1, status=status(is_available=False))),
+        storage("b", replica(status=status(is_available=False))),
+        storage("c", replica(status=None, refused=PartitionDamaged("x"))),
+        storage("d", replica(1)),
+        storage("e", is_silent=True),
+        storage("g", replica()),
+    ]
+    assert overview(owned, *storages).level(0) == {"a"}, "f is no storage of the cluster, and g lags behind"
+    assert overview(None, *storages).level(0) == set()
+
+
+def test_goals() -> None:
+    """What moves counts as moved already, unless it moves to a storage that is gone."""
+    found = overview(moves={1: ("b", "c"), 2: ("a", "x")})
+    sets = ReplicaSets(partitions={0: roles("ba"), 1: roles("ab"), 2: roles("bC")})
+    assert goals(found, sets) == {0: ("a", "b"), 1: ("b", "c"), 2: ("b", "c"), 3: ()}
+
+
+# -- when it is written down -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("now", "is_moved"), [("abcd", False), ("abcD", False), ("abcDE", True), ("abd", True)])
+def test_an_owner_that_makes_a_member_of_a_learner_has_moved_nothing(now: str, is_moved: bool) -> None:
+    """It may do so between the plan and the moment in which the plan is written down."""
+    nobody: Any = None
+
+    async def aim() -> None:
+        meta = ClusterMeta(name="trial", key=KEY, partitions=1, created="2026-01-01")
+        sets = ReplicaSets(partitions={0: roles("abcD")})
+        storages = [StorageMeta(name=name, listen=f"{name}:1", admin_listen=f"{name}:2", group=name) for name in "abcde"]
+        cluster = await Cluster.create(MemoryTree().connect(), meta, storages=storages, replicas=sets)
+        _, versions = await cluster.replicas()
+        _, moves_version = await cluster.moves()
+        await cluster.save_replica_set(0, roles(now), versions[0])
+        mover = Mover(cluster, nobody, nobody, Throttle(cluster, None))
+        goal = {0: ("a", "b", "d")}
+        if is_moved:
+            with pytest.raises(ChangedMeanwhile, match="moved by somebody else"):
+                await mover.aim(goal, sets=sets, versions=versions, moves_version=moves_version)
+        else:
+            await mover.aim(goal, sets=sets, versions=versions, moves_version=moves_version)
+        assert (await cluster.moves())[0].partitions == ({} if is_moved else goal)
+
+    asyncio.run(aim())

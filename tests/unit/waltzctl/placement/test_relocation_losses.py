@@ -1,0 +1,101 @@
+"""What operators may take away while a partition takes no transactions: judged by what storages hold, not by its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import combinations, product
+
+import pytest
+
+from tests.unit.pictures import STORAGES, held, owned, partition, replica, storage, well
+from waltzctl.placement.relocation import Situation, members_at_hand, plan_for
+from waltzctl.safety import Danger
+from waltzctl.watching.overview import StorageView
+from waltzd.cluster.meta import ReplicaSets, Role
+from waltzd.errors import CannotConnect
+
+GONE = CannotConnect("it is dead")
+MEMBERS = dict.fromkeys(STORAGES, Role.MEMBER)
+
+
+def one(name: str, how: str) -> StorageView:
+    """`how`: it holds everything, lags a session behind, is empty, or does not answer."""
+    if how == "dead":
+        return replace(storage(name), said=None, error=GONE)
+    session = {"level": 7, "behind": 6, "empty": -1}[how]
+    return storage(name, assigned=(held(0, session=session, last_id=99 if session > 0 else -1),))
+
+
+def situation(*hows: str, is_open: bool = False) -> Situation:
+    views = [one(name, how) for name, how in zip(STORAGES, hows, strict=True)]
+    replicas = tuple(replica(name, counts=how == "level", state="LIVE") for name, how in zip(STORAGES, hows, strict=True))
+    said = owned(0, replicas, step="OPEN" if is_open else "VOTING", waiting="" if is_open else "undecided")
+    found = well(storages=tuple(views), partitions=(partition(0, said=said),))
+    found = replace(found, meta=replace(found.meta, partitions=1))
+    return Situation(
+        found=found, storages={view.meta.name: view.meta for view in views},
+        sets=ReplicaSets(partitions={0: MEMBERS}), versions={0: 1}, moves_version=1,
+    )  # fmt: skip
+
+
+def against(now: Situation, kept: tuple[str, ...]) -> list[str]:
+    return plan_for(now, {0: kept}, verb="cluster set", subject="trial").refusals
+
+
+def test_the_last_replica_with_data_is_not_taken_away() -> None:
+    now = situation("level", "dead", "dead")
+    for kept in (("s1",), ("s2",), ("s2", "s3"), ("s1", "s2")):
+        assert against(now, kept), kept
+    assert against(now, ("s2", "s3")) == [
+        "partition 0 would have 0 of 3 members level; it takes no transactions now, and would be further from it"
+    ]
+    assert "what the others hold may be needed" in against(now, ("s1",))[0]
+
+
+def test_an_empty_storage_is_not_what_is_kept() -> None:
+    now = situation("empty", "level", "level", is_open=True)
+    assert now.spread(now.groups, {0: 1})[0] in (("s2",), ("s3",))
+    closed = situation("empty", "level", "dead")
+    assert members_at_hand(closed, 0) == {"s2"}
+    assert closed.spread(closed.groups, {0: 1}) == {0: ("s2",)}
+    assert against(closed, ("s2",)), "and even that may be too little"
+
+
+def test_whatever_is_taken_away_a_majority_of_what_was_written_stays() -> None:
+    """All states of three replicas, and all that may be kept of them."""
+    kinds = ("level", "behind", "empty", "dead")
+    goals = [names for size in (1, 2) for names in combinations(STORAGES, size)]
+    refused = 0
+    for hows, kept in product(product(kinds, repeat=3), goals):
+        now = situation(*hows)
+        newest = next((how for how in kinds[:3] if how in hows), "level")
+        usable = [name for name, how in zip(STORAGES, hows, strict=True) if how == newest and name in kept]
+        assert bool(against(now, kept)) == (len(usable) < 2), (hows, kept)
+        refused += len(usable) < 2
+    assert refused > 300
+
+
+def test_adding_and_replacing_nothing_is_no_loss() -> None:
+    now = situation("level", "level", "dead")
+    assert against(now, STORAGES) == []
+    plan = plan_for(now, {0: ("s1", "s2")}, verb="storage remove", subject="s3")
+    assert (plan.refusals, plan.danger) == ([], Danger.ASK)
+
+
+@pytest.mark.parametrize("changes", [{"is_available": False}, {"findings": (object(),)}])
+def test_who_cannot_vouch_for_it_is_no_help(changes: Mapping[str, object]) -> None:
+    now = situation("level", "level", "dead")
+    worse = storage("s2", assigned=(held(0, session=7, **changes),))
+    found = replace(now.found, storages=(now.found.storages[0], worse, now.found.storages[2]))
+    assert against(replace(now, found=found), ("s1", "s2"))
+
+
+def test_a_plan_says_when_one_failure_domain_could_stop_a_partition() -> None:
+    now = situation("level", "level", "level", is_open=True)
+    east = replace(now.storages["s3"], name="s4", group="s1")
+    apart = replace(now, storages={**now.storages, "s4": east})
+    plan = plan_for(apart, {0: ("s1", "s2", "s4")}, verb="storage remove", subject="s3")
+    assert plan.steps[-1] == "partition 0: most replicas are in the group s1 then, and it stops with it"
+    assert plan.danger is Danger.TYPED
+    assert plan_for(apart, {0: ("s2", "s3", "s4")}, verb="storage remove", subject="s1").danger is Danger.ASK

@@ -1,0 +1,172 @@
+"""One transaction from end to end: which stage failed, and why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.pictures import KEY, partition, server, silent, well
+from waltzctl.watching.overview import Overview
+from waltzctl.watching.probe import HEADER, PAYLOAD, Probing, probe_all
+from waltzd.errors import CannotConnect, NotOwner, TlsMismatch, WaltzError
+from waltzd.format.record import Run, encode_payloads
+from waltzd.protocol.batches import (
+    AppendBatch,
+    ClientFrame,
+    Committals,
+    Limits,
+    Mounted,
+    MountRequest,
+    Place,
+    Refusals,
+    Refused,
+    Registration,
+    ServerFrame,
+    Topology,
+)
+from waltzd.protocol.locks import Reason
+
+LIMITS = Limits(payload_bytes_max=100, locks_max=1, frame_bytes_max=1000)
+MOUNTED = Mounted(session=1, barrier=-1, limits=LIMITS)
+COMMITTED = Committals(np.array([0]), np.array([7]))
+
+
+class Server:
+    """Both a server and a mount; each answer is a frame, an error, or silence (None)."""
+
+    def __init__(self, *answers: ServerFrame | WaltzError | None, owner: str | None = "a", gives: bytes = PAYLOAD) -> None:
+        self.answers = list(answers)
+        self.owner, self.gives = owner, gives
+        self.sent: list[ClientFrame] = []
+        self.open = 0
+
+    async def locate(self) -> Topology:
+        place = Place(generation=3, server=self.owner, address=None if self.owner is None else "a:1")
+        return Topology(cluster="trial", cluster_key=KEY, places=(place,) * 4, servers=(("a", "a:1"),))
+
+    def expect(self, name: str | None) -> None:
+        pass
+
+    async def register(self) -> Registration:
+        return Registration(5, b"token")
+
+    async def high_water_mark(self, _partition: int) -> int:
+        return 41
+
+    def mount(self) -> Server:
+        return self
+
+    async def send(self, frames: Sequence[ClientFrame]) -> None:
+        self.sent += frames
+
+    async def receive(self) -> Sequence[ServerFrame] | None:
+        answer = self.answers.pop(0)
+        if answer is None:
+            await asyncio.Event().wait()
+        if isinstance(answer, WaltzError):
+            raise answer
+        return [answer] if answer is not None else None
+
+    async def fetch(self, _partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
+        yield encode_payloads(first_id, [self.gives])
+
+    def cancel(self) -> None:
+        return
+
+    async def close(self) -> None:
+        self.open -= 1
+
+
+def probe(server: Server, found: Overview | None = None, *, seconds: float = 5.0, is_writing: bool = True) -> Probing:
+    def connect(_address: str) -> Server:
+        server.open += 1
+        return server
+
+    picture = found or well(partitions=(partition(0),))
+    probing = asyncio.run(probe_all(picture, [0], connect, seconds=seconds, is_writing=is_writing))
+    assert server.open == 0, "every connection is closed again"
+    return probing
+
+
+def test_the_transaction_is_the_one_that_the_help_promises() -> None:
+    server = Server(MOUNTED, COMMITTED, gives=b"something else")
+    failed = probe(server).probes[0]
+    mount, batch = server.sent
+    assert isinstance(mount, MountRequest)
+    assert (mount.client, mount.generation, mount.cluster_key) == (5, 3, KEY)
+    assert isinstance(batch, AppendBatch)
+    assert (bytes(batch.payloads), batch.headers.tolist(), len(batch.lock_ids)) == (PAYLOAD, [HEADER], 0)
+    assert failed.stage == "read"
+    assert failed.error is not None
+    assert "gave something else back than the probe" in failed.error.message
+
+
+@pytest.mark.parametrize(
+    ("answers", "stage", "said"),
+    [
+        ((CannotConnect("nobody listens"),), "mount", "nobody listens"),
+        ((Refused(NotOwner("b owns it")),), "mount", "b owns it"),
+        ((None,), "mount", "did not answer within 0.05 seconds"),
+        ((COMMITTED,), "mount", "answered a mount with something else"),
+        ((MOUNTED, Refused(NotOwner("b owns it"))), "commit", "b owns it"),
+        ((MOUNTED, None), "commit", "did not answer within 0.05 seconds"),
+        ((MOUNTED, Refusals(np.array([0]), np.array([int(Reason.LOST)]), np.array([0]), np.array([0]))), "commit", "LOST"),
+        ((MOUNTED, MOUNTED), "commit", "answered a transaction with Mounted"),
+    ],
+    ids=str,
+)
+def test_the_stage_that_failed(answers: tuple[Any, ...], stage: str, said: str) -> None:
+    found = probe(Server(*answers), seconds=0.05)
+    failed = found.probes[0]
+    assert not found.is_well
+    assert failed.error is not None
+    assert (failed.stage, failed.read_ms) == (stage, None)
+    assert said in failed.error.message
+
+
+def test_servers_that_want_a_certificate_are_not_asked_again() -> None:
+    """The picture knows already; who owns what the coordinator says."""
+    error = TlsMismatch("a:2 speaks TLS, and no certificate was given")
+    picture = well(partitions=(partition(0),), servers=tuple(silent(server(name), error) for name in ("a", "b")))
+    found = probe(Server(CannotConnect("the call failed")), picture)
+    assert found.error is error
+    assert (found.probes[0].owner, found.probes[0].stage, found.probes[0].error) == ("a", "locate", error)
+
+
+def test_what_a_partition_waits_for_is_said() -> None:
+    """The owner knows why nothing is committed; a timeout alone would not tell."""
+    view = partition(0)
+    assert view.said is not None
+    waiting = replace(view, said=replace(view.said, waiting="no majority takes appends"))
+    failed = probe(Server(MOUNTED, None), well(partitions=(waiting,)), seconds=0.05).probes[0]
+    assert failed.error is not None
+    assert failed.error.message.endswith("seconds: no majority takes appends")
+    assert failed.error.detail_not_done == "whether the probe is in the log is not known"
+
+
+def test_nobody_owns_it_or_nobody_is_there() -> None:
+    nobody = well(partitions=(replace(partition(0), owner=None, said=None),))
+    failed = probe(Server(owner=None), nobody).probes[0]
+    assert failed.error is not None
+    assert (failed.stage, failed.error.message) == ("locate", "no server owns it")
+    found = probe(Server(), well(servers=()))
+    assert found.error is not None
+    assert (found.locate_ms, found.error.message) == (None, "no server is up")
+
+
+def test_without_a_write() -> None:
+    server = Server()
+    found = probe(server, is_writing=False)
+    assert found.is_well
+    assert (found.probes[0].id, found.probes[0].commit_ms, server.sent) == (41, None, [])
+    view = partition(0)
+    assert view.said is not None
+    waiting = replace(view, said=replace(view.said, waiting="no majority takes appends"))
+    failed = probe(server, well(partitions=(waiting,)), is_writing=False).probes[0]
+    assert failed.error is not None
+    assert failed.error.message == "no majority takes appends"

@@ -1,0 +1,233 @@
+"""The blocking face: which thread runs what, and that threads do not wait for each other for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from tests.unit.fake_server import FakeCluster
+from waltzd.client.blocking import BlockingClient
+from waltzd.client.settings import ClientSettings
+from waltzd.client.view import Builder, Declined, Transaction, TransactionContext
+from waltzd.errors import BadArgument, ClientClosed
+from waltzd.protocol.batches import FeedMode
+from waltzd.protocol.locks import Committed, Outcome, write_lock
+
+SETTINGS = ClientSettings(submit_seconds=30, close_seconds=10)
+
+
+class View:
+    """A plain handler; `reached` may be waited for."""
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        self.threads: set[str] = set()
+        self._changed = threading.Condition()
+
+    def mark(self, partition: int) -> int:
+        return len(self.payloads) - 1
+
+    def apply(self, transaction: Transaction) -> None:
+        self.threads.add(threading.current_thread().name.rpartition("_")[0])
+        with self._changed:
+            assert transaction.id == len(self.payloads)
+            self.payloads.append(transaction.payload)
+            self._changed.notify_all()
+
+    def reached(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.payloads) >= count, 30)
+
+
+class Increment(TransactionContext):
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.threads: list[int] = []
+        self.applied = threading.Event()
+
+    def partition(self, count: int) -> int:
+        return 0
+
+    def build(self, builder: Builder) -> bool:
+        self.threads.append(threading.get_ident())
+        builder.data = b"%d" % (len(self.view.payloads) + 1)
+        builder.locks = [write_lock("counter")]
+        return True
+
+    def on_completion(self, outcome: Outcome | Declined) -> None:
+        self.threads.append(threading.get_ident())
+
+    def on_application(self, id: int) -> None:
+        self.applied.set()
+
+
+def test_threads_that_race_for_a_lock_each_build_on_their_own_thread() -> None:
+    view, fake = View(), FakeCluster()
+    failures: list[BaseException] = []
+
+    def work(client: BlockingClient) -> None:
+        try:
+            for _ in range(5):
+                context = Increment(view)
+                assert isinstance(client.submit(context), Committed)
+                assert set(context.threads) == {threading.get_ident()}
+                assert context.applied.wait(30)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    with BlockingClient("s0:1", connect=fake.connect, handler=view, settings=SETTINGS) as client:
+        threads = [threading.Thread(target=work, args=(client,)) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert failures == []
+        view.reached(30)
+        client.flush()
+        assert not client.has_pending
+    assert view.payloads == fake.partitions[0].payloads == [b"%d" % i for i in range(1, 31)]
+    assert view.threads == {"waltz-handler"}
+    assert (fake.open_ports, fake.open_mounts) == (0, 0)
+
+
+def test_it_has_everything_that_the_other_face_has() -> None:
+    view, fake = View(), FakeCluster(partitions=2)
+    with BlockingClient("s0:1", connect=fake.connect, handler=view, partitions=[0], settings=SETTINGS) as client:
+        assert (client.cluster, client.client_id, client.partition_count, client.partitions) == ("fake", 1, 2, (0,))
+        assert client.append(b"a", partition=0) == Committed(0)
+        assert client.append_many([b"b", b"c"], partition=0).committed == 2
+        view.reached(3)
+        with pytest.raises(BadArgument, match="mark"):
+            client.append(b"d", partition=0, locks=[write_lock("x")])
+        with pytest.raises(BadArgument, match="mark"):
+            client.append_many([b"d"], partition=0, locks=[[write_lock("x")]])
+        assert client.high_water_mark(0) == 2
+        assert client.read(0, 1).payload == b"b"
+        assert client.mark(0) in (1, 2)
+        assert client.describe()[0].is_ready
+        client.set_partitions([1])
+        assert client.partitions == (1,)
+    with pytest.raises(ClientClosed):
+        client.append(b"z", partition=1)
+
+
+def test_a_handler_may_call_the_client() -> None:
+    fake = FakeCluster()
+
+    class Echo(View):
+        client: BlockingClient
+
+        def apply(self, transaction: Transaction) -> None:
+            super().apply(transaction)
+            if transaction.id < 3:
+                assert isinstance(self.client.append(b"echo", partition=0), Committed)
+                assert self.client.submit(Nothing()) == Declined()
+
+    class Nothing(TransactionContext):
+        key = 1
+
+        def build(self, builder: Builder) -> bool:
+            return False
+
+    view = Echo()
+    with BlockingClient("s0:1", connect=fake.connect, handler=view, threads=1, settings=SETTINGS) as client:
+        view.client = client
+        client.append(b"first", partition=0)
+        view.reached(4)
+
+
+def test_heads_are_read_on_demand() -> None:
+    fake = FakeCluster()
+
+    class Heads(View):
+        client: BlockingClient
+
+        def apply(self, transaction: Transaction) -> None:
+            with pytest.raises(BadArgument, match=r"FeedMode\.HEADS"):
+                _ = transaction.payload
+            self.client.data(transaction)
+            super().apply(transaction)
+
+    view = Heads()
+    client = BlockingClient("s0:1", connect=fake.connect, handler=view, feed=FeedMode.HEADS, settings=SETTINGS)
+    view.client = client
+    with client:
+        client.append(b"a", partition=0)
+        view.reached(1)
+    assert view.payloads == [b"a"]
+
+
+def test_what_a_context_raises_comes_out_on_the_calling_thread() -> None:
+    class Broken(TransactionContext):
+        key = 1
+
+        def build(self, builder: Builder) -> bool:
+            raise ZeroDivisionError
+
+    class Interrupted(Broken):
+        def build(self, builder: Builder) -> bool:
+            raise KeyboardInterrupt
+
+    with BlockingClient("s0:1", connect=FakeCluster().connect, settings=SETTINGS) as client:
+        with pytest.raises(ZeroDivisionError):
+            client.submit(Broken())
+        with pytest.raises(KeyboardInterrupt):
+            client.submit(Interrupted())
+        client.flush()
+        assert client.append(b"x", partition=0) == Committed(0)
+
+
+def test_an_async_handler_runs_on_the_loop() -> None:
+    fake = FakeCluster()
+
+    class Async(View):
+        async def mark(self, partition: int) -> int:  # type: ignore[override]
+            await asyncio.sleep(0)
+            return -1
+
+        async def apply_batch(self, transactions: Sequence[Transaction]) -> None:
+            for transaction in transactions:
+                self.apply(transaction)
+
+    view = Async()
+    with BlockingClient("s0:1", connect=fake.connect, handler=view, settings=SETTINGS) as client:
+        client.append(b"a", partition=0)
+        view.reached(1)
+    assert view.threads == {""}  # the thread of the loop has no number
+
+
+def test_a_blocking_call_on_the_loop_is_refused_and_does_not_hang() -> None:
+    class Wrong(View):
+        client: BlockingClient
+        error: BadArgument | None = None
+
+        async def apply_batch(self, transactions: Sequence[Transaction]) -> None:
+            try:
+                self.client.append(b"x", partition=0)
+            except BadArgument as error:
+                self.error = error
+            for transaction in transactions:
+                self.apply(transaction)
+
+    view = Wrong()
+    with BlockingClient("s0:1", connect=FakeCluster().connect, handler=view, settings=SETTINGS) as client:
+        view.client = client
+        client.append(b"a", partition=0)
+        view.reached(1)
+    assert view.error is not None
+
+
+def test_importing_the_package_loads_nothing_that_is_not_asked_for() -> None:
+    code = (
+        "import sys, waltzd; heavy = {'grpc', 'numpy', 'asyncio', 'waltzd.client.client'};"
+        " assert not heavy & set(sys.modules);"
+        "from waltzd import Lock, Committed; assert 'grpc' not in sys.modules;"
+        "assert all(hasattr(waltzd, name) for name in dir(waltzd)); assert not hasattr(waltzd, 'Nothing')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

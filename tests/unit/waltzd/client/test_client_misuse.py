@@ -1,0 +1,320 @@
+"""What an application may do wrong: it is told, and nothing else of the client suffers, waits for ever or stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.fake_server import FakeCluster
+from tests.unit.timeless import run
+from tests.unit.waltzd.client.test_blocking import SETTINGS
+from tests.unit.waltzd.client.test_blocking import Increment as BlockingIncrement
+from tests.unit.waltzd.client.test_blocking import View as BlockingView
+from tests.unit.waltzd.client.test_client import Increment, View, until, with_client
+from waltzd.client.blocking import BlockingClient
+from waltzd.client.client import Client
+from waltzd.client.outbox import Outbox, Request
+from waltzd.client.settings import ClientSettings
+from waltzd.client.view import Builder, Transaction
+from waltzd.errors import BadArgument, ClientClosed
+from waltzd.protocol.batches import Limits
+from waltzd.protocol.locks import Committed, Lock, Rejected, Unknown, append_lock, lock_hash
+from waltzd.testing import LocalCluster
+
+LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=100, frame_bytes_max=1 << 22)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mark": 1 << 63},
+        {"mark": float("nan")},
+        {"mark": 1.5},
+        {"mark": "5"},
+        {"header": 1.5},
+        {"header": "1"},
+    ],
+    ids=str,
+)
+def test_what_fits_into_no_frame_is_refused_before_it_stands_in_the_way_of_others(options: dict[str, Any]) -> None:
+    async def test(client: Client, fake: FakeCluster) -> None:
+        beside = asyncio.create_task(asyncio.wait_for(client.append(b"beside", partition=0), 60))
+        await asyncio.sleep(0)
+        with pytest.raises(BadArgument):
+            await asyncio.wait_for(client.append(b"wrong", partition=0, **options), 60)
+        many = {"headers": [options["header"]]} if "header" in options else options
+        with pytest.raises(BadArgument):
+            await client.append_many([b"wrong"], partition=0, **many)
+        assert await beside == Committed(0)
+        taken: dict[str, Any] = {"mark": np.int64(0), "header": np.int32(7)}
+        assert await client.append(b"after", partition=0, **taken) == Committed(1)
+
+    with_client(test)
+
+
+def test_a_lock_is_a_text_an_integer_and_a_mode() -> None:
+    for mode in (0, 7, 300, "WRITE"):
+        with pytest.raises(BadArgument, match="READ, WRITE or APPEND"):
+            Lock("a", 1, mode)  # type: ignore[arg-type]
+    wrong: list[tuple[Any, Any]] = [("a", "1"), ("b", 1.5), (b"a", 1), (None, 1), ("\udcff", 1)]
+    for name, id_ in wrong:
+        with pytest.raises(BadArgument, match="a lock has a name"):
+            lock_hash(name, id_)
+    number: Any = np.int64(3)
+    assert append_lock("numpy", number).hash == lock_hash("numpy", 3)
+
+
+def test_transactions_whose_frame_cannot_be_made_are_settled_all_the_same() -> None:
+    async def work() -> None:
+        outbox, loop = Outbox(messages_max=4, bytes_max=1 << 20), asyncio.get_running_loop()
+        requests = [Request(mark, b"x", 0, (), (), loop.create_future(), 9.0) for mark in (-1, 1 << 63)]
+        for request in requests:
+            outbox.add(request)
+        with pytest.raises(OverflowError):
+            outbox.take(LIMITS, -1)
+        outbox.link_lost()
+        outbox.abandon()
+        assert [request.waiter.result() for request in requests] == [Unknown(), Unknown()]  # type: ignore[attr-defined]
+
+    run(work())
+
+
+def test_what_a_listener_raises_changes_nothing() -> None:
+    class Raises(Increment):
+        def on_lock_failure(self, rejected: Rejected) -> None:
+            super().on_lock_failure(rejected)
+            raise ValueError
+
+        def on_completion(self, outcome: object) -> None:
+            super().on_completion(outcome)
+            raise ValueError
+
+    view = View()
+
+    async def test(client: Client, fake: FakeCluster) -> None:
+        contexts = [Raises(view), Raises(view)]
+        outcomes = await asyncio.gather(*[client.submit(context) for context in contexts])
+        assert set(outcomes) == {Committed(0), Committed(1)}
+        assert sorted(context.builds for context in contexts) == [1, 2]
+
+    with_client(test, handler=view)
+
+
+def test_a_handler_whose_own_work_was_cancelled_is_tried_again() -> None:
+    class Cancelled(View):
+        failures = 3
+
+        async def apply(self, transaction: Transaction) -> None:
+            if self.failures:
+                self.failures -= 1
+                task = asyncio.create_task(asyncio.sleep(9))
+                task.cancel()
+                await task
+            await super().apply(transaction)
+
+    view = Cancelled()
+
+    async def test(client: Client, fake: FakeCluster) -> None:
+        assert await client.append(b"a", partition=0) == Committed(0)
+        await until(lambda: view.payloads() == [b"a"])
+        assert await client.append(b"b", partition=0) == Committed(1)
+
+    with_client(test, handler=view)
+
+
+def test_who_waits_for_the_view_is_told_after_the_partition_was_taken_out_and_in() -> None:
+    view = View()
+
+    async def test(client: Client, fake: FakeCluster) -> None:
+        view.hold = asyncio.Event()
+        context = Increment(view)
+        assert await client.submit(context) == Committed(0)
+        await client.set_partitions([])
+        view.hold.set()
+        await client.set_partitions("all")
+        await until(lambda: ("applied", 0) in context.story)
+
+    with_client(test, handler=view)
+
+
+def test_a_client_that_is_not_closed_ends_with_its_loop_in_silence() -> None:
+    complaints: list[dict[str, Any]] = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        client = Client("s0:1", connect=FakeCluster().connect)
+        await client.open()
+        assert await client.append(b"x", partition=0) == Committed(0)
+
+    asyncio.run(work())
+    assert complaints == []
+
+
+def test_another_loop_is_refused() -> None:
+    """Without that, its outcome would come and wake nobody."""
+
+    async def work() -> None:
+        async with Client("s0:1", connect=FakeCluster().connect, settings=SETTINGS) as client:
+            assert await client.append(b"x", partition=0) == Committed(0)
+
+            def elsewhere() -> None:
+                asyncio.run(asyncio.wait_for(client.append(b"y", partition=0), 30))
+
+            with pytest.raises(BadArgument, match="another event loop"):
+                await asyncio.to_thread(elsewhere)
+
+    asyncio.run(work())
+
+
+def test_a_client_is_opened_once() -> None:
+    async def test(client: Client, fake: FakeCluster) -> None:
+        with pytest.raises(BadArgument, match="open already"):
+            await client.open()
+
+    with_client(test)
+
+
+def test_what_names_no_partition_no_id_and_no_feed() -> None:
+    async def test(client: Client, fake: FakeCluster) -> None:
+        with pytest.raises(BadArgument, match="'0'"):
+            await client.set_partitions("0")  # type: ignore[arg-type]
+        wrong: Any
+        for wrong in (0.0, "0", None):
+            with pytest.raises(BadArgument):
+                await client.set_partitions([wrong])
+        for wrong in (-1, 1 << 63, 1.5, "1"):
+            with pytest.raises(BadArgument):
+                await client.read(0, wrong)
+        with pytest.raises(BadArgument, match="FeedMode"):
+            Client("s0:1", handler=View(), feed="heads")  # type: ignore[arg-type]
+        await client.flush(0)
+
+    with_client(test)
+
+
+def test_settings_that_count_are_integers() -> None:
+    with pytest.raises(BadArgument, match="apply_batch_max must be an integer above 0"):
+        ClientSettings(apply_batch_max=1.5)  # type: ignore[arg-type]
+
+
+def stop() -> bool:
+    return next(iter([]))
+
+
+def told(work: Callable[[], Any]) -> Any:
+    """On a thread of its own: what must not happen is that it waits for ever."""
+    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except Exception as error:  # noqa: BLE001  # whatever it is, the test is told
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done.result(30)
+
+
+def test_a_stop_iteration_of_the_application_is_an_error_and_no_hang() -> None:
+    class Stops(BlockingIncrement):
+        def build(self, builder: Builder) -> bool:
+            return stop()
+
+    class View(BlockingView):
+        failures = 2
+
+        def apply(self, transaction: Transaction) -> None:
+            if self.failures:
+                self.failures -= 1
+                stop()
+            super().apply(transaction)
+
+    view = View()
+    with BlockingClient("s0:1", connect=FakeCluster().connect, handler=view, settings=SETTINGS) as client:
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            told(lambda: client.submit(Stops(view)))
+        client.append(b"a", partition=0)
+        view.reached(1)
+
+
+def test_a_blocking_client_may_be_opened_again() -> None:
+    view, fake = BlockingView(), FakeCluster()
+    client = BlockingClient("s0:1", connect=fake.connect, handler=view, settings=SETTINGS)
+    for number in (1, 2):
+        with client:
+            client.append(b"a", partition=0)
+            view.reached(number)
+    with pytest.raises(ClientClosed):
+        client.append(b"b", partition=0)
+
+
+def test_a_handler_that_was_left_at_work_is_not_called_beside_it() -> None:
+    class Slow(BlockingView):
+        def __init__(self) -> None:
+            super().__init__()
+            self.begun, self.may_end = threading.Semaphore(0), threading.Event()
+
+        def apply(self, transaction: Transaction) -> None:
+            self.begun.release()
+            assert self.may_end.wait(30)
+            super().apply(transaction)
+
+    view, fake, settings = Slow(), FakeCluster(), replace(SETTINGS, close_seconds=0.05)
+    with BlockingClient("s0:1", connect=fake.connect, handler=view, partitions=[0], settings=settings) as client:
+        client.append(b"1", partition=0)
+        assert view.begun.acquire(timeout=30)
+        client.set_partitions([])  # it waits a moment for the handler, and leaves it at work
+        again = threading.Thread(target=client.set_partitions, args=([0],))
+        again.start()
+        assert not view.begun.acquire(timeout=0.3), "the same transaction, while the handler is at it"
+        view.may_end.set()
+        again.join(30)
+        client.append(b"2", partition=0)
+        view.reached(2)
+        assert view.payloads == [b"1", b"2"]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # which is right: see the test
+def test_a_process_that_was_forked_from_one_with_a_client_is_told_so() -> None:
+    fake = FakeCluster()
+    with BlockingClient("s0:1", connect=fake.connect, settings=SETTINGS) as client:
+        client.append(b"parent", partition=0)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            attempts: list[Callable[[], Any]] = [
+                lambda: client.append(b"child", partition=0),
+                lambda: BlockingClient("s0:1"),
+            ]
+            found = 0
+            for number, attempt in enumerate(attempts):
+                try:
+                    attempt()
+                except BadArgument:
+                    found |= 1 << number
+            os._exit(found)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        assert client.append(b"parent", partition=0) == Committed(1)
+
+
+def test_bad_luck_that_can_never_come_is_refused() -> None:
+    async def work() -> None:
+        async with LocalCluster() as cluster:
+            for cause in (cluster.force_next_lock_failure, cluster.lose_next_acknowledgement, cluster.break_connections):
+                with pytest.raises(BadArgument, match="there is no partition 7"):
+                    cause(7)
+            with pytest.raises(BadArgument, match="at least 1"):
+                cluster.force_next_lock_failure(times=0)
+            with pytest.raises(BadArgument, match="there is no server 'x'; there are server-1, server-2"):
+                await cluster.stop_server("x")
+
+    asyncio.run(work())

@@ -1,0 +1,310 @@
+"""Settings: what is accepted, what is refused and in which words, and the files that are made from the declarations."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from waltzd.daemon import config, config_file
+from waltzd.daemon.config import MESSAGE_OVERHEAD_BYTES, StorageConfig
+from waltzd.daemon.config_file import TEXT_BYTES_MAX, resolved, show
+from waltzd.daemon.settings import declared, parse_size, spell_size
+from waltzd.errors import BadConfig
+from waltzd.protocol.address import Address
+
+ROOT = Path(__file__).parents[4]
+KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
+
+
+def parse(text: str) -> StorageConfig:
+    return config_file.parse(text, StorageConfig)
+
+
+def load(path: str) -> StorageConfig:
+    return config_file.load(path, StorageConfig)
+
+
+def problem(text: str) -> str:
+    """What the user is told."""
+    with pytest.raises(BadConfig) as caught:
+        config_file.parse(text, StorageConfig, source="storage.yml")
+    return caught.value.message
+
+
+# -- accepted ----------------------------------------------------------------------------------------------------------
+
+
+def test_defaults() -> None:
+    found = parse("directory: /data")
+    assert found == StorageConfig(directory="/data")
+    assert (found.listen, found.admin_listen) == (Address("127.0.0.1", 55280), Address("127.0.0.1", 55281))
+    assert (found.cluster_key, found.partitions) == (None, None)
+    assert found.segment_bytes_max == 64 * 1024 * 1024
+
+
+def test_every_setting_can_be_given() -> None:
+    found = parse(
+        f"""
+        # a comment
+        directory: "/data/with space"
+        name: s1
+        listen: '[::1]:55300'
+        admin_listen: storage-1.example:55301
+        tls_certificate: /etc/waltz/storage.pem
+        tls_key: /etc/waltz/storage.key
+        tls_ca: /etc/waltz/ca.pem
+        tls_revoked: /etc/waltz/revoked.pem
+        plaintext: anywhere
+        stream_port: 55302
+        http_listen: 10.0.0.1:55303
+        cluster_key: {KEY}
+        partitions: 16
+        segment_bytes_max: 1GB
+        record_bytes_max: 8 MiB
+        frame_bytes_max: 65536
+        queue_bytes_max: 32mib
+        read_chunk_bytes: 1_000_000
+        free_bytes_min: 0
+        reserve_bytes: 64KiB
+        flush_threads: 2
+        drain_seconds: 0
+        log_format: json
+        log_level: debug
+        """.replace("\n        ", "\n")
+    )
+    assert found == StorageConfig(
+        directory="/data/with space",
+        name="s1",
+        listen=Address("::1", 55300),
+        stream_port=55302,
+        admin_listen=Address("storage-1.example", 55301),
+        http_listen=Address("10.0.0.1", 55303),
+        cluster_key=KEY,
+        partitions=16,
+        tls_certificate="/etc/waltz/storage.pem",
+        tls_key="/etc/waltz/storage.key",
+        tls_ca="/etc/waltz/ca.pem",
+        tls_revoked="/etc/waltz/revoked.pem",
+        plaintext="anywhere",
+        segment_bytes_max=10**9,
+        record_bytes_max=8 << 20,
+        frame_bytes_max=1 << 16,
+        queue_bytes_max=32 << 20,
+        read_chunk_bytes=10**6,
+        free_bytes_min=0,
+        reserve_bytes=1 << 16,
+        flush_threads=2,
+        drain_seconds=0,
+        log_format="json",
+        log_level="debug",
+    )
+    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 24
+    assert parse(show(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "directory"),
+    [("directory: yes", "yes"), ("directory: 0777", "0777"), ("directory: 1:30", "1:30"), ("directory: 'null'", "null")],
+)
+def test_text_is_taken_as_it_stands(text: str, directory: str) -> None:
+    """YAML would make true, 511 and 90 of these."""
+    assert parse(text).directory == directory
+    assert parse(show(parse(text))).directory == directory
+
+
+def test_an_empty_value_means_none_where_none_is_possible() -> None:
+    assert parse("directory: /data\npartitions:\ncluster_key: null").partitions is None
+
+
+def test_both_daemon_addresses_may_leave_the_port_to_the_system() -> None:
+    parse("directory: /data\nlisten: 127.0.0.1:0\nadmin_listen: 127.0.0.1:0")
+
+
+def test_the_message_limit_lets_the_largest_record_travel() -> None:
+    usual = StorageConfig(directory="/data")
+    assert usual.message_bytes_max == usual.record_bytes_max + MESSAGE_OVERHEAD_BYTES
+    small = StorageConfig(directory="/data", record_bytes_max=1024)
+    assert small.message_bytes_max == small.frame_bytes_max + MESSAGE_OVERHEAD_BYTES
+
+
+@given(st.integers(0, 1 << 50))
+def test_sizes_are_spelled_as_they_are_read(size: int) -> None:
+    assert parse_size(spell_size(size)) == size
+
+
+def test_sizes_are_spelled_short() -> None:
+    assert [spell_size(size) for size in (0, 1, 1024, 1536, 64 << 20, 10**9)] == [
+        "0",
+        "1",
+        "1KiB",
+        "1536",
+        "64MiB",
+        "1000000000",
+    ]
+
+
+# -- refused -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("segment_byte_max: 1", "segment_byte_max is not a setting; did you mean segment_bytes_max?"),
+        ("segment-bytes-max: 1", "segment-bytes-max is not a setting; did you mean segment_bytes_max?"),
+        ("adminListen: a:1", "adminListen is not a setting; did you mean admin_listen?"),
+        ("zebra: 1", "zebra is not a setting"),
+        ("partitions: four", "partitions: 'four' is not a whole number"),
+        ("partitions: 1.5", "partitions: '1.5' is not a whole number"),
+        ("partitions: 0", "partitions: 0 is below the minimum, 1"),
+        ("partitions: 65537", "partitions: 65537 is above the maximum, 65536"),
+        ("segment_bytes_max: 1000", "segment_bytes_max: 1000 is below the minimum, 1KiB"),
+        ("segment_bytes_max: 2TiB", "segment_bytes_max: 2TiB is above the maximum, 1TiB"),
+        ("segment_bytes_max: -1", "segment_bytes_max: '-1' is not a size; write a number of bytes, or with a unit"),
+        ("segment_bytes_max: 64 megs", "segment_bytes_max: '64 megs' is not a size"),
+        ("segment_bytes_max: [1]", "segment_bytes_max must be one value, not a list or a mapping"),
+        ("segment_bytes_max: {a: [1, {b: c}]}", "segment_bytes_max must be one value, not a list or a mapping"),
+        ("segment_bytes_max: ~", "segment_bytes_max has no value; give it one, or leave the line out for the default"),
+        ("directory: /twice", "directory is given twice; the first time in line 1"),
+        ("cluster_key: 123", "cluster_key: '123' is not a UUID"),
+        ("listen: 55280", "listen: '55280' is not an address; write host:port"),
+        ("listen: host:70000", "listen: 'host:70000' is not an address; write host:port"),
+        ("listen: '::1:5'", "listen: '::1:5' is not an address; write host:port"),
+        ("log_level: no", "log_level: 'no' is not one of debug, info, warning, error"),
+        ("log_format: TEXT", "log_format: 'TEXT' is not one of text, json"),
+        ("admin_listen: 127.0.0.1:55280", "admin_listen: 127.0.0.1:55280 is also the address of `listen`"),
+        ("flush_threads: !!int 3", "flush_threads: tags (tag:yaml.org,2002:int) are not used"),
+        ("flush_threads: *four", "flush_threads: aliases (*four) are not followed"),
+        ("[a]: b", "a key must be a plain word"),
+        ("just words", "this is not YAML"),
+        ("a: b: c", "this is not YAML"),
+        ("log_format: 'text", "this is not YAML"),
+        ("log_format: \x07", "there is a character that YAML does not allow"),
+        ("---\ndirectory: /other", "a second document starts here"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(line: str, said: str) -> None:
+    message = problem(f"directory: /data\n{line}\n")
+    assert message.startswith("storage.yml")
+    where = "line 3" if "'text" in line or line == "just words" else "line 2"
+    assert f"{where}: {said}" in message
+
+
+def test_a_missing_setting_is_explained() -> None:
+    for text in ("", "# nothing\n", "---\n", "directory:\n"):
+        assert "directory" in problem(text)
+    assert problem("") == f"storage.yml: directory is missing. {declared(StorageConfig)['directory'][1].doc}"
+    assert "line 1: directory has no value; give it one" in problem("directory:\n")
+    assert "line 1: directory: it must not be empty" in problem("directory: ' '\n")
+
+
+def test_all_problems_are_told_at_once_in_order_of_their_lines() -> None:
+    message = problem("listn: 1\nflush_threads: 0\nlog_level: loud\npartitions: many\n")
+    assert [line.split(": ")[0].strip() for line in message.splitlines()[1:]] == [
+        "directory is missing. Where this storage keeps its files. One process holds it at a time. "
+        "It is created when it does not exist.",
+        "line 1",
+        "line 2",
+        "line 3",
+        "line 4",
+    ]
+    assert message.splitlines()[0] == "storage.yml has 5 problems:"
+
+
+@pytest.mark.parametrize("text", ["- a\n- b", "words", "17", "[" * 60_000, "a: " + "[" * 20_000, "{" * 20_000])
+def test_something_else_than_settings_is_refused(text: str) -> None:
+    assert "storage.yml" in problem(text)
+
+
+def test_aliases_cannot_multiply() -> None:
+    levels = "\n".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]" for n in range(1, 9))
+    assert "x8 is not a setting" in problem(f"x0: &x0 [lol]\n{levels}\ndirectory: /data")
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_settings_or_a_problem(text: str) -> None:
+    with contextlib.suppress(BadConfig):
+        parse(text)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_loading_names_the_file_and_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "storage.yml"
+    path.write_text("directory: /data\n")
+    assert load(str(path)) == StorageConfig(directory="/data")
+    wrong = [(b"\n\n# \xff\n", "line 3: the file is not UTF-8"), (b"#" * (TEXT_BYTES_MAX + 1), "is larger than 64KiB")]
+    for content, said in wrong:
+        path.write_bytes(content)
+        with pytest.raises(BadConfig, match=said) as caught:
+            load(str(path))
+        assert str(path) in caught.value.message
+    for missing in (tmp_path / "nothing.yml", tmp_path):
+        with pytest.raises(BadConfig, match="cannot read the configuration file") as caught:
+            load(str(missing))
+        assert "Not done: the daemon was not started" in caught.value.lines()
+        assert caught.value.lines()[-1].startswith("Next: ")
+
+
+@pytest.mark.parametrize("name", sorted(config.FILES))
+def test_generated_files_are_fresh(name: str) -> None:
+    made = config.FILES[name]()
+    assert (ROOT / name).read_text(encoding="utf-8") == made, f"{name} is stale: run ./dev generate"
+
+
+def test_the_sample_file_is_a_valid_file_that_changes_no_default() -> None:
+    sample = parse((ROOT / "configs/storage.yml").read_text())
+    assert sample == StorageConfig(directory=sample.directory)
+    commented_in = "\n".join(
+        line.removeprefix("# ")
+        for line in (ROOT / "configs/storage.yml").read_text().splitlines()
+        if line.removeprefix("# ").partition(":")[0] in declared(StorageConfig)
+    )
+    assert parse(commented_in) == StorageConfig(
+        directory=sample.directory,
+        name="s1",
+        http_listen=Address("127.0.0.1", 55282),
+        cluster_key=KEY,
+        partitions=16,
+        tls_certificate="/etc/waltz/storage.pem",
+        tls_key="/etc/waltz/storage.key",
+        tls_ca="/etc/waltz/ca.pem",
+        tls_revoked="/etc/waltz/revoked.pem",
+    )
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.9.10:1", "'[::1]:1'", "localhost:1"])
+def test_this_machine_needs_no_certificate(address: str) -> None:
+    assert parse(f"directory: /data\nlisten: {address}").tls_certificate is None
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "'[::]:1'", "10.0.0.1:1", "storage-1:1", "localhost.example:1"])
+@pytest.mark.parametrize("name", ["listen", "admin_listen"])
+def test_other_machines_are_let_in_with_certificates_or_on_request_only(address: str, name: str) -> None:
+    text = f"directory: /data\n{name}: {address}\n"
+    assert "line 2: " in problem(text)
+    assert "can be reached from other machines" in problem(text)
+    parse(text + "plaintext: anywhere")
+    parse(text + "tls_certificate: a\ntls_key: b\ntls_ca: c")
+
+
+@pytest.mark.parametrize("given", ["tls_certificate", "tls_key", "tls_ca"])
+def test_the_three_files_of_a_certificate_go_together(given: str) -> None:
+    assert "go together" in problem(f"directory: /data\n{given}: a")
+
+
+def test_a_revocation_list_needs_certificates() -> None:
+    assert "nobody shows a certificate" in problem("directory: /data\ntls_revoked: a")
+
+
+def test_the_values_in_force_are_shown_with_what_is_default() -> None:
+    text = show(StorageConfig(directory="/data", segment_bytes_max=1 << 20))
+    assert "segment_bytes_max: 1MiB\n" in text
+    assert "flush_threads: 4  # default\n" in text
+    assert resolved(StorageConfig(directory="/data"))["segment_bytes_max"] == "64MiB"

@@ -1,0 +1,150 @@
+"""How fast replicas copy: what a command of an operator says, what servers make of it, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from uuid import UUID
+
+import click
+import pytest
+
+from tests.unit import timeless
+from waltzctl.placement.terms import Terms, Throttle, moving
+from waltzd.cluster import copy_rate
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.memory import MemoryTree
+from waltzd.cluster.meta import ClusterMeta, CopyRate
+from waltzd.errors import BadArgument, NodeMissing
+from waltzd.server.copy_pace import Pace
+
+META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")
+MB = 1_000_000
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(10_000):  # the clock stands still meanwhile
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it did not come about")
+
+
+@pytest.mark.parametrize(("configured", "bounded"), [(0, 10 * MB), (64 * MB, 10 * MB), (MB, MB)])
+def test_a_bound_lasts_as_long_as_the_session_that_set_it(configured: int, bounded: int) -> None:
+    """However the command ends: nobody has to take it back."""
+
+    async def work() -> None:
+        tree = MemoryTree()
+        pace = Pace(await Cluster.create(tree.connect(), META), configured)
+        watching = asyncio.create_task(pace.watch.run())
+        command = tree.connect()
+        assert pace.bytes_per_second == configured
+        await Throttle(Cluster(command), 10 * MB).share(1)
+        await until(lambda: pace.bytes_per_second == bounded)
+        command.expire()
+        await until(lambda: pace.bytes_per_second == configured)
+        watching.cancel()
+        await asyncio.wait([watching])
+
+    timeless.run(work())
+
+
+def test_a_bound_on_moves_outlives_the_command_until_it_is_lifted() -> None:
+    async def work() -> None:
+        tree = MemoryTree()
+        cluster = await Cluster.create(tree.connect(), META)
+        command = tree.connect()
+        await Throttle(Cluster(command), 10 * MB, lasts=True).share(2)
+        command.expire()
+        found = await copy_rate.read(cluster.coordinator)
+        assert found is not None
+        assert found.bytes_per_second == 5 * MB, "owners go on copying when a tool was killed, and not faster"
+        for _ in range(2):
+            await Throttle(cluster, None).lift()
+            assert await copy_rate.read(cluster.coordinator) is None
+
+    timeless.run(work())
+
+
+def test_what_is_copied_at_once_shares_it() -> None:
+    async def work() -> None:
+        tree = MemoryTree()
+        cluster = await Cluster.create(tree.connect(), META)
+        throttle = Throttle(cluster, 10 * MB)
+
+        async def each() -> int | None:
+            found = await copy_rate.read(cluster.coordinator)
+            return None if found is None else found.bytes_per_second
+
+        await throttle.share(0)
+        assert await each() is None, "nobody copies"
+        await throttle.share(4)
+        assert await each() == 2_500_000
+        await throttle.share(1)
+        assert await each() == 10 * MB
+        await throttle.share(100 * MB)
+        assert await each() == 1, "never without a bound"
+        await Throttle(cluster, None).share(1)
+        assert await each() == 1, "a command that says nothing changes nothing"
+
+    timeless.run(work())
+
+
+def test_the_last_one_counts_and_is_said_again_to_a_new_session() -> None:
+    async def work() -> None:
+        tree = MemoryTree()
+        await Cluster.create(tree.connect(), META)
+        first, second = tree.connect(), tree.connect()
+        killed, running = Throttle(Cluster(first), MB), Throttle(Cluster(second), 2 * MB)
+        await killed.share(1)
+        await running.share(1)
+        found = await copy_rate.read(first)
+        assert found is not None
+        assert found.bytes_per_second == 2 * MB
+        assert "@" in found.who
+        first.expire()
+        assert await copy_rate.read(second) == found
+        second.expire()
+        second.reconnect()
+        assert await copy_rate.read(second) is None
+        await running.share(1)
+        assert await copy_rate.read(second) == found
+
+    timeless.run(work())
+
+
+def test_two_at_the_same_moment_and_a_cluster_that_is_gone() -> None:
+    async def work() -> None:
+        tree = MemoryTree()
+        cluster = await Cluster.create(tree.connect(), META)
+        rates = [CopyRate(bytes_per_second=number, who="a@b") for number in range(1, 9)]
+        await asyncio.gather(*(copy_rate.write(tree.connect(), rate) for rate in rates))
+        assert await copy_rate.read(cluster.coordinator) in rates
+        await cluster.delete()
+        with pytest.raises(NodeMissing):
+            await copy_rate.write(cluster.coordinator, rates[0])
+
+    timeless.run(work())
+
+
+def terms_of(*words: str) -> Terms:
+    found: list[Terms] = []
+
+    @click.command()
+    @moving
+    def command(terms: Terms, output: str) -> int:
+        found.append(terms)
+        return 0
+
+    command.main(list(words), standalone_mode=False)
+    return found[0]
+
+
+def test_how_it_is_typed() -> None:
+    assert terms_of() == Terms()
+    assert terms_of("--rate", "50MB", "--timeout", "3") == Terms(seconds=3, bytes_per_second=50 * MB)
+    assert terms_of("--rate", "1MiB/s").bytes_per_second == 1 << 20
+    for wrong in ("fast", "0", "-1MB"):
+        with pytest.raises(BadArgument, match="--rate"):
+            terms_of("--rate", wrong)

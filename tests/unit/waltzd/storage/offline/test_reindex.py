@@ -1,0 +1,376 @@
+"""An index made again is the one that was lost, and no crash leaves a segment without one.
+
+The strongest check is the original's own files: what is built from its data is what it had written, apart from the date.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from waltzd.disk.real import RealDisk
+from waltzd.disk.seam import Disk, join
+from waltzd.disk.simulated import Fault, Loss, SimDisk
+from waltzd.errors import DirectoryHeld, DiskFull
+from waltzd.format.finding import Code
+from waltzd.format.layout import (
+    CONTROL_NAME,
+    JOURNAL_NAME,
+    NEW_SUFFIX,
+    ControlHeader,
+    ControlStruct,
+    FileHeader,
+    index_name,
+    segment_name,
+)
+from waltzd.format.record import encode_payloads
+from waltzd.storage.offline.reindex import Built, IndexTask, Rebuild, State, build_index, rebuild
+from waltzd.storage.offline.verify import Options, Target, verify
+
+KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
+PAYLOADS = [[b"", b"hello", b"a longer payload"], [b"x", b"yy", b"zzz"], [b"last", b"of", b"all"]]
+STARTS = [0, 3, 6]
+TARGET = [Target(storage="s")]
+SEG0, SEG3, SEG6 = (join("s/0", segment_name(first_id)) for first_id in STARTS)
+IDX0, IDX3, IDX6 = (join("s/0", index_name(first_id)) for first_id in STARTS)
+
+
+def put(disk: SimDisk, path: str, content: bytes) -> None:
+    file = disk.create(path)
+    file.write(0, content)
+    file.flush()
+
+
+def storage(*, local_low_mark: int = 2) -> SimDisk:
+    disk = SimDisk(seed=1)
+    disk.make_directory("s")
+    disk.make_directory("s/0")
+    struct = ControlStruct(session=4, low_mark=2, local_low_mark=local_low_mark, flags=5, sequence=2)
+    control = ControlHeader(created_ms=99, key=KEY, partitions=1).encode() + b"\0\0\0\0"
+    put(disk, join("s", CONTROL_NAME), control + struct.encode() + replace(struct, sequence=1).encode())
+    for first_id, payloads in zip(STARTS, PAYLOADS, strict=True):
+        header = FileHeader(created_ms=7, key=KEY, partition=0, first_id=first_id)
+        run = encode_payloads(first_id, payloads)
+        put(disk, join("s/0", segment_name(first_id)), header.encode() + bytes(run.data))
+        offsets = (run.bounds[:-1] + 128).astype(">i8").tobytes()
+        put(disk, join("s/0", index_name(first_id)), header.encode() + offsets)
+    for path in ("", "s", "s/0"):
+        disk.flush_directory(path)
+    return disk
+
+
+def body(disk: SimDisk, path: str) -> bytes:
+    """All but the creation date."""
+    content = bytes(disk.content(path))
+    return content[:4] + content[12:]
+
+
+def data(disk: SimDisk) -> list[bytes]:
+    return [bytes(disk.content(path)) for path in (SEG0, SEG3, SEG6)]
+
+
+RIGHT = {path: body(storage(), path) for path in (IDX0, IDX3, IDX6)}
+
+
+def states(done: Rebuild) -> list[State]:
+    return [built.state for built in done.built]
+
+
+def clean(disk: Disk) -> bool:
+    return verify(disk, TARGET, Options()).findings == []
+
+
+# -- the original ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_built_is_what_the_original_had_written(original: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "storage"
+    shutil.copytree(original / "storage1", copy)
+    indexes = sorted(copy.glob("*/*.idx"))
+    before = {path: path.read_bytes() for path in indexes}
+    segments = {path: path.read_bytes() for path in copy.glob("*/*.seg")}
+    for path in indexes:
+        path.unlink()
+    done = rebuild(RealDisk(), [Target(storage=str(copy))])
+    assert set(states(done)) == {State.REBUILT}
+    assert sum(built.records for built in done.built) == 605
+    for path, content in before.items():
+        made = path.read_bytes()
+        assert made[:4] + made[12:] == content[:4] + content[12:]
+    assert {path: path.read_bytes() for path in copy.glob("*/*.seg")} == segments
+    assert not list(copy.rglob(f"*{NEW_SUFFIX}"))
+    assert not (copy / JOURNAL_NAME).exists()
+
+
+# -- wrong, missing and right indexes ----------------------------------------------------------------------------------
+
+
+def test_a_right_index_is_left_alone() -> None:
+    disk = storage()
+    before = [bytes(disk.content(path)) for path in RIGHT]
+    assert states(rebuild(disk, TARGET)) == [State.RIGHT] * 3
+    assert [bytes(disk.content(path)) for path in RIGHT] == before
+    assert not any(entry.name.endswith(NEW_SUFFIX) for entry in disk.list("s/0"))
+
+
+@pytest.mark.parametrize("at", [0, 3, 12, 28, 39, 100, 128, 135, 151])
+def test_a_wrong_byte_anywhere_in_an_index_is_made_right(at: int) -> None:
+    disk = storage()
+    disk.corrupt(IDX3, at, b"\x7f")
+    assert states(rebuild(disk, TARGET)) == [State.RIGHT, State.REBUILT, State.RIGHT]
+    assert body(disk, IDX3) == RIGHT[IDX3]
+    assert clean(disk)
+
+
+@pytest.mark.parametrize("size", [0, 50, 128, 136, 141, 152])
+def test_an_index_of_any_other_length_is_made_right(size: int) -> None:
+    disk = storage()
+    content = disk.content(IDX6)
+    content[:] = content[:size].ljust(size, b"\0") + (b"more" if size == 152 else b"")
+    assert states(rebuild(disk, TARGET)) == [State.RIGHT, State.RIGHT, State.REBUILT]
+    assert body(disk, IDX6) == RIGHT[IDX6]
+
+
+def test_a_new_index_has_its_own_date() -> None:
+    disk = storage()
+    disk.remove(IDX0)
+    rebuild(disk, TARGET)
+    header = FileHeader.decode(bytes(disk.content(IDX0)), IDX0)
+    assert header == FileHeader(created_ms=header.created_ms, key=KEY, partition=0, first_id=0)
+    assert header.created_ms != 7
+
+
+def test_only_what_was_named_is_touched() -> None:
+    disk = storage()
+    for path in RIGHT:
+        disk.remove(path)
+    done = rebuild(disk, [Target(storage="s", directory="s/0", first_id=3)])
+    assert [built.first_id for built in done.built] == [3]
+    assert not disk.exists(IDX0)
+
+
+# -- damaged data ------------------------------------------------------------------------------------------------------
+
+
+def test_damage_is_refused_and_the_other_segments_are_done() -> None:
+    disk = storage()
+    disk.corrupt(SEG3, 170, b"\xff")  # in record 4
+    for path in RIGHT:
+        disk.corrupt(path, 130, b"\xff")
+    before, old = data(disk), bytes(disk.content(IDX3))
+    done = rebuild(disk, TARGET)
+    assert states(done) == [State.REBUILT, State.REFUSED, State.REBUILT]
+    [refused] = done.of(State.REFUSED)
+    [finding] = refused.findings
+    assert (finding.code, finding.first_id, finding.last_id) == (Code.DAMAGED_RECORD, 4, 4)
+    assert bytes(disk.content(IDX3)) == old
+    assert data(disk) == before
+    assert not any(entry.name.endswith(NEW_SUFFIX) for entry in disk.list("s/0"))
+
+
+def test_ids_that_may_be_left_out_get_the_entry_0() -> None:
+    disk = storage()
+    disk.corrupt(SEG3, 170, b"\xff")
+    before = data(disk)
+    assert states(rebuild(disk, TARGET, left_out=[(3, 3), (5, 9)])) == [State.RIGHT, State.REFUSED, State.RIGHT]
+    done = rebuild(disk, TARGET, left_out=[(4, 4)])
+    assert states(done) == [State.RIGHT, State.REBUILT, State.RIGHT]
+    assert done.built[1].left_out == 1
+    assert bytes(disk.content(IDX3))[136:144] == bytes(8)
+    assert bytes(disk.content(IDX3))[128:136] == bytes(7) + b"\x80"
+    assert data(disk) == before
+    assert [finding.code for finding in verify(disk, TARGET, Options()).findings] == [Code.DAMAGED_RECORD]
+
+
+def test_a_sealed_segment_that_ends_too_early() -> None:
+    disk = storage()
+    del disk.content(SEG3)[-43:]  # record 5, exactly
+    done = rebuild(disk, TARGET)
+    assert states(done) == [State.RIGHT, State.REFUSED, State.RIGHT]
+    finding = done.built[1].findings[0]
+    assert (finding.code, finding.first_id, finding.last_id) == (Code.SEGMENT_GAP, 5, 5)
+    assert states(rebuild(disk, TARGET, left_out=[(5, 5)])) == [State.RIGHT, State.REBUILT, State.RIGHT]
+    assert bytes(disk.content(IDX3))[-8:] == bytes(8)
+    assert len(disk.content(IDX3)) == 128 + 3 * 8
+
+
+def test_a_torn_tail_is_told_and_no_error() -> None:
+    disk = storage()
+    del disk.content(SEG6)[-2:]
+    done = rebuild(disk, TARGET)
+    assert states(done) == [State.RIGHT, State.RIGHT, State.REBUILT]
+    assert (done.built[2].records, done.built[2].torn_bytes) == (2, 41)
+    assert len(disk.content(IDX6)) == 128 + 2 * 8
+
+
+def test_the_same_bytes_below_a_mark_are_damage() -> None:
+    disk = storage(local_low_mark=8)
+    del disk.content(SEG6)[-2:]
+    assert states(rebuild(disk, TARGET)) == [State.RIGHT, State.RIGHT, State.REFUSED]
+    assert states(rebuild(disk, TARGET, left_out=[(8, 8)])) == [State.RIGHT, State.RIGHT, State.REBUILT]
+
+
+@pytest.mark.parametrize(
+    ("at", "code"),
+    [(3, Code.UNKNOWN_VERSION), (12, Code.FOREIGN_KEY), (31, Code.DAMAGED_HEADER), (39, Code.DAMAGED_HEADER)],
+)
+def test_a_segment_with_a_wrong_header_is_refused(at: int, code: Code) -> None:
+    disk = storage()
+    disk.corrupt(SEG3, at, b"\x55")
+    done = rebuild(disk, TARGET)
+    assert [finding.code for finding in done.built[1].findings] == [code]
+
+
+def test_a_held_directory_is_refused() -> None:
+    disk = storage()
+    disk.remove(IDX0)
+    disk.open(join("s", CONTROL_NAME), write=True).lock()
+    with pytest.raises(DirectoryHeld):
+        rebuild(disk, TARGET)
+    assert not disk.exists(IDX0)
+
+
+def test_the_lock_is_held_while_indexes_change_and_given_back() -> None:
+    disk = storage()
+    disk.remove(IDX0)
+    seen: list[bool] = []
+    control = disk.open(join("s", CONTROL_NAME))
+    disk.observer = lambda kind, path: seen.append(control.is_locked_elsewhere()) if kind == "rename" else None
+    rebuild(disk, TARGET)
+    assert seen == [True]
+    assert not control.is_locked_elsewhere()
+
+
+# -- crashes -----------------------------------------------------------------------------------------------------------
+
+
+def _broken() -> SimDisk:
+    """One index wrong, one missing, one right; all of it on the platter."""
+    disk = storage()
+    disk.corrupt(IDX0, 130, b"\xff")
+    disk.remove(IDX6)
+    disk.flush_directory("s/0")
+    return disk
+
+
+@pytest.mark.parametrize("loss", list(Loss))
+def test_a_power_cut_at_any_step_leaves_the_old_index_or_the_new_one(loss: Loss) -> None:
+    moments: list[SimDisk] = []
+    disk = _broken()
+    disk.observer = lambda kind, path: moments.append(disk.clone(seed=len(moments)))
+    rebuild(disk, TARGET)
+    assert len(moments) > 20
+    old = {path: body(_broken(), path) for path in (IDX0, IDX3)} | {IDX6: b""}
+    for number, moment in enumerate(moments):
+        moment.power_cut(loss)
+        for path, right in RIGHT.items():
+            found = body(moment, path) if moment.exists(path) else b""
+            assert found in (old[path], right), f"step {number}: {path} is neither the old nor the new index"
+        rebuild(moment, TARGET)
+        assert clean(moment)
+        assert {path: body(moment, path) for path in RIGHT} == RIGHT
+        assert not moment.exists(join("s", JOURNAL_NAME))
+
+
+def test_a_killed_rebuild_goes_on_without_scanning_again() -> None:
+    disk = _broken()
+
+    def die(built: Built) -> None:
+        if built.first_id == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rebuild(disk, TARGET, on_built=die)
+    assert disk.exists(join("s", JOURNAL_NAME))
+    read: set[str] = set()
+    disk.observer = lambda kind, path: read.add(path) if kind == "read" else None
+    assert states(rebuild(disk, TARGET)) == [State.DONE_BEFORE, State.RIGHT, State.REBUILT]
+    assert SEG0 not in read
+    assert SEG6 in read
+    assert not disk.exists(join("s", JOURNAL_NAME))
+
+
+@pytest.mark.parametrize("change", ["index", "data", "journal"])
+def test_a_note_in_the_journal_counts_only_while_it_is_true(change: str) -> None:
+    disk = _broken()
+
+    def die(built: Built) -> None:
+        if built.first_id == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rebuild(disk, TARGET, on_built=die)
+    if change == "index":
+        disk.corrupt(IDX0, 135, b"\x01")
+    elif change == "data":
+        disk.content(SEG0).extend(b"\0")
+    else:
+        del disk.content(join("s", JOURNAL_NAME))[-3:]
+    first = rebuild(disk, TARGET).built[0]
+    assert first.state is {"index": State.REBUILT, "data": State.REFUSED, "journal": State.RIGHT}[change]
+
+
+def test_a_full_disk_leaves_the_old_indexes() -> None:
+    steps: list[int] = []
+    disk = _broken()
+    disk.observer = lambda kind, path: steps.append(disk.steps) if kind == "write" and path.endswith(NEW_SUFFIX) else None
+    rebuild(disk, TARGET)
+    for step in steps:
+        fresh = _broken()
+        fresh.faults = {step: Fault.NO_SPACE}
+        with pytest.raises(DiskFull):
+            rebuild(fresh, TARGET)
+        assert not any(entry.name.endswith(NEW_SUFFIX) for entry in fresh.list("s/0"))
+        fresh.faults = {}
+        rebuild(fresh, TARGET)
+        assert clean(fresh)
+
+
+_KILLED = """
+import os, signal, sys
+from waltzd.disk.real import RealDisk
+from waltzd.storage.offline.reindex import rebuild
+from waltzd.storage.offline.verify import Target
+
+class Deadly(RealDisk):
+    left = int(sys.argv[2])
+    def rename(self, old, new):
+        Deadly.left -= 1
+        if Deadly.left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().rename(old, new)
+
+rebuild(Deadly(), [Target(storage=sys.argv[1])])
+"""
+
+
+def test_a_real_process_killed_in_the_middle(original: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "storage"
+    shutil.copytree(original / "storage0", copy)
+    for path in copy.glob("*/*.idx"):
+        path.unlink()
+    ended = subprocess.run([sys.executable, "-c", _KILLED, str(copy), "5"], check=False, env={**os.environ})
+    assert ended.returncode == -signal.SIGKILL
+    assert len(list(copy.glob("*/*.idx"))) == 5
+    done = rebuild(RealDisk(), [Target(storage=str(copy))])
+    assert len(done.of(State.DONE_BEFORE)) == 5
+    assert len(done.of(State.REBUILT)) == 13
+    assert verify(RealDisk(), [Target(storage=str(copy))], Options()).findings == []
+
+
+def test_build_alone_leaves_the_old_index_in_its_place() -> None:
+    """What the workers do: only the process that holds the lock puts a new index in the place of the old."""
+    disk = _broken()
+    old = bytes(disk.content(IDX0))
+    built = build_index(disk, IndexTask(directory="s/0", first_id=0, partition=0, key=KEY, next_first_id=3))
+    assert built.state is State.REBUILT
+    assert bytes(disk.content(IDX0)) == old
+    assert body(disk, IDX0 + NEW_SUFFIX) == RIGHT[IDX0]

@@ -1,0 +1,214 @@
+"""Who may change a replica: only the owner of the promised session, in its latest contact, and no session from nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from tests.simulation.sample import KEY, blank_disk, first_ids, open_directory, run_for
+from tests.unit.keeping import with_keeper
+from waltzd.disk.seam import Buffer
+from waltzd.disk.simulated import SimDisk
+from waltzd.errors import CannotConnect, ContactEnded, NoSuchPartition, SessionTooFar, StaleSession
+from waltzd.format.layout import FileHeader
+from waltzd.protocol.address import Address
+from waltzd.storage.calls import Keeper
+from waltzd.storage.replica.fence import FIRST_SESSION_MAX, SESSIONS_MAX
+from waltzd.storage.replica.partition import Partition
+from waltzd.storage.stream_port import StreamPort
+from waltzd.wire.frames import FileHello, FileSender, Hello, Kind
+from waltzd.wire.storages import AppendStream, connect
+
+SESSION = 7
+
+
+def ten_records() -> SimDisk:
+    """Written in session 1, and killed."""
+    disk = blank_disk()
+    replica = open_directory(disk).create_partition(0)
+    replica.open_session(1)
+    replica.set_low_mark(1, -1)
+    replica.append(1, [run_for(0, 0, 10)], -1)
+    disk.kill()
+    return disk
+
+
+def opened(session: int = SESSION) -> Partition:
+    replica = open_directory(ten_records()).partition(0)
+    replica.open_session(session)
+    return replica
+
+
+# -- an earlier contact ------------------------------------------------------------------------------------------------
+
+
+LATE: dict[str, Callable[[Partition, int], object]] = {
+    "append": lambda replica, contact: replica.append(SESSION, [run_for(0, 10, 3)], -1, contact),
+    "truncate": lambda replica, contact: replica.truncate(SESSION, 5, contact),
+    "set low mark": lambda replica, contact: replica.set_low_mark(SESSION, 9, contact),
+    "begin a file": lambda replica, contact: replica.begin_installation(SESSION, 10, 0, contact),
+}
+
+
+@pytest.mark.parametrize("call", LATE)
+def test_a_call_of_an_earlier_contact_comes_late(call: str) -> None:
+    replica = opened()
+    early = replica.status().contact
+    replica.open_session(SESSION)
+    before = replica.status()
+    with pytest.raises(ContactEnded):
+        LATE[call](replica, early)
+    assert replica.status() == before
+    LATE[call](replica, before.contact)
+
+
+def test_contacts_of_an_earlier_process_are_over() -> None:
+    disk = ten_records()
+    replica = open_directory(disk).partition(0)
+    early = replica.open_session(SESSION).contact
+    disk.kill()
+    replica = open_directory(disk).partition(0)
+    assert replica.open_session(SESSION).contact != early
+    with pytest.raises(ContactEnded):
+        replica.truncate(SESSION, 5, early)
+
+
+def file_of(replica: Partition, last_id: int) -> Any:
+    """A proven segment file that was begun now, with the ids behind the log's end."""
+    first_id = replica.last_id + 1
+    installation = replica.begin_installation(SESSION, first_id, 0)
+    installation.write(FileHeader(created_ms=0, key=KEY, partition=0, first_id=first_id).encode())
+    installation.write(bytes(run_for(0, first_id, last_id - first_id + 1).data))
+    installation.prove()
+    return installation
+
+
+BETWEEN: dict[str, Callable[[Partition], object]] = {
+    "it was opened again": lambda replica: replica.open_session(SESSION),
+    "the session has begun": lambda replica: replica.set_low_mark(SESSION, 15),
+    "it was cut": lambda replica: replica.truncate(SESSION, 8),
+}
+
+
+@pytest.mark.parametrize("what", BETWEEN)
+def test_a_file_that_was_begun_before_does_not_get_its_place(what: str) -> None:
+    replica = opened()
+    installation = file_of(replica, 29)
+    BETWEEN[what](replica)
+    last_id = replica.last_id
+    with pytest.raises(ContactEnded):
+        replica.install(SESSION, installation)
+    installation.abandon()
+    assert replica.last_id == last_id <= 9
+    assert replica.open_session(SESSION + 1).is_sound
+
+
+def test_catching_up_in_the_session_that_has_begun_goes_on() -> None:
+    replica = opened()
+    replica.set_low_mark(SESSION, 9)
+    assert replica.install(SESSION, file_of(replica, 29)).last_id == 29
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_an_abandoned_connection_ends_with_its_contact() -> None:
+    """The sender has closed it; the replica was opened again, has begun, and only then is the file proven."""
+    failed: list[BaseException] = []
+
+    async def story(keeper: Keeper, turns: list[str]) -> None:
+        gate = asyncio.Event()
+        arrivals: Any = keeper._arrivals
+        right = arrivals._run_writing
+
+        async def slow(function: Any, *arguments: Any) -> Any:
+            if getattr(function, "__name__", "") == "prove":
+                await gate.wait()
+            return await right(function, *arguments)
+
+        arrivals._run_writing = slow
+        first = await keeper.open_session(0, SESSION, 3)
+        port = StreamPort(keeper, Address("127.0.0.1", 0), None)
+        await port.start(failed.append)
+
+        async def pieces() -> AsyncIterator[Buffer]:
+            yield FileHeader(created_ms=0, key=KEY, partition=0, first_id=10).encode()
+            yield bytes(run_for(0, 10, 20).data)  # more than will be decided
+
+        try:
+            hello = FileHello(Hello(KEY, 0, SESSION, first.contact), 10, 0)
+            connection = await connect("127.0.0.1", port.address.port, Kind.INSTALL, hello.encode(), tls=None, name=None)
+            with pytest.raises(CannotConnect):
+                await FileSender(connection, receiver="it", seconds=0.2).send(pieces())
+            connection.lose(CannotConnect("the file was given up here"))
+            assert (await keeper.open_session(0, SESSION, 3)).last_id == 9
+            assert (await keeper.set_low_mark(0, SESSION, 15)).last_id == 9
+            gate.set()
+            await until(lambda: "Installation.abandon" in turns)
+            assert keeper.directory.partition(0).last_id == 9
+        finally:
+            await port.stop(0)
+
+    disk = ten_records()
+    with_keeper(disk, story)
+    assert (failed, first_ids(disk)[-1] <= 9) == ([], True)
+
+
+def test_an_append_stream_of_the_same_session_ends_when_the_replica_is_opened_again() -> None:
+    failed: list[BaseException] = []
+
+    async def story(keeper: Keeper, _: list[str]) -> None:
+        contact = (await keeper.open_session(0, SESSION, 3)).contact
+        await keeper.set_low_mark(0, SESSION, 9, contact=contact)
+        port = StreamPort(keeper, Address("127.0.0.1", 0), None)
+        await port.start(failed.append)
+        try:
+            for said in (contact, 0):
+                hello = Hello(KEY, 0, SESSION, said)
+                stream = AppendStream("127.0.0.1", port.address.port, hello, tls=None, name=None)
+                last_id = keeper.directory.partition(0).last_id + 1
+                await stream.send(run_for(0, last_id, 1), 9)
+                assert await stream.receive() == last_id
+                contact = (await keeper.open_session(0, SESSION, 3)).contact
+                with pytest.raises(ContactEnded):
+                    async with asyncio.timeout(10):  # a stream that is left open says nothing
+                        await stream.receive()
+                assert keeper.directory.partition(0).last_id == last_id
+        finally:
+            await port.stop(0)
+
+    with_keeper(ten_records(), story)
+    assert failed == []
+
+
+# -- sessions from nowhere ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("session", [7 + SESSIONS_MAX + 1, (1 << 63) - 1])
+def test_a_session_far_above_every_known_one_is_refused_and_nothing_changes(session: int) -> None:
+    replica = opened(7)
+    before = replica.status()
+    with pytest.raises(SessionTooFar):
+        replica.open_session(session)
+    assert replica.status() == before
+    replica.set_low_mark(7, 9)
+    replica.open_session(7 + SESSIONS_MAX)
+    with pytest.raises(StaleSession):
+        replica.open_session(7)
+
+
+def test_a_new_replica_takes_the_session_of_an_old_partition_but_not_any() -> None:
+    async def story(keeper: Keeper, _: list[str]) -> None:
+        with pytest.raises(SessionTooFar):
+            await keeper.open_session(1, FIRST_SESSION_MAX + 1, 3, create=True)
+        with pytest.raises(NoSuchPartition):
+            await keeper.open_session(1, 1, 3)  # none was made
+        status = await keeper.open_session(1, 50 * SESSIONS_MAX, 3, create=True)
+        assert status.promised_session == 50 * SESSIONS_MAX
+
+    with_keeper(ten_records(), story)

@@ -1,0 +1,432 @@
+"""The storage without its network: who gets a turn while a long tail is proven, and replicas that are made on request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+
+import pytest
+
+from tests.simulation.sample import (
+    KEY,
+    PARTITIONS,
+    ROOT,
+    begin,
+    blank_disk,
+    expected,
+    open_directory,
+    run_for,
+    sample,
+    served,
+)
+from tests.unit.keeping import with_keeper
+from waltzd.disk.simulated import Fault, SimDisk
+from waltzd.errors import (
+    ControlDamaged,
+    Draining,
+    FlushFailed,
+    ForeignCluster,
+    NoSuchPartition,
+    PartitionDamaged,
+    TooManyCallers,
+    WaltzError,
+)
+from waltzd.format.finding import Finding
+from waltzd.format.layout import CONTROL_NAME, FileHeader, control_struct_offset, segment_name
+from waltzd.format.record import Run
+from waltzd.protocol.peers import Frame
+from waltzd.storage.calls import Keeper
+from waltzd.storage.offline.verify import Options, Target, verify
+from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.segment import Suspect
+
+
+class OneFrame:
+    """A link with one frame to send."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frames = [frame]
+        self.marks: list[int] = []
+        self.acknowledged = asyncio.Event()
+
+    async def receive(self) -> Frame | None:
+        return self._frames.pop() if self._frames else None
+
+    async def send(self, durable_id: int) -> None:
+        self.marks.append(durable_id)
+        self.acknowledged.set()
+
+    async def refuse(self, error: WaltzError) -> None:
+        raise error
+
+
+class QuietLink(OneFrame):
+    """A link whose owner has nothing to send."""
+
+    def __init__(self) -> None:
+        super().__init__(Frame(run_for(0, 0, 1), -1))
+        self._hung_up = asyncio.Event()
+
+    async def receive(self) -> Frame | None:
+        await self._hung_up.wait()
+        return None
+
+
+def test_proving_a_long_tail_takes_a_turn_for_each_segment() -> None:
+    disk = blank_disk()
+    directory = open_directory(disk)
+    begin(directory, 0, records=200)
+    begin(directory, 1, records=3)
+    disk.kill()
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.open_session(1, 2, PARTITIONS)
+        turns.clear()
+        opening = asyncio.create_task(keeper.open_session(0, 2, PARTITIONS))
+        for id_ in range(3, 10):
+            link = OneFrame(Frame(run_for(1, id_, 1), -1))
+            await keeper.append(1, 2, link)
+            assert link.marks == [id_]
+        assert not opening.done(), "the others waited until everything was proven"
+        assert (await opening).last_id == 199
+
+    turns, _ = with_keeper(disk, test)
+    assert sum("prove_next" in turn for turn in turns) > 20
+
+
+def test_an_owner_is_fenced_before_the_tail_is_proven_and_can_be_fenced_meanwhile() -> None:
+    disk = blank_disk()
+    begin(open_directory(disk), 0, records=200)
+    disk.kill()
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        first = asyncio.create_task(keeper.open_session(0, 5, PARTITIONS))
+        while keeper.directory.partition(0).promised_session < 5:
+            await asyncio.sleep(0)
+        second = asyncio.create_task(keeper.open_session(0, 6, PARTITIONS))
+        results = await asyncio.gather(first, second, return_exceptions=True)
+        assert "StaleSession" in repr(results[0])
+        assert not isinstance(results[1], BaseException)
+        assert results[1].promised_session == 6
+
+    with_keeper(disk, test)
+
+
+def test_an_owner_can_ask_for_an_empty_replica_where_nothing_is() -> None:
+    disk = sample(6)
+    for entry in disk.list(f"{ROOT}/0"):
+        disk.remove(f"{ROOT}/0/{entry.name}")
+    disk.remove(f"{ROOT}/1/promise")
+    for number in (0, 1):
+        disk.flush_directory(f"{ROOT}/{number}")
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        for number in (0, 1, 2):
+            with pytest.raises((NoSuchPartition, PartitionDamaged)):
+                await keeper.open_session(number, 7, PARTITIONS)
+        with pytest.raises(ForeignCluster):
+            await keeper.open_session(0, 7, PARTITIONS + 1, create=True)
+        for number in (0, 2):
+            status = await keeper.open_session(number, 7, PARTITIONS, create=True)
+            assert (status.last_id, status.session, status.low_mark, status.is_sound) == (-1, -1, -1, True)
+            again = await keeper.open_session(number, 7, PARTITIONS, create=True)
+            assert again.incarnation == status.incarnation
+        with pytest.raises(PartitionDamaged):  # its records are here: an operator decides
+            await keeper.open_session(1, 7, PARTITIONS, create=True)
+
+    with_keeper(disk, test)
+    disk.power_cut()
+    directory = open_directory(disk)
+    assert [partition.number for partition in directory.partitions()] == [0, 2]
+
+
+@pytest.mark.parametrize("offset", [0, 10], ids=["its number", "its structs"])
+def test_a_partition_with_a_damaged_control_record_is_rebuilt_by_removing_it(offset: int) -> None:
+    disk = sample(6)
+    for at in (0, 36):
+        disk.corrupt(f"{ROOT}/{CONTROL_NAME}", control_struct_offset(0, 0) - 4 + offset + (at if offset else 0), b"\xa5")
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        for create in (False, True):
+            with pytest.raises(ControlDamaged):
+                await keeper.open_session(0, 7, PARTITIONS, create=create)
+        aside = await keeper.remove_partition(0, delete_files=False)
+        assert aside is not None
+        assert len(disk.list(aside)) > 3
+        assert (await keeper.open_session(0, 7, PARTITIONS, create=True)).last_id == -1
+
+    with_keeper(disk, test)
+    disk.power_cut()
+    assert [partition.number for partition in open_directory(disk).partitions()] == [0, 1]
+
+
+def test_callers_are_bounded_and_their_places_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("waltzd.storage.calls.READERS_MAX", 2)
+    monkeypatch.setattr("waltzd.storage.calls.APPENDERS_MAX", 2)
+    disk = sample(6)
+
+    class Silent(OneFrame):
+        def __init__(self) -> None:
+            super().__init__(Frame(run_for(0, 6, 1), -1))
+            self.is_over = asyncio.Event()
+
+        async def receive(self) -> Frame | None:
+            await self.is_over.wait()
+            return None
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.open_session(0, 7, PARTITIONS)
+        reading = [keeper.read(0, 7, 0, 5, 50) for _ in range(3)]
+        first = [await anext(reader) for reader in reading[:2]]
+        assert [run.first_id for run in first] == [0, 0]
+        with pytest.raises(TooManyCallers):
+            await anext(reading[2])
+        async for _ in reading[0]:
+            continue
+        assert [run async for run in keeper.read(0, 7, 0, 5, 0)] != []
+
+        links = [Silent(), Silent()]
+        streams = [asyncio.create_task(keeper.append(0, 7, link)) for link in links]
+        await asyncio.sleep(0)
+        with pytest.raises(TooManyCallers):
+            await keeper.append(0, 7, Silent())
+        for link in links:
+            link.is_over.set()
+        await asyncio.gather(*streams)
+        last = OneFrame(Frame(run_for(0, 6, 1), -1))
+        await keeper.append(0, 7, last)
+        assert last.marks == [6]
+
+    with_keeper(disk, test)
+
+
+def file_of(first_id: int, count: int) -> bytes:
+    header = FileHeader(created_ms=5, key=KEY, partition=0, first_id=first_id)
+    return header.encode() + bytes(run_for(0, first_id, count).data)
+
+
+async def in_pieces(content: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(content), 50):
+        yield content[at : at + 50]
+
+
+def names(disk: SimDisk) -> list[str]:
+    return [name for name in disk.names(f"{ROOT}/0") if name.endswith(".new")]
+
+
+def test_a_segment_file_takes_the_lane_only_for_its_place() -> None:
+    disk = sample(6)
+    content = file_of(6, 6)
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.open_session(0, 7, PARTITIONS)
+        status = await keeper.install_segment(0, 7, 6, len(content), in_pieces(content))
+        assert status.last_id == 11
+        assert served(keeper.directory.partition(0), expected(0, 12)) == set(range(12))
+
+    turns, _ = with_keeper(disk, test)
+    assert turns.count("Installation.write") == -(-len(content) // 50)
+    assert names(disk) == []
+
+
+def test_damage_in_a_header_is_not_handed_on() -> None:
+    """In the part that means nothing: whoever serves the file does not notice, and whoever verifies the copy would."""
+    disk = sample(6)
+    content = bytearray(file_of(6, 6))
+    content[104] ^= 0x40
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.open_session(0, 7, PARTITIONS)
+        await keeper.install_segment(0, 7, 6, len(content), in_pieces(bytes(content)))
+        assert served(keeper.directory.partition(0), expected(0, 12)) == set(range(12))
+
+    with_keeper(disk, test)
+    assert verify(disk, [Target(storage=ROOT)], Options(key=KEY)).findings == []
+
+
+@pytest.mark.parametrize("suffix", ["seg", "idx"])
+@pytest.mark.parametrize("first_id", [4, 8], ids=["sealed", "newest"])
+@pytest.mark.parametrize("at", [0, 12, 40, 127], ids=["version", "key", "first zero", "last zero"])
+def test_damage_in_a_header_that_verification_finds_is_mended(first_id: int, suffix: str, at: int) -> None:
+    """What the zeros and an index must be is known without another replica."""
+    disk = sample(12)
+    path = f"{ROOT}/0/{first_id:019d}.{suffix}"
+    before = bytes(disk.content(path))
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        disk.corrupt(path, at, bytes([before[at] ^ 0x40]))
+        assert [found for found in [one async for one in keeper.verify(0)] if isinstance(found, Finding)] != []
+        is_sound = keeper.directory.partition(0).status().is_sound
+        assert is_sound == (suffix == "idx" or at >= 40), "the rest of it comes from another replica"
+        again = [found for found in [one async for one in keeper.verify(0)] if isinstance(found, Finding)]
+        assert (again == []) == is_sound
+        assert not is_sound or suffix == "idx" or bytes(disk.content(path)) == before
+
+    with_keeper(disk, test)
+
+
+def test_a_sender_that_goes_away_at_any_moment_leaves_nothing() -> None:
+    content = file_of(6, 6)
+    outcomes: set[int] = set()
+    for moment in range(140):
+        disk = sample(6)
+
+        async def test(keeper: Keeper, turns: list[str]) -> None:
+            await keeper.open_session(0, 7, PARTITIONS)
+            work = asyncio.create_task(keeper.install_segment(0, 7, 6, 0, in_pieces(content)))
+            for _ in range(moment):  # noqa: B023
+                await asyncio.sleep(0)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            outcomes.add(keeper.directory.partition(0).last_id)
+            assert keeper.directory.partition(0).status().is_sound
+
+        with_keeper(disk, test)
+        assert names(disk) == []
+    assert outcomes == {5, 11}
+
+
+def test_a_storage_that_shuts_down_takes_no_more_of_a_file() -> None:
+    disk = sample(6)
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.open_session(0, 7, PARTITIONS)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield file_of(6, 6)[:200]
+            keeper.refuse_new()
+            yield file_of(6, 6)[200:]
+
+        with pytest.raises(Draining):
+            await keeper.install_segment(0, 7, 6, 0, pieces())
+
+    with_keeper(disk, test)
+    assert names(disk) == []
+
+
+def test_a_flush_of_a_file_that_fails_ends_the_process() -> None:
+    disk = sample(6)
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.open_session(0, 7, PARTITIONS)
+
+        def strike(kind: str, path: str) -> None:
+            if kind == "flush" and path.endswith(".new"):
+                disk.faults[disk.steps] = Fault.IO_ERROR
+
+        disk.observer = strike
+        with pytest.raises(FlushFailed):
+            await keeper.install_segment(0, 7, 6, 0, in_pieces(file_of(6, 6)))
+
+    _, fatal = with_keeper(disk, test)
+    assert [type(error) for error in fatal] == [FlushFailed]
+
+
+@pytest.mark.parametrize("which", [1, -1], ids=["sealed", "newest"])
+@pytest.mark.parametrize("how", ["rotten", "gone"])
+def test_damage_that_a_verification_finds_is_known_from_then_on(which: int, how: str) -> None:
+    """Otherwise the owner would not heal it before somebody reads those ids. Also where records still come."""
+    disk = blank_disk()
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.create_partition(0)
+        partition = keeper.directory.partition(0)
+        partition.open_session(1)
+        partition.set_low_mark(1, -1)
+        partition.append(1, [run_for(0, 0, 40)], -1)
+        first_id = partition._shelf.first_ids[which]
+        path = f"{ROOT}/0/{segment_name(first_id)}"
+        if how == "gone":
+            disk.remove(path)
+        else:
+            disk.corrupt(path, disk.size(path) - 30, b"\xa5")
+        assert partition.status().is_sound
+        serving = asyncio.create_task(keeper.append(0, 1, QuietLink()))
+        await asyncio.sleep(0)
+        found = [result async for result in keeper.verify(0)]
+        assert any(isinstance(result, Finding) for result in found)
+        assert partition.status().damaged_segments == (first_id,)
+        assert which != -1 or partition.floor == 39, "what it had it owes"
+        async with asyncio.timeout(5):
+            with pytest.raises(PartitionDamaged):
+                await serving  # the owner is told, although it sends nothing
+
+    with_keeper(disk, test)
+
+
+def test_a_newest_segment_that_is_healed_for_less_than_it_had_is_not_level() -> None:
+    """What it had acknowledged it must not vouch for before it has it again, whatever a start believes of the end."""
+    disk = blank_disk()
+    directory = open_directory(disk, segment_bytes=1 << 20)
+    partition = begin(directory, 0, records=40)
+    path = f"{ROOT}/0/{segment_name(0)}"
+    disk.corrupt(path, disk.size(path) - 30, b"\xa5")
+    partition.examine(0)
+    assert (partition.last_id, partition.status().damaged_segments) == (39, (0,))
+    installation = partition.begin_installation(1, 0, 0)
+    for piece in (FileHeader(created_ms=0, key=KEY, partition=0, first_id=0).encode(), run_for(0, 0, 39).data):
+        installation.write(piece)
+    installation.prove()
+    status = partition.install(1, installation)
+    assert (status.last_id, status.damaged_segments) == (38, (39,)), status.findings
+    disk.kill()
+    again = open_directory(disk, segment_bytes=1 << 20).partition(0)
+    assert not again.status().is_sound
+    assert again.status().incarnation != status.incarnation
+    disk.kill()
+
+
+def test_a_partition_that_is_made_while_the_storage_closes_is_finished_first() -> None:
+    disk = blank_disk()
+    directory = open_directory(disk)
+    for number in (0, 1):
+        begin(directory, number, records=3)
+    disk.kill()
+
+    async def test(keeper: Keeper, _: list[str]) -> None:
+        made: list[asyncio.Task[str | None] | asyncio.Task[None]] = [asyncio.create_task(keeper.create_partition(2))]
+        await asyncio.sleep(0)
+        keeper.refuse_new()
+        made.append(asyncio.create_task(keeper.remove_partition(0, delete_files=True)))
+        await asyncio.sleep(0)
+        await keeper.close()
+        first, second = await asyncio.gather(*made, return_exceptions=True)
+        assert first is None
+        assert isinstance(second, Draining), "what had not begun does not begin any more"
+
+    with_keeper(disk, test)
+    assert [partition.number for partition in open_directory(disk).partitions()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_who_gives_up_while_a_replica_is_made_or_removed_leaves_it_whole(turns: int) -> None:
+    """Threads finish what they began all the same: whoever comes next finds a replica that works, or none."""
+
+    async def give_up(work: Coroutine[object, object, object]) -> None:
+        asked = asyncio.create_task(work)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+    async def test(keeper: Keeper, _turns: list[str]) -> None:
+        await give_up(keeper.open_session(2, 1, PARTITIONS, create=True))
+        assert (await keeper.open_session(2, 2, PARTITIONS, create=True)).promised_session == 2
+        await give_up(keeper.remove_partition(2, delete_files=True))
+        assert (await keeper.open_session(2, 3, PARTITIONS, create=True)).promised_session == 3
+
+    assert with_keeper(blank_disk(), test)[1] == []
+
+
+def test_what_stays_in_doubt_after_it_was_examined_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubtful(self: Partition, first_id: int, last_id: int, size: int, *, session: int | None) -> Run:
+        raise Suspect(0)
+
+    monkeypatch.setattr(Partition, "read", doubtful)
+
+    async def test(keeper: Keeper, turns: list[str]) -> None:
+        await keeper.open_session(0, 7, PARTITIONS)
+        with pytest.raises(PartitionDamaged, match="segment at id 0"):
+            [run async for run in keeper.read(0, 7, 0, 5, 0)]
+
+    with_keeper(sample(6), test)

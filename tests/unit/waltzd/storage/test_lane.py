@@ -1,0 +1,214 @@
+"""The lane of a replica: what it groups, what it bounds, and what ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from waltzd.disk.simulated import Fault, SimDisk
+from waltzd.errors import BadFrame, DiskFull, FlushFailed, NotNextId, StaleSession, WaltzError
+from waltzd.format.record import Run, encode_payloads
+from waltzd.protocol.descriptions import Statistics
+from waltzd.protocol.peers import Frame
+from waltzd.storage.lane import PARTS, Lane, Waiting
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.partition import Partition, PartitionSettings
+
+
+class Sender:
+    """An appender that remembers what it was told."""
+
+    def __init__(self, session: int = 1) -> None:
+        self.session = session
+        self.contact = 0
+        self.marks: list[int] = []
+        self.errors: list[WaltzError] = []
+
+    def acknowledge(self, durable_id: int) -> None:
+        self.marks.append(durable_id)
+
+    def refuse(self, error: WaltzError) -> None:
+        self.errors.append(error)
+
+
+async def at_once(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def with_lane(
+    test: Callable[[Lane, Sender, SimDisk], Coroutine[Any, Any, None]],
+    *,
+    queue_bytes_max: int = 1 << 20,
+    ends_badly: bool = False,
+) -> list[BaseException]:
+    """Runs the test against a begun session on a simulated disk; what was called fatal comes back."""
+    disk = SimDisk(1)
+    disk.make_directory("s")
+    directory = Directory.open(disk, "s", key=UUID(int=1), partitions=1, settings=PartitionSettings())
+    partition = directory.create_partition(0)
+    partition.open_session(1)
+    partition.set_low_mark(1, -1)
+    fatal: list[BaseException] = []
+
+    async def run() -> None:
+        ended = asyncio.Event()
+
+        def on_fatal(error: BaseException) -> None:
+            fatal.append(error)
+            ended.set()
+
+        lane = Lane(
+            partition,
+            run_blocking=at_once,
+            on_fatal=on_fatal,
+            statistics=Statistics(),
+            waiting=Waiting(PARTS * queue_bytes_max),
+        )
+        sender = Sender()
+        lane.join(sender)
+        lane.start()
+        async with asyncio.timeout(10):
+            await test(lane, sender, disk)
+            if ends_badly:
+                await ended.wait()
+                assert sender.marks == []
+            else:
+                await lane.close()
+
+    asyncio.run(run())
+    return fatal
+
+
+def frame(first_id: int, count: int = 1, size: int = 10) -> Frame:
+    return Frame(encode_payloads(first_id, [b"x" * size] * count), -1)
+
+
+def test_what_waits_together_is_flushed_once() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        flushes: list[str] = []
+        disk.observer = lambda kind, path: flushes.append(path) if kind == "flush" and path.endswith(".seg") else None
+        for id_ in range(50):
+            await lane.append(sender, frame(id_))
+        await lane.call(lambda: None)
+        assert (sender.marks, len(flushes)) == ([49], 1)
+
+    assert with_lane(test) == []
+
+
+def test_above_its_bound_a_sender_waits_and_nothing_is_dropped() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        most = 0
+        for id_ in range(100):
+            await lane.append(sender, frame(id_, size=300))
+            most = max(most, lane.queued_bytes)
+        await lane.call(lambda: None)
+        assert most <= 1000
+        assert (sender.marks[-1], lane.queued_bytes) == (99, 0)
+
+    assert with_lane(test, queue_bytes_max=1000) == []
+
+
+def test_all_lanes_share_the_room_and_one_leaves_some_to_the_others() -> None:
+    room = Waiting(4000)
+    room.take(900)
+    assert room.fits(100, 900), "a quarter for one of them"
+    assert not room.fits(101, 900)
+    for _ in range(3):
+        room.take(1000)
+    assert room.fits(100, 500)
+    assert not room.fits(101, 500), "no more for all of them together"
+    assert room.fits(5000, 0), "but one frame of each"
+    room.give(1000)
+    assert room.fits(101, 500)
+
+
+def test_a_frame_above_the_bound_goes_alone() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        await lane.append(sender, frame(0, size=5000))
+        await lane.append(sender, frame(1, size=5000))
+        await lane.call(lambda: None)
+        assert sender.marks == [0, 1]
+
+    assert with_lane(test, queue_bytes_max=1000) == []
+
+
+def test_what_was_wrong_is_said_behind_the_mark_of_what_was_right() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        bad = bytearray(frame(1).run.data)
+        bad[-1] ^= 1
+        await lane.append(sender, frame(0))
+        await lane.append(sender, Frame(Run(1, memoryview(bytes(bad)), frame(1).run.bounds), -1))
+        await lane.append(sender, frame(2))
+        await lane.call(lambda: None)
+        assert sender.marks == [0]
+        assert [type(error) for error in sender.errors] == [BadFrame]
+        other = Sender()
+        lane.join(other)
+        await lane.append(other, frame(7))
+        await lane.call(lambda: None)
+        assert other.marks == []
+        assert [type(error) for error in other.errors] == [NotNextId]
+
+    assert with_lane(test) == []
+
+
+def test_a_newer_session_ends_the_older_streams() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        await lane.call(lambda: lane.partition.open_session(2))
+        lane.fence()
+        assert [type(error) for error in sender.errors] == [StaleSession]
+
+    assert with_lane(test) == []
+
+
+def test_what_a_caller_left_in_the_queue_goes_with_it() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        await lane.append(sender, frame(0))
+        lane.leave(sender)
+        await lane.call(lambda: None)
+        assert (sender.marks, lane.queued_bytes, lane.partition.last_id) == ([], 0, -1)
+
+    assert with_lane(test) == []
+
+
+def test_a_failed_flush_and_a_mistake_of_ours_are_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail_a_flush(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        disk.faults = dict.fromkeys(range(disk.steps + 1, disk.steps + 20), Fault.IO_ERROR)
+        await lane.append(sender, frame(0))
+
+    [error] = with_lane(fail_a_flush, ends_badly=True)
+    assert isinstance(error, FlushFailed)
+
+    async def break_something(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        def wrong(*arguments: object) -> int:
+            raise AssertionError("a truth that did not hold")
+
+        monkeypatch.setattr(Partition, "append", wrong)
+        await lane.append(sender, frame(0))
+
+    [error] = with_lane(break_something, ends_badly=True)
+    assert isinstance(error, AssertionError)
+
+
+def test_of_a_group_that_filled_the_disk_only_what_is_there_is_acknowledged() -> None:
+    """A segment that was sealed before keeps its part."""
+
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        right = lane.partition.append
+
+        def append(session: int, runs: Sequence[Run], committed: int, contact: int = 0) -> int:
+            right(session, runs[:1], committed, contact)
+            raise DiskFull("no room")
+
+        lane.partition.append = append  # type: ignore[method-assign]
+        for first_id in (0, 2):
+            await lane.append(sender, Frame(encode_payloads(first_id, [b"x", b"y"]), -1))
+        while not sender.errors:
+            await asyncio.sleep(0)
+        assert (sender.marks, type(sender.errors[0])) == ([1], DiskFull)
+
+    with_lane(test)

@@ -1,0 +1,382 @@
+"""A cluster in one process: what applications can make go wrong there, and that nothing true is lost by it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checker.history import Writer, load
+from tests.checker.recorder import Recorder, log_records
+from tests.checker.verdict import Verdict, judge
+from tests.examples import bank, counter
+from tests.examples.counter import CounterView
+from waltzd.client.settings import ClientSettings
+from waltzd.client.view import Builder, Handler, TransactionContext
+from waltzd.errors import BadArgument, BeyondLog
+from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected, write_lock
+from waltzd.sql import sqlite
+from waltzd.testing import LocalCluster
+
+
+class Plus(TransactionContext):
+    """Adds one to the counter, under a WRITE lock, and remembers what it was told."""
+
+    numbers = itertools.count()
+
+    def __init__(self) -> None:
+        self.attempts = 0
+        self.failures: list[Rejected] = []
+        self.applied = asyncio.Event()
+
+    def partition(self, count: int) -> int:
+        return 0
+
+    def build(self, builder: Builder) -> bool:
+        self.attempts += 1
+        builder.locks = [write_lock("counter")]
+        builder.data = b'{"add": 1, "attempt": %d}' % next(self.numbers)
+        return True
+
+    def on_lock_failure(self, rejected: Rejected) -> None:
+        self.failures.append(rejected)
+
+    def on_application(self, id: int) -> None:
+        self.applied.set()
+
+
+def with_cluster(story: Callable[[LocalCluster], Coroutine[Any, Any, None]], **size: int) -> None:
+    """Runs the story; whatever it leaves behind when the cluster is closed is found."""
+
+    async def whole() -> None:
+        async with LocalCluster(**size) as cluster:
+            await story(cluster)
+        left = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert left == []
+
+    asyncio.run(whole())
+
+
+# -- as it is ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_appended_is_fed_and_logged() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        view = CounterView()
+        async with cluster.client(handler=view) as client:
+            assert await client.submit(Plus()) == Committed(0)
+            assert await client.submit(Plus()) == Committed(1)
+            await view.reached(1)
+        assert view.value == 2
+        assert [record.id for record in await cluster.log()] == [0, 1]
+
+    with_cluster(story)
+
+
+def test_partitions_spread_over_servers() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        assert {cluster.owner(partition) for partition in range(4)} == {"server-1", "server-2"}
+        async with cluster.client() as client:
+            for partition in range(4):
+                assert await client.append(b"x", partition=partition) == Committed(0)
+
+    with_cluster(story, partitions=4)
+
+
+def test_one_of_everything_is_enough() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            assert await client.append(b"x", partition=0) == Committed(0)
+
+    with_cluster(story, servers=1, storages=1)
+
+
+# -- bad luck ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_that_is_made_to_fail_is_tried_again() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client(handler=CounterView()) as client:
+            cluster.force_next_lock_failure(times=2)
+            context = Plus()
+            assert await client.submit(context) == Committed(0)
+            assert context.attempts == 3
+            assert [failure.reason for failure in context.failures] == [Reason.FLOOR, Reason.FLOOR]
+            assert context.failures[0].lock == write_lock("counter").hash
+        assert len(await cluster.log()) == 1
+
+    with_cluster(story)
+
+
+def test_only_a_transaction_that_checks_a_lock_can_be_made_to_fail() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client(handler=CounterView(), partitions=[0]) as client:
+            cluster.force_next_lock_failure()
+            locks = [[], [write_lock("a")], [write_lock("b")]]
+            outcomes = await client.append_many([b'{"add": 1}'] * 3, partition=0, locks=locks)
+            kinds = [type(outcomes[row]) for row in range(3)]
+            assert kinds == [Committed, Rejected, Committed]
+        assert len(await cluster.log()) == 2
+
+    with_cluster(story)
+
+
+def test_a_view_learns_nothing_while_the_feed_is_suspended() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        view = CounterView()
+        async with cluster.client(handler=view) as client:
+            cluster.suspend_feed()
+            context = Plus()
+            assert await client.submit(context) == Committed(0)
+            await client.flush()
+            assert (view.value, context.applied.is_set()) == (0, False)
+            # Another one of this client cannot get past its own lock now: it has not seen what it wrote.
+            second = asyncio.create_task(client.submit(Plus()))
+            await client.high_water_mark(0)
+            cluster.resume_feed()
+            assert await second == Committed(1)
+            await view.reached(1)
+            assert view.value == 2
+
+    with_cluster(story)
+
+
+def test_an_answer_that_is_lost_is_found_again_and_nothing_is_sent_twice() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        view = CounterView()
+        async with cluster.client(handler=view) as client:
+            cluster.lose_next_acknowledgement()
+            context = Plus()
+            assert await client.submit(context) == Committed(0)
+            assert context.attempts == 1
+            assert await client.submit(Plus()) == Committed(1)
+        assert len(await cluster.log()) == 2
+
+    with_cluster(story)
+
+
+def test_broken_connections_are_mended() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        view = CounterView()
+        async with cluster.client(handler=view) as client:
+            for _ in range(5):
+                await client.submit(Plus())
+                cluster.break_connections()
+            await client.flush()
+            await view.reached(4)
+        assert [record.id for record in await cluster.log()] == list(range(5))
+
+    with_cluster(story)
+
+
+def test_another_server_takes_over_when_the_owner_dies() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        view = CounterView()
+        async with cluster.client(handler=view) as client:
+            await client.submit(Plus())
+            dead = await cluster.kill_owner()
+            assert await client.submit(Plus()) == Committed(1)
+            assert cluster.owner() != dead
+            await cluster.start_server(dead)
+            assert dead != await cluster.kill_owner()
+            assert await client.submit(Plus()) == Committed(2)
+            assert cluster.owner() == dead
+            await view.reached(2)
+        assert view.value == 3
+
+    with_cluster(story)
+
+
+def test_a_lone_server_that_is_killed_comes_back() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            await client.append(b"x", partition=0)
+            name = await cluster.kill_owner()
+            waiting = asyncio.create_task(client.append(b"y", partition=0))
+            await cluster.start_server(name)
+            assert await waiting == Committed(1)
+
+    with_cluster(story, servers=1)
+
+
+def test_a_server_that_stops_in_order_hands_over() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            await client.append(b"x", partition=0)
+            first = cluster.owner()
+            await cluster.stop_server(first)
+            assert await client.append(b"y", partition=0) == Committed(1)
+            assert cluster.owner() != first
+
+    with_cluster(story)
+
+
+def test_a_majority_of_storages_is_enough_and_less_is_not() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            cluster.pause_storage(0)
+            assert await client.append(b"x", partition=0) == Committed(0)
+            cluster.pause_storage(2)
+            waiting = asyncio.create_task(client.append(b"y", partition=0))
+            with pytest.raises(BeyondLog):
+                await client.read(0, 1)
+            assert not waiting.done()
+            cluster.resume_storage(0)
+            assert await waiting == Committed(1)
+
+    with_cluster(story)
+
+
+def test_arguments_that_make_no_sense() -> None:
+    with pytest.raises(BadArgument, match="storages must be at least 1"):
+        LocalCluster(storages=0)
+
+    async def story(cluster: LocalCluster) -> None:
+        with pytest.raises(BadArgument, match="there is no storage 3"):
+            cluster.pause_storage(3)
+        with pytest.raises(BadArgument, match="runs already"):
+            await cluster.start_server("server-1")
+        await cluster.kill_server("server-1")
+        with pytest.raises(BadArgument, match="does not run"):
+            await cluster.kill_server("server-1")
+
+    with_cluster(story)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 5, 10, 20])
+def test_a_kill_or_a_start_that_nobody_waits_for_is_finished_all_the_same(turns: int) -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async def trouble() -> None:
+            await cluster.start_server(await cluster.kill_owner())
+
+        task = asyncio.create_task(trouble())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await cluster.wait_until_ready()
+
+    with_cluster(story)
+
+
+def test_a_mistake_in_waltz_does_not_go_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client(settings=ClientSettings(close_seconds=0.01)) as client:
+            monkeypatch.setattr("waltzd.server.clients.pipeline.build", lambda *_, **__: 1 // 0)
+            asyncio.ensure_future(client.append(b"x", partition=0)).add_done_callback(lambda done: done.exception())
+            while not cluster.mistakes:
+                await asyncio.sleep(0)
+
+    with pytest.raises(ZeroDivisionError):
+        with_cluster(story)
+
+
+# -- applications, judged by the checker -------------------------------------------------------------------------------
+
+
+async def judged(cluster: LocalCluster, writer: Writer, folder: Path) -> Verdict:
+    for partition in range(cluster.meta.partitions):
+        async for run in cluster.runs(partition):
+            writer.log(partition, log_records(run), first=run.first_id)
+    return judge(load(folder.glob("*.jsonl")))
+
+
+class Recorded:
+    """Clients whose every attempt and every fed transaction is written down."""
+
+    def __init__(self, cluster: LocalCluster, writer: Writer) -> None:
+        self._cluster = cluster
+        self._writer = writer
+        self._names = itertools.count()
+
+    def make(self, handler: Handler) -> Any:
+        recorder = Recorder(self._writer, f"client {next(self._names)}")
+        client = self._cluster.client(handler=recorder.handler(handler))
+        submit = client.submit
+
+        async def recorded_submit(context: TransactionContext) -> Outcome:
+            return await submit(recorder.context(context))  # type: ignore[return-value]
+
+        client.submit = recorded_submit  # type: ignore[method-assign]
+        return client
+
+
+async def mischief(cluster: LocalCluster) -> None:
+    """One piece of bad luck after the other, each as soon as the applications have got over the one before."""
+    for round in itertools.count():
+        await a_few_more(cluster)
+        match round % 6:
+            case 0:
+                cluster.lose_next_acknowledgement()
+            case 1:
+                cluster.force_next_lock_failure(times=2)
+            case 2:
+                cluster.break_connections()
+            case 3:
+                cluster.pause_storage(round // 6 % 3)
+            case 4:
+                for number in range(3):
+                    cluster.resume_storage(number)
+            case 5:
+                await cluster.start_server(await cluster.kill_owner())
+
+
+async def a_few_more(cluster: LocalCluster) -> None:
+    await cluster.wait_until_ready()
+    before = cluster.high_water_mark()
+    while not cluster.is_ready or cluster.high_water_mark() < before + 3:
+        await asyncio.sleep(0.002)
+
+
+def under_mischief(tmp_path: Path, run: Callable[[Recorded], Coroutine[Any, Any, Any]], **size: Any) -> tuple[Any, Verdict]:
+    async def whole() -> tuple[Any, Verdict]:
+        with Writer(tmp_path / "history.jsonl") as writer:
+            async with LocalCluster(storage_seconds=1.0, **size) as cluster:
+                trouble = asyncio.create_task(mischief(cluster))
+                result = await run(Recorded(cluster, writer))
+                assert not trouble.done()
+                trouble.cancel()
+                await asyncio.gather(trouble, return_exceptions=True)
+                for number in range(3):
+                    cluster.resume_storage(number)
+                await cluster.wait_until_ready()
+                return result, await judged(cluster, writer, tmp_path)
+
+    return asyncio.run(whole())
+
+
+def test_a_counter_stays_right_through_all_kinds_of_trouble(tmp_path: Path) -> None:
+    result, verdict = under_mischief(tmp_path, lambda recorded: counter.run(recorded.make, clients=4, changes=40))
+    assert result.is_right, str(result)
+    assert verdict.is_sound, str(verdict)
+    assert verdict.counts["committed"] == result.committed > 100
+
+
+def test_a_bank_stays_right_through_all_kinds_of_trouble(tmp_path: Path) -> None:
+    """Two of its three clients share a database."""
+    shared, own = sqlite(str(tmp_path / "shared.db")), sqlite(str(tmp_path / "own.db"))
+    result, verdict = under_mischief(
+        tmp_path, lambda recorded: bank.run(recorded.make, [shared, own, shared], branches=2, transfers=40), partitions=2
+    )
+    assert result.is_right, str(result)
+    assert verdict.is_sound, str(verdict)
+    assert verdict.counts["committed"] == result.committed > 40
+    for engine in (shared, own):
+        engine.dispose()
+
+
+# -- with pytest -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.waltz(partitions=3, servers=1)
+def test_the_fixture_is_a_cluster(waltz_cluster: LocalCluster) -> None:
+    async def story(cluster: LocalCluster) -> int:
+        async with cluster.client() as client:
+            return client.partition_count
+
+    assert waltz_cluster.run(story) == 3
+    assert not waltz_cluster.is_running

@@ -1,0 +1,215 @@
+"""Frames as messages and back: nothing is lost, and a message that does not hold together is refused as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.mounting import batch_of, mount_request
+from waltzd.errors import BadFrame, NotOwner
+from waltzd.format.record import encode_payloads, first_bad, heads
+from waltzd.protocol.batches import (
+    AppendBatch,
+    ClientFrame,
+    Committals,
+    Credit,
+    Feed,
+    FeedMode,
+    Flush,
+    Flushed,
+    HeadFeed,
+    Limits,
+    Mounted,
+    Place,
+    Refusals,
+    Refused,
+    ServerFrame,
+    Topology,
+)
+from waltzd.protocol.locks import Mode, Reason
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.codec import (
+    bytes_of,
+    client_frames,
+    client_message,
+    heads_of,
+    run_message,
+    server_frames,
+    server_message,
+    topology_message,
+    topology_of,
+)
+
+I64 = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+def over_the_wire(frames: list[ClientFrame]) -> list[ClientFrame]:
+    return client_frames(wire.ClientFrame.FromString(client_message(frames).SerializeToString()))
+
+
+def back_over_the_wire(frames: list[ServerFrame]) -> list[ServerFrame]:
+    return server_frames(wire.ServerFrame.FromString(server_message(frames).SerializeToString()))
+
+
+def columns(frame: object) -> dict[str, Any]:
+    """A frame as plain values."""
+    return {
+        name: bytes(value) if isinstance(value, bytes | memoryview) else getattr(value, "tolist", lambda v=value: v)()
+        for name, value in vars(frame).items()
+    }
+
+
+rows = st.lists(
+    st.tuples(
+        st.binary(max_size=20),
+        I64,
+        st.integers(-(1 << 31), (1 << 31) - 1),
+        st.lists(st.tuples(st.integers(0, (1 << 64) - 1), st.sampled_from(Mode)), max_size=3),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(rows=rows, first=st.integers(0, 0x7FFFFFFF))
+def test_a_batch_survives(rows: list[tuple[bytes, int, int, list[tuple[int, Mode]]]], first: int) -> None:
+    batch = batch_of(*[row[0] for row in rows], first=first, marks=[row[1] for row in rows], locks=[row[3] for row in rows])
+    batch = AppendBatch(**{**vars(batch), "headers": np.array([row[2] for row in rows], np.int32)})
+    (back,) = over_the_wire([batch])
+    assert isinstance(back, AppendBatch)
+    assert columns(back) == columns(batch)
+    for name, column in vars(batch).items():
+        if isinstance(column, np.ndarray):
+            assert getattr(back, name).dtype == column.dtype, name
+
+
+def test_client_frames_survive_and_come_in_their_order() -> None:
+    request = mount_request(2, number=1 << 40, mark=-1, feed=FeedMode.HEADS, credit=5)
+    assert over_the_wire([request]) == [request]
+    back = over_the_wire([Flush(0), batch_of(b"a"), Credit(1 << 50)])
+    assert [type(frame) for frame in back] == [Credit, AppendBatch, Flush]
+    assert (back[0], back[2]) == (Credit(1 << 50), Flush(0))
+
+
+def test_server_frames_survive_and_come_in_their_order() -> None:
+    run = encode_payloads(40, [b"a", b"", b"ccc"])
+    error = NotOwner("another has it", owner="two", generation=6)
+    sent: list[ServerFrame] = [
+        Mounted(session=3, barrier=-1, limits=Limits(payload_bytes_max=1, locks_max=2, frame_bytes_max=3)),
+        Committals(np.array([0, 0x7FFFFFFF]), np.array([5, (1 << 63) - 1])),
+        Refusals(
+            np.array([1, 2]),
+            np.array([Reason.REAL, Reason.LOST], np.uint8),
+            np.array([-1, 8]),
+            np.array([0, (1 << 64) - 1], np.uint64),
+        ),
+        Feed(run),
+        HeadFeed(heads(run)),
+        Flushed(0, -1),
+        Refused(error),
+    ]
+    back = back_over_the_wire(sent[::-1])
+    assert [type(frame) for frame in back] == [type(frame) for frame in sent]
+    assert back[0] == sent[0]
+    assert columns(back[1]) == columns(sent[1])
+    assert columns(back[2]) == columns(sent[2])
+    feed, found, refused = back[3], back[4], back[6]
+    assert isinstance(feed, Feed)
+    assert (feed.run.first_id, bytes(feed.run.data), first_bad(feed.run)) == (40, bytes(run.data), None)
+    assert isinstance(found, HeadFeed)
+    assert found.heads.tobytes() == heads(run).tobytes()
+    assert back[5] == sent[5]
+    assert isinstance(refused, Refused)
+    assert (type(refused.error), refused.error.message, refused.error.facts) == (NotOwner, error.message, error.facts)
+
+
+@pytest.mark.parametrize("frames", [[Flushed(1, 2)], [HeadFeed(heads(encode_payloads(0, [])))]])
+def test_a_part_is_there_or_not_whatever_its_values(frames: list[ServerFrame]) -> None:
+    assert [type(frame) for frame in back_over_the_wire(frames)] == [type(frame) for frame in frames]
+
+
+def test_topology_survives() -> None:
+    topology = Topology(
+        cluster="test",
+        cluster_key=UUID(int=5),
+        places=(Place(generation=2, server="one", address="h:1"), Place(generation=0, server=None, address=None)),
+        servers=(("one", "h:1"), ("two", "h:2")),
+    )
+    assert topology_of(wire.Topology.FromString(topology_message(topology).SerializeToString())) == topology
+
+
+def test_the_bytes_of_a_whole_run_are_not_copied() -> None:
+    run = encode_payloads(0, [b"a", b"b"])
+    assert bytes_of(run) is run.data.obj
+    assert bytes_of(run.part(1, 2)) == bytes(run.data)[41:]
+    assert run_message(run.part(1, 2)).first_id == 1
+
+
+def batch_message(**columns: object) -> wire.ClientFrame:
+    message = client_message([batch_of(b"ab", b"c", locks=[[(1, Mode.READ)], [(2, Mode.WRITE), (3, Mode.WRITE)]])])
+    for name, value in columns.items():
+        setattr(message.append[0], name, value)
+    return message
+
+
+BROKEN: list[tuple[str, wire.ClientFrame]] = [
+    ("empty", wire.ClientFrame()),
+    ("marks", batch_message(marks=b"\0" * 15)),
+    ("short marks", batch_message(marks=b"\0" * 8)),
+    ("headers", batch_message(headers=b"\0" * 9)),
+    ("short headers", batch_message(headers=b"")),
+    ("lengths", batch_message(lengths=b"\0" * 7)),
+    ("long lengths", batch_message(lengths=b"\0" * 12)),
+    ("checksums", batch_message(data_crcs=b"\0")),
+    ("short checksums", batch_message(data_crcs=b"\0" * 4)),
+    ("lock counts", batch_message(lock_counts=b"\0\0\0")),
+    ("short lock counts", batch_message(lock_counts=b"\0" * 4)),
+    ("lock ids", batch_message(lock_ids=b"\0" * 9)),
+    ("short lock ids", batch_message(lock_ids=b"\0" * 16)),
+    ("lock modes", batch_message(lock_modes=b"\1" * 4)),
+    ("no feed", wire.ClientFrame(mount=wire.MountRequest(cluster_key=bytes(16)))),
+    ("other feed", wire.ClientFrame(mount=wire.MountRequest(cluster_key=bytes(16), feed=wire.FeedMode.ValueType(4)))),
+    ("key", wire.ClientFrame(mount=wire.MountRequest(cluster_key=bytes(15), feed=wire.FEED_MODE_NONE))),
+]
+
+
+@pytest.mark.parametrize("message", [row[1] for row in BROKEN], ids=[row[0] for row in BROKEN])
+def test_a_client_message_that_does_not_hold_together(message: wire.ClientFrame) -> None:
+    with pytest.raises(BadFrame):
+        client_frames(message)
+
+
+def one_refusal(reasons: bytes) -> wire.ServerFrame:
+    return wire.ServerFrame(
+        refusals=wire.Refusals(sequences=bytes(4), reasons=reasons, conflict_ids=bytes(8), locks=bytes(8))
+    )
+
+
+BROKEN_ANSWERS: list[tuple[str, wire.ServerFrame]] = [
+    ("empty", wire.ServerFrame()),
+    ("sequences", wire.ServerFrame(committals=wire.Committals(sequences=b"\0" * 3, ids=b"\0" * 8))),
+    ("fewer ids", wire.ServerFrame(committals=wire.Committals(sequences=b"\0" * 8, ids=b"\0" * 8))),
+    ("ids", wire.ServerFrame(committals=wire.Committals(sequences=b"\0" * 4, ids=b"\0" * 7))),
+    ("reasons", one_refusal(b"")),
+    ("reason", one_refusal(b"\6")),
+    ("no reason", one_refusal(b"\0")),
+    ("heads", wire.ServerFrame(heads=b"\0" * 35)),
+    ("lengths", wire.ServerFrame(feed=wire.RunFrame(first_id=1, lengths=b"\0" * 4, records=b"\0" * 39))),
+    ("odd lengths", wire.ServerFrame(feed=wire.RunFrame(first_id=1, lengths=b"\0" * 5, records=b"\0" * 40))),
+    ("first id", wire.ServerFrame(feed=wire.RunFrame(first_id=-1))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("message", [row[1] for row in BROKEN_ANSWERS], ids=[row[0] for row in BROKEN_ANSWERS])
+def test_a_server_message_that_does_not_hold_together(message: wire.ServerFrame) -> None:
+    with pytest.raises(BadFrame):
+        server_frames(message)
+
+
+def test_heads_of_nothing() -> None:
+    assert len(heads_of(b"")) == 0

@@ -1,0 +1,390 @@
+"""Frames over a plain connection: whole however they are cut, bounded, and lost when nobody is heard."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.simulation.loop import SimLoop
+from waltzd.errors import BadFrame, CannotConnect, NoSuchPartition
+from waltzd.format.record import encode_payloads
+from waltzd.wire.frames import (
+    FRAME_COST,
+    HEAD,
+    QUIET_SECONDS,
+    SMALL_BYTES,
+    WAITING_MAX,
+    Connection,
+    Hello,
+    Kind,
+    mark_bytes,
+    mark_of,
+    records_of,
+    records_parts,
+    refusal_bytes,
+    refusal_of,
+)
+
+BYTES_MAX = 4 << 20
+Frames = list[tuple[Kind, bytes]]
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.listens = True
+        self.is_over = False
+
+    def writelines(self, parts: Any) -> None:
+        for part in parts:
+            self.written += part
+
+    def pause_reading(self) -> None:
+        self.listens = False
+
+    def resume_reading(self) -> None:
+        self.listens = True
+
+    def is_closing(self) -> bool:
+        return self.is_over
+
+    def abort(self) -> None:
+        self.is_over = True
+
+    def close(self) -> None:
+        self.is_over = True
+
+
+def standing() -> tuple[Connection, Wire]:
+    connection, wire = Connection(BYTES_MAX), Wire()
+    connection.connection_made(wire)
+    return connection, wire
+
+
+def put(connection: Connection, raw: bytes, sizes: list[int]) -> None:
+    """As the loop does it: into whatever memory is offered, in pieces."""
+    view, at, turn = memoryview(raw), 0, 0
+    while at < len(raw):
+        room = connection.get_buffer(-1)
+        count = min(len(room), len(raw) - at, sizes[turn % len(sizes)])
+        room[:count] = view[at : at + count]
+        connection.buffer_updated(count)
+        at, turn = at + count, turn + 1
+
+
+def spelled(frames: Frames) -> bytes:
+    return b"".join(HEAD.pack(len(content), kind) + content for kind, content in frames)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+SIZES = st.sampled_from([0, 1, 7, 300, SMALL_BYTES - 1, SMALL_BYTES, SMALL_BYTES + 1, 3 * SMALL_BYTES + 5])
+KINDS = st.sampled_from([Kind.HELLO, Kind.RECORDS, Kind.END, Kind.MARK, Kind.REFUSED])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(KINDS, SIZES), max_size=8), st.lists(st.integers(1, 200_000), min_size=1, max_size=5))
+def test_frames_come_whole_however_they_are_cut(wanted: list[tuple[Kind, int]], cuts: list[int]) -> None:
+    frames = [(kind, random.Random(size).randbytes(size)) for kind, size in wanted]
+
+    async def check() -> None:
+        connection, _ = standing()
+        put(connection, spelled(frames), cuts)
+        found = [await connection.receive() for _ in frames]
+        assert [(one[0], bytes(one[1])) for one in found if one is not None] == frames
+        connection.close()
+
+    run(check())
+
+
+def of_a_stranger() -> tuple[Connection, Wire]:
+    connection, wire = Connection(BYTES_MAX, first_max=40), Wire()
+    connection.connection_made(wire)
+    return connection, wire
+
+
+@pytest.mark.parametrize("cuts", [[1], [50], [7, 30]])
+def test_nothing_is_read_behind_the_first_frame_of_a_stranger(cuts: list[int]) -> None:
+    frames = [(Kind.HELLO, b"it is me"), (Kind.RECORDS, bytes(3 * SMALL_BYTES)), (Kind.END, b"")]
+
+    async def check() -> None:
+        connection, wire = of_a_stranger()
+        raw, sent = spelled(frames), 0
+        assert len(connection._buffer) < 100
+        while wire.listens and sent < len(raw):
+            put(connection, raw[sent : sent + cuts[0]], cuts)
+            sent += cuts[0]
+        assert await connection.receive() == frames[0]
+        assert not wire.listens
+        assert sent <= len(frames[0][1]) + HEAD.size + cuts[0]
+        connection.admit()
+        put(connection, raw[sent:], [1000])
+        assert [await connection.receive() for _ in frames[1:]] == frames[1:]
+        connection.close()
+
+    run(check())
+
+
+def test_a_stranger_that_is_not_let_in_may_only_go() -> None:
+    async def check() -> None:
+        for size in (8, 40, 41, BYTES_MAX):
+            connection, wire = of_a_stranger()
+            put(connection, spelled([(Kind.HELLO, b"")]), [5])
+            assert await connection.receive() == (Kind.HELLO, b"")
+            waiting = asyncio.create_task(connection.receive())
+            await asyncio.sleep(0)
+            assert wire.listens
+            put(connection, spelled([(Kind.RECORDS, bytes(size))])[:45], [45])
+            if size > 40:
+                with pytest.raises(BadFrame, match="40 are allowed"):
+                    await waiting
+                assert connection._large is None
+            else:
+                assert await waiting == (Kind.RECORDS, bytes(size))
+            connection.close()
+
+    run(check())
+
+
+def test_who_takes_nothing_gets_no_more_signs_of_life() -> None:
+    async def check() -> None:
+        connection, wire = standing()
+        put(connection, spelled([(Kind.ASKED, b"")] * 3), [100])
+        assert len(wire.written) == 3 * HEAD.size
+        connection.pause_writing()
+        put(connection, spelled([(Kind.ASKED, b"")] * 1000), [100])
+        assert len(wire.written) == 3 * HEAD.size
+        connection.close()
+
+    run(check())
+
+
+def test_what_is_sent_is_what_comes() -> None:
+    async def check() -> None:
+        sender, wire = standing()
+        taker, _ = standing()
+        await sender.send(Kind.RECORDS, (b"ab", memoryview(b"cde"), bytearray(b"f")))
+        await sender.send(Kind.END)
+        put(taker, bytes(wire.written), [3])
+        assert await taker.receive() == (Kind.RECORDS, b"abcdef")
+        assert await taker.receive() == (Kind.END, b"")
+        sender.close()
+        taker.close()
+
+    run(check())
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [(HEAD.pack(BYTES_MAX + 1, Kind.RECORDS), "are allowed"), (HEAD.pack(0, 77), "unknown kind 77")],
+    ids=["too large", "of no kind"],
+)
+def test_nonsense_is_told_once_and_nothing_is_allocated_for_it(raw: bytes, words: str) -> None:
+    async def check() -> None:
+        connection, wire = standing()
+        put(connection, spelled([(Kind.MARK, b"x")]) + raw, [1000])
+        assert not wire.listens
+        assert await connection.receive() == (Kind.MARK, b"x"), "what came before counts"
+        with pytest.raises(BadFrame, match=words):
+            await connection.receive()
+        assert await connection.receive() is None
+        await connection.send(Kind.REFUSED, (b"why",))
+        assert wire.written
+        connection.close()
+
+    run(check())
+
+
+def test_a_stranger_may_say_little() -> None:
+    async def check() -> None:
+        connection, _ = of_a_stranger()
+        put(connection, HEAD.pack(41, Kind.HELLO), [1000])
+        with pytest.raises(BadFrame, match="40 are allowed"):
+            await connection.receive()
+        connection.close()
+
+    run(check())
+
+
+def test_who_is_not_read_from_is_not_listened_to() -> None:
+    async def check() -> None:
+        connection, wire = standing()
+        frame = (Kind.RECORDS, bytes(WAITING_MAX // 2 - FRAME_COST))
+        put(connection, spelled([frame]), [1 << 20])
+        assert wire.listens
+        put(connection, spelled([frame, frame]), [1 << 20])
+        assert not wire.listens
+        await connection.receive()
+        assert not wire.listens
+        await connection.receive()
+        assert wire.listens
+        connection.close()
+
+    run(check())
+
+
+def test_a_flood_of_empty_frames_is_bounded() -> None:
+    async def check() -> None:
+        connection, wire = standing()
+        put(connection, spelled([(Kind.GO_ON, b"")] * (WAITING_MAX // FRAME_COST)), [1 << 20])
+        assert wire.listens
+        put(connection, spelled([(Kind.GO_ON, b"")]), [1 << 20])
+        assert not wire.listens
+        for _ in range(WAITING_MAX // FRAME_COST // 2 + 2):
+            assert await connection.receive() == (Kind.GO_ON, b"")
+        assert wire.listens
+        connection.close()
+
+    run(check())
+
+
+def test_who_sends_waits_while_the_connection_is_full() -> None:
+    async def check() -> None:
+        connection, wire = standing()
+        connection.pause_writing()
+        sending = asyncio.create_task(connection.send(Kind.END))
+        await asyncio.sleep(0)
+        assert not wire.written
+        connection.resume_writing()
+        await sending
+        assert wire.written
+        connection.pause_writing()
+        sending = asyncio.create_task(connection.send(Kind.END))
+        await asyncio.sleep(0)
+        connection.lose(CannotConnect("it went away"))
+        with pytest.raises(CannotConnect, match="it went away"):
+            await sending
+
+    run(check())
+
+
+def test_who_sends_without_end_leaves_others_their_turn() -> None:
+    async def check() -> None:
+        connection, _ = standing()
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        for _ in range(5000):
+            await connection.send(Kind.MARK, (bytes(100),))
+        assert 3 < turns < 50
+        task.cancel()
+        connection.close()
+
+    run(check())
+
+
+def test_an_end_is_told_behind_what_came() -> None:
+    async def check() -> None:
+        connection, _ = standing()
+        put(connection, spelled([(Kind.MARK, b"1")]), [100])
+        connection.eof_received()
+        connection.connection_lost(None)
+        assert await connection.receive() == (Kind.MARK, b"1")
+        assert await connection.receive() is None
+        with pytest.raises(CannotConnect):
+            await connection.send(Kind.END)
+
+    run(check())
+
+
+def on_virtual_time(work: Coroutine[Any, Any, None]) -> None:
+    loop = SimLoop(steps_max=10_000)
+    try:
+        loop.run_until_complete(work)
+    finally:
+        loop.close()
+
+
+def test_who_is_quiet_is_asked_and_who_does_not_answer_is_lost() -> None:
+    async def check() -> None:
+        connection, wire = standing()
+        await asyncio.sleep(1.5 * QUIET_SECONDS)
+        assert bytes(wire.written) == HEAD.pack(0, Kind.ASKED)
+        put(connection, HEAD.pack(0, Kind.ALIVE), [1])
+        await asyncio.sleep(QUIET_SECONDS)
+        assert not wire.is_over
+        with pytest.raises(CannotConnect, match="nothing was heard"):
+            await connection.receive()
+        assert wire.is_over
+
+    on_virtual_time(check())
+
+
+def test_who_is_asked_answers_by_itself() -> None:
+    async def check() -> None:
+        connection, wire = standing()
+        put(connection, HEAD.pack(0, Kind.ASKED), [2])
+        assert bytes(wire.written) == HEAD.pack(0, Kind.ALIVE)
+        connection.close()
+
+    run(check())
+
+
+# -- what the frames say -----------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 1 << 40), st.lists(st.binary(max_size=50), min_size=1, max_size=20), st.integers(-1, 1 << 40))
+def test_records_travel_as_they_are(first_id: int, payloads: list[bytes], committed: int) -> None:
+    run_ = encode_payloads(first_id, payloads)
+    frame = records_of(b"".join(records_parts(run_, committed)))
+    assert (frame.run.first_id, bytes(frame.run.data), frame.committed) == (first_id, bytes(run_.data), committed)
+    assert frame.run.bounds.tolist() == run_.bounds.tolist()
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_records_or_refused(raw: bytes) -> None:
+    for read in (records_of, mark_of, Hello.decode):
+        try:
+            read(raw)
+        except BadFrame:
+            continue
+    refusal_of(raw)
+
+
+def test_callers_marks_and_refusals_travel() -> None:
+    from uuid import UUID
+
+    hello = Hello(UUID(int=5), 3, 77)
+    assert Hello.decode(hello.encode()) == hello
+    assert mark_of(mark_bytes(-1)) == -1
+    back = refusal_of(refusal_bytes(NoSuchPartition("there is none")))
+    assert (type(back), back.message) == (NoSuchPartition, "there is none")
+    with pytest.raises(BadFrame, match="version"):
+        Hello.decode(b"\x09" + hello.encode()[1:])
+
+
+def test_two_real_connections_talk() -> None:
+    async def check() -> None:
+        near, far = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        _, one = await loop.create_connection(lambda: Connection(BYTES_MAX), sock=near)
+        _, other = await loop.create_connection(lambda: Connection(BYTES_MAX), sock=far)
+        large = random.Random(1).randbytes(3_000_000)
+        sending = asyncio.create_task(one.send(Kind.RECORDS, (large,)))
+        found = await other.receive()
+        assert found is not None
+        assert bytes(found[1]) == large
+        await sending
+        other.close()
+        assert await one.receive() is None
+        one.close()
+
+    run(check())

@@ -1,0 +1,317 @@
+"""The client for applications without a loop of their own: the same names as `waltzd.client.client`, and each call blocks.
+
+One thread of the process runs the loop of all blocking clients, for ever: gRPC may still have something to tell it after
+the last call. A context's functions run on the thread that called `submit`. The handler runs on threads of the client,
+for one transaction of a partition at a time, and may itself call the client. All methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from waltzd.client.client import Client, Partitions
+from waltzd.client.outbox import Outcomes
+from waltzd.client.partition import PartitionState
+from waltzd.client.routes import Connect
+from waltzd.client.settings import ClientSettings
+from waltzd.client.view import (
+    Declined,
+    Handler,
+    Partitioner,
+    Serializer,
+    Transaction,
+    TransactionContext,
+    partition_by_hash,
+)
+from waltzd.errors import BadArgument
+from waltzd.protocol.batches import FeedMode
+from waltzd.protocol.locks import Lock, Mode, Outcome
+from waltzd.wire.servers import ServerClient
+
+T = TypeVar("T")
+
+
+class _LoopThread:
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="waltz-loop", daemon=True)
+        self._thread.start()
+
+    def check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise BadArgument(
+                "this process was forked from one that had a client: neither its threads nor gRPC came along. Start "
+                "processes with `spawn`, or fork before the first client is made"
+            )
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        if os.getpid() != self._process:
+            work.close()
+            self.check_process()
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise BadArgument("a blocking call on the thread of the loop would wait for itself: use the asyncio client")
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+_started: _LoopThread | None = None
+_starting = threading.Lock()
+
+
+def _loop_thread() -> _LoopThread:
+    global _started
+    with _starting:
+        _started = _started or _LoopThread()
+    _started.check_process()
+    return _started
+
+
+class BlockingClient:
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        handler: Handler | None = None,
+        feed: FeedMode | None = None,
+        partitions: Partitions = "all",
+        serializer: Serializer | None = None,
+        partitioner: Partitioner = partition_by_hash,
+        settings: ClientSettings | None = None,
+        connect: Connect = ServerClient,
+        threads: int = 32,
+    ) -> None:
+        """As `Client`. `threads`: how many handlers may be at work at once, each for another partition."""
+        self._thread = _loop_thread()
+        self._threads = threads
+        self._is_shut = False
+        self._pool = ThreadPoolExecutor(threads, "waltz-handler")
+        self._left_behind: dict[int, Future[Any]] = {}
+        """By partition, what the handler is still at, although nobody waits for it any more."""
+        self._client = Client(
+            servers,
+            handler=handler,
+            feed=feed,
+            partitions=partitions,
+            serializer=serializer,
+            partitioner=partitioner,
+            settings=settings,
+            connect=connect,
+            call=self._call_on_pool,
+        )
+
+    async def _call_on_pool(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        partition = _partition_in(arguments)
+        # One call at a time for each partition, also when nobody waits for the one before.
+        while partition is not None and (left := self._left_behind.get(partition)) is not None:
+            await asyncio.gather(asyncio.wrap_future(left), return_exceptions=True)
+            if self._left_behind.get(partition) is left:
+                del self._left_behind[partition]
+        running = self._pool.submit(_called, function, *arguments)
+        try:
+            result = await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            if not running.cancel() and not running.done() and partition is not None:
+                self._left_behind[partition] = running  # a thread cannot be cancelled
+            raise
+        return await result if inspect.isawaitable(result) else result
+
+    # -- life
+
+    def open(self) -> None:
+        if self._is_shut:
+            self._pool, self._is_shut = ThreadPoolExecutor(self._threads, "waltz-handler"), False
+        self._thread.run(self._client.open())
+
+    def close(self) -> None:
+        try:
+            self._thread.run(self._client.close())
+        finally:
+            self._is_shut = True
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # -- what it is
+
+    @property
+    def client_id(self) -> int:
+        return self._client.client_id
+
+    @property
+    def cluster(self) -> str:
+        return self._client.cluster
+
+    @property
+    def partition_count(self) -> int:
+        return self._client.partition_count
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        return self._client.partitions
+
+    def set_partitions(self, partitions: Partitions) -> None:
+        self._thread.run(self._client.set_partitions(partitions))
+
+    # -- writing
+
+    def submit(self, context: TransactionContext) -> Outcome | Declined:
+        """The context's functions run on this thread, but `on_application` on one of the client's."""
+        caller = _Caller(self._thread.loop)
+        return caller.serve(self._client.submit_with(caller.call, context))
+
+    def mark(self, partition: int) -> int:
+        """Read it before the view: see `append`."""
+        return self._client.mark(partition)
+
+    def append(
+        self,
+        data: Any,
+        *,
+        partition: int | None = None,
+        key: Any = None,
+        header: int = 0,
+        locks: Iterable[Lock] = (),
+        mark: int | None = None,
+    ) -> Outcome:
+        """The handler is at work on another thread: with a READ or WRITE lock, give the mark that was read before the view
+        was, or use `submit`, which does that."""
+        locks = tuple(locks)
+        _check_mark(mark, locks)
+
+        async def append() -> Outcome:
+            return await self._client.append(data, partition=partition, key=key, header=header, locks=locks, mark=mark)
+
+        return self._thread.run(append())
+
+    def append_many(
+        self,
+        payloads: Sequence[Any],
+        *,
+        partition: int | None = None,
+        key: Any = None,
+        headers: Sequence[int] | None = None,
+        locks: Sequence[Iterable[Lock]] | None = None,
+        mark: int | None = None,
+    ) -> Outcomes:
+        each = None if locks is None else [tuple(some) for some in locks]
+        _check_mark(mark, [lock for some in each or () for lock in some])
+
+        async def append_many() -> Outcomes:
+            return await self._client.append_many(
+                payloads, partition=partition, key=key, headers=headers, locks=each, mark=mark
+            )
+
+        return self._thread.run(append_many())
+
+    # -- waiting
+
+    @property
+    def has_pending(self) -> bool:
+        return self._client.has_pending
+
+    def flush(self, seconds: float | None = None) -> None:
+        self._thread.run(self._client.flush(seconds))
+
+    # -- reading
+
+    def high_water_mark(self, partition: int) -> int:
+        return self._thread.run(self._client.high_water_mark(partition))
+
+    def read(self, partition: int, id: int) -> Transaction:
+        return self._thread.run(self._client.read(partition, id))
+
+    def read_some(self, partition: int, first_id: int, last_id: int) -> list[Transaction]:
+        return self._thread.run(self._client.read_some(partition, first_id, last_id))
+
+    def data(self, transaction: Transaction) -> bytes:
+        """The payload of a transaction that was fed as a head."""
+        return self._thread.run(transaction.data())
+
+    def describe(self) -> tuple[PartitionState, ...]:
+        async def describe() -> tuple[PartitionState, ...]:
+            return self._client.describe()
+
+        return self._thread.run(describe())
+
+
+def _check_mark(mark: int | None, locks: Sequence[Lock]) -> None:
+    if mark is None and any(lock.mode is not Mode.APPEND for lock in locks):
+        raise BadArgument("a READ or WRITE lock needs the mark that was read before the view: give `mark`, or use `submit`")
+
+
+class _Caller:
+    """A thread that waits for a coroutine, and meanwhile runs what the coroutine asks it to run: no pool can be used up by
+    threads that wait for each other."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._work: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
+
+    async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        result: asyncio.Future[Any] = self._loop.create_future()
+        self._work.put((partial(_called, function, *arguments), result))
+        found = await result
+        return await found if inspect.isawaitable(found) else found
+
+    def serve(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future.add_done_callback(lambda _: self._work.put(None))
+        try:
+            while (item := self._work.get()) is not None:
+                function, result = item
+                try:
+                    found, error = function(), None
+                except Exception as failure:  # noqa: BLE001  # the application's code
+                    found, error = None, failure
+                self._loop.call_soon_threadsafe(_settle, result, found, error)
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+def _partition_in(arguments: Sequence[Any]) -> int | None:
+    """Which one a handler is called for: with its number, a transaction of it, or several."""
+    first = arguments[0] if arguments else None
+    if isinstance(first, Sequence) and first:
+        first = first[0]
+    if isinstance(first, Transaction):
+        return first.partition
+    return first if isinstance(first, int) else None
+
+
+def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """As in a coroutine: no future takes a StopIteration, and who waits for it would wait for ever."""
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        raise RuntimeError("the application's code raised StopIteration") from error
+
+
+def _settle(result: asyncio.Future[Any], found: Any, error: Exception | None) -> None:
+    if result.done():
+        return
+    if error is None:
+        result.set_result(found)
+    else:
+        result.set_exception(error)

@@ -1,0 +1,298 @@
+"""One partition as its client sees it: where it stands, what it has seen, and what it may do next. Pure.
+
+Two rules explain the shape. First, what was sent is never sent again: when a mount is over, the fate of what was under way
+is *asked* on the next one, before anything else goes out. Asking means to read the heads of the log from where all was
+known up to the barrier that the server names; what is not there then will never be. So a mount either asks, or follows;
+when the asking is done, the next mount follows. Second, what has been fed is kept apart from what the application has
+taken in (`waltzd.client.view`): an application that stands still never holds up the outcomes of what it submitted.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from uuid import UUID
+
+import numpy as np
+
+from waltzd.client.outbox import Outbox
+from waltzd.errors import (
+    BadArgument,
+    BadFrame,
+    ClientAhead,
+    Displaced,
+    ForeignCluster,
+    NoSuchPartition,
+    NotOwner,
+    NotPermitted,
+    TooLarge,
+)
+from waltzd.format.checksum import I64
+from waltzd.format.record import HeadArray
+from waltzd.protocol.batches import (
+    AppendBatch,
+    Committals,
+    Credit,
+    FeedMode,
+    Mounted,
+    MountRequest,
+    Place,
+    Refusals,
+    Registration,
+)
+from waltzd.protocol.quorum import EMPTY
+
+FINAL = (BadArgument, BadFrame, ClientAhead, Displaced, ForeignCluster, NoSuchPartition, NotPermitted, TooLarge)
+"""A server that refuses a mount with one of these would refuse the next one too."""
+STORY_EVENTS = 200
+
+
+class State(enum.Enum):
+    IDLE = "not mounted"
+    LOCATING = "looking for the owner"
+    MOUNTING = "mounting"
+    ASKING = "asking what became of earlier transactions"
+    READY = "ready"
+
+
+class Event(enum.Enum):
+    ACTIVATED = "activated"
+    LOCATED = "located"
+    ASKED = "mounted, with something undecided"
+    ANSWERED = "all that was undecided is decided"
+    MOUNTED = "mounted"
+    LINK_LOST = "the link was lost"
+    EXHAUSTED = "the sequence numbers are used up"
+    ENDED = "ended"
+
+
+MOVES: dict[State, dict[Event, State]] = {
+    State.IDLE: {Event.ACTIVATED: State.LOCATING},
+    State.LOCATING: {Event.LOCATED: State.MOUNTING, Event.ENDED: State.IDLE},
+    State.MOUNTING: {
+        Event.MOUNTED: State.READY,
+        Event.ASKED: State.ASKING,
+        Event.LINK_LOST: State.LOCATING,
+        Event.ENDED: State.IDLE,
+    },
+    State.ASKING: {Event.ANSWERED: State.MOUNTING, Event.LINK_LOST: State.LOCATING, Event.ENDED: State.IDLE},
+    State.READY: {Event.LINK_LOST: State.LOCATING, Event.EXHAUSTED: State.LOCATING, Event.ENDED: State.IDLE},
+}
+
+
+class Mount:
+    def __init__(self, partition: int, feed: FeedMode, *, feed_bytes_max: int, outbox: Outbox) -> None:
+        self.partition = partition
+        self.feed = feed
+        self.outbox = outbox
+        self.state = State.IDLE
+        self.client: int | None = None
+        """None: a new client id is needed before the next mount."""
+        self._token = b""
+        self.received = EMPTY
+        """The feed came so far."""
+        self.known = EMPTY
+        """Known to be committed up to here."""
+        self.number = 0
+        self.epochs = 0
+        """How often it became ready."""
+        self.attempts = 0
+        """Links that were lost since the last one that was good for something."""
+        self.place: Place | None = None
+        self.mounted: Mounted | None = None
+        self.story: deque[str] = deque(maxlen=STORY_EVENTS)
+        self._feed_bytes_max = feed_bytes_max
+        self._inbox_bytes = 0
+        """Fed, and not yet taken in by the application."""
+        self._credit = 0
+        """What the server may still send on this mount."""
+        self._asked = EMPTY
+
+    def _move(self, event: Event, detail: str = "") -> None:
+        self.story.append(f"{self.state.name} {event.name} {detail}".rstrip())
+        assert event in MOVES[self.state], f"{event} in {self.state}: {list(self.story)}"
+        self.state = MOVES[self.state][event]
+
+    # -- from the application
+
+    def activated(self, mark: int) -> None:
+        """Its view, or whatever it stands on, is at this mark."""
+        self._move(Event.ACTIVATED, f"mark={mark}")
+        self.received = self.known = mark
+        self._inbox_bytes = 0
+        self.attempts = 0
+
+    def consumed(self, size: int) -> None:
+        """The application has taken in so many bytes of feed."""
+        self._inbox_bytes -= size
+        assert self._inbox_bytes >= 0
+
+    def ended(self) -> None:
+        if self.state is not State.IDLE:
+            self._move(Event.ENDED)
+        self.outbox.link_lost()
+
+    # -- from the network
+
+    def registered(self, registration: Registration) -> None:
+        """A client id that nobody has used: its sequence numbers begin anew."""
+        assert not self.outbox.sent
+        assert not self.outbox.undecided
+        self.client, self._token = registration.client, registration.token
+        self.outbox.next_sequence = 0
+
+    def located(self, place: Place) -> None:
+        self._move(Event.LOCATED, f"{place.server} generation={place.generation}")
+        if self.place is not None and place.generation > self.place.generation:
+            self.attempts = 0  # another owner: that the one before did not answer says nothing about this one
+        self.place = place
+
+    def request(self, key: UUID) -> MountRequest:
+        """The first frame of a new mount."""
+        assert self.state is State.MOUNTING
+        assert self.place is not None
+        assert self.client is not None
+        self.number += 1
+        feed, mark = self.feed, self.received
+        if self.outbox.undecided:
+            feed, mark = FeedMode.HEADS, self.outbox.undecided[0].floor
+            self._asked = mark
+        elif self.feed is FeedMode.NONE:
+            mark = self.known
+        self._credit = 0
+        self._credit = max(0, self._room())
+        return MountRequest(
+            cluster_key=key,
+            partition=self.partition,
+            generation=self.place.generation,
+            client=self.client,
+            token=self._token,
+            number=self.number,
+            mark=mark,
+            feed=feed,
+            credit=self._credit,
+        )
+
+    def answered(self, frame: Mounted) -> None:
+        """The mount stands."""
+        if self.mounted is not None and frame.session < self.mounted.session:
+            raise NotOwner(
+                f"partition {self.partition} is in session {self.mounted.session}; who answered is still in session "
+                f"{frame.session}"
+            )
+        self.mounted = frame
+        detail = f"number={self.number} session={frame.session} barrier={frame.barrier}"
+        if self.outbox.undecided:
+            self._move(Event.ASKED, detail)
+            self._conclude()
+        else:
+            self._move(Event.MOUNTED, detail)
+            self.epochs += 1
+
+    def fed(self, first_id: int, last_id: int, size: int) -> None:
+        """Committed transactions came, for the application."""
+        if self.state is not State.READY or self.feed is FeedMode.NONE:
+            raise BadFrame(f"the server feeds ids {first_id} to {last_id} that were not asked for")
+        if first_id != self.received + 1 or last_id < first_id:
+            raise BadFrame(f"the feed goes on at id {first_id}, not at {self.received + 1}")
+        self.received = last_id
+        self.known = max(self.known, last_id)
+        self._inbox_bytes += size
+        self._credit -= size
+        self.attempts = 0
+
+    def fed_heads(self, heads: HeadArray) -> None:
+        """The same as heads only."""
+        if self.feed is not FeedMode.HEADS:
+            raise BadFrame("the server feeds heads that were not asked for")
+        ids = _consecutive(heads, self.received + 1)
+        self.fed(int(ids[0]), int(ids[-1]), heads.nbytes)
+
+    def told(self, heads: HeadArray) -> None:
+        """Heads came, while asking."""
+        assert self.state is State.ASKING
+        ids = _consecutive(heads, self._asked + 1)
+        own = heads["client"] == self.client
+        self.outbox.found(heads["sequence"][own].astype(np.int64), ids[own])
+        self._asked = int(ids[-1])
+        self.known = max(self.known, self._asked)
+        self._credit -= heads.nbytes
+        self.attempts = 0
+        self._conclude()
+
+    def _conclude(self) -> None:
+        assert self.mounted is not None
+        if self._asked >= self.mounted.barrier:
+            self.outbox.lost()
+        if not self.outbox.undecided:
+            self._move(Event.ANSWERED, f"asked={self._asked}")
+
+    def committed(self, frame: Committals) -> None:
+        if len(frame.sequences) == 0 or len(frame.ids) != len(frame.sequences):
+            raise BadFrame("the columns of the committed transactions do not fit each other")
+        self.outbox.committed(frame)
+        self.known = max(self.known, int(frame.ids.max()))
+        self.attempts = 0
+
+    def refused(self, frame: Refusals) -> None:
+        if {len(frame.reasons), len(frame.conflict_ids), len(frame.locks)} != {len(frame.sequences)}:
+            raise BadFrame("the columns of the refused transactions do not fit each other")
+        self.outbox.refused(frame)
+        self.attempts = 0
+
+    def link_lost(self) -> None:
+        """Whatever the reason was."""
+        self.outbox.link_lost()
+        if self.state is State.LOCATING:  # it was not found, or left because its numbers were used up
+            self.story.append("LOCATING again")
+        else:
+            self._move(Event.LINK_LOST)
+        self.attempts += 1
+
+    # -- what to do next
+
+    def take(self) -> list[AppendBatch]:
+        """The next transactions, as far as they may go now as one message."""
+        if self.state is not State.READY:
+            return []
+        assert self.mounted is not None
+        batches = self.outbox.take(self.mounted.limits, self.known)
+        if not batches and self.outbox.is_exhausted and self.outbox.waiting and not self.outbox.sent:
+            self.client = None
+            self._move(Event.EXHAUSTED)
+        return batches
+
+    def credit(self) -> Credit | None:
+        """More credit, when it is worth a frame."""
+        if self.state not in (State.READY, State.ASKING):
+            return None
+        room = self._room()
+        if room <= 0 or room < self._feed_bytes_max // 4:
+            return None
+        self._credit += room
+        return Credit(room)
+
+    def _room(self) -> int:
+        if self.outbox.undecided:
+            return self._feed_bytes_max - self._credit
+        if self.feed is FeedMode.NONE:
+            return 0
+        return self._feed_bytes_max - self._credit - self._inbox_bytes
+
+    # -- for people
+
+    def sentence(self) -> str:
+        where = f" at {self.place.server} ({self.place.address})" if self.place and self.state is not State.IDLE else ""
+        rest = ""
+        if self.state is State.ASKING and self.mounted is not None:
+            rest = f": has read up to {self._asked}, waits for {self.mounted.barrier} to be committed"
+        elif self.state is State.READY and self.outbox.sent:
+            rest = f", waits for {sum([sent.rows for sent in self.outbox.sent])} transactions to be decided"
+        return f"{self.state.value}{where}{rest}"
+
+
+def _consecutive(heads: HeadArray, first_id: int) -> I64:
+    ids = heads["id"].astype(np.int64)
+    if len(ids) == 0 or ids[0] != first_id or (np.diff(ids) != 1).any():
+        raise BadFrame(f"the feed does not go on at id {first_id}")
+    return ids

@@ -1,0 +1,358 @@
+"""Where the partitions are, and one connection to each server: what all partitions of a client share.
+
+Any server can be asked; who does not answer is passed over. A place that turned out wrong is forgotten by whoever found
+out, so nothing that was once believed can stick. One lookup at a time serves all who wait for one. Ports are given out
+with `at` and closed when the last user has gone: one that failed is not given out again, so that the next attempt is a
+new connection and not the back-off of an old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+from uuid import UUID
+from zlib import crc32
+
+from waltzd.errors import (
+    BadArgument,
+    BeyondLog,
+    CannotConnect,
+    ClientClosed,
+    ForeignCluster,
+    NotOwner,
+    NotReady,
+    Retry,
+    TlsMismatch,
+    WaltzError,
+)
+from waltzd.protocol.batches import Place, Registration, Topology
+from waltzd.protocol.peers import ServerPort
+
+T = TypeVar("T")
+Connect: TypeAlias = Callable[[str, UUID | None], ServerPort]
+"""A port to the server at an address, for a cluster key; None when it is not known yet."""
+
+_log = logging.getLogger("waltz.client")
+_PORT = re.compile(r"[0-9]{1,5}")
+NOWHERE = Place(generation=-1, server=None, address=None)
+PAUSE_MIN, PAUSE_MAX = 0.01, 0.5
+REFRESH_SECONDS = 1.0
+"""How often some server is asked where everything is: an owner that hangs does not say that it has been replaced."""
+
+
+def pause_seconds(attempt: int, *identity: int) -> float:
+    """Growing, and different for each client and partition, without chance: a run of a simulator can be repeated."""
+    longest = min(PAUSE_MIN * 2.0 ** min(attempt, 16), PAUSE_MAX)
+    return longest * (0.5 + crc32(repr((attempt, identity)).encode()) / (1 << 33))
+
+
+@dataclass(eq=False)
+class _Held:
+    port: ServerPort
+    users: int = 0
+    is_good: bool = True
+
+
+class Whereabouts:
+    def __init__(self, addresses: Sequence[str], connect: Connect, *, call_seconds: float) -> None:
+        self._given = tuple(addresses)
+        self._connect = connect
+        self._call_seconds = call_seconds
+        self._topology: Topology | None = None
+        self._places: list[Place] = []
+        self._held: dict[str, _Held] = {}
+        self._lookup: asyncio.Task[None] | None = None
+        self._refresher: asyncio.Task[None] | None = None
+        self._asked = 0
+        self._learned: asyncio.Future[None] | None = None
+        self._suspects: dict[str, None] = {}
+        """Addresses that did not answer last time, oldest first: asked behind the others."""
+
+    # -- what is known
+
+    @property
+    def topology(self) -> Topology:
+        assert self._topology is not None, "open first"
+        return self._topology
+
+    @property
+    def partitions(self) -> int:
+        return len(self.topology.places)
+
+    def forget(self, partition: int, place: Place) -> None:
+        """It is not there, or does not answer. The generation stays: an owner that was replaced and does not know it yet
+        must never be believed again."""
+        if self._places[partition] == place:
+            self._places[partition] = Place(generation=place.generation, server=None, address=None)
+
+    def hint(self, partition: int, error: NotOwner) -> None:
+        """Somebody who does not own it knew who does."""
+        address, generation = error.facts.get("address"), error.number("generation")
+        if address and generation is not None and generation >= self._places[partition].generation:
+            self._places[partition] = Place(
+                generation=generation, server=error.facts.get("owner", address), address=address
+            )
+
+    async def find(self, partition: int) -> Place:
+        """The owner, as far as anybody knows; raises `NotReady` when nobody owns it at the moment."""
+        if self._places[partition].address is None:
+            await self.look()
+        place = self._places[partition]
+        if place.address is None:
+            raise NotReady(f"no server owns partition {partition} at the moment")
+        return place
+
+    async def replaced(self, partition: int, place: Place) -> Place:
+        """Wait until the partition is known to be somewhere else, under a later generation."""
+        while self._places[partition].generation <= place.generation or self._places[partition].address is None:
+            if self._learned is None or self._learned.done():
+                self._learned = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._learned)
+        return self._places[partition]
+
+    # -- looking
+
+    def keep_fresh(self) -> None:
+        self._refresher = asyncio.create_task(self._refresh(), name="waltz whereabouts")
+
+    async def _refresh(self) -> None:
+        """One server after the other, the suspect ones too; after one that does not answer, the next one at once."""
+        failures = 0
+        while True:
+            addresses = self._candidates()
+            if failures % len(addresses) == 0:
+                await asyncio.sleep(REFRESH_SECONDS)
+            address = addresses[self._asked % len(addresses)]
+            self._asked += 1
+            failures += 1
+            try:
+                async with asyncio.timeout(REFRESH_SECONDS), self.at(address) as port:
+                    await self._learn(address, await port.locate())
+                failures = 0
+            except TimeoutError:
+                self._suspect(address)
+            except WaltzError as error:
+                _log.debug("%s does not say where the partitions are: %s", address, error.message)
+
+    async def open(self, seconds: float) -> None:
+        """The first look; tries for so long."""
+        await _patiently(self.look, seconds, lambda last: f"the cluster was not found in {seconds:g} seconds: {last}")
+
+    async def look(self) -> None:
+        """Ask any server where everything is. Those who come while somebody asks wait for the same answer."""
+        if self._lookup is None or self._lookup.done():
+            self._lookup = asyncio.create_task(self._look())
+            self._lookup.add_done_callback(_take_note)
+        try:
+            await asyncio.shield(self._lookup)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._lookup.cancelled() or (task is not None and task.cancelling()):
+                raise
+            raise ClientClosed("the client was closed meanwhile") from None
+
+    async def _look(self) -> None:
+        failures = []
+        mismatch: TlsMismatch | None = None
+        for address in self._candidates():
+            try:
+                topology = await self._ask_where(address)
+            except WaltzError as error:
+                if isinstance(error, ForeignCluster):
+                    raise
+                if isinstance(error, TlsMismatch):
+                    mismatch = error
+                self._suspect(address)
+                failures.append(f"{address}: {error.message}")
+                continue
+            if await self._learn(address, topology):
+                self._suspects.pop(address, None)
+                return
+            self._suspect(address)
+            failures.append(f"{address}: it does not know yet what others have said")
+        if mismatch is not None and self._topology is None:  # one that has answered before may be changing over
+            raise mismatch
+        raise CannotConnect(f"no server answers ({'; '.join(failures)})")
+
+    async def _ask_where(self, address: str) -> Topology:
+        if self._topology is None:  # a port without a key, for this question only
+            port = self._connect(address, None)
+            try:
+                return await self._in_time("Locate", address, port.locate())
+            finally:
+                await port.close()
+        async with self.at(address) as port:
+            return await self._in_time("Locate", address, port.locate())
+
+    def _candidates(self) -> list[str]:
+        named = [address for _, address in self._topology.servers] if self._topology else []
+        found = dict.fromkeys([*named, *self._given])
+        return [address for address in found if address not in self._suspects] + [
+            address for address in self._suspects if address in found
+        ]
+
+    def _suspect(self, address: str) -> None:
+        self._suspects.pop(address, None)
+        self._suspects[address] = None
+
+    async def _learn(self, address: str, topology: Topology) -> bool:
+        """Whether it knows all that we do: an earlier generation of any partition says that it has been asleep."""
+        known = self._topology
+        if known is not None and known.cluster_key != topology.cluster_key:
+            raise ForeignCluster(
+                f"the server at {address} belongs to the cluster {topology.cluster} ({topology.cluster_key}), "
+                f"this client to {known.cluster} ({known.cluster_key})"
+            )
+        if known is None:
+            self._places = [NOWHERE] * len(topology.places)
+        elif len(known.places) != len(topology.places):
+            raise ForeignCluster(
+                f"the server at {address} knows {len(topology.places)} partitions, this client {len(known.places)}"
+            )
+        is_new = all(place.generation >= mine.generation for place, mine in zip(topology.places, self._places, strict=True))
+        if is_new or known is None:
+            self._topology = topology
+        for partition, place in enumerate(topology.places):
+            if place.generation >= self._places[partition].generation:
+                self._places[partition] = place
+        if self._learned is not None and not self._learned.done():
+            self._learned.set_result(None)
+        in_use = {*self._given, *(where for _, where in topology.servers), *(place.address for place in self._places)}
+        for gone in [where for where in self._suspects if where not in in_use]:
+            del self._suspects[gone]
+        for gone, held in [(where, held) for where, held in self._held.items() if where not in in_use]:
+            await self._discard(gone, held)  # whoever uses it may have been faster, while another one was being closed
+        return is_new
+
+    # -- talking
+
+    @asynccontextmanager
+    async def at(self, address: str) -> AsyncIterator[ServerPort]:
+        """The port to a server. A `CannotConnect` that passes through here is the end of that port."""
+        held = self._held.get(address)
+        if held is None:
+            held = self._held[address] = _Held(self._connect(address, self.topology.cluster_key))
+        held.port.expect(next((name for name, where in self.topology.servers if where == address), None))
+        held.users += 1
+        try:
+            yield held.port
+        except CannotConnect:
+            self._suspect(address)
+            await self._discard(address, held)
+            raise
+        finally:
+            held.users -= 1
+            if held.users == 0 and not held.is_good:
+                await held.port.close()
+
+    async def _discard(self, address: str, held: _Held) -> None:
+        if held.is_good:
+            held.is_good = False
+            del self._held[address]
+            if held.users == 0:
+                await held.port.close()
+
+    async def _in_time(self, what: str, address: str, work: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self._call_seconds):
+                return await work
+        except TimeoutError:
+            raise CannotConnect(f"{address} did not answer {what} in {self._call_seconds:g} seconds") from None
+
+    async def register(self, seconds: float) -> Registration:
+        """A new client id; tries for so long. No server gives one out while the coordinator does not answer."""
+        return await _patiently(
+            self.register_once, seconds, lambda last: f"no client id was given out in {seconds:g} seconds: {last}"
+        )
+
+    async def register_once(self) -> Registration:
+        """From any server."""
+        failures = []
+        for address in self._candidates():
+            try:
+                async with self.at(address) as port:
+                    return await self._in_time("Register", address, port.register())
+            except WaltzError as error:
+                if error.retry is Retry.NEVER:
+                    raise
+                failures.append(f"{address}: {error.message}")
+        raise CannotConnect(f"no server gave a client id ({'; '.join(failures)})")
+
+    async def ask(self, partition: int, what: str, call: Callable[[ServerPort], Awaitable[T]], seconds: float) -> T:
+        """Put a question to the owner, through a fail-over, for so long."""
+        return await _patiently(
+            lambda: self.ask_once(partition, what, call),
+            seconds,
+            lambda last: f"partition {partition} did not answer {what} in {seconds:g} seconds: {last}",
+            partition,
+        )
+
+    async def ask_once(self, partition: int, what: str, call: Callable[[ServerPort], Awaitable[T]]) -> T:
+        place = await self.find(partition)
+        assert place.address is not None
+        try:
+            async with self.at(place.address) as port:
+                return await self._in_time(what, place.address, call(port))
+        except WaltzError as error:
+            self.failed(partition, place, error)
+            raise
+
+    def failed(self, partition: int, place: Place, error: WaltzError) -> None:
+        """What an attempt there says about where to try next."""
+        self.forget(partition, place)
+        if isinstance(error, NotOwner):
+            self.hint(partition, error)
+
+    async def close(self) -> None:
+        for task in (self._lookup, self._refresher):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        for address, held in list(self._held.items()):
+            await self._discard(address, held)
+
+
+async def _patiently(
+    attempt: Callable[[], Awaitable[T]], seconds: float, failed: Callable[[str], str], *identity: int
+) -> T:
+    """Try for so long, as long as trying again can help; `failed` words what is said at the end."""
+    count, last = 0, "there was not enough time to ask"
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    return await attempt()
+                except BeyondLog:
+                    raise
+                except WaltzError as error:
+                    if error.retry is Retry.NEVER:
+                        raise
+                    last = error.message
+                await asyncio.sleep(pause_seconds(count, *identity))
+                count += 1
+    except TimeoutError:
+        raise CannotConnect(failed(last)) from None
+
+
+def addresses_of(servers: str | Sequence[str]) -> tuple[str, ...]:
+    """From "host:port,host:port", or the same as a list."""
+    parts = servers.split(",") if isinstance(servers, str) else servers
+    found = tuple(part.strip() for part in parts if part.strip())
+    for address in found:
+        host, _, port = address.rpartition(":")
+        if not (host and address.isprintable() and _PORT.fullmatch(port) and 0 < int(port) < 1 << 16):
+            raise BadArgument(f"{address!r} is no address of a server: say host:port")
+    if not found:
+        raise BadArgument("no server is named: say host:port, or several of them")
+    return found
+
+
+def _take_note(lookup: asyncio.Task[None]) -> None:
+    """Those who waited may all have gone; a failure that nobody asked for is no mistake."""
+    if not lookup.cancelled():
+        lookup.exception()

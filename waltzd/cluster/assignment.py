@@ -1,0 +1,227 @@
+"""Who is to own which partition, given who owns it now and which servers are up. Pure.
+
+Servers that are up and not draining share the partitions evenly. Among all even distributions the plan is one that honours
+the most preferences of operators, among those one that honours the most of what servers prefer by themselves, among those
+one that moves the fewest partitions, among those one that gives partitions which several servers prefer to the first of
+them by name. So a plan of a plan is the same plan, and nothing moves without a reason. Where an operator prefers a server
+that shares, what servers prefer by themselves does not count.
+
+The hard part is that these wishes pull in different directions. It is left to `flow`: partitions are what flows, wishes
+that are not met are prices, and the cheapest flow is the plan.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Self
+
+from waltzd.cluster.flow import Network
+from waltzd.cluster.meta import Assignment, Ownership, Preferences, ServerMeta
+
+UNOWNED = Ownership(None, 0)
+NO_PREFERENCES = Preferences(partitions={})
+
+
+def plan(
+    current: Assignment,
+    servers: Mapping[str, ServerMeta],
+    partitions: int,
+    preferences: Preferences = NO_PREFERENCES,
+) -> Assignment:
+    """The assignment that should be. Where the owner of a partition changes, its generation rises by one. `preferences` are
+    those of operators."""
+    before = [*current.owners[:partitions], *[UNOWNED] * (partitions - len(current.owners))]
+    sharing = sorted(name for name, server in servers.items() if not server.is_draining)
+    if sharing:
+        owners = _shared([ownership.server for ownership in before], sharing, servers, preferences)
+    else:
+        # With nobody to take over, those who drain go on with what they have.
+        owners = [ownership.server if ownership.server in servers else None for ownership in before]
+    return Assignment(
+        owners=tuple(
+            was if was.server == owner else Ownership(owner, was.generation + 1)
+            for was, owner in zip(before, owners, strict=True)
+        )
+    )
+
+
+def transferred(
+    current: Assignment, servers: Mapping[str, ServerMeta], preferences: Preferences, numbers: Collection[int], to: str
+) -> Assignment:
+    """What would be if these partitions were preferred at a server; with what has to move so that all stays even."""
+    wishes = {**preferences.partitions, **dict.fromkeys(numbers, to)}
+    return plan(current, servers, len(current.owners), Preferences(partitions=wishes))
+
+
+def obstacles(
+    after: Assignment, servers: Mapping[str, ServerMeta], preferences: Preferences, numbers: Collection[int], to: str
+) -> list[str]:
+    """Why a transfer would not last, in sentences: `after` is what `transferred` says. Empty when it would."""
+    wishes = {number: names for number, names in preferring(servers, preferences, len(after.owners)).items() if names}
+
+    def spelled(number: int, name: str) -> str:
+        if preferences.partitions.get(number) == name:
+            return f"an operator prefers partition {number} at {name}"
+        return f"{name} prefers partition {number} by itself"
+
+    left = [number for number in sorted(numbers) if after.owners[number].server != to]
+    if left:
+        having = [number for number, owner in enumerate(after.owners) if owner.server == to]
+        held = [spelled(number, to) for number in having if number not in numbers and to in wishes.get(number, ())]
+        share = f"an even share of {to} is {spell_count(len(having))}, so {spell_numbers(left)} cannot go there as well"
+        return [share, *held]
+    lasting = plan(after, servers, len(after.owners), preferences)
+    return [
+        spelled(number, now.server)
+        for number, (was, now) in enumerate(zip(after.owners, lasting.owners, strict=True))
+        if was != now and now.server is not None and now.server in wishes.get(number, ())
+    ]
+
+
+def preferring(servers: Mapping[str, ServerMeta], preferences: Preferences, partitions: int) -> dict[int, tuple[str, ...]]:
+    """By which of the servers that share each partition is preferred; only the one that an operator names, if it shares."""
+    found: dict[int, tuple[str, ...]] = dict.fromkeys(range(partitions), ())
+    for name in sorted(servers):
+        if not servers[name].is_draining:
+            for number in sorted(set(servers[name].preferred)):
+                if number in found:
+                    found[number] += (name,)
+    for number, name in preferences.partitions.items():
+        if number in found and name in servers and not servers[name].is_draining:
+            found[number] = (name,)
+    return found
+
+
+def spell_count(partitions: int) -> str:
+    return f"{partitions} partition{'' if partitions == 1 else 's'}"
+
+
+def moved(before: Assignment, after: Assignment) -> Iterator[str]:
+    """What changes, as parts of a sentence: "1, 4 from one to two"."""
+    grouped: defaultdict[tuple[str | None, str | None], list[int]] = defaultdict(list)
+    for number, now in enumerate(after.owners):
+        was = before.owners[number] if number < len(before.owners) else UNOWNED
+        if was.server != now.server:
+            grouped[was.server, now.server].append(number)
+    for (giving, taking), numbers in grouped.items():
+        start = f" from {giving}" if giving is not None else ""
+        yield f"{spell_numbers(numbers)}{start} to {taking or 'nobody'}"
+
+
+def spell_numbers(numbers: Sequence[int]) -> str:
+    """Rising numbers, ranges where that is shorter: 0, 4-7."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = ranges[-1][0], number
+        else:
+            ranges.append((number, number))
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def _shared(
+    before: list[str | None], sharing: list[str], servers: Mapping[str, ServerMeta], preferences: Preferences
+) -> list[str | None]:
+    """Owners by number: each partition flows from its kind to a server, straight to one that it has to do with, or else by
+    way of ANYWHERE, where all are alike."""
+    kinds = _kinds(before, sharing, servers, preferences)
+    place = {name: _FIRST_SERVER + at for at, name in enumerate(sharing)}
+    network = Network(_FIRST_SERVER + len(sharing) + len(kinds))
+    prices = _Prices.of(len(before), len(sharing))
+    least, more = divmod(len(before), len(sharing))
+    direct: dict[_Kind, list[tuple[str, int]]] = {}
+    for at, (kind, numbers) in enumerate(kinds.items(), _FIRST_SERVER + len(sharing)):
+        network.add(_SOURCE, at, capacity=len(numbers), price=0)
+        network.add(at, _ANYWHERE, capacity=len(numbers), price=prices.anywhere(kind))
+        direct[kind] = [
+            (name, network.add(at, place[name], capacity=len(numbers), price=prices.to(name, kind)))
+            for name in kind.concerned
+        ]
+    to_anybody = {name: network.add(_ANYWHERE, place[name], capacity=least + 1, price=0) for name in sharing}
+    for name in sharing:
+        network.add(place[name], _TARGET, capacity=least, price=0)
+        network.add(place[name], _TARGET, capacity=min(more, 1), price=prices.uneven)
+    sent = network.send(_SOURCE, _TARGET)
+    assert sent == len(before), "every partition has room somewhere"
+
+    owners: list[str | None] = [None] * len(before)
+    left: list[int] = []
+    for kind, numbers in kinds.items():
+        waiting = iter(numbers)
+        for name, pipe in direct[kind]:
+            for number in islice(waiting, network.sent(pipe)):
+                owners[number] = name
+        left += waiting
+    waiting = iter(sorted(left))
+    for name, pipe in to_anybody.items():
+        for number in islice(waiting, network.sent(pipe)):
+            owners[number] = name
+    return owners
+
+
+_SOURCE, _TARGET, _ANYWHERE, _FIRST_SERVER = range(4)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What partitions may have in common that matters: their owner among the servers that share, and who prefers them."""
+
+    owner: str | None
+    preferring: tuple[str, ...]
+    is_wanted: bool
+    """It is an operator who prefers, and one server only."""
+
+    @property
+    def concerned(self) -> list[str]:
+        """The owner first: the lowest numbers stay."""
+        others = [name for name in self.preferring if name != self.owner]
+        return others if self.owner is None else [self.owner, *others]
+
+
+def _kinds(
+    before: list[str | None], sharing: list[str], servers: Mapping[str, ServerMeta], preferences: Preferences
+) -> dict[_Kind, list[int]]:
+    names = preferring(servers, preferences, len(before))
+    kinds: defaultdict[_Kind, list[int]] = defaultdict(list)
+    up = set(sharing)
+    for number, owner in enumerate(before):
+        is_wanted = preferences.partitions.get(number) in up
+        kinds[_Kind(owner if owner in up else None, names[number], is_wanted)].append(number)
+    return kinds
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prices:
+    """Each wish costs more than all lesser wishes of all partitions together."""
+
+    move: int
+    dishonour: int
+    """What a server prefers by itself."""
+    refuse: int
+    """What an operator prefers."""
+    uneven: int
+
+    @classmethod
+    def of(cls, partitions: int, servers: int) -> Self:
+        move = partitions * servers + 1
+        dishonour = (partitions + 1) * move
+        refuse = (partitions + 1) * dishonour
+        return cls(move=move, dishonour=dishonour, refuse=refuse, uneven=(partitions + 1) * refuse)
+
+    def anywhere(self, kind: _Kind) -> int:
+        """To a server that has nothing to do with partitions of this kind."""
+        return self._against(kind) + (self.move if kind.owner is not None else 0)
+
+    def to(self, name: str, kind: _Kind) -> int:
+        against = 0 if name in kind.preferring else self._against(kind)
+        if name == kind.owner:
+            return against
+        return against + (self.move if kind.owner is not None else 0) + kind.preferring.index(name)
+
+    def _against(self, kind: _Kind) -> int:
+        if not kind.preferring:
+            return 0
+        return self.refuse if kind.is_wanted else self.dishonour

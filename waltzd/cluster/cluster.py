@@ -1,0 +1,501 @@
+"""What a cluster's documents in the coordinator are, as typed operations: values with the versions they were read at.
+
+Nothing is remembered here and nothing is decided here. Every change is a compare-and-set: whoever changes a document gives
+the version that it read, and gets `ChangedMeanwhile` when somebody was faster. Changes that belong together are one
+transaction. `CannotConnect` from a change means that it may have been made: read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+from uuid import uuid4
+
+from waltzd.cluster.coordinator import Change, Check, Coordinator, Create, Delete, Set
+from waltzd.cluster.copy_rate import COPY_RATE
+from waltzd.cluster.document import decode, encode
+from waltzd.cluster.expected import EXPECTED, expecting
+from waltzd.cluster.meta import (
+    Assignment,
+    ClusterMeta,
+    Counter,
+    Leader,
+    Ownership,
+    PartitionMeta,
+    ReplicaSet,
+    ReplicaSets,
+    Role,
+    ServerMeta,
+    StorageMeta,
+)
+from waltzd.cluster.operator_documents import (
+    HISTORY,
+    MOVES,
+    NO_VERSION,
+    PREFERRED,
+    REPLICAS,
+    OperatorDocuments,
+    put,
+    replicas_path,
+    unchanged,
+)
+from waltzd.errors import (
+    BadArgument,
+    BadMetadata,
+    ChangedMeanwhile,
+    NameInUse,
+    NodeExists,
+    NodeMissing,
+    StorageInUse,
+    Unsafe,
+    WaltzError,
+)
+from waltzd.protocol.address import is_name
+
+ROOT = "/"
+SERVERS = "/servers"
+ASSIGNMENT = "/assignment"
+STORAGES = "/storages"
+PARTITIONS = "/partitions"
+IDS = "/ids"
+CLIENT_IDS = f"{IDS}/client"
+LEADER = "/election/leader"
+_FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, "/election", HISTORY)
+_OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE)}
+"""What stands right below the root of a cluster. Whatever else does is somebody else's."""
+_WITH_NODES = (SERVERS, STORAGES)
+"""To wait for a change of these is to wait for a change of each node below them, too."""
+CLIENT_ID_MAX = (1 << 31) - 1
+CLIENT_IDS_PER_SECOND = 16
+"""The counter of client ids never lags behind the clock, by so many a second. An older document that is put back may
+therefore not give out an id a second time, unless more than so many were given out each second since it was current."""
+CLIENT_IDS_AHEAD = 1 << 20
+"""A counter that is made anew begins so far above all that is known of the one that was deleted."""
+ATTEMPTS_MAX = 100
+"""Every lost race for a client id means that somebody else got one: so many in a row are no accident."""
+READS_MAX = 64
+"""So many documents are asked for at a time."""
+CREATED_AT_ONCE = 2000
+"""Documents of partitions in one transaction."""
+
+D = TypeVar("D", ClusterMeta, ServerMeta, Assignment, StorageMeta, ReplicaSet, PartitionMeta, Leader, Counter)
+K = TypeVar("K")
+R = TypeVar("R")
+
+
+def partition_path(partition: int) -> str:
+    return f"{PARTITIONS}/{partition}"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A document that goes away with the coordinator session of the server that wrote it."""
+
+    meta: ServerMeta
+    version: int
+    is_mine: bool
+
+
+@dataclass(frozen=True)
+class Leadership:
+    name: str
+    version: int
+    is_mine: bool
+
+
+class Cluster(OperatorDocuments):
+    def __init__(self, coordinator: Coordinator, *, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: seconds since 1970. Only client ids are drawn with it."""
+        self.coordinator = coordinator
+        self._clock = clock
+        self._counting = asyncio.Lock()
+        self._counter: Counter | None = None
+        """As it was read last."""
+
+    # -- the cluster ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    async def create(
+        cls,
+        coordinator: Coordinator,
+        meta: ClusterMeta,
+        *,
+        storages: Collection[StorageMeta] = (),
+        replicas: ReplicaSets | None = None,
+    ) -> Cluster:
+        """Write down a new cluster, whole or not at all, unless it has thousands of partitions: their documents follow. To
+        repeat it with the same key is no mistake, and completes it."""
+        replicas = replicas or ReplicaSets(partitions={})
+        _check_sets(meta, storages, replicas)
+        owners = Assignment(owners=(Ownership(None, 0),) * meta.partitions)
+        changes = [
+            *(Create(ROOT, encode(meta)), *(Create(folder, b"") for folder in _FOLDERS)),
+            Create(ASSIGNMENT, encode(owners)),
+            Create(CLIENT_IDS, encode(Counter(1, uuid4()))),
+            *(Create(f"{STORAGES}/{storage.name}", encode(storage)) for storage in storages),
+        ]
+        sets = [
+            Create(replicas_path(partition), encode(ReplicaSet(replicas.partitions.get(partition, {}))))
+            for partition in range(meta.partitions)
+        ]
+        cluster = cls(coordinator)
+        try:
+            await coordinator.commit([*changes, *sets[:CREATED_AT_ONCE]])
+        except NodeExists as error:
+            there = await cluster.meta()
+            if there.key != meta.key:
+                what = f"the coordinator holds a cluster at this root already: {there.name}, key {there.key}"
+                raise NameInUse(what) from error
+        for first in range(CREATED_AT_ONCE, len(sets), CREATED_AT_ONCE):
+            try:
+                await coordinator.commit(sets[first : first + CREATED_AT_ONCE])
+            except NodeExists:
+                continue  # by whoever began it
+        return cluster
+
+    async def meta(self) -> ClusterMeta:
+        node = await self.coordinator.get(ROOT)
+        if node is None:
+            raise NodeMissing("the coordinator has no cluster at this root", path=ROOT)
+        return decode(ClusterMeta, node.data, ROOT)
+
+    # -- servers -------------------------------------------------------------------------------------------------------
+
+    async def servers(self) -> dict[str, ServerMeta]:
+        """All servers that are up, by name."""
+        return await self._below(SERVERS, ServerMeta)
+
+    async def server(self, name: str) -> Registered | None:
+        path = f"{SERVERS}/{name}"
+        node = await self.coordinator.get(path)
+        return None if node is None else Registered(_named(ServerMeta, node.data, path), node.version, node.is_mine)
+
+    async def register_server(self, meta: ServerMeta) -> None:
+        """Announce a server, for as long as this coordinator session lasts. `NodeExists` when the name is taken."""
+        await self.coordinator.commit(await self._announcing(meta))
+
+    async def replace_server(self, meta: ServerMeta, version: int) -> None:
+        """Announce a server in the place of a registration that was read with this version."""
+        await self.coordinator.commit([Delete(f"{SERVERS}/{meta.name}", version), *await self._announcing(meta)])
+
+    async def _announcing(self, meta: ServerMeta) -> list[Change]:
+        """It is up from now on, and expected also when this coordinator session is over."""
+        own = Create(f"{SERVERS}/{meta.name}", encode(meta), ephemeral=True)
+        return [own, *await expecting(self.coordinator, meta)]
+
+    async def update_server(self, meta: ServerMeta) -> None:
+        """Change the registration that this coordinator session made."""
+        path = f"{SERVERS}/{meta.name}"
+        node = await self.coordinator.get(path)
+        if node is None:
+            raise NodeMissing(f"{path} is not registered", path=path)
+        if not node.is_mine:
+            raise ChangedMeanwhile(f"{path} was registered by somebody else", path=path)
+        await self.coordinator.commit([Set(path, encode(meta), node.version)])
+
+    async def unregister_server(self, name: str) -> None:
+        """Take back the registration that this coordinator session made, if there is one."""
+        found = await self.server(name)
+        if found is not None and found.is_mine:
+            with suppress(NodeMissing):
+                await self.coordinator.commit([Delete(f"{SERVERS}/{name}", found.version)])
+
+    async def leader(self) -> Leadership | None:
+        node = await self.coordinator.get(LEADER)
+        return None if node is None else Leadership(decode(Leader, node.data, LEADER).name, node.version, node.is_mine)
+
+    async def become_leader(self, name: str, *, over: int | None = None) -> bool:
+        """Whether this coordinator session is the leader now. `over`: the version of a leadership to put an end to."""
+        create: list[Change] = [Create(LEADER, encode(Leader(name)), ephemeral=True)]
+        changes = create if over is None else [Delete(LEADER, over), *create]
+        try:
+            await self.coordinator.commit(changes)
+        except ChangedMeanwhile:
+            found = await self.leader()
+            return found is not None and found.is_mine
+        return True
+
+    # -- who owns what -------------------------------------------------------------------------------------------------
+
+    async def assignment(self) -> tuple[Assignment, int]:
+        return await self._document(ASSIGNMENT, Assignment)
+
+    async def save_assignment(self, assignment: Assignment, version: int) -> int:
+        """The version that it has now."""
+        await self.coordinator.commit([Set(ASSIGNMENT, encode(assignment), version)])
+        return version + 1
+
+    # -- storages and replicas -----------------------------------------------------------------------------------------
+
+    async def storages(self, unreadable: dict[str, WaltzError] | None = None) -> dict[str, StorageMeta]:
+        """`unreadable` gets those whose documents cannot be understood, by their paths; without it that is an error."""
+        return await self._below(STORAGES, StorageMeta, unreadable)
+
+    async def add_storage(self, meta: StorageMeta) -> None:
+        """In the place of a document that nobody can understand, too."""
+        path = f"{STORAGES}/{meta.name}"
+        unreadable: dict[str, WaltzError] = {}
+        await self.storages(unreadable)
+        version = await self._version_of(path) if path in unreadable else NO_VERSION
+        try:
+            await self.coordinator.commit([put(path, encode(meta), version)])
+        except NodeExists as error:
+            raise NameInUse(f"the cluster has a storage {meta.name} already") from error
+
+    async def update_storage(self, meta: StorageMeta, *, before: StorageMeta) -> None:
+        """Its address or group is another one now; the name says which storage it is. Only if it is still what it was."""
+        path = f"{STORAGES}/{meta.name}"
+        version = await self._version_of(path)  # first: who changes it after this look is noticed by it
+        if (await self.storages()).get(meta.name) != before:
+            raise ChangedMeanwhile(f"the storage {meta.name} was changed by somebody else meanwhile")
+        await self.coordinator.commit([Set(path, encode(meta), version)])
+
+    async def remove_storage(self, name: str) -> None:
+        """Refused while partitions have replicas there, also when one is given to it at this moment."""
+        all_of_them = Check(REPLICAS, await self._version_of(REPLICAS))
+        replicas, versions = await self.replicas()
+        held = [partition for partition, names in sorted(replicas.partitions.items()) if name in names]
+        if held:
+            raise StorageInUse(f"partitions {', '.join(map(str, held))} have replicas on {name}", storage=name)
+        path = f"{STORAGES}/{name}"
+        await self.coordinator.commit([all_of_them, *unchanged(versions), Delete(path, await self._version_of(path))])
+
+    async def replica_set(self, partition: int) -> tuple[Mapping[str, Role], int]:
+        found, version = await self._document(replicas_path(partition), ReplicaSet)
+        return found.roles, version
+
+    async def replicas(self, unreadable: dict[str, WaltzError] | None = None) -> tuple[ReplicaSets, dict[int, int]]:
+        """Of all partitions that have a document, and its version. `unreadable` gets those that cannot be understood."""
+        names = await self.coordinator.children(REPLICAS)
+        if not names:
+            await self._version_of(REPLICAS)  # there is no cluster at all
+        sets: dict[int, Mapping[str, Role]] = {}
+        versions: dict[int, int] = {}
+
+        async def read(number: int) -> None:
+            try:
+                sets[number], versions[number] = await self.replica_set(number)
+            except BadMetadata as error:
+                if unreadable is None:
+                    raise
+                unreadable[replicas_path(number)] = error
+
+        numbers = sorted(int(name) for name in names if name.isdecimal())
+        await self.each(numbers, read)
+        return ReplicaSets(partitions={number: sets[number] for number in numbers if number in sets}), versions
+
+    async def save_replica_set(self, partition: int, roles: Mapping[str, Role], version: int) -> int:
+        """The version that it has now; `NO_VERSION` makes the document anew. Every storage that is named must be in the
+        cluster at that moment."""
+        checks: list[Change] = []
+        for name in sorted(roles):
+            node = await self.coordinator.get(f"{STORAGES}/{name}")
+            if node is None:
+                raise BadArgument(f"the cluster has no storage {name}")
+            checks.append(Check(f"{STORAGES}/{name}", node.version))
+        path, data = replicas_path(partition), encode(ReplicaSet(roles))
+        if version == NO_VERSION:  # it was deleted: who looks through all of them has to notice that there is one more
+            checks += [Set(REPLICAS, b"", await self._version_of(REPLICAS)), Create(path, data)]
+        else:
+            checks.append(Set(path, data, version))
+        await self.coordinator.commit(checks)
+        return version + 1
+
+    # -- partitions ----------------------------------------------------------------------------------------------------
+
+    async def partition(self, partition: int) -> tuple[PartitionMeta | None, int]:
+        """None, and `NO_VERSION`, when no owner ever wrote one."""
+        path = partition_path(partition)
+        node = await self.coordinator.get(path)
+        return (None, NO_VERSION) if node is None else (decode(PartitionMeta, node.data, path), node.version)
+
+    async def save_partition(
+        self,
+        partition: int,
+        meta: PartitionMeta,
+        version: int | None,
+        *,
+        replicas: tuple[Mapping[str, Role], int] | None = None,
+    ) -> int:
+        """The version that it has now. Without a version, or with `NO_VERSION`, it is the first. With `replicas`, the same
+        storages in other roles, both change or neither."""
+        before = NO_VERSION if version is None else version
+        changes = [put(partition_path(partition), encode(meta), before)]
+        if replicas is not None:
+            changes.append(Set(replicas_path(partition), encode(ReplicaSet(replicas[0])), replicas[1]))
+        await self.coordinator.commit(changes)
+        return before + 1
+
+    # -- clients -------------------------------------------------------------------------------------------------------
+
+    @property
+    def client_secret(self) -> bytes:
+        """What tokens of client ids are made with."""
+        assert self._counter is not None, "`read_counter` comes first"
+        return self._counter.secret.bytes
+
+    async def read_counter(self) -> int:
+        """Its version. A document that an operator has deleted or spoiled is made anew, with what was in it."""
+        try:
+            self._counter, version = await self._document(CLIENT_IDS, Counter)
+        except NodeMissing:
+            version = await self._count_anew(self._counter or Counter(1, uuid4()))
+        except BadMetadata as error:
+            if self._counter is None or "schema" in error.facts:  # others know what is in it
+                raise
+            version = await self._count_anew(self._counter)
+        return version
+
+    async def _count_anew(self, known: Counter) -> int:
+        """Clients that live keep their ids, so it goes on above all of them; and their tokens, so the secret stays. Servers
+        notice at once that it is gone; where none of them lives, so that nobody knows it, it is another one."""
+        root = await self._version_of(ROOT)  # who deletes the cluster means this document, too
+        folder = [] if await self.coordinator.get(IDS) is not None else [Create(IDS, b"")]
+        node = await self.coordinator.get(CLIENT_IDS)
+        before = NO_VERSION if node is None else node.version
+        counter = replace(known, next=max(known.next, self._drawn_by_now) + CLIENT_IDS_AHEAD)
+        await self.coordinator.commit([Check(ROOT, root), *folder, put(CLIENT_IDS, encode(counter), before)])
+        self._counter = counter
+        return before + 1
+
+    @property
+    def _drawn_by_now(self) -> int:
+        return int(self._clock() * CLIENT_IDS_PER_SECOND)
+
+    async def new_client_id(self) -> int:
+        """An id that no client has that lives. One is lost when the answer of the coordinator is. One at a time: of many
+        who race for the counter all but one go in vain, and are there again for the next race.
+
+        Compare-and-set alone excludes that two get the same id. The clock excludes it when the document went back: what it
+        counted since then was counted in time that has passed. A clock that is wrong does no harm: one that is behind
+        changes nothing, one that is ahead leaves ids out. Ids begin again after 2^31 of them, four years at the earliest:
+        an outcome is looked for only in what was written after the request, so an id that nobody uses any more is free."""
+        async with self._counting:
+            return await self._next_client_id()
+
+    async def _next_client_id(self) -> int:
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                version = await self.read_counter()
+                assert self._counter is not None
+                drawn = max(self._counter.next, self._drawn_by_now)
+                counter = replace(self._counter, next=drawn + 1)
+                await self.coordinator.commit([Set(CLIENT_IDS, encode(counter), version)])
+            except ChangedMeanwhile as error:
+                if error.facts.get("path") == ROOT:
+                    raise
+                continue
+            self._counter = counter
+            return (drawn - 1) % CLIENT_ID_MAX + 1
+        raise ChangedMeanwhile(f"{CLIENT_IDS} was changed by others {ATTEMPTS_MAX} times in a row")
+
+    # -- its end -------------------------------------------------------------------------------------------------------
+
+    async def delete(self) -> int:
+        """Take every document of the cluster away, whole or not at all; how many there were."""
+        await self.check_alone()
+        paths = [ROOT]
+        for path in paths:  # grows while it is walked
+            paths += [f"{path.rstrip('/')}/{name}" for name in await self.coordinator.children(path)]
+        await self.coordinator.commit([Delete(path, await self._version_of(path)) for path in reversed(paths)])
+        return len(paths)
+
+    async def check_alone(self) -> None:
+        if strange := set(await self.coordinator.children(ROOT)) - _OURS:
+            step = "see what it is, another cluster perhaps: only when it is gone can these documents be deleted"
+            raise Unsafe(f"what is not this cluster's stands below its root: {', '.join(sorted(strange))}", next_step=step)
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    async def wait_for_change(self, paths: Sequence[str], seen: object | None) -> object:
+        """Like the coordinator's. Ask for a token first, then read, then wait with it: nothing is missed."""
+        found: list[str] = []
+        for path in paths:
+            found.append(path)
+            if path in _WITH_NODES:
+                found += [f"{path}/{name}" for name in await self.coordinator.children(path)]
+        return await self.coordinator.wait_for_change(found, seen)
+
+    async def wait_for_servers(self, seen: object | None) -> object:
+        """For a server that comes, goes, or announces something else."""
+        return await self.wait_for_change([SERVERS], seen)
+
+    async def wait_for_assignment(self, seen: object | None) -> object:
+        return await self.wait_for_change([ASSIGNMENT], seen)
+
+    async def wait_for_counter(self, seen: object | None) -> object:
+        """For the counter of client ids to go or to come, not for each id that is drawn."""
+        return await self.wait_for_change([IDS], seen)
+
+    async def wait_for_replicas(self, partition: int, seen: object | None) -> object:
+        """For a replica that comes, goes or changes its role, and for a storage that does or has another address."""
+        return await self.wait_for_change([replicas_path(partition), STORAGES], seen)
+
+    async def wait_for_partition(self, partition: int, seen: object | None) -> object:
+        return await self.wait_for_change([partition_path(partition)], seen)
+
+    # -- many documents ------------------------------------------------------------------------------------------------
+
+    async def each(self, keys: Iterable[K], ask: Callable[[K], Awaitable[R]]) -> list[R]:
+        """The answers for all of them, in their order, a bounded number at a time."""
+        turns = asyncio.Semaphore(READS_MAX)
+
+        async def one(key: K) -> R:
+            async with turns:
+                return await ask(key)
+
+        return await asyncio.gather(*map(one, keys))
+
+    # -- below ---------------------------------------------------------------------------------------------------------
+
+    async def _document(self, path: str, kind: type[D]) -> tuple[D, int]:
+        node = await self.coordinator.get(path)
+        if node is None:
+            raise NodeMissing(f"the coordinator has no document {path}", path=path)
+        return decode(kind, node.data, path), node.version
+
+    async def _below(self, folder: str, kind: type[N], unreadable: dict[str, WaltzError] | None = None) -> dict[str, N]:
+        found: dict[str, N] = {}
+        for name in await self.coordinator.children(folder):
+            path = f"{folder}/{name}"
+            node = await self.coordinator.get(path)
+            if node is None:  # it has gone since
+                continue
+            try:
+                found[name] = _named(kind, node.data, path)
+            except BadMetadata as error:
+                if unreadable is None:
+                    raise
+                unreadable[path] = error
+        return found
+
+
+N = TypeVar("N", ServerMeta, StorageMeta)
+
+
+def _named(kind: type[N], data: bytes, path: str) -> N:
+    """A document that says its own name."""
+    meta = decode(kind, data, path)
+    if meta.name != path.rpartition("/")[2]:
+        raise BadMetadata(f"{path}: name is {meta.name}, which belongs elsewhere", path=path, field="name")
+    return meta
+
+
+def _check_sets(meta: ClusterMeta, storages: Collection[StorageMeta], replicas: ReplicaSets) -> None:
+    """What a person may have mistyped."""
+    names = [storage.name for storage in storages]
+    for name in [meta.name, *names]:
+        if not is_name(name):
+            raise BadArgument(f"{name!r} is not a name: letters, digits, dots, dashes and underscores, at most 64")
+    if len(set(names)) != len(names):
+        raise BadArgument("two storages have the same name")
+    for partition, members in replicas.partitions.items():
+        if not 0 <= partition < meta.partitions:
+            raise BadArgument(f"there is no partition {partition}: the cluster has {meta.partitions}")
+        for name in members:
+            if name not in names:
+                raise BadArgument(f"partition {partition} cannot have a replica on {name}: there is no such storage")

@@ -1,0 +1,95 @@
+"""The coordinator (ZooKeeper) as Waltz uses it: a tree of small documents with versions.
+
+Every change is a compare-and-set on a version, or a transaction of several of them. An *ephemeral* node goes away with
+the coordinator session of its creator. Two implementations pass the same contract tests: `waltzd.cluster.memory` and
+`waltzd.cluster.zookeeper`. Paths are absolute within the cluster's root, like "/servers/one".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+COMMIT_BYTES_MAX = 1_000_000
+"""What one commit may carry: ZooKeeper drops the connection of whoever sends more than a mebibyte."""
+
+
+@dataclass(frozen=True)
+class Node:
+    data: bytes
+    version: int
+    created: int
+    """Tells a node from another one that was created later under the same path."""
+    is_mine: bool
+    """Ephemeral, and of this coordinator session."""
+
+
+@dataclass(frozen=True)
+class Create:
+    path: str
+    data: bytes
+    ephemeral: bool = False
+
+
+@dataclass(frozen=True)
+class Set:
+    path: str
+    data: bytes
+    version: int
+
+
+@dataclass(frozen=True)
+class Delete:
+    path: str
+    version: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """Changes nothing; the transaction fails unless the node has this version."""
+
+    path: str
+    version: int
+
+
+Change: TypeAlias = Create | Set | Delete | Check
+
+
+class Coordinator(Protocol):
+    """All calls raise `CannotConnect` when the coordinator does not answer in time: the outcome is then unknown."""
+
+    @property
+    def is_connected(self) -> bool:
+        """False from the moment contact is lost. What was read last may be old then."""
+        ...
+
+    @property
+    def session(self) -> int:
+        """Rises whenever the coordinator session was lost and a new one began: ephemeral nodes of the old one are gone."""
+        ...
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` on the loop whenever `is_connected` or `session` changed; returns how to stop that."""
+        ...
+
+    async def get(self, path: str) -> Node | None: ...
+    async def children(self, path: str) -> list[str]:
+        """Names, sorted; empty when there is no such node."""
+        ...
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        """All of them or none. Parents of created nodes must exist, except those above the cluster's root. Raises
+        `ChangedMeanwhile`, `NodeMissing` or `NodeExists` when a condition does not hold, `TooLarge` above
+        `COMMIT_BYTES_MAX`."""
+        ...
+
+    async def wait_for_change(self, paths: Sequence[str], seen: object | None) -> object:
+        """Return when anything at these paths (data, version, existence, names of children) differs from what the token
+        `seen` stands for, or the coordinator session changed; the new token. With None, return a token at once. Never
+        misses a change, may return without one. With a token, it outlasts a loss of contact."""
+        ...
+
+    async def close(self) -> None:
+        """End the coordinator session: its ephemeral nodes go at once."""
+        ...

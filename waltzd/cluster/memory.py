@@ -1,0 +1,271 @@
+"""The coordinator within one process: for tests, for the simulator, for `waltzd.testing`.
+
+`MemoryTree` holds the nodes; each `connect` is a coordinator session of its own. No thread, no clock: what happens depends
+only on the order of calls, and on what a test does to a session: `expire`, `disconnect`, `reconnect`, `lose_answer`.
+It passes the same contract tests as `waltzd.cluster.zookeeper`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from waltzd.cluster.coordinator import COMMIT_BYTES_MAX, Change, Check, Create, Delete, Node, Set
+from waltzd.errors import CannotConnect, ChangedMeanwhile, CoordinatorRefused, NodeExists, NodeMissing, TooLarge
+
+
+@dataclass(frozen=True)
+class _Entry:
+    data: bytes
+    version: int
+    created: int
+    modified: int
+    """When the data changed last, and `children` when the names below it did; all in counts of commits."""
+    children: int
+    holder: int | None
+    """The session that an ephemeral node goes away with."""
+
+
+def _above(path: str) -> str | None:
+    """The parent's path; None for the root."""
+    return None if path == "/" else path.rpartition("/")[0] or "/"
+
+
+class MemoryTree:
+    """`pause` is awaited before and after each call takes effect: where a simulator puts the time that messages take."""
+
+    def __init__(self, pause: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)) -> None:
+        self.pause = pause
+        self._entries: dict[str, _Entry] = {}
+        self._commits = 0
+        self._holders = 0
+        self._connected: list[MemoryCoordinator] = []
+
+    def connect(self) -> MemoryCoordinator:
+        coordinator = MemoryCoordinator(self)
+        self._connected.append(coordinator)
+        return coordinator
+
+    def leave(self, coordinator: MemoryCoordinator) -> None:
+        self._connected.remove(coordinator)
+
+    def new_holder(self) -> int:
+        self._holders += 1
+        return self._holders
+
+    def find(self, path: str) -> _Entry | None:
+        return self._entries.get(path)
+
+    def names_below(self, path: str) -> list[str]:
+        return sorted(name.rpartition("/")[2] for name in self._entries if _above(name) == path)
+
+    def end(self, holder: int) -> None:
+        """The session is over: its ephemeral nodes go."""
+        held = [path for path, entry in self._entries.items() if entry.holder == holder]
+        if held:
+            self.commit([Delete(path, self._entries[path].version) for path in held], holder)
+
+    def commit(self, changes: Sequence[Change], holder: int) -> None:
+        entries = dict(self._entries)
+        self._commits += 1
+        touched: list[str] = []
+        for change in changes:
+            touched += self._apply(entries, change, holder)
+        self._entries = entries
+        for coordinator in self._connected:
+            coordinator.notice(touched)
+
+    def _apply(self, entries: dict[str, _Entry], change: Change, holder: int) -> list[str]:
+        """Change `entries`, or raise; which paths were changed."""
+        path = change.path
+        if isinstance(change, Create):
+            return self._create(entries, change, holder)
+        entry = entries.get(path)
+        if entry is None:
+            raise NodeMissing(f"the coordinator has no node {path}", path=path)
+        if entry.version != change.version:
+            raise ChangedMeanwhile(f"{path} has version {entry.version}, not {change.version}", path=path)
+        match change:
+            case Check():
+                return []
+            case Set(data=data):
+                entries[path] = replace(entry, data=data, version=entry.version + 1, modified=self._commits)
+                return [path]
+            case Delete():
+                if any(_above(name) == path for name in entries):
+                    raise ChangedMeanwhile(f"{path} has nodes below it", path=path)
+                del entries[path]
+                return [path, *self._mark_above(entries, path)]
+
+    def _create(self, entries: dict[str, _Entry], change: Create, holder: int) -> list[str]:
+        path, above = change.path, _above(change.path)
+        if path in entries:
+            raise NodeExists(f"the coordinator has a node {path} already", path=path)
+        if above is not None and above not in entries:
+            raise NodeMissing(f"the coordinator has no node {above} to create {path} in", path=above)
+        if above is not None and entries[above].holder is not None:
+            raise CoordinatorRefused(f"the ephemeral node {above} cannot have nodes below it", path=path)
+        now = self._commits
+        entries[path] = _Entry(change.data, 0, now, now, now, holder if change.ephemeral else None)
+        return [path, *self._mark_above(entries, path)]
+
+    def _mark_above(self, entries: dict[str, _Entry], path: str) -> list[str]:
+        above = _above(path)
+        if above is None:
+            return []
+        entries[above] = replace(entries[above], children=self._commits)
+        return [above]
+
+
+@dataclass(eq=False)
+class _Waiter:
+    paths: frozenset[str]
+    woken: asyncio.Event
+
+
+class MemoryCoordinator:
+    """One session on a `MemoryTree`."""
+
+    def __init__(self, tree: MemoryTree) -> None:
+        self._tree = tree
+        self._holder = tree.new_holder()
+        self._session = 1
+        self._is_connected, self._is_closed, self._is_expired = True, False, False
+        self._loses_answer = False
+        self._listeners: list[Callable[[], None]] = []
+        self._waiters: list[_Waiter] = []
+
+    # -- what a test does to it ----------------------------------------------------------------------------------------
+
+    def lapse(self) -> None:
+        """The coordinator gives this session up and cannot say so: whoever holds it does not run at this moment. `expire`
+        or `reconnect` tell it."""
+        self._tree.end(self._holder)
+        self._is_expired = True
+
+    def expire(self) -> None:
+        """The coordinator gives this session up. It learns of that as soon as it is in contact."""
+        self.lapse()
+        if self._is_connected:
+            self._renew()
+            self._say()
+
+    def disconnect(self) -> None:
+        if self._is_connected:
+            self._is_connected = False
+            self._say()
+
+    def reconnect(self) -> None:
+        """What changed in between shows now."""
+        if self._is_closed or self._is_connected:
+            return
+        self._is_connected = True
+        if self._is_expired:
+            self._renew()
+        self._say()
+
+    def lose_answer(self) -> None:
+        """The next commit takes effect and says `CannotConnect` all the same."""
+        self._loses_answer = True
+
+    def notice(self, paths: Sequence[str]) -> None:
+        """The tree changed there."""
+        for waiter in self._waiters:
+            if not waiter.paths.isdisjoint(paths):
+                waiter.woken.set()
+
+    def _renew(self) -> None:
+        self._holder, self._is_expired = self._tree.new_holder(), False
+        self._session += 1
+
+    def _say(self) -> None:
+        for waiter in self._waiters:
+            waiter.woken.set()
+        for listener in list(self._listeners):
+            listener()
+
+    # -- Coordinator ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_connected(self) -> bool:
+        return self._is_connected
+
+    @property
+    def session(self) -> int:
+        return self._session
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    async def get(self, path: str) -> Node | None:
+        await self._cross()
+        entry = self._tree.find(path)
+        mine = self._holder
+        await self._cross()
+        return None if entry is None else Node(entry.data, entry.version, entry.created, entry.holder == mine)
+
+    async def children(self, path: str) -> list[str]:
+        await self._cross()
+        names = self._tree.names_below(path)
+        await self._cross()
+        return names
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        assert changes
+        size = sum(len(change.data) for change in changes if isinstance(change, Create | Set))
+        if size > COMMIT_BYTES_MAX:
+            raise TooLarge(f"a change of {size} bytes is too much for the coordinator; {COMMIT_BYTES_MAX} are allowed")
+        await self._cross()
+        self._tree.commit(changes, self._holder)
+        if self._loses_answer:
+            self._loses_answer = False
+            raise CannotConnect("the answer of the coordinator was lost")
+        await self._cross()
+
+    async def wait_for_change(self, paths: Sequence[str], seen: object | None) -> object:
+        waiter = _Waiter(frozenset(paths), asyncio.Event())
+        self._waiters.append(waiter)
+        try:
+            if seen is None:
+                await self._cross()
+            while True:
+                self._check_open()
+                waiter.woken.clear()
+                if self._is_connected and (token := self._token(paths)) != seen:
+                    return token
+                await waiter.woken.wait()
+        finally:
+            self._waiters.remove(waiter)
+
+    def _token(self, paths: Sequence[str]) -> object:
+        entries = [(path, self._tree.find(path)) for path in paths]
+        return self._session, tuple(
+            (path, entry and (entry.created, entry.modified, entry.children)) for path, entry in entries
+        )
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed, self._is_connected = True, False
+        self._tree.leave(self)
+        self._tree.end(self._holder)
+        self._say()
+
+    async def _cross(self) -> None:
+        """The way to the coordinator, or back."""
+        self._check_contact()
+        await self._tree.pause()
+        self._check_contact()
+
+    def _check_contact(self) -> None:
+        self._check_open()
+        if not self._is_connected:
+            raise CannotConnect("the coordinator does not answer")
+        if self._is_expired:
+            raise CannotConnect("the coordinator has given this session up")
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise CannotConnect("the connection to the coordinator is closed")

@@ -1,0 +1,366 @@
+"""The coordinator over ZooKeeper: kazoo on threads of its own, behind an awaitable face.
+
+Everything here happens on the loop; kazoo's threads only hand results and events over to it. Two things are not left to
+kazoo. Contact: nothing is given to it while there is none, because it would send it whenever contact returns, long after
+the caller was told that nobody answers. Watches: ZooKeeper forgets them with the connection, so whoever waits for a change
+looks again whenever contact returns, and compares.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kazoo import exceptions as kazoo_errors
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.interfaces import IAsyncResult
+from kazoo.protocol.states import EventType, KazooState, WatchedEvent, ZnodeStat
+
+from waltzd.cluster.coordinator import COMMIT_BYTES_MAX, Change, Check, Create, Delete, Node, Set
+from waltzd.errors import (
+    BadArgument,
+    CannotConnect,
+    ChangedMeanwhile,
+    CoordinatorRefused,
+    NodeExists,
+    NodeMissing,
+    TooLarge,
+    WaltzError,
+)
+
+CALL_SECONDS = 10.0
+RECONNECT_SECONDS_MAX = 1.0
+RESTART_SECONDS = 1.0
+log = logging.getLogger("waltz.zookeeper")
+_KAZOO_LOG = logging.getLogger("waltz.zookeeper.kazoo")
+"""Kazoo reports every attempt to connect; we say once that contact was lost, and that it is back."""
+
+_UNANSWERED = (
+    kazoo_errors.ConnectionLoss,
+    kazoo_errors.ConnectionClosedError,
+    kazoo_errors.SessionExpiredError,
+    kazoo_errors.SessionMovedError,
+    kazoo_errors.OperationTimeoutError,
+    kazoo_errors.RequestTimeoutError,
+    kazoo_errors.ThrottledOpError,
+)
+
+
+@dataclass(eq=False)
+class _Waiter:
+    paths: frozenset[str]
+    woken: asyncio.Event
+
+
+class _Threads(SequentialThreadingHandler):  # type: ignore[misc]
+    """Kazoo's threads; says when one of them has ended."""
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        super().__init__()
+        self._ended = ended
+
+    def spawn(self, func: Callable[..., object], *args: object, **kwargs: object) -> object:
+        def until_the_end() -> None:
+            try:
+                func(*args, **kwargs)
+            finally:
+                self._ended()
+
+        return super().spawn(until_the_end)
+
+
+class ZooKeeperCoordinator:
+    """`hosts` like "one:2181,two:2181"; `root` like "/waltz/payments", under which everything stands. ZooKeeper gives the
+    coordinator session up when it has heard nothing of us for `session_seconds`."""
+
+    def __init__(self, hosts: str, root: str, *, session_seconds: float = 6.0, call_seconds: float = CALL_SECONDS) -> None:
+        if not root.startswith("/") or any(part in ("", ".", "..") for part in root[1:].split("/")):
+            raise BadArgument(f"{root!r} is not a path for a cluster: write it like /waltz/payments")
+        self.hosts, self.root = hosts, root
+        self._session_seconds, self._call_seconds = session_seconds, call_seconds
+        self._session, self._session_id = 0, 0
+        self._contact = asyncio.Event()
+        self._is_closed = False
+        self._listeners: list[Callable[[], None]] = []
+        self._waiters: list[_Waiter] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client = self._make_client()
+
+    def _make_client(self) -> KazooClient:
+        if _KAZOO_LOG.level == logging.NOTSET:
+            _KAZOO_LOG.setLevel(logging.ERROR)
+        wrong = f"{self.hosts!r} is not a list of ZooKeeper addresses: write them like one:2181,two:2181"
+        if "/" in self.hosts:
+            raise BadArgument(wrong)
+        try:
+            client = KazooClient(
+                self.hosts,
+                timeout=self._session_seconds,
+                handler=_Threads(lambda: self._tell(self._on_end, client)),
+                connection_retry={"max_tries": -1, "delay": 0.1, "max_delay": RECONNECT_SECONDS_MAX},
+                logger=_KAZOO_LOG,
+            )
+        except ValueError as error:
+            raise BadArgument(wrong) from error
+        # Called on a thread of kazoo, where nothing but handing over is done.
+        client.add_listener(lambda state: self._tell(self._on_state, client, state, client.client_id))
+        return client
+
+    async def start(self) -> None:
+        """Connect, or say within the deadline of a call that nobody answers."""
+        self._loop = asyncio.get_running_loop()
+        self._client.start_async()
+        try:
+            async with asyncio.timeout(self._call_seconds):
+                await self._contact.wait()
+        except TimeoutError:
+            await self.close()
+            raise CannotConnect(
+                f"no ZooKeeper answers at {self.hosts} within {self._call_seconds:g} seconds",
+                not_done="nothing was read or changed",
+                next_step="check that ZooKeeper runs there and that its address is right",
+            ) from None
+
+    # -- what kazoo says -----------------------------------------------------------------------------------------------
+
+    def _tell(self, function: Callable[..., None], *arguments: object) -> None:
+        """From a thread of kazoo to the loop."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop was closed: nobody is left who could want to know
+            return
+
+    def _on_state(self, client: KazooClient, state: str, session_id: tuple[int, bytes] | None) -> None:
+        if client is not self._client or self._is_closed:
+            return
+        if state == KazooState.CONNECTED and session_id is not None:
+            if session_id[0] != self._session_id:
+                self._session_id = session_id[0]
+                self._session += 1
+            self._contact.set()
+            log.info("in contact with ZooKeeper at %s, coordinator session %d", self.hosts, self._session)
+            for waiter in self._waiters:
+                waiter.woken.set()
+        elif self._contact.is_set():
+            self._contact.clear()
+            log.warning("lost contact with ZooKeeper at %s", self.hosts)
+        else:
+            return
+        for listener in list(self._listeners):
+            listener()
+
+    def _on_end(self, client: KazooClient) -> None:
+        """Kazoo's thread has met something that it did not expect, and gave up for good."""
+        if client is self._client and not self._is_closed:
+            assert self._loop is not None
+            log.error("the ZooKeeper client ended by itself; a new one starts in %g seconds", RESTART_SECONDS)
+            self._loop.call_later(RESTART_SECONDS, self._restart, client)
+
+    def _restart(self, client: KazooClient) -> None:
+        if client is not self._client or self._is_closed:
+            return
+        threading.Thread(target=_end, args=(client,), name="zookeeper-end", daemon=True).start()
+        self._client = self._make_client()
+        self._client.start_async()
+
+    def _on_event(self, event: WatchedEvent) -> None:
+        """A watch, on a thread of kazoo. It says NONE when it drops its watches: contact is lost, and comes back."""
+        if event.type != EventType.NONE:
+            self._tell(self._wake, event.path)
+
+    def _wake(self, path: str) -> None:
+        for waiter in self._waiters:
+            if path in waiter.paths:
+                waiter.woken.set()
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    async def _call(self, path: str, ask: Callable[[KazooClient], IAsyncResult]) -> Any:
+        """Ask as soon as there is contact; an answer or an error of ours within the deadline."""
+        if self._is_closed or self._loop is None:
+            raise CannotConnect("the connection to ZooKeeper is closed")
+        try:
+            async with asyncio.timeout(self._call_seconds):
+                await self._contact.wait()
+                answer: asyncio.Future[Any] = self._loop.create_future()
+                ask(self._client).rawlink(lambda result: self._tell(_settle, answer, result))
+                return await answer
+        except TimeoutError:
+            raise CannotConnect(
+                f"ZooKeeper at {self.hosts} did not answer within {self._call_seconds:g} seconds ({path})"
+            ) from None
+        except _UNANSWERED as error:
+            raise CannotConnect(f"contact with ZooKeeper at {self.hosts} was lost ({path})") from error
+        except kazoo_errors.KazooException as error:
+            raise _refusal(path, error) from error
+
+    def _full(self, path: str) -> str:
+        return self.root if path == "/" else self.root + path
+
+    async def get(self, path: str) -> Node | None:
+        try:
+            data, stat = await self._call(path, lambda client: client.get_async(self._full(path)))
+        except NodeMissing:
+            return None
+        return Node(data, stat.version, stat.czxid, stat.ephemeralOwner == self._session_id)
+
+    async def children(self, path: str) -> list[str]:
+        try:
+            return sorted(await self._call(path, lambda client: client.get_children_async(self._full(path))))
+        except NodeMissing:
+            return []
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        assert changes
+        size = sum(len(change.data) for change in changes if isinstance(change, Create | Set))
+        if size > COMMIT_BYTES_MAX:
+            raise TooLarge(f"a change of {size} bytes is too much for the coordinator; {COMMIT_BYTES_MAX} are allowed")
+        if any(isinstance(change, Create) and change.path == "/" for change in changes):
+            await self._make_way()
+        paths = ", ".join(change.path for change in changes[:3])
+        results = await self._call(paths, lambda client: self._transaction(client, changes))
+        for change, result in zip(changes, results, strict=True):
+            if isinstance(result, Exception) and not isinstance(result, _BESIDE):
+                raise _refusal(change.path, result) from result
+
+    async def _make_way(self) -> None:
+        """The nodes above the root, which belong to no cluster."""
+        above = self.root.rpartition("/")[0]
+        if above:
+            await self._call(above, lambda client: client.ensure_path_async(above))
+
+    def _transaction(self, client: KazooClient, changes: Sequence[Change]) -> IAsyncResult:
+        transaction = client.transaction()
+        for change in changes:
+            path = self._full(change.path)
+            match change:
+                case Create(data=data, ephemeral=ephemeral):
+                    transaction.create(path, data, ephemeral=ephemeral)
+                case Set(data=data, version=version):
+                    transaction.set_data(path, data, version)
+                case Delete(version=version):
+                    transaction.delete(path, version)
+                case Check(version=version):
+                    transaction.check(path, version)
+        return transaction.commit_async()
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_connected(self) -> bool:
+        return self._contact.is_set()
+
+    @property
+    def session(self) -> int:
+        return self._session
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    async def wait_for_change(self, paths: Sequence[str], seen: object | None) -> object:
+        waiter = _Waiter(frozenset(self._full(path) for path in paths), asyncio.Event())
+        self._waiters.append(waiter)
+        try:
+            while True:
+                waiter.woken.clear()
+                try:
+                    token = self._session, tuple([await self._look(self._full(path)) for path in paths])
+                except CannotConnect:
+                    if seen is None or self._is_closed:
+                        raise
+                    if self.is_connected:
+                        continue
+                else:
+                    if token != seen:
+                        return token
+                await waiter.woken.wait()
+        finally:
+            self._waiters.remove(waiter)
+
+    async def _look(self, path: str) -> object:
+        """What a node is at this moment, with watches for everything that makes it another one.
+
+        Each half of the answer comes from the call that set the watch for it: what changes after that call wakes us."""
+        try:
+            stat: ZnodeStat | None = await self._call(path, lambda client: client.exists_async(path, self._on_event))
+            if stat is None:
+                return path, None
+            _, below = await self._call(
+                path, lambda client: client.get_children_async(path, self._on_event, include_data=True)
+            )
+        except NodeMissing:  # it went between the two, and the first watch has fired
+            return path, None
+        return path, (stat.czxid, stat.mzxid, below.pzxid)
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed, had_contact = True, self._contact.is_set()
+        self._contact.clear()
+        for waiter in self._waiters:
+            waiter.woken.set()
+        if self._loop is None:
+            return
+        ended = asyncio.Event()
+
+        def end() -> None:
+            _end(self._client)
+            self._tell(ended.set)
+
+        # Kazoo's way to stop blocks until ZooKeeper has answered. A thread that keeps nobody from ending the program.
+        threading.Thread(target=end, name="zookeeper-end", daemon=True).start()
+        if not had_contact:
+            return
+        try:
+            async with asyncio.timeout(self._call_seconds):
+                await ended.wait()
+        except TimeoutError:
+            log.warning("ZooKeeper does not answer; it will end the coordinator session by itself")
+
+
+_BESIDE = (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
+"""What a transaction says of the changes around the one that failed."""
+
+
+def _settle(answer: asyncio.Future[Any], result: IAsyncResult) -> None:
+    """The answer has come. Nobody waits for it any more when the deadline was faster."""
+    if answer.done():
+        return
+    error = result.exception
+    if error is None:
+        answer.set_result(result.value)
+    elif isinstance(error, kazoo_errors.KazooException):
+        answer.set_exception(error)
+    else:
+        answer.set_exception(CannotConnect(f"an answer of ZooKeeper cannot be understood: {error!r}"))
+
+
+def _end(client: KazooClient) -> None:
+    """End the coordinator session and free what kazoo holds. Blocks."""
+    try:
+        client.stop()
+        client.close()
+    except (kazoo_errors.WriterNotClosedException, OSError) as error:
+        log.warning("the ZooKeeper client did not end: %s", error)
+
+
+def _refusal(path: str, error: Exception) -> WaltzError:
+    """An error of ZooKeeper as one of ours."""
+    match error:
+        case kazoo_errors.BadVersionError():
+            return ChangedMeanwhile(f"{path} was changed by somebody else", path=path)
+        case kazoo_errors.NotEmptyError():
+            return ChangedMeanwhile(f"{path} has nodes below it", path=path)
+        case kazoo_errors.NodeExistsError():
+            return NodeExists(f"the coordinator has a node {path} already", path=path)
+        case kazoo_errors.NoNodeError():
+            return NodeMissing(f"the coordinator has no node {path}, or none to create it in", path=path)
+        case _:
+            return CoordinatorRefused(f"ZooKeeper refuses {path}: {type(error).__name__}", path=path)

@@ -1,0 +1,1 @@
+"""What both daemons are: settings, a process, logs, metrics, readiness."""

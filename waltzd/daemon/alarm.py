@@ -1,0 +1,123 @@
+"""What is wrong with a daemon for as long as it lasts: an error when it begins, now and then while it goes on, and a line
+when it is over. Pure: whoever drives it says what is wrong at this moment, and logs what comes back.
+
+A trouble is told once, however often it is looked at, and that of several partitions together. What is over before its
+patience is, nobody hears of: a fail-over closes partitions for a moment, and is no alarm.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from waltzd.cluster.assignment import spell_numbers
+from waltzd.protocol.descriptions import OwnedPartition
+
+LOOK_SECONDS = 2.0
+AGAIN_SECONDS = 600.0
+CLOSED_PATIENCE_SECONDS = 3.0
+DAMAGED_PATIENCE_SECONDS = 15.0
+"""That there is damage was an error when it was found; this is about damage that its owner does not heal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    kind: str
+    """`partition 3 {kind}`: "takes no transactions"."""
+    why: str
+    code: str
+    patience: float
+
+
+@dataclass(frozen=True)
+class Said:
+    level: int
+    text: str
+    code: str
+
+
+@dataclass
+class _Known:
+    trouble: Trouble
+    since: float
+    told: float | None = None
+
+
+class Alarms:
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], _Known] = {}
+
+    def look(self, now: float, troubles: Mapping[int, Iterable[Trouble]]) -> list[Said]:
+        """`troubles`: by partition. What is to be logged at this moment."""
+        seen = {(number, trouble.kind): trouble for number, those in troubles.items() for trouble in those}
+        over = {key: known for key, known in self._known.items() if key not in seen}
+        for key in over:
+            del self._known[key]
+        due: dict[tuple[int, str], _Known] = {}
+        for key, trouble in seen.items():
+            known = self._known.setdefault(key, _Known(trouble, now))
+            known.trouble = trouble
+            owed = known.since + trouble.patience if known.told is None else known.told + AGAIN_SECONDS
+            if now >= owed:
+                known.told = now
+                due[key] = known
+        told_and_over = {key: known for key, known in over.items() if known.told is not None}
+        return [
+            *(_said(logging.ERROR, kind, numbers, known, now, "") for kind, numbers, known in _grouped(due)),
+            *(_said(logging.INFO, kind, numbers, known, now, "over: ") for kind, numbers, known in _grouped(told_and_over)),
+        ]
+
+
+def _grouped(found: Mapping[tuple[int, str], _Known]) -> list[tuple[str, list[int], _Known]]:
+    """By kind, with the one that has lasted longest."""
+    kinds: dict[str, list[int]] = {}
+    for number, kind in sorted(found):
+        kinds.setdefault(kind, []).append(number)
+    return [
+        (kind, numbers, min((found[number, kind] for number in numbers), key=lambda known: known.since))
+        for kind, numbers in kinds.items()
+    ]
+
+
+def _said(level: int, kind: str, numbers: list[int], known: _Known, now: float, head: str) -> Said:
+    trouble, noun = known.trouble, "partition" if len(numbers) == 1 else "partitions"
+    lasted = round(now - known.since)
+    length = f"{lasted} seconds" if lasted < 120 else f"{lasted // 60} minutes"
+    what = f"{head}{noun} {spell_numbers(numbers)}: {kind}"
+    if level == logging.INFO:
+        return Said(level, f"{what} no longer, after {length}", trouble.code)
+    return Said(level, f"{trouble.code} {what}, for {length} now: {trouble.why}", trouble.code)
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+def of_server(partitions: Iterable[OwnedPartition], code: str) -> dict[int, list[Trouble]]:
+    """Partitions that take no transactions: undecided, refused, or without a majority that takes appends."""
+    return {
+        owned.partition: [
+            Trouble(
+                kind="no transactions are taken",
+                why=f"{owned.step}, {owned.waiting or 'it is being opened'}",
+                code=code,
+                patience=CLOSED_PATIENCE_SECONDS,
+            )
+        ]
+        for owned in partitions
+        if owned.step != "OPEN" or owned.waiting
+    }
+
+
+def of_replica(*, damage: str | None, refused: str | None, code: str) -> list[Trouble]:
+    """One replica of a storage."""
+    if refused is not None:
+        return [Trouble(kind="its files are refused", why=refused, code=code, patience=0.0)]
+    if damage is not None:
+        return [Trouble(kind="damaged, and not healed", why=damage, code=code, patience=DAMAGED_PATIENCE_SECONDS)]
+    return []
+
+
+def log_all(log: logging.Logger, found: Iterable[Said]) -> None:
+    for said in found:
+        log.log(said.level, "%s", said.text, extra={"code": said.code})

@@ -1,0 +1,99 @@
+"""gRPC's own health service and reflection, on the ports that a daemon has anyway.
+
+Health says what `waltzd.daemon.readiness` says, a quarter of a second ago at most: however many ask, the daemon looks at
+itself four times a second and not more. The name of a service for operators always serves while there is somebody to say
+so; every other name, and the empty one, serves when the daemon is ready. Reflection tells tools like `grpcurl` which calls
+there are. Both are calls like any other: with certificates, `waltzd.protocol.role` says who may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from waltzd.daemon.readiness import Unready
+from waltzd.errors import Draining, TooManyCallers, WaltzError
+from waltzd.wire.grpc import Server, abort
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+WATCH_SECONDS = 1.0
+"""How often somebody who watches is looked at; nobody looks when nobody watches."""
+FRESH_SECONDS = 0.25
+WATCHERS_MAX = 64
+HEALTH = "grpc.health.v1.Health"
+
+
+class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    def __init__(self, services: Mapping[str, bool], unready: Unready, is_ending: Callable[[], bool]) -> None:
+        """`services`: what is at this port, and whether its health is that of the whole daemon. Once `is_ending`, whoever
+        watches is sent away: the end would have to wait for them."""
+        self._services = {"": True, HEALTH: False, **services}
+        self._unready = unready
+        self._is_ending = is_ending
+        self._watchers = 0
+        self._one_at_a_time = asyncio.Lock()
+        self._is_ready = False
+        self._looked: float | None = None
+        """When it was found out."""
+
+    async def _look(self) -> bool:
+        async with self._one_at_a_time:
+            now = asyncio.get_running_loop().time()
+            if self._looked is None or now - self._looked >= FRESH_SECONDS:
+                self._is_ready = not await self._unready()
+                self._looked = now
+            return self._is_ready
+
+    async def _status(self, service: str) -> Any:
+        """None for a service that is not here."""
+        depends = self._services.get(service)
+        if depends is None:
+            return None
+        is_well = not depends or await self._look()
+        answer = health_pb2.HealthCheckResponse
+        return answer.SERVING if is_well else answer.NOT_SERVING
+
+    async def Check(self, request: Any, context: Context) -> Any:
+        try:
+            status = await self._status(request.service)
+        except WaltzError as error:
+            await abort(context, error)
+        if status is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service!r} at this port")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def Watch(self, request: Any, context: Context) -> AsyncIterator[Any]:
+        if self._watchers >= WATCHERS_MAX:
+            await abort(context, TooManyCallers(f"{WATCHERS_MAX} callers watch the health of this process already"))
+        self._watchers += 1
+        try:
+            told = None
+            while not self._is_ending():
+                status = await self._status(request.service)
+                if status is None:
+                    status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+                if status != told:
+                    yield health_pb2.HealthCheckResponse(status=status)
+                    told = status
+                await asyncio.sleep(WATCH_SECONDS)
+            raise Draining("the process is shutting down")
+        except WaltzError as error:
+            await abort(context, error)
+        finally:
+            self._watchers -= 1
+
+
+def add_health(
+    server: Server, services: Mapping[str, bool], unready: Unready, *, is_ending: Callable[[], bool] = lambda: False
+) -> None:
+    health_pb2_grpc.add_HealthServicer_to_server(HealthService(services, unready, is_ending), server)
+
+
+def add_reflection(server: Server, services: Sequence[str]) -> None:
+    reflection.enable_server_reflection((*services, HEALTH, reflection.SERVICE_NAME), server)

@@ -1,0 +1,225 @@
+"""A small HTTP/1.1 port of a daemon, for what machines ask by HTTP: metrics, and whether it lives and is ready.
+
+It only reads. It has nothing secret, no TLS and no idea who asks, so everything about a caller is bounded before anything
+is done for it: the bytes of a question, how long it may take to ask and to take its answer, how many may be connected, and
+each page is made once at a time. Every connection is one question. What is in an answer is made by whoever opened the port:
+nothing that a caller sent goes into one, and no question ends the daemon. When all places are taken, whoever dawdles makes
+room for who comes, so that callers that only hold connections keep nobody out.
+
+What a daemon shows at `http_listen`: its metrics, whether it lives, and whether it is ready.
+
+A page of metrics can be long, so it is spelled on a thread; what it says is read before, at one moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TypeAlias
+
+from waltzd.daemon import metrics
+from waltzd.daemon.readiness import Unready
+from waltzd.errors import PortInUse, WaltzError
+from waltzd.protocol.address import Address
+from waltzd.protocol.role import Role
+
+QUESTION_BYTES_MAX = 8 << 10
+QUESTION_SECONDS = 5.0
+ANSWER_SECONDS = 10.0
+"""For making an answer, and as long again for taking it."""
+CONNECTIONS_MAX = 64
+"""For one more, one of them is closed."""
+TEXT = "text/plain; charset=utf-8"
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+log = logging.getLogger("waltz.http")
+_FIRST_LINE = re.compile(r"([A-Z]{1,20}) (/[!-~]*) HTTP/1\.[01]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    status: int
+    body: bytes
+    kind: str = TEXT
+
+    def __post_init__(self) -> None:
+        if not (self.kind.isascii() and self.kind.isprintable()):
+            raise ValueError(f"{self.kind!r} is no value of a header")
+
+    @classmethod
+    def text(cls, status: int, *lines: str) -> Answer:
+        return cls(status=status, body="".join(f"{line}\n" for line in lines).encode())
+
+    def encode(self, *, is_head: bool) -> bytes:
+        more = "Allow: GET, HEAD\r\n" if self.status == 405 else ""
+        head = (
+            f"HTTP/1.1 {self.status} {_REASONS[self.status]}\r\nContent-Type: {self.kind}\r\n"
+            f"Content-Length: {len(self.body)}\r\nCache-Control: no-store\r\n{more}Connection: close\r\n\r\n"
+        )
+        return head.encode("ascii") + (b"" if is_head else self.body)
+
+
+@dataclass(frozen=True)
+class Question:
+    method: str
+    path: str
+    accept: str
+    """Which kinds of answers the caller understands, in the words of HTTP."""
+
+
+Page = Callable[[Question], Awaitable[Answer]]
+
+
+def question_of(raw: bytes) -> Question | None:
+    """What was asked, or None when it is no question of HTTP/1."""
+    first, *fields = raw.decode("latin-1").split("\r\n")
+    found = _FIRST_LINE.fullmatch(first)
+    if found is None:
+        return None
+    named = (field.partition(":") for field in fields if field)
+    accepted = [value.strip() for name, _, value in named if name.lower() == "accept"]
+    return Question(found[1], found[2].partition("?")[0], ", ".join(accepted))
+
+
+@dataclass
+class _Caller:
+    host: str
+    is_heard: bool = False
+    """The question is here, and the answer is being made or sent."""
+
+
+class HttpPort:
+    def __init__(self, address: Address, pages: Mapping[str, Page]) -> None:
+        """`pages`: what is at each path."""
+        self.address = address
+        self.failed = 0
+        """Answers that could not be made because of a mistake of ours."""
+        self._pages = {path: (page, asyncio.Lock()) for path, page in pages.items()}
+        self._server: asyncio.Server | None = None
+        self._callers: dict[asyncio.Task[None], _Caller] = {}
+
+    async def start(self) -> None:
+        try:
+            self._server = await asyncio.start_server(
+                self._accept, self.address.host, self.address.port, limit=QUESTION_BYTES_MAX
+            )
+        except OSError as error:
+            raise PortInUse(f"cannot listen for HTTP on {self.address}: {error}") from error
+        self.address = replace(self.address, port=self._server.sockets[0].getsockname()[1])
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._callers) >= CONNECTIONS_MAX:
+            self._make_room()
+        name = writer.get_extra_info("peername")
+        caller = _Caller(str(name[0]) if name else "")
+        task = asyncio.create_task(self._serve(caller, reader, writer), name=f"HTTP at {self.address}")
+        self._callers[task] = caller
+        task.add_done_callback(lambda done: self._callers.pop(done, None))
+
+    def _make_room(self) -> None:
+        """Whoever has not asked yet goes first; among those, the oldest of the host that holds most places."""
+        held = Counter(caller.host for caller in self._callers.values())
+        task = min(self._callers, key=lambda one: (self._callers[one].is_heard, -held[self._callers[one].host]))
+        del self._callers[task]
+        task.cancel()
+
+    async def _serve(self, caller: _Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_taken = False
+        try:
+            found = await self._question(reader)
+            caller.is_heard = True
+            if found is not None:
+                answer = await self._answer(found) if isinstance(found, Question) else found
+                raw = answer.encode(is_head=isinstance(found, Question) and found.method == "HEAD")
+                is_taken = await self._send(writer, raw)
+        finally:
+            if not is_taken:
+                writer.transport.abort()
+
+    @staticmethod
+    async def _send(writer: asyncio.StreamWriter, raw: bytes) -> bool:
+        """Whether the caller took all of it."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                writer.write(raw)
+                writer.close()  # when everything is sent
+                await writer.wait_closed()
+        except OSError:  # a time-out is one, too
+            return False
+        return True
+
+    async def _question(self, reader: asyncio.StreamReader) -> Question | Answer | None:
+        """What is asked; or the answer to what is none; or None when nobody is there to be answered."""
+        try:
+            async with asyncio.timeout(QUESTION_SECONDS):
+                raw = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return Answer.text(431, f"a question has at most {QUESTION_BYTES_MAX} bytes")
+        except (asyncio.IncompleteReadError, OSError):  # a time-out is one, too
+            return None
+        found = question_of(raw)
+        if found is None:
+            return Answer.text(400, "this port speaks HTTP/1.1")
+        if found.method not in ("GET", "HEAD"):
+            return Answer.text(405, "this port only reads: GET and HEAD")
+        return found
+
+    async def _answer(self, question: Question) -> Answer:
+        page, one_at_a_time = self._pages.get(question.path, (None, None))
+        if page is None or one_at_a_time is None:
+            return Answer.text(404, f"there is nothing at this path; there is something at {', '.join(self._pages)}")
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS), one_at_a_time:
+                return await page(question)
+        except TimeoutError:
+            return Answer.text(503, f"no answer could be made within {ANSWER_SECONDS:.0f} seconds")
+        except WaltzError as error:
+            return Answer.text(503, *error.lines())
+        except Exception:  # whoever can ask must not be able to end the daemon
+            self.failed += 1
+            if self.failed.bit_count() == 1:  # nor to fill its log
+                log.exception("the page %s cannot be made, for the %d. time", question.path, self.failed)
+            return Answer.text(500, "the answer could not be made because of a mistake in Waltz; its log says more")
+
+    async def stop(self) -> None:
+        """At once: whoever asks can ask again."""
+        if self._server is None:
+            return
+        self._server.close()
+        callers = list(self._callers)
+        for task in callers:
+            task.cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
+
+
+Collect: TypeAlias = Callable[[], Awaitable[metrics.Families]]
+"""What the daemon says of itself; the families may be made later and on another thread, from values that stay."""
+
+
+def watch_port(address: Address, role: Role, unready: Unready, collect: Collect) -> HttpPort:
+    async def show_metrics(question: Question) -> Answer:
+        families = chain(await collect(), metrics.of_port(role, failed=port.failed))
+        body, kind = await asyncio.to_thread(metrics.page, families, question.accept)
+        return Answer(status=200, body=body, kind=kind)
+
+    async def show_life(_: Question) -> Answer:
+        return Answer.text(200, "it lives")
+
+    async def show_readiness(_: Question) -> Answer:
+        reasons = await unready()
+        return Answer.text(503, *reasons) if reasons else Answer.text(200, "ready")
+
+    port = HttpPort(address, {"/metrics": show_metrics, "/healthz": show_life, "/readyz": show_readiness})
+    return port

@@ -1,0 +1,184 @@
+"""Log lines of the daemons: text for people, or one JSON object a line for collectors. Everything goes to stderr.
+
+The newest lines are also kept in memory, so that `waltzctl events` can show them without a way to the machine's files.
+Where the daemon has a place for it a small file keeps them too, so that those of before a restart are among them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import re
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from contextlib import suppress
+from dataclasses import replace
+
+from waltzd.protocol.descriptions import Event, Events
+
+RECENT_MAX = 500
+TEXT_CHARACTERS_MAX = 1000
+"""Of a line that is kept: 500 of them are half a megabyte at most."""
+KEPT_BYTES_MAX = 1 << 20
+FLUSH_SECONDS = 1.0
+EVENTS_NAME = "events.log"
+_STANDARD = set(vars(logging.makeLogRecord({})))
+_CODE = re.compile(r"\bW[0-9]{4}\b")
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line.update({name: value for name, value in vars(record).items() if name not in _STANDARD and name not in line})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class _Strangers(logging.Filter):
+    """Headers of a call that are no text are a mistake of whoever calls, and anybody may. gRPC tells of each as of
+    a mistake of ours, with tracebacks: as many as somebody likes to send. Of a path that is none, the listener tells."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.startswith("grpc"):
+            return not (str(record.msg).startswith("Invalid encoding on ") or isinstance(record.msg, UnicodeDecodeError))
+        if record.name == "asyncio" and record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
+            return "_server_main_loop" not in "".join(traceback.format_tb(record.exc_info[2]))
+        return True
+
+
+class Ring(logging.Handler):
+    """The newest lines. Tracebacks stay in the log itself."""
+
+    def __init__(self, lines_max: int = RECENT_MAX) -> None:
+        super().__init__()
+        self.began_ms = time.time_ns() // 1_000_000
+        self._events: deque[Event] = deque(maxlen=lines_max)
+        self._number = 0
+        self._unkept: queue.Queue[Event] | None = None
+
+    def keep(self, path: str) -> None:
+        """In this file from now on, too, with what it has of earlier processes in front of what was said already. A thread
+        writes it: a disk that hangs must not keep a daemon from saying so. What cannot be written is left out."""
+        if self._unkept is not None:
+            return
+        before = _kept(path)
+        self.acquire()
+        try:
+            mine, self._number = list(self._events), 0
+            self._events.clear()
+            for event in (*before, *mine):
+                self._number += 1
+                self._events.append(replace(event, number=self._number))
+            self._unkept = queue.Queue()
+            for event in mine:
+                self._unkept.put(event)
+        finally:
+            self.release()
+        threading.Thread(target=_write, args=(path, self._unkept), name="events", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called with the lock of this handler."""
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError):  # a line whose parts do not fit: the other handler complains of it
+            text = str(record.msg)
+        self._number += 1
+        event = Event(
+            number=self._number,
+            time_ms=int(record.created * 1000),
+            level=record.levelname.lower(),
+            text=text[:TEXT_CHARACTERS_MAX],
+            code=_code(record, text),
+        )
+        self._events.append(event)
+        if self._unkept is not None and self._unkept.qsize() < RECENT_MAX:
+            self._unkept.put(event)
+
+    def flush(self) -> None:
+        """Before the process ends: its last lines are the ones that matter."""
+        unkept = self._unkept
+        if unkept is not None:
+            with unkept.all_tasks_done:
+                unkept.all_tasks_done.wait_for(lambda: not unkept.unfinished_tasks, FLUSH_SECONDS)
+
+    def after(self, number: int) -> Events:
+        """Those with higher numbers, oldest first."""
+        self.acquire()
+        try:
+            found = tuple(event for event in self._events if event.number > number)
+        finally:
+            self.release()
+        return Events(began_ms=self.began_ms, events=found)
+
+
+def _kept(path: str) -> list[Event]:
+    """What earlier processes left there. A line that cannot be understood, as after a crash, is left out."""
+    found: list[Event] = []
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        for line in deque(file, maxlen=RECENT_MAX):
+            with suppress(ValueError, KeyError, TypeError):
+                one = json.loads(line)
+                code = None if one["code"] is None else str(one["code"])
+                fields = {"time_ms": int(one["time_ms"]), "level": str(one["level"]), "text": str(one["text"])}
+                found.append(Event(number=0, code=code, **fields))  # type: ignore[arg-type]
+    return found
+
+
+def _write(path: str, unkept: queue.Queue[Event]) -> None:
+    """A file that has grown too large is written anew with its newest lines."""
+    while True:
+        event = unkept.get()
+        line = json.dumps({"time_ms": event.time_ms, "level": event.level, "code": event.code, "text": event.text})
+        with suppress(OSError):
+            with open(path, "a", encoding="utf-8", opener=_private) as file:
+                file.write(line + "\n")
+                size = file.tell()
+            if size > KEPT_BYTES_MAX:
+                with open(path, encoding="utf-8") as file:
+                    newest = deque(file, maxlen=RECENT_MAX // 2)
+                with open(path + ".new", "w", encoding="utf-8", opener=_private) as file:
+                    file.writelines(newest)
+                os.replace(path + ".new", path)
+        unkept.task_done()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _code(record: logging.LogRecord, text: str) -> str | None:
+    """A line that tells of an error has its code somewhere in its text, or beside it."""
+    beside = getattr(record, "code", None)
+    if isinstance(beside, str) and _CODE.fullmatch(beside):
+        return beside
+    found = _CODE.search(text)
+    return found[0] if found else None
+
+
+_STRANGERS = _Strangers()
+RECENT = Ring()
+"""Of this process."""
+
+
+def configure(log_format: str, log_level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    if log_format == "json":
+        handler.setFormatter(_JsonFormatter())
+    else:
+        formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-8s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        formatter.converter = time.gmtime
+        handler.setFormatter(formatter)
+    for one in (handler, RECENT):
+        one.addFilter(_STRANGERS)
+    logging.basicConfig(level=log_level.upper(), handlers=[handler, RECENT], force=True)

@@ -1,0 +1,267 @@
+"""What a daemon says of itself, in the words of Prometheus.
+
+Nothing is counted here: every page is made anew from the values that `Describe` also gives, by functions from values to
+families. So the two never disagree, and what is hot knows nothing of metrics. Units are base units, what only rises ends in
+`_total`; docs/metrics.md lists all names with their meaning, and a test holds it to this module.
+
+A partition that moves to another server begins again at zero there, and so do its counters: `rate()` copes with that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import TypeAlias
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from waltzd.protocol.descriptions import (
+    OwnedPartition,
+    OwnedReplica,
+    PartitionDescription,
+    PartitionStatistics,
+    ServerDescription,
+    StorageDescription,
+)
+from waltzd.protocol.histogram import BOUNDS, Histogram
+from waltzd.protocol.locks import Reason
+from waltzd.protocol.quorum import majority
+
+Families: TypeAlias = Iterable[Metric]
+_BOUNDS = (*map(floatToGoString, BOUNDS), "+Inf")
+
+
+def _family(kind: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, about: str, labels: Sequence[str],
+            values: Iterable[tuple[Sequence[str], float]]) -> Metric:  # fmt: skip
+    family = kind(name, about, labels=labels)
+    for words, value in values:
+        family.add_metric(words, value)
+    return family
+
+
+def _gauge(name: str, about: str, value: float) -> Metric:
+    return _family(GaugeMetricFamily, name, about, (), [((), value)])
+
+
+def _certificate(role: str, seconds_left: float | None) -> Iterator[Metric]:
+    """A daemon without one has no such metric: any number would be taken for an end."""
+    if seconds_left is not None:
+        about = "Seconds until its certificate ends; negative: it is over."
+        yield _gauge(f"waltz_{role}_certificate_seconds", about, seconds_left)
+
+
+def _histogram(name: str, about: str, found: Histogram) -> Metric:
+    rising = zip(_BOUNDS, map(float, accumulate(found.counts)), strict=True)
+    return HistogramMetricFamily(name, about, buckets=list(rising), sum_value=found.seconds)
+
+
+# -- a server ----------------------------------------------------------------------------------------------------------
+
+
+def of_server(
+    found: ServerDescription,
+    *,
+    cluster_partitions: int,
+    unready: Sequence[str],
+    commit: Histogram,
+    certificate_seconds: float | None,
+) -> Iterator[Metric]:
+    """`commit`: of all partitions that this process owned since it started. `certificate_seconds`: see `_certificate`."""
+    yield InfoMetricFamily(
+        "waltz_server",
+        "Which server this is.",
+        value={
+            "name": found.name,
+            "cluster_key": str(found.cluster_key),
+            "process": str(found.instance),
+            "version": found.version,
+        },
+    )
+    yield _gauge("waltz_server_uptime_seconds", "Seconds since this process started.", found.uptime_ms / 1000)
+    yield _gauge("waltz_server_ready", "1 when /readyz says so.", not unready)
+    yield from _certificate("server", certificate_seconds)
+    yield _gauge("waltz_server_coordinator_connected", "1 while ZooKeeper answers.", found.is_connected)
+    yield _gauge("waltz_server_draining", "1 while it gives its partitions away.", found.is_draining)
+    yield _gauge("waltz_server_leader", "1 on the server that decides who owns what.", found.is_leader)
+    yield _gauge("waltz_server_partitions", "Partitions that it owns, open or not.", len(found.partitions))
+    yield _gauge("waltz_server_cluster_partitions", "Partitions of the cluster, whoever owns them.", cluster_partitions)
+    yield _histogram(
+        "waltz_server_commit_seconds",
+        "From the arrival of a batch to the outcome, of each committed transaction, over all partitions.",
+        commit,
+    )
+    for name, about, value_of in _OF_PARTITION:
+        values = (((str(owned.partition),), float(value_of(owned))) for owned in found.partitions)
+        yield _family(GaugeMetricFamily, f"waltz_server_partition_{name}", about, ("partition",), values)
+    for name, about, count_of in _COUNTED:
+        values = (((str(owned.partition),), float(count_of(owned.statistics))) for owned in found.partitions)
+        yield _family(CounterMetricFamily, f"waltz_server_{name}", about, ("partition",), values)
+    yield _family(
+        CounterMetricFamily,
+        "waltz_server_refused_transactions",
+        "Transactions that were refused because of locks, by reason.",
+        ("partition", "reason"),
+        (
+            ((str(owned.partition), reason.name), owned.statistics.refused.get(reason.name, 0))
+            for owned in found.partitions
+            for reason in Reason
+            if reason is not Reason.LOST  # that is what clients find out by themselves
+        ),
+    )
+    for name, about, seen in _OF_REPLICA:
+        labels = ("partition", "storage", "role")
+        pairs = [(owned, replica) for owned in found.partitions for replica in owned.replicas]
+        rows = (((str(o.partition), r.storage, r.role), float(seen(o, r))) for o, r in pairs)
+        yield _family(GaugeMetricFamily, f"waltz_server_replica_{name}", about, labels, rows)
+    yield _family(
+        GaugeMetricFamily,
+        "waltz_server_replica_state",
+        "1 for the state in which the owner sees the replica.",
+        ("partition", "storage", "state"),
+        (((str(o.partition), r.storage, r.state), 1.0) for o in found.partitions for r in o.replicas),
+    )
+
+
+def members(owned: OwnedPartition) -> list[OwnedReplica]:
+    """Those of which a majority decides."""
+    return [replica for replica in owned.replicas if replica.role == "member"]
+
+
+def counting(owned: OwnedPartition) -> int:
+    """How many members make transactions committed at this moment."""
+    return sum(replica.counts for replica in members(owned))
+
+
+def margin(owned: OwnedPartition) -> int:
+    """How many more members may fail before nothing can be written; below 0, nothing can be written now."""
+    count = len(members(owned))
+    return counting(owned) - majority(count) if count else 0
+
+
+_OF_PARTITION: tuple[tuple[str, str, Callable[[OwnedPartition], float]], ...] = (
+    ("open", "1 when it takes transactions.", lambda owned: owned.step == "OPEN"),
+    ("generation", "How often its ownership has moved.", lambda owned: owned.generation),
+    ("session", "The session of its owner; 0 while there is none.", lambda owned: owned.session),
+    ("high_water_mark", "The highest committed id; -1 for none.", lambda owned: owned.committed),
+    ("last_id", "The highest id that was given out; -1 for none.", lambda owned: owned.last_id),
+    ("mounts", "Clients that have it mounted.", lambda owned: owned.mounts),
+    ("tail_bytes", "Bytes of the newest transactions, which are kept in memory.", lambda owned: owned.tail_bytes),
+    ("members", "Replicas of which a majority decides.", lambda owned: len(members(owned))),
+    ("members_counting", "Members that make transactions committed now.", counting),
+    ("margin", "Members that may still fail before nothing can be written; negative: nothing can be written.", margin),
+)
+_COUNTED: tuple[tuple[str, str, Callable[[PartitionStatistics], float]], ...] = (
+    ("attempted_transactions", "Transactions that clients wanted to append.", lambda done: done.attempts),
+    (
+        "committed_transactions",
+        "Transactions whose clients were told that they are committed.",
+        lambda done: done.committed,
+    ),
+    ("committed_bytes", "Bytes of the records of committed transactions.", lambda done: done.committed_bytes),
+    ("fed_transactions", "Transactions that were sent to mounts, once for each.", lambda done: done.fed),
+    ("fed_bytes", "Bytes that were sent to mounts.", lambda done: done.fed_bytes),
+)
+
+
+def _lag(owned: OwnedPartition, replica: OwnedReplica) -> int:
+    return max(0, owned.committed - replica.durable_id)
+
+
+_OF_REPLICA: tuple[tuple[str, str, Callable[[OwnedPartition, OwnedReplica], float]], ...] = (
+    ("lag_transactions", "Committed transactions that it does not have on disk, as far as the owner knows.", _lag),
+    ("counts", "1 when its acknowledgements make transactions committed.", lambda owned, replica: replica.counts),
+)
+
+
+# -- a storage ---------------------------------------------------------------------------------------------------------
+
+
+def of_storage(
+    found: StorageDescription, *, unready: Sequence[str], free_bytes_min: int, certificate_seconds: float | None
+) -> Iterator[Metric]:
+    done = found.statistics
+    yield InfoMetricFamily(
+        "waltz_storage",
+        "Which storage this is.",
+        value={"cluster_key": str(found.cluster_key), "directory": found.directory, "version": found.version},
+    )
+    yield _gauge("waltz_storage_uptime_seconds", "Seconds since this process started.", found.uptime_ms / 1000)
+    yield _gauge("waltz_storage_ready", "1 when /readyz says so.", not unready)
+    yield from _certificate("storage", certificate_seconds)
+    yield _gauge("waltz_storage_draining", "1 while it shuts down.", found.is_draining)
+    yield _gauge("waltz_storage_free_bytes", "Free bytes on the file system of its directory.", found.free_bytes)
+    yield _gauge("waltz_storage_free_bytes_min", "With less than this free, appends are refused.", free_bytes_min)
+    yield _gauge(
+        "waltz_storage_replicas", "Partitions that have a replica here, refused ones included.", len(found.assigned)
+    )
+    yield _histogram("waltz_storage_flush_seconds", "Writing and flushing a group of appends.", done.flush)
+    for name, about, value in (
+        ("appended_records", "Records that were written and flushed.", done.appended_records),
+        ("appended_bytes", "Bytes of records that were written and flushed.", done.appended_bytes),
+        ("read_records", "Records that were read for servers and tools.", done.read_records),
+        ("read_bytes", "Bytes that were read for servers and tools, whole segments included.", done.read_bytes),
+        ("checkpoints", "How often index files were flushed, and marked as sound.", done.checkpoints),
+        ("refused_calls", "Calls and append streams that ended with an error.", done.refused_calls),
+    ):
+        yield _family(CounterMetricFamily, f"waltz_storage_{name}", about, (), [((), float(value))])
+    for name, about, value_of in _OF_STORED:
+        values = (((str(one.partition),), float(value_of(one))) for one in found.assigned)
+        yield _family(GaugeMetricFamily, f"waltz_storage_replica_{name}", about, ("partition",), values)
+
+
+_OF_STORED: tuple[tuple[str, str, Callable[[PartitionDescription], float]], ...] = (
+    ("refused", "1 when its files cannot be used: nothing of it is served.", lambda one: one.refused is not None),
+    ("damaged", "1 when something of it is damaged.", lambda one: one.status is not None and not one.status.is_sound),
+    ("available", "0 when an operator took it offline, or it is refused.", lambda one: _is(one, "is_available")),
+    ("full", "1 while its appends wait for disk space.", lambda one: _is(one, "is_full")),
+    ("last_id", "The highest id that it holds; -1 for none.", lambda one: one.status.last_id if one.status else -1),
+    ("segments", "Segment files.", lambda one: one.status.segments if one.status else 0),
+    ("disk_bytes", "Bytes of its files.", lambda one: one.disk_bytes),
+    ("queue_bytes", "Bytes of appends that wait to be written.", lambda one: one.queued_bytes),
+)
+
+
+def _is(one: PartitionDescription, flag: str) -> bool:
+    return one.status is not None and bool(getattr(one.status, flag))
+
+
+def of_port(role: str, *, failed: int) -> Iterator[Metric]:
+    about = "Pages of http_listen that could not be made because of a mistake in Waltz."
+    yield _family(CounterMetricFamily, f"waltz_{role}_failed_pages", about, (), [((), float(failed))])
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+class _Snapshot(Collector):
+    def __init__(self, families: Families) -> None:
+        self._families = families
+
+    def collect(self) -> Families:
+        return self._families
+
+
+def _takes_openmetrics(accept: str) -> bool:
+    """Of what a caller says only this is heard: whatever else it may be, it chooses nothing and comes back nowhere."""
+    for one in accept.split(","):
+        kind, *settings = (word.strip() for word in one.split(";"))
+        versions = [word for word in settings if word.startswith("version=")]
+        if kind == "application/openmetrics-text" and versions in ([], ["version=1.0.0"]):
+            return True
+    return False
+
+
+def page(families: Families, accept: str = "") -> tuple[bytes, str]:
+    """The families and what the library knows of this process, in the newest form that the caller accepts, and the name
+    of that form."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Snapshot(families))
+    ProcessCollector(registry=registry)
+    if _takes_openmetrics(accept):
+        return openmetrics.generate_latest(registry), openmetrics.CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
+    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4

@@ -1,0 +1,227 @@
+"""Memory that was freed is used again, whichever thread freed it.
+
+The allocator of glibc gives every thread an arena of its own and keeps in each what was freed there. A daemon moves large
+pieces over a few threads, of which only one runs Python at a time: with an arena for all, it needs a third less memory.
+Where there is no such allocator, nothing is changed.
+
+How many files and connections this process may have open: as many as the system lets it.
+
+What a process can find out about itself at this moment: the clock and the files. For answers to operators only.
+
+What a daemon tells the service manager that started it: that it is ready, what it does, and that it is alive.
+
+The manager (systemd) names a socket in the environment and takes datagrams of `NAME=value` lines there; without one,
+nothing is sent and nothing differs. Nothing comes back, so nothing here is waited for: a manager that has gone away is no
+reason for a daemon to end. The sign of life comes from the daemon's own loop, and only while whatever the daemon depends on
+goes on: a process that lives and does nothing is to be ended by its manager, which starts another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic, monotonic_ns
+from typing import Any
+
+from waltzd.protocol.descriptions import Vitals
+from waltzd.wire.tls import Tls
+
+_M_ARENA_MAX = -8
+
+
+def share_arena() -> None:
+    """To be called before the first thread starts."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
+
+
+WANTED = 65536
+
+
+def allow_open_files() -> None:
+    """Segments, indexes and connections are files to the system, and its usual limit is low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(WANTED, hard) if hard != resource.RLIM_INFINITY else WANTED
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+_DESCRIPTORS = "/proc/self/fd"
+
+
+def vitals() -> Vitals:
+    try:
+        open_files: int | None = len(os.listdir(_DESCRIPTORS)) - 1  # without the one that looks
+    except OSError:  # no /proc here, or no descriptor left to look with
+        open_files = None
+    return Vitals(
+        time_ms=time.time_ns() // 1_000_000,
+        open_files=open_files,
+        open_files_max=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    )
+
+
+STATUS_SECONDS = 2.0
+"""How often the manager is told what a daemon does, when that has changed."""
+STATUS_CHARACTERS_MAX = 400
+log = logging.getLogger("waltz.notify")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the manager said in the environment."""
+
+    address: str | None = None
+    """A path, or a name behind an `@`."""
+    watchdog_seconds: float | None = None
+    """Without a sign of life for so long the process is taken for dead."""
+
+
+def settings_from(environment: Mapping[str, str], *, process: int) -> Settings:
+    """A process that was started by the one that was meant has the same environment, and is not meant."""
+    address = environment.get("NOTIFY_SOCKET", "")
+    if len(address) < 2 or address[0] not in "/@":
+        return Settings()
+    period = environment.get("WATCHDOG_USEC", "")
+    is_meant = environment.get("WATCHDOG_PID", str(process)) == str(process)
+    if not is_meant or not period.isdecimal() or int(period) == 0:
+        return Settings(address=address)
+    return Settings(address=address, watchdog_seconds=int(period) / 1e6)
+
+
+def lines_of(**fields: str | int) -> bytes:
+    """One message. What is said about a daemon may have any characters, and must not look like another line."""
+    return "\n".join(f"{name}={' '.join(str(value).split())}" for name, value in fields.items()).encode()
+
+
+class Supervisor:
+    """The service manager as this process sees it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._socket: socket.socket | None = None
+        self._status = ""
+        self._ailment = ""
+        self._is_ready = False
+        self._owes_ready = False
+        """That we are ready did not reach the manager, whose queue was full; without it we are taken for one that hangs."""
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        if settings.address is not None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            self._socket.setblocking(False)
+
+    @staticmethod
+    def of_this_process() -> Supervisor:
+        return Supervisor(settings_from(os.environ, process=os.getpid()))
+
+    def _say(self, **fields: str | int) -> bool:
+        if self._socket is None:
+            return False
+        assert self._settings.address is not None
+        address = self._settings.address
+        place = "\0" + address[1:] if address.startswith("@") else address
+        try:
+            self._socket.sendto(lines_of(**fields), place)
+        except OSError as error:  # its queue is full, or it is not there: the next word may reach it
+            log.debug("the service manager at %s was not reached: %s", address, error.strerror or error)
+            return False
+        return True
+
+    # -- what is told
+
+    def status(self, text: str) -> None:
+        """One sentence for whoever asks what this daemon does."""
+        text = text[:STATUS_CHARACTERS_MAX]
+        if text != self._status and self._say(STATUS=text):
+            self._status = text
+
+    def ready(self) -> None:
+        self._is_ready = True
+        self._owes_ready = not self._say(READY=1)
+
+    def stopping(self, text: str) -> None:
+        self._say(STOPPING=1)
+        self.status(text)
+
+    def reload(self, tls: Tls | None) -> None:
+        """Read the certificates again, as SIGHUP asks for: new connections use what is there now, those that are there go
+        on. Files that cannot be used change nothing, and `Tls` says so in the log."""
+        self._say(RELOADING=1, MONOTONIC_USEC=monotonic_ns() // 1000)
+        if tls is None:
+            log.info("asked to read the certificates again; this daemon has none, so there is nothing to do")
+        else:
+            tls.reload()
+        if self._is_ready:
+            self.ready()
+
+    # -- signs of life
+
+    def follow(self, describe: Callable[[], str], ailment: Callable[[], str] = lambda: "") -> None:
+        """From now on tell what `describe` says, and give signs of life for as long as `ailment` finds nothing wrong.
+
+        A mistake of ours in either of them ends the signs of life, and with them the process: as it should be."""
+        if self._settings.watchdog_seconds is not None:
+            self._beat(self._settings.watchdog_seconds / 2, ailment)
+        if self._socket is not None:
+            self._tell(describe)
+
+    def _beat(self, seconds: float, ailment: Callable[[], str]) -> None:
+        found = ailment()
+        if not found:
+            self._say(WATCHDOG=1)
+        elif found != self._ailment:
+            log.critical("%s: no more signs of life for the service manager, which will end this process", found)
+        self._ailment = found
+        self._timers["beat"] = asyncio.get_running_loop().call_later(seconds, self._beat, seconds, ailment)
+
+    def _tell(self, describe: Callable[[], str]) -> None:
+        if self._owes_ready:
+            self.ready()
+        self.status(self._ailment or describe())
+        self._timers["tell"] = asyncio.get_running_loop().call_later(STATUS_SECONDS, self._tell, describe)
+
+    def close(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    @property
+    def patience_seconds(self) -> float | None:
+        """How long something may hang before the process is better ended."""
+        return self._settings.watchdog_seconds
+
+
+class Underway:
+    """Calls on threads that have begun and not ended: the age of the oldest tells whether a disk hangs."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._began: dict[object, float] = {}
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """On the thread. What waits for a thread has not begun: a disk that is slow and goes on is not one that hangs."""
+        mark = object()
+        self._began[mark] = self._clock()
+        try:
+            return function(*arguments)
+        finally:
+            del self._began[mark]
+
+    def ailment(self, seconds: float | None) -> str:
+        """What is wrong when a call takes longer than that; nothing without a bound."""
+        began = list(self._began.values())
+        age = self._clock() - min(began) if began else 0.0
+        if seconds is None or age < seconds:
+            return ""
+        return "a write or flush hangs: the disk does not answer"

@@ -1,0 +1,51 @@
+"""Whether a daemon is ready for those who use it, as reasons why not: no reason, ready. Pure.
+
+Ready is more than alive: a process that answers at all is alive, and nobody gains by ending it because a disk is full
+or because ZooKeeper does not answer. The same reasons go to `/readyz`, to gRPC's health service and to the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from waltzd.protocol.descriptions import ServerDescription
+
+Unready: TypeAlias = Callable[[], Awaitable[Sequence[str]]]
+"""Asks a daemon for the reasons why it is not ready at this moment."""
+
+
+def of_server(found: ServerDescription, *, is_announced: bool) -> list[str]:
+    reasons = []
+    if not found.is_connected:
+        reasons.append("the coordinator does not answer: what is owned goes on, nothing new is begun")
+    if not is_announced:
+        reasons.append("it is not in the list of servers yet, so nobody finds it")
+    for owned in found.partitions:
+        if owned.step != "OPEN":
+            reasons.append(
+                f"partition {owned.partition} is not open ({owned.step}): {owned.waiting or 'it is being opened'}"
+            )
+    return reasons
+
+
+def of_certificate(seconds_left: float | None) -> list[str]:
+    """None: there is none, and what travels is plain text."""
+    if seconds_left is None or seconds_left >= 0:
+        return []
+    return ["its certificate is over: nobody new gets in until another one is in its place"]
+
+
+def of_storage(
+    *, is_draining: bool, free_bytes: int, free_bytes_min: int, full: Sequence[int], refused: Mapping[int, str]
+) -> list[str]:
+    """`full`: partitions whose appends wait for space; `refused`: those whose files cannot be used, and why."""
+    reasons = []
+    if is_draining:
+        reasons.append("it is shutting down")
+    if free_bytes < free_bytes_min:
+        reasons.append(f"the disk is full: {free_bytes} bytes are free, free_bytes_min is {free_bytes_min}; appends wait")
+    elif full:
+        reasons.append(f"the disk was full: appends of partitions {', '.join(map(str, full))} wait for more space")
+    reasons += [f"partition {number} is refused: {why}" for number, why in sorted(refused.items())]
+    return reasons

@@ -1,0 +1,146 @@
+"""How one setting is declared, and how its value is read from text and spelled again.
+
+The declared type decides how text is read, not YAML's guess: `0777`, `yes` and `1:30` hold no surprises. What is wrong with
+a value is a `ValueError` with a sentence for the user; `waltzd.daemon.config` adds the key, the file and the line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from waltzd.protocol.address import Address, parse_address
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is declared about one setting, apart from its name and type."""
+
+    doc: str
+    required: bool
+    default: Any
+    minimum: int | None
+    maximum: int | None
+    unit: str
+    choices: tuple[str, ...]
+    example: str
+
+
+_REQUIRED: Any = object()
+
+
+def setting(
+    doc: str,
+    *,
+    default: Any = _REQUIRED,
+    minimum: int | None = None,
+    maximum: int | None = None,
+    unit: str = "",
+    choices: tuple[str, ...] = (),
+    example: str = "",
+) -> Any:
+    """A field of a settings class. `unit="bytes"` accepts sizes such as 64MiB; without a default it must be given."""
+    about = Setting(
+        doc=doc,
+        required=default is _REQUIRED,
+        default=None if default is _REQUIRED else default,
+        minimum=minimum,
+        maximum=maximum,
+        unit=unit,
+        choices=choices,
+        example=example,
+    )
+    if default is _REQUIRED:
+        return dataclasses.field(metadata={"setting": about})
+    return dataclasses.field(default=default, metadata={"setting": about})
+
+
+def declared(kind: type[Any]) -> dict[str, tuple[Any, Setting]]:
+    """Name → (type, declaration), in the order of declaration."""
+    hints = typing.get_type_hints(kind)
+    return {item.name: (hints[item.name], item.metadata["setting"]) for item in dataclasses.fields(kind)}
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _UNITS[f"{_letter}ib"] = 1 << 10 * _power
+    _UNITS[f"{_letter}b"] = 1000**_power
+_SIZE = re.compile(r"([0-9][0-9_]*) ?([a-zA-Z]*)")
+_INTEGER = re.compile(r"-?[0-9][0-9_]*")
+_DIGITS_MAX = 100
+"""Far more than any setting needs, and few enough for Python to read."""
+
+
+def is_optional(type_: Any) -> bool:
+    return type(None) in typing.get_args(type_)
+
+
+def read_value(text: str, type_: Any, about: Setting) -> Any:
+    """The value that the text means; ValueError with a sentence for the user."""
+    plain = next((part for part in typing.get_args(type_) if part is not type(None)), type_)
+    if plain is int:
+        return _integer(text, about)
+    if plain is Address:
+        return parse_address(text)
+    if plain is uuid.UUID:
+        return parse_key(text)
+    assert plain is str
+    if about.choices and text not in about.choices:
+        raise ValueError(f"{text!r} is not one of {', '.join(about.choices)}")
+    if not text.strip():
+        raise ValueError("it must not be empty")
+    if not text.isprintable():  # no path or name of ours has any, and a half of a character could not even be said
+        raise ValueError(f"{text!a} has characters that cannot be printed")
+    return text
+
+
+def _integer(text: str, about: Setting) -> int:
+    spell_bound: Callable[[int], str] = spell_size if about.unit == "bytes" else str
+    if about.unit == "bytes":
+        value = parse_size(text)
+    else:
+        if len(text) > _DIGITS_MAX or not _INTEGER.fullmatch(text):
+            raise ValueError(f"{text!r} is not a whole number")
+        value = int(text.replace("_", ""))
+    if about.minimum is not None and value < about.minimum:
+        raise ValueError(f"{text} is below the minimum, {spell_bound(about.minimum)}")
+    if about.maximum is not None and value > about.maximum:
+        raise ValueError(f"{text} is above the maximum, {spell_bound(about.maximum)}")
+    return value
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `65536`, `64KiB` (1024s) or `64kB` (1000s)."""
+    found = _SIZE.fullmatch(text)
+    if len(text) > _DIGITS_MAX or found is None or found[2].lower() not in _UNITS:
+        raise ValueError(f"{text!r} is not a size; write a number of bytes, or with a unit as in 64MiB or 1GB")
+    return int(found[1].replace("_", "")) * _UNITS[found[2].lower()]
+
+
+def spell_size(size: int) -> str:
+    """The shortest exact spelling: 67108864 is 64MiB."""
+    for power, letter in reversed(list(enumerate("KMGT", 1))):
+        if size and size % (1 << 10 * power) == 0:
+            return f"{size >> 10 * power}{letter}iB"
+    return str(size)
+
+
+def parse_key(text: str) -> uuid.UUID:
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a UUID, as in 00112233-4455-6677-8899-aabbccddeeff") from None
+
+
+def spell(value: Any, about: Setting) -> str:
+    """A value as it would stand in the file."""
+    if value is None:
+        return "null"
+    return spell_size(value) if about.unit == "bytes" else str(value)

@@ -1,0 +1,48 @@
+"""A hash of consecutive records, so that replicas can be compared without sending what they hold.
+
+It goes over the bytes of whole records, one behind the other, as they are on the disk. A record says its own id and length,
+so the same hash means the same records, however they were cut into pieces on the way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from waltzd.format.record import Run
+
+
+HASH_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digest:
+    first_id: int
+    last_id: int
+    """How far it goes; below the last id that was asked for where something stopped it."""
+    hash: bytes
+    bytes: int
+
+    @property
+    def records(self) -> int:
+        return self.last_id - self.first_id + 1
+
+
+class Hashing:
+    """A digest in the making."""
+
+    def __init__(self, first_id: int) -> None:
+        self._first_id = self.next_id = first_id
+        self._hash = blake2b(digest_size=HASH_BYTES)
+        self.bytes = 0
+
+    def add(self, run: Run) -> None:
+        assert run.first_id == self.next_id, f"records from {run.first_id} on; {self.next_id} is next"
+        self._hash.update(run.data)
+        self.bytes += len(run.data)
+        self.next_id = run.last_id + 1
+
+    def digest(self) -> Digest:
+        return Digest(first_id=self._first_id, last_id=self.next_id - 1, hash=self._hash.digest(), bytes=self.bytes)

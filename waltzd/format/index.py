@@ -1,0 +1,78 @@
+"""Making and checking the index of a segment from its data.
+
+An index entry for an id whose record is damaged is 0: no record starts there, so every reader notices. A new index is
+written beside the old one and takes its name only when it is whole and on the disk.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from waltzd.disk.seam import Disk, File, join
+from waltzd.errors import DiskFull
+from waltzd.format.checksum import I64
+from waltzd.format.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, NEW_SUFFIX, FileHeader, index_name, index_offset
+from waltzd.format.record import Run
+from waltzd.format.scan import read_index
+
+
+def offsets_of(offset: int, run: Run) -> I64:
+    """The index entries of a run whose first record starts at `offset`."""
+    return run.bounds[:-1] + offset
+
+
+def install_index(disk: Disk, directory: str, first_id: int) -> None:
+    """A sealed new index takes the name of the old one, durably."""
+    path = join(directory, index_name(first_id))
+    disk.rename(path + NEW_SUFFIX, path)
+    disk.flush_directory(directory)
+
+
+class IndexWriter:
+    """A new index for the segment with this header; `add` is made to be the `on_run` of a survey."""
+
+    def __init__(self, disk: Disk, directory: str, header: FileHeader) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._header = header
+        self._path = join(directory, index_name(header.first_id))
+        self._file = disk.create(self._path + NEW_SUFFIX)
+        try:
+            self._file.write(0, header.encode())
+        except DiskFull:
+            self.abandon()
+            raise
+
+    def add(self, offset: int, run: Run) -> None:
+        entry = run.first_id - self._header.first_id
+        self._file.write(index_offset(entry), offsets_of(offset, run).astype(">i8").tobytes())
+
+    def finish(self, next_id: int) -> None:
+        """The entries end in front of `next_id`; those never added are 0."""
+        self.seal(next_id)
+        install_index(self._disk, self._directory, self._header.first_id)
+
+    def seal(self, next_id: int) -> None:
+        """The new index is whole and on the disk, beside the old one; `install_index` puts it in its place."""
+        size = HEADER_BYTES + INDEX_ENTRY_BYTES * (next_id - self._header.first_id)
+        self._file.truncate(size)
+        self._file.flush()
+        self._file.close()
+
+    def abandon(self) -> None:
+        self._file.close()
+        self._disk.remove(self._path + NEW_SUFFIX)
+
+
+class IndexChecker:
+    """Compares the entries of an existing index with the data; `add` is made to be the `on_run` of a survey."""
+
+    def __init__(self, index: File, first_id: int) -> None:
+        self._index = index
+        self._first_id = first_id
+        self.is_right = True
+
+    def add(self, offset: int, run: Run) -> None:
+        if self.is_right:
+            found = read_index(self._index, run.first_id - self._first_id, len(run))
+            self.is_right = bool(np.array_equal(found, offsets_of(offset, run)))

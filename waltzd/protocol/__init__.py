@@ -1,0 +1,1 @@
+"""The words that client, server and storage share, and each conversation as its other side sees it. All of it is pure."""

@@ -1,0 +1,230 @@
+"""What a client and the owner of a partition say to each other, as columns: never one object per transaction. Pure.
+
+One two-way stream per client and partition, begun by a `MountRequest`. `docs/protocol.md` has the order of things.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from waltzd.disk.seam import Buffer
+from waltzd.errors import BadFrame, TooLarge, WaltzError
+from waltzd.format.checksum import I64, U32
+from waltzd.format.record import OVERHEAD_BYTES, HeadArray, Run
+from waltzd.protocol.locks import Mode
+
+U8: TypeAlias = NDArray[np.uint8]
+U64: TypeAlias = NDArray[np.uint64]
+I32: TypeAlias = NDArray[np.int32]
+SEQUENCE_MAX = 0x7FFFFFFF
+LOCK_BYTES = 9
+"""Of one lock in a batch: its id and its mode."""
+
+
+class FeedMode(enum.IntEnum):
+    RECORDS = 1
+    """Whole records."""
+    HEADS = 2
+    """Heads only: the payload of a transaction is read by its id when it is wanted."""
+    NONE = 3
+    """No feed: for writers that keep no view."""
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A client id, and what proves that it was given to whoever shows it: a server refuses the id without its token."""
+
+    client: int
+    token: bytes
+
+
+# -- from the client ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MountRequest:
+    """The first frame of a stream."""
+
+    cluster_key: UUID
+    partition: int
+    generation: int
+    client: int
+    token: bytes
+    """Of the registration."""
+    number: int
+    """Rises with every mount of this client on this partition: the higher one displaces the lower."""
+    mark: int
+    """The highest id that the client has applied; the feed starts behind it."""
+    feed: FeedMode
+    credit: int
+    """How many bytes of feed the server may send before it is given more credit."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AppendBatch:
+    """Transactions with the sequence numbers `first_sequence`, `first_sequence + 1`, …; all columns have one row for
+    each, except the lock columns, which have one for each lock."""
+
+    first_sequence: int
+    marks: I64
+    """What the client had seen when it built the transaction."""
+    headers: I32
+    lengths: I64
+    data_crcs: U32
+    lock_counts: I64
+    lock_ids: U64
+    lock_modes: U8
+    payloads: Buffer
+
+    def __len__(self) -> int:
+        return len(self.marks)
+
+    @property
+    def bytes(self) -> int:
+        return len(self.payloads) + OVERHEAD_BYTES * len(self) + LOCK_BYTES * len(self.lock_ids)
+
+    def check(self, limits: Limits) -> None:
+        """The columns fit each other and the limits; a frame that does not is refused whole."""
+        count = len(self)
+        columns = (self.headers, self.lengths, self.data_crcs, self.lock_counts)
+        if count == 0 or any(len(column) != count for column in columns):
+            raise BadFrame(
+                f"the columns of a batch have {', '.join(str(len(column)) for column in columns)} rows, not {count}"
+            )
+        if not 0 <= self.first_sequence <= SEQUENCE_MAX - count:
+            raise BadFrame(f"a batch of {count} cannot start at sequence {self.first_sequence}")
+        if int(self.marks.min()) < -1 or int(self.lengths.min()) < 0 or int(self.lock_counts.min()) < 0:
+            raise BadFrame("a batch has a mark below -1, or a negative length or number of locks")
+        if int(self.lengths.sum()) != len(self.payloads):
+            raise BadFrame(
+                f"a batch has {len(self.payloads)} bytes of payload; its lengths add up to {int(self.lengths.sum())}"
+            )
+        locks = int(self.lock_counts.sum())
+        if len(self.lock_ids) != locks or len(self.lock_modes) != locks:
+            raise BadFrame(f"a batch has {len(self.lock_ids)} lock ids and {len(self.lock_modes)} modes for {locks} locks")
+        if locks and not (int(self.lock_modes.min()) >= Mode.READ and int(self.lock_modes.max()) <= Mode.APPEND):
+            raise BadFrame("a lock mode is none of READ, WRITE, APPEND")
+        if int(self.lock_counts.max()) > limits.locks_max:
+            raise TooLarge(f"a transaction has {int(self.lock_counts.max())} locks; {limits.locks_max} are allowed")
+        if int(self.lengths.max()) > limits.payload_bytes_max:
+            raise TooLarge(
+                f"a transaction has {int(self.lengths.max())} bytes; {limits.payload_bytes_max} are allowed",
+                payload_bytes_max=limits.payload_bytes_max,
+            )
+        if count > 1 and self.bytes > limits.frame_bytes_max:
+            raise TooLarge(f"a batch has {self.bytes} bytes; {limits.frame_bytes_max} are allowed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a server takes; it tells each client at its mount."""
+
+    payload_bytes_max: int
+    locks_max: int
+    frame_bytes_max: int
+
+
+@dataclass(frozen=True)
+class Credit:
+    """The client has taken this many bytes of feed; the server may send as many more."""
+
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Flush:
+    """Answered with `Flushed` of the same number when everything sent before it is decided."""
+
+    number: int
+
+
+ClientFrame: TypeAlias = MountRequest | AppendBatch | Credit | Flush
+
+# -- from the server ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mounted:
+    """The first frame back. When the feed has reached `barrier`, whatever an earlier mount of this client sent is in the
+    feed or will never be in the log."""
+
+    session: int
+    barrier: int
+    limits: Limits
+
+
+@dataclass(frozen=True, eq=False)
+class Committals:
+    """These sequence numbers of this mount are committed under these ids."""
+
+    sequences: I64
+    ids: I64
+
+
+@dataclass(frozen=True, eq=False)
+class Refusals:
+    """These sequence numbers are not in the log: `outcome.Reason`, the id to have seen before trying again, the lock."""
+
+    sequences: I64
+    reasons: U8
+    conflict_ids: I64
+    locks: U64
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Committed records, in order, without a gap."""
+
+    run: Run
+
+
+@dataclass(frozen=True, eq=False)
+class HeadFeed:
+    """The heads of committed records: `record.HEAD` rows."""
+
+    heads: HeadArray
+
+
+@dataclass(frozen=True)
+class Flushed:
+    number: int
+    mark: int
+    """The partition's high-water mark when everything before the flush was decided."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The last frame: why the stream ends."""
+
+    error: WaltzError
+
+
+ServerFrame: TypeAlias = Mounted | Committals | Refusals | Feed | HeadFeed | Flushed | Refused
+
+
+# -- where things are --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Who owns a partition, as far as the server that was asked knows."""
+
+    generation: int
+    server: str | None
+    address: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    cluster: str
+    cluster_key: UUID
+    places: tuple[Place, ...]
+    """One for each partition."""
+    servers: tuple[tuple[str, str], ...]
+    """Name and address of all servers that are up."""

@@ -1,0 +1,245 @@
+"""What a daemon says of its process, whatever it serves: its clock, its files, and the lines that it logged last. Pure.
+
+What a storage says of itself and of its replicas: the same values in the storage and in whoever asked. Pure.
+
+What a server says of itself and of the partitions it owns: the same values in the server and in whoever asked. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from waltzd.errors import WaltzError
+from waltzd.format.finding import Finding
+from waltzd.protocol.histogram import Histogram
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vitals:
+    time_ms: int
+    """What its clock shows, in milliseconds since 1970: nothing is decided by it."""
+    open_files: int | None
+    """Files, sockets and directories; None where the system does not tell."""
+    open_files_max: int
+    """Above this it can neither open a segment nor accept a connection."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A line of its log. A log never has payloads."""
+
+    number: int
+    """Rises by one with each line of this process."""
+    time_ms: int
+    level: str
+    """debug, info, warning, error, critical"""
+    text: str
+    code: str | None
+    """Of the error that it tells of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Events:
+    began_ms: int
+    """When the process began to keep them: another one means another process, whose numbers are others."""
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaStatus:
+    """Where a replica stands: what it votes with, and why it does not."""
+
+    partition: int
+    incarnation: UUID
+    promised_session: int
+    session: int
+    """The session whose low-water mark was set last."""
+    low_mark: int
+    local_low_mark: int
+    committed: int
+    """The highest id held here that the owner said is committed."""
+    last_id: int
+    is_available: bool
+    is_full: bool
+    segments: int
+    findings: tuple[Finding, ...]
+    damaged_segments: tuple[int, ...] = ()
+    """The first ids of the segment files that would heal it, in the order in which they can be installed."""
+    contact: int = 0
+    """Which opening of the replica this is. Whatever changes it names that one, and is refused after the next."""
+
+    @property
+    def is_sound(self) -> bool:
+        """A replica that is not does not vouch for what it holds."""
+        return not self.findings
+
+    @property
+    def certain(self) -> int:
+        """Up to here it never cuts anything."""
+        known = max(self.low_mark, self.committed)
+        return min(known, self.last_id) if self.is_sound else known
+
+    def sentence(self) -> str:
+        start = f"partition {self.partition}: "
+        if self.findings:
+            return f"{start}damaged, {self.findings[0].sentence()}"
+        if not self.is_available:
+            return f"{start}taken offline by an operator"
+        full = "; writes wait for disk space" if self.is_full else ""
+        return f"{start}holds ids up to {self.last_id}, session {self.promised_session}{full}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionDescription:
+    """One partition of a storage. Without a status it is refused, and `refused` says why."""
+
+    partition: int
+    status: ReplicaStatus | None
+    refused: WaltzError | None
+    story: str
+    queued_bytes: int
+    disk_bytes: int
+
+
+@dataclass(kw_only=True)
+class Statistics:
+    """What a storage has done since it started."""
+
+    appended_records: int = 0
+    appended_bytes: int = 0
+    groups: int = 0
+    group_microseconds: int = 0
+    group_microseconds_max: int = 0
+    checkpoints: int = 0
+    read_records: int = 0
+    read_bytes: int = 0
+    refused_calls: int = 0
+    flush: Histogram = field(default_factory=Histogram)
+    """One entry for each group: writing and flushing it."""
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """The directory of a partition that was taken off its storage."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageDescription:
+    cluster_key: UUID
+    partitions: int
+    """How many the cluster has."""
+    directory: str
+    version: str
+    free_bytes: int
+    uptime_ms: int
+    is_draining: bool
+    assigned: tuple[PartitionDescription, ...]
+    statistics: Statistics
+    vitals: Vitals | None = None
+    """None from a storage that does not say, being older."""
+    instance: UUID | None = None
+    """The process that speaks. The same."""
+    free_bytes_min: int = 0
+    """With less than this free it takes nothing. 0 from one that does not say."""
+    name: str = ""
+    """What its directory remembers; empty until it was told."""
+    set_aside: tuple[SetAside, ...] = ()
+
+    def is_same_as(self, other: StorageDescription) -> bool:
+        """One storage under two addresses, which can be spelled in many ways: one process, or the same files."""
+        return (self.instance is not None and self.instance == other.instance) or bool(
+            self._incarnations & other._incarnations
+        )
+
+    @property
+    def _incarnations(self) -> set[UUID]:
+        """Of its replicas; each is that of its files alone."""
+        return {one.status.incarnation for one in self.assigned if one.status is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifySummary:
+    """What was looked at in one partition."""
+
+    partition: int
+    segments: int
+    records: int
+    bytes: int
+    findings: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnedReplica:
+    """One replica of an owned partition, as its owner sees it."""
+
+    storage: str
+    role: str
+    state: str
+    """CONNECTING, SETTLING, LIVE, SLOW, CATCHING_UP, DAMAGED, GIVEN_UP, DOWN"""
+    durable_id: int
+    counts: bool
+    """Its acknowledgements make transactions committed."""
+    story: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionStatistics:
+    """What became of the transactions of a partition since this process owns it. All of it only rises; it begins again with
+    every hand-over."""
+
+    attempts: int = 0
+    """Transactions that clients wanted to append: committed, refused, and those that have no outcome yet or never got one
+    from this process."""
+    committed: int = 0
+    committed_bytes: int = 0
+    """Of their records, with the 40 bytes around each payload."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """By the name of the `Reason`."""
+    fed: int = 0
+    """Transactions that were sent to mounts, once for each."""
+    fed_bytes: int = 0
+    commit: Histogram = field(default_factory=Histogram)
+    """One entry for each committed transaction: from the arrival of its batch to its outcome."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnedPartition:
+    partition: int
+    generation: int
+    session: int
+    step: str
+    """VOTING, RECORDING, SETTLING, ADMITTING, OPEN, CLOSED"""
+    waiting: str
+    """What it waits for, in one sentence; empty when it waits for nothing."""
+    committed: int
+    last_id: int
+    low_mark: int
+    mounts: int
+    tail_bytes: int
+    replicas: tuple[OwnedReplica, ...]
+    statistics: PartitionStatistics = field(default_factory=PartitionStatistics)
+    trouble: str = ""
+    """Documents of the coordinator that are gone or spoiled: it goes on with what they said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerDescription:
+    name: str
+    cluster_key: UUID
+    instance: UUID
+    """New with every start of the process."""
+    version: str
+    uptime_ms: int
+    is_connected: bool
+    """To the coordinator. Otherwise the server goes on with what it has, and starts nothing new."""
+    is_draining: bool
+    is_leader: bool
+    """It is the one that decides who owns what."""
+    partitions: tuple[OwnedPartition, ...]
+    vitals: Vitals | None = None
+    """None from a server that does not say, being older."""

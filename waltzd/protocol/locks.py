@@ -1,0 +1,148 @@
+"""Locks as applications name them, and as the log knows them: 64 bits and a mode. Pure.
+
+READ is checked: "my decision depends on this". WRITE is checked and marks: "I read this and change it". APPEND marks
+without being checked: "I change this whatever it is", so appenders never conflict with each other, and readers notice.
+
+What can become of a transaction that was submitted, and why one was refused. Pure.
+
+What the owner of a partition knows of one lock, and what follows for a transaction. Pure.
+
+A transaction says up to which id its client has seen the log; each of its locks has a mark, and the transaction is refused
+when a mark is above that. The table knows the marks of the locks that were marked last. For any other lock it answers with
+its floor, an *estimate*: the lock was marked there or before, or never. So with an estimate a refusal may be needless, and
+no acceptance is ever wrong.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from operator import index
+from typing import TypeAlias
+
+from waltzd.errors import BadArgument
+from waltzd.protocol.quorum import EMPTY
+
+
+class Mode(enum.IntEnum):
+    READ = 1
+    WRITE = 2
+    APPEND = 3
+
+
+@dataclass(frozen=True)
+class Lock:
+    name: str
+    id: int
+    mode: Mode = Mode.WRITE
+
+    def __post_init__(self) -> None:
+        if type(self.mode) is not Mode:
+            raise BadArgument(f"the mode of a lock is READ, WRITE or APPEND, not {self.mode!r}")
+
+    @property
+    def hash(self) -> int:
+        return lock_hash(self.name, self.id)
+
+
+def read_lock(name: str, id: int = 0) -> Lock:
+    return Lock(name, id, Mode.READ)
+
+
+def write_lock(name: str, id: int = 0) -> Lock:
+    return Lock(name, id, Mode.WRITE)
+
+
+def append_lock(name: str, id: int = 0) -> Lock:
+    return Lock(name, id, Mode.APPEND)
+
+
+@lru_cache(maxsize=1 << 16)
+def lock_hash(name: str, id: int) -> int:
+    """The first 8 bytes, big-endian, of BLAKE2b over the id (8 bytes, big-endian) and the UTF-8 of the name.
+
+    Any client in any language must compute the same, or two of them do not see each other's locks."""
+    try:
+        raw = (index(id) & (1 << 64) - 1).to_bytes(8, "big") + name.encode()
+    except (TypeError, AttributeError, UnicodeEncodeError) as error:
+        raise BadArgument(f"a lock has a name of text and an integer, not {name!r} and {id!r}") from error
+    return int.from_bytes(blake2b(raw, digest_size=8).digest(), "big")
+
+
+class Reason(enum.IntEnum):
+    """Why a transaction is not in the log."""
+
+    REAL = 1
+    """A lock was marked by a committed transaction that the client had not seen."""
+    IN_FLIGHT = 2
+    """A lock was marked by a transaction that is not decided yet."""
+    FLOOR = 3
+    """The lock table no longer knows this lock: the client lags further behind than the table reaches."""
+    NEW_OWNER = 4
+    """The lock table is new, and the client lags behind the mark with which it began."""
+    LOST = 5
+    """It never reached the log: a fail-over came between."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """It is on the disks of a majority, under this id, for ever."""
+
+    id: int
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """It is not in the log and never will be. `conflict_id`: the client must have seen this id before it tries again."""
+
+    reason: Reason
+    conflict_id: int = -1
+    lock: int | None = None
+    """The hash of the lock that failed."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """The connection was lost before the answer came; the next mount decides."""
+
+
+Outcome: TypeAlias = Committed | Rejected | Unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockExplanation:
+    lock: int
+    """Its 64 bits."""
+    mark: int
+    """Marked by this transaction; or, in an estimate, by none above it. -1: by none at all."""
+    reason: Reason
+    """Why a transaction whose client has seen less would be refused."""
+    committed: int
+    last_id: int
+    """The highest id that was given out, committed or not."""
+    session: int
+    low_mark: int
+    """Where the session began, and the table with it."""
+    floor: int
+    locks: int
+    locks_max: int
+
+    @property
+    def is_exact(self) -> bool:
+        """The table has the lock; or its floor is below all ids, so that nothing can have marked it."""
+        return self.reason in (Reason.REAL, Reason.IN_FLIGHT) or self.mark == EMPTY
+
+    @property
+    def marker(self) -> int | None:
+        """The transaction that marked it, where that is known."""
+        return self.mark if self.is_exact and self.mark != EMPTY else None
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self.mark > self.committed
+
+    def accepts(self, mode: Mode, seen: int) -> bool:
+        """Whether this lock would let a transaction pass at this moment, whose client has seen the log up to `seen`."""
+        return mode is Mode.APPEND or self.mark <= seen

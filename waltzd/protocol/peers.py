@@ -1,0 +1,163 @@
+"""The conversation between the owner of a partition and one replica: frames of records out, marks in.
+
+`Link` is one two-way stream of frames. The daemons' logic is written against it, so that a simulated network, or another
+transport, can stand in for the real one.
+
+Who talks to whom, without saying how: the other side of each conversation as an awaitable face.
+
+The logic of server and client is written against these protocols. Behind them is gRPC (`waltzd.wire.storages`,
+`waltzd.wire.servers`, the services of the daemons), or plain calls within one process, in tests and in the simulator. Every
+call that fails raises an error of `waltzd.errors`; `CannotConnect` means that its outcome is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from waltzd.disk.seam import Buffer
+from waltzd.errors import BadFrame, WaltzError
+from waltzd.format.layout import ID_MAX
+from waltzd.format.record import Run, bounds_of
+from waltzd.protocol.batches import ClientFrame, Registration, ServerFrame, Topology
+from waltzd.protocol.descriptions import ReplicaStatus
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Records on their way to a replica, and what is known to be committed."""
+
+    run: Run
+    committed: int
+
+
+class Link(Protocol):
+    """One two-way stream: frames come in, marks go out."""
+
+    async def receive(self) -> Frame | None:
+        """The next frame, or None when the other side has no more."""
+        ...
+
+    async def send(self, durable_id: int) -> None: ...
+    async def refuse(self, error: WaltzError) -> None:
+        """The last message: why the stream ends."""
+        ...
+
+
+def run_of(first_id: int, lengths: Buffer, records: Buffer) -> Run:
+    """The run that a frame says it carries; its checksums are checked by whoever uses it."""
+    if len(lengths) % 4:
+        raise BadFrame(f"the lengths of a frame have {len(lengths)} bytes, which is no multiple of 4")
+    if first_id < 0:
+        raise BadFrame(f"a frame starts at the id {first_id}; ids start at 0")
+    bounds = bounds_of(np.frombuffer(lengths, ">u4").astype(np.int64))
+    if bounds[-1] != len(records):
+        raise BadFrame(
+            f"a frame has {len(records)} bytes of records; {len(bounds) - 1} records of the lengths that it gives have "
+            f"{bounds[-1]}"
+        )
+    if first_id + len(bounds) - 2 > ID_MAX:
+        raise BadFrame(f"a frame of {len(bounds) - 1} records starts at the id {first_id}; {ID_MAX} is the highest id")
+    return Run(first_id, memoryview(records), bounds)
+
+
+# -- a storage, as the owner of a partition sees it --------------------------------------------------------------------
+
+
+class AppendPort(Protocol):
+    """One append stream. Marks say: what came in this stream up to this id is on the disk."""
+
+    async def start(self) -> None: ...
+    async def send(self, run: Run, committed: int) -> None: ...
+    async def receive(self) -> int | None: ...
+    async def finish(self) -> None: ...
+    def cancel(self) -> None: ...
+
+
+class ReplicaPort(Protocol):
+    """The replicas on one storage."""
+
+    async def status(self, partition: int) -> ReplicaStatus:
+        """Where the replica stands. It is bound to nothing by that, and proves nothing."""
+        ...
+
+    async def open(
+        self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
+    ) -> ReplicaStatus:
+        """`create`: an empty replica where the storage holds nothing of the partition."""
+        ...
+
+    async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus: ...
+    async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus: ...
+    def append(self, partition: int, session: int) -> AppendPort: ...
+    def read(
+        self, partition: int, first_id: int, last_id: int | None = None, *, session: int | None = None, frame_bytes: int = 0
+    ) -> AsyncIterator[Run]: ...
+    async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
+        """First id, last id and size of each sealed segment."""
+        ...
+
+    def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
+        """A sealed segment file as it is."""
+        ...
+
+    async def install_segment(
+        self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
+    ) -> ReplicaStatus:
+        """A whole segment file, to stand behind the last id or in the place of a damaged segment."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+# -- a client and the owner of a partition -----------------------------------------------------------------------------
+
+
+class MountLink(Protocol):
+    """The server's end of a mount. Frames that stand together travel together, at most one of each kind, in the order of
+    `frame.ClientFrame` and `frame.ServerFrame`."""
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def identity(self) -> str:
+        """What the client's certificate says that it is; empty without one."""
+        ...
+
+    async def receive(self) -> Sequence[ClientFrame] | None:
+        """None when the client has no more to say."""
+        ...
+
+    async def send(self, frames: Sequence[ServerFrame]) -> None: ...
+
+
+class MountPort(Protocol):
+    """The client's end of a mount."""
+
+    async def send(self, frames: Sequence[ClientFrame]) -> None: ...
+    async def receive(self) -> Sequence[ServerFrame] | None:
+        """None when the server ended the stream without a word."""
+        ...
+
+    def cancel(self) -> None: ...
+
+
+class ServerPort(Protocol):
+    """One server, as a client sees it."""
+
+    def expect(self, name: str | None) -> None:
+        """Where certificates say who answers: only the server of this name may, from now on; None stands for any."""
+        ...
+
+    async def locate(self) -> Topology: ...
+    async def register(self) -> Registration:
+        """A client id that nobody else ever had or will have."""
+        ...
+
+    def mount(self) -> MountPort: ...
+    async def high_water_mark(self, partition: int) -> int: ...
+    def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]: ...
+    async def close(self) -> None: ...

@@ -1,0 +1,113 @@
+"""Who may call what. A process is what its certificate says that it is: one role in one cluster, under one name. Pure.
+
+The certificate says it as a URI among its subject alternative names, and the same reader judges callers and those who
+answer. Names of other types (DNS, e-mail) never say who somebody is, whatever their text. DNS names stand beside the URI in
+the certificates of those who answer, because TLS libraries insist on one. No host is named anywhere: that a server answers
+as a server, and the storage `s1` as the storage `s1`, holds wherever it runs.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+from waltzd.protocol import x509
+
+
+class Role(enum.StrEnum):
+    SERVER = "server"
+    STORAGE = "storage"
+    CLIENT = "client"
+    """An application."""
+    OPERATOR = "operator"
+    """A person with `waltzctl`, or a tool of theirs."""
+
+
+_URI = re.compile(r"waltz://([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/role/([a-z]+)/([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
+
+
+def dns_name(key: UUID, role: Role, name: str | None = None) -> str:
+    """What the certificate of whoever answers must be valid for."""
+    return f"{name}.{role}.{key}.waltz" if name is not None else f"{role}.{key}.waltz"
+
+
+@dataclass(frozen=True)
+class Identity:
+    key: UUID
+    """The cluster."""
+    role: Role
+    name: str
+
+    @property
+    def uri(self) -> str:
+        return f"waltz://{self.key}/role/{self.role}/{self.name}"
+
+    @property
+    def dns_names(self) -> tuple[str, str]:
+        return dns_name(self.key, self.role), dns_name(self.key, self.role, self.name)
+
+    @staticmethod
+    def among(names: Iterable[str]) -> Identity | None:
+        """The one identity among the names of a certificate; none, or more than one, is no identity."""
+        found = [match for name in names if (match := _URI.fullmatch(name))]
+        if len(found) != 1 or found[0][2] not in set(Role):
+            return None
+        return Identity(UUID(found[0][1]), Role(found[0][2]), found[0][3])
+
+    @staticmethod
+    def of_certificate(certificate: bytes) -> Identity | None:
+        """Of a certificate in DER, whose signature the handshake has checked."""
+        found = x509.certificate(certificate)
+        return None if found is None else Identity.among(found.uris)
+
+
+# -- who may call what -------------------------------------------------------------------------------------------------
+
+
+_SERVERS = frozenset({Role.SERVER})
+_READERS = frozenset({Role.SERVER, Role.OPERATOR})
+_OPERATORS = frozenset({Role.OPERATOR})
+_APPLICATIONS = frozenset({Role.CLIENT, Role.OPERATOR})
+
+RIGHTS: dict[str, frozenset[Role]] = {
+    "/waltz.v1.Replica/Open": _SERVERS,
+    "/waltz.v1.Replica/SetLowMark": _SERVERS,
+    "/waltz.v1.Replica/Truncate": _SERVERS,
+    "/waltz.v1.Replica/Read": _READERS,
+    "/waltz.v1.Replica/ListSegments": _READERS,
+    "/waltz.v1.StorageAdmin/Describe": _READERS,
+    "/waltz.v1.StorageAdmin/CreatePartitions": _OPERATORS,
+    "/waltz.v1.StorageAdmin/RemovePartitions": _OPERATORS,
+    "/waltz.v1.StorageAdmin/SetAvailable": _OPERATORS,
+    "/waltz.v1.StorageAdmin/Verify": _OPERATORS,
+    "/waltz.v1.StorageAdmin/Digest": _OPERATORS,
+    "/waltz.v1.StorageAdmin/Events": _OPERATORS,
+    "/waltz.v1.StorageAdmin/Fence": _OPERATORS,
+    "/waltz.v1.StorageAdmin/DeleteSetAside": _OPERATORS,
+    "/waltz.v1.Log/Locate": _APPLICATIONS | _SERVERS,
+    "/waltz.v1.Log/Register": _APPLICATIONS,
+    "/waltz.v1.Log/Mount": _APPLICATIONS,
+    "/waltz.v1.Log/HighWaterMark": _APPLICATIONS,
+    "/waltz.v1.Log/Fetch": _APPLICATIONS,
+    "/waltz.v1.ServerAdmin/Describe": _READERS,
+    "/waltz.v1.ServerAdmin/Drain": _OPERATORS,
+    "/waltz.v1.ServerAdmin/ExplainLock": _OPERATORS,
+    "/waltz.v1.ServerAdmin/Events": _OPERATORS,
+}
+"""Which roles may make a call. What is not listed, nobody may. Operators read what is committed: a call of theirs that
+carries a session is refused by the storage."""
+
+RIGHTS_OF_TOOLS: dict[str, frozenset[Role]] = {
+    "/grpc.health.v1.Health/Check": _APPLICATIONS | _SERVERS,
+    "/grpc.health.v1.Health/Watch": _APPLICATIONS | _SERVERS,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OPERATORS,
+}
+"""The same for the calls that gRPC itself defines."""
+
+
+def allowed(method: str) -> frozenset[Role]:
+    """Who may make this call."""
+    return RIGHTS.get(method) or RIGHTS_OF_TOOLS.get(method, frozenset())

@@ -1,0 +1,1 @@
+"""What clients meet at the owner: mounts, the pipeline, feeds, calls, limits."""

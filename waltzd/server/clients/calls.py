@@ -1,0 +1,119 @@
+"""What a server does for applications, without its network: every call as an awaitable.
+
+The gRPC service and a simulated network stand in front of it. Whoever calls is asked for the cluster key first: a client of
+another cluster must not learn more than that it is wrong here.
+
+A client id belongs to whoever registered it. What became of a transaction is found by the client id in the log, so whoever
+could mount under another's id could make that one believe what is not so. An id is given out with a token, a keyed hash
+of the id and of the identity in the certificate; every server has the key, so a mount is checked by any owner, after
+any restart, without asking anybody, and nothing is kept for each client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+from uuid import UUID
+
+from waltzd.errors import BadFrame, ForeignCluster, NotPermitted, WaltzError
+from waltzd.format.record import Run
+from waltzd.protocol.batches import MountRequest, Registration, Topology
+from waltzd.protocol.peers import MountLink
+from waltzd.server.clients.mounts import Mount, refuse
+from waltzd.server.clients.pipeline import Pipeline
+
+REQUEST_SECONDS = 10.0
+"""How long a client may take to say what it wants to mount."""
+
+
+class Owner(Protocol):
+    """What this server owns, and what it knows of the others."""
+
+    def topology(self) -> Topology: ...
+    async def register(self) -> int:
+        """A client id that no other client has that lives."""
+        ...
+
+    @property
+    def client_secret(self) -> bytes:
+        """The same on all servers of the cluster, and known to nobody else."""
+        ...
+
+    def pipeline(self, partition: int, generation: int | None) -> Pipeline:
+        """Raises `NotOwner`, `NotReady` or `NoSuchPartition` when there is none; None stands for any generation."""
+        ...
+
+
+class Desk:
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+
+    def _check_key(self, key: UUID) -> None:
+        ours = self._owner.topology().cluster_key
+        if key != ours:
+            raise ForeignCluster(f"this server belongs to the cluster {ours}; the caller says {key}", key=ours)
+
+    def locate(self) -> Topology:
+        return self._owner.topology()
+
+    async def register(self, key: UUID, identity: str = "") -> Registration:
+        """`identity`: what the caller's certificate says; empty without one."""
+        self._check_key(key)
+        client = await self._owner.register()
+        return Registration(client, token_of(self._owner.client_secret, client, identity))
+
+    def _check_client(self, request: MountRequest, identity: str) -> None:
+        if not hmac.compare_digest(request.token, token_of(self._owner.client_secret, request.client, identity)):
+            raise NotPermitted(
+                f"the client id {request.client} was not given to {identity or 'this caller'}",
+                not_done="nothing was mounted",
+                next_step="register for a client id, with the certificate that mounts it, and mount with its token",
+            )
+
+    def high_water_mark(self, key: UUID, partition: int) -> int:
+        self._check_key(key)
+        return self._owner.pipeline(partition, None).committed
+
+    async def fetch(self, key: UUID, partition: int, first_id: int, last_id: int | None) -> AsyncGenerator[Run, None]:
+        """Committed records; without `last_id`, up to the high-water mark. Close it where it is not read to its end."""
+        self._check_key(key)
+        async with aclosing(self._owner.pipeline(partition, None).read(first_id, last_id)) as runs:
+            async for run in runs:
+                yield run
+
+    async def mount(self, link: MountLink) -> None:
+        """Serve one mount to its end. Raises what ended it, after the client was told."""
+        try:
+            request = await self._request(link)
+            if request is None:
+                return
+            self._check_key(request.cluster_key)
+            self._check_client(request, link.identity)
+            mount = Mount(link, request, self._owner.pipeline(request.partition, request.generation))
+            mount.join()
+        except WaltzError as error:
+            await refuse(link, error)
+            raise
+        await mount.serve()
+
+    @staticmethod
+    async def _request(link: MountLink) -> MountRequest | None:
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                frames = await link.receive()
+        except TimeoutError:
+            raise BadFrame(f"a client said nothing for {REQUEST_SECONDS:.0f} seconds") from None
+        if frames is None:
+            return None
+        match frames:
+            case [MountRequest() as request]:
+                return request
+        raise BadFrame("the first frame of a client must be a mount request, and nothing else before its answer")
+
+
+def token_of(secret: bytes, client: int, identity: str) -> bytes:
+    """What proves that the client id was given to whoever has this identity and knows the token."""
+    return hmac.digest(secret, f"client {client} of {identity}".encode(), "sha256")

@@ -1,0 +1,66 @@
+"""What became of the transactions of one partition for as long as this process owns it, over all of its sessions.
+
+It is told once for each batch or frame, never for each transaction. Only what clients were told is counted: a transaction
+that was in flight when its session ended is an attempt, and nothing else, although the next session may find it in the log.
+"""
+
+from __future__ import annotations
+
+from waltzd.protocol.descriptions import PartitionStatistics
+from waltzd.protocol.histogram import Durations, Histogram
+from waltzd.protocol.locks import Reason
+
+
+class Tallies:
+    """Of all partitions that this process owned since it started."""
+
+    def __init__(self) -> None:
+        self._newest: dict[int, Tally] = {}
+        self._earlier = Histogram()
+        """Of what was given away and came back."""
+
+    def begin(self, partition: int) -> Tally:
+        """For a partition that is taken over; it was closed here before, if it was ever here."""
+        if partition in self._newest:
+            self._earlier = self._earlier.plus(self._newest[partition].statistics().commit)
+        found = self._newest[partition] = Tally()
+        return found
+
+    def commit(self) -> Histogram:
+        """It only rises, whatever comes and goes."""
+        found = self._earlier
+        for tally in self._newest.values():
+            found = found.plus(tally.statistics().commit)
+        return found
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.attempts = 0
+        self.refused = dict.fromkeys(Reason, 0)
+        self._committed = 0
+        self._committed_bytes = 0
+        self._fed = 0
+        self._fed_bytes = 0
+        self._commit = Durations()
+
+    def committed(self, count: int, size: int, seconds: float) -> None:
+        """So many of one batch are committed, so long after it came; `size` are the bytes of their records."""
+        self._committed += count
+        self._committed_bytes += size
+        self._commit.add(seconds, count)
+
+    def fed(self, count: int, size: int) -> None:
+        self._fed += count
+        self._fed_bytes += size
+
+    def statistics(self) -> PartitionStatistics:
+        return PartitionStatistics(
+            attempts=self.attempts,
+            committed=self._committed,
+            committed_bytes=self._committed_bytes,
+            refused={reason.name: count for reason, count in self.refused.items()},
+            fed=self._fed,
+            fed_bytes=self._fed_bytes,
+            commit=self._commit.histogram(),
+        )

@@ -1,0 +1,119 @@
+"""Committed records for readers: a reader is a place in the log, and holds nothing else.
+
+Whoever is nearly level reads from the tail in memory, without waiting. Whoever is further behind reads from a storage, one
+chunk at a time and in turns with all other such readers, until its place is in the tail: the last chunk ends where the tail
+begins, so nothing is left out and nothing comes twice. Between two chunks a reader costs a few numbers, however long its
+client takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from waltzd.errors import NotReadable
+from waltzd.format.record import Run, heads
+from waltzd.protocol.batches import Feed, FeedMode, HeadFeed
+from waltzd.server.session.owned import OpenSession
+
+FIRST_COUNT = 64
+"""How many ids the first chunk asks for, while the size of the records is not known."""
+
+
+class ColdReader:
+    """Reads what has left the tail, a chunk at a time."""
+
+    def __init__(self, session: OpenSession, turns: asyncio.Semaphore, chunk_bytes: int) -> None:
+        self._session = session
+        self._turns = turns
+        self._chunk_bytes = chunk_bytes
+        self._count = FIRST_COUNT
+
+    async def read(self, first_id: int, last_id: int) -> Run:
+        """Records from `first_id` on, about a chunk of them, none above `last_id`. The read ends with its turn: a range
+        that is about as large as a chunk makes sure that a storage seldom reads what nobody takes."""
+        last_id = min(last_id, first_id + self._count - 1)
+        async with self._turns:
+            runs = self._session.read(first_id, last_id, self._chunk_bytes)
+            try:
+                run = await anext(runs, None)
+            finally:
+                if isinstance(runs, AsyncGenerator):
+                    await runs.aclose()
+        if run is None or len(run) == 0 or run.first_id != first_id or run.last_id > last_id:
+            got = "nothing" if run is None else f"{run.first_id} to {run.last_id}"
+            raise NotReadable(f"ids from {first_id} to {last_id} were asked of a replica, and {got} came")
+        self._count = max(1, len(run) * self._chunk_bytes // len(run.data))
+        return run
+
+
+class Cursor:
+    """Where one mount stands in the feed, and how much of it the client has asked for."""
+
+    def __init__(
+        self,
+        session: OpenSession,
+        cold: ColdReader,
+        *,
+        next_id: int,
+        mode: FeedMode,
+        credit: int,
+        frame_bytes: int,
+    ) -> None:
+        self.next_id = next_id
+        self.credit = credit
+        self.mode = mode
+        self._session = session
+        self._cold = cold
+        self._frame_bytes = frame_bytes
+        self._chunk: Run | None = None
+
+    def take(self, committed: int) -> Feed | HeadFeed | None:
+        """The next frame, if there is one that may be sent at once. Credit may be overdrawn by one frame, so that frames
+        do not become small when a client gives credit in small amounts."""
+        if not self._may_send(committed):
+            return None
+        run, self._chunk = self._chunk, None
+        if run is None and not self._is_cold:
+            run = self._session.tail.joined_from(self.next_id, committed, self._frame_bytes)
+        if run is None:
+            return None
+        assert run.first_id == self.next_id
+        assert run.last_id <= committed
+        self.next_id = run.last_id + 1
+        if self.mode is FeedMode.RECORDS:
+            self.credit -= len(run.data)
+            return Feed(run)
+        found = heads(run)
+        self.credit -= found.nbytes
+        return HeadFeed(found)
+
+    def needs_cold(self, committed: int) -> bool:
+        """A chunk from a storage is wanted, because the client can take it."""
+        return self._may_send(committed) and self._chunk is None and self._is_cold
+
+    async def read_cold(self) -> None:
+        """Get the chunk that `take` gives next."""
+        self._chunk = await self._cold.read(self.next_id, self._session.tail.first_id - 1)
+
+    def _may_send(self, committed: int) -> bool:
+        return self.mode is not FeedMode.NONE and self.credit > 0 and self.next_id <= committed
+
+    @property
+    def _is_cold(self) -> bool:
+        return self.next_id < self._session.tail.first_id
+
+
+async def records(
+    session: OpenSession, cold: ColdReader, first_id: int, last_id: int, *, chunk_bytes: int
+) -> AsyncGenerator[Run, None]:
+    """Committed records by id, in chunks."""
+    while first_id <= last_id:
+        oldest = session.tail.first_id
+        if first_id < oldest:
+            run: Run | None = await cold.read(first_id, min(last_id, oldest - 1))
+        else:
+            run = session.tail.joined_from(first_id, last_id, chunk_bytes)
+        assert run is not None
+        yield run
+        first_id = run.last_id + 1

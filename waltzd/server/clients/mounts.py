@@ -1,0 +1,309 @@
+"""One mount: a client's stream to the partition it writes and reads.
+
+Receiving and sending go on side by side. What is received is checked here, so that whatever is wrong with it ends this
+mount and nobody else's; what is to be sent gathers, and leaves as one message as soon as the one before has left: outcomes
+first, then at most one frame of the feed. A client that stops reading keeps what it was not told yet, which is bounded,
+because what is not answered counts against what it may send; of the feed it keeps nothing but its place.
+
+A refusal is the last frame, behind everything that was decided. A status of the transport could be overtaken by frames
+that are still on their way here, so what comes afterwards is read and ignored until the client has noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from waltzd.errors import BadFrame, CannotConnect, WaltzError
+from waltzd.format.checksum import I64
+from waltzd.protocol.batches import (
+    SEQUENCE_MAX,
+    AppendBatch,
+    ClientFrame,
+    Committals,
+    Credit,
+    Feed,
+    Flush,
+    Flushed,
+    HeadFeed,
+    Mounted,
+    MountRequest,
+    Refusals,
+    Refused,
+    ServerFrame,
+)
+from waltzd.protocol.peers import MountLink
+from waltzd.server.clients.feed import Cursor
+from waltzd.server.clients.limits import Budget
+from waltzd.server.clients.pipeline import STEP_ROWS_MAX, Pipeline
+from waltzd.server.core.step import check_payloads, slices
+
+FRAME_COST = 1 << 10
+"""What a frame costs besides its bytes: many small ones must not hide behind a bound in bytes."""
+NUMBER_MAX = 1 << 40
+"""Of a mount. A client that mounts without a pause does not come so far."""
+REFUSED_SECONDS = 2.0
+"""How long a client may take to notice that it was refused."""
+
+
+class Mount:
+    def __init__(self, link: MountLink, request: MountRequest, pipeline: Pipeline) -> None:
+        _check(request)
+        self.client = request.client
+        self.number = request.number
+        self.mark = request.mark
+        self._link = link
+        self._pipeline = pipeline
+        self._cursor = Cursor(
+            pipeline.session,
+            pipeline.cold_reader(),
+            next_id=request.mark + 1,
+            mode=request.feed,
+            credit=request.credit,
+            frame_bytes=pipeline.settings.feed_frame_bytes,
+        )
+        self._unanswered = Budget(pipeline.settings.mount_bytes_max)
+        self._last_sequence = -1
+        self._committals: list[tuple[I64, int]] = []
+        self._refusals: list[Refusals] = []
+        self._flushed: deque[tuple[Flushed, int]] = deque()
+        self._answered = 0
+        """Cost of what the outcomes above answer."""
+        self._barrier = -1
+        self._error: WaltzError | None = None
+        self._client_is_done = False
+        self._changed = asyncio.Event()
+        self._cold_wanted = asyncio.Event()
+        self._over = asyncio.Event()
+
+    # -- told by the pipeline
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    def committed(self, sequences: I64, first_id: int, cost: int) -> None:
+        self._committals.append((sequences, first_id))
+        self._answered += cost
+        self._changed.set()
+
+    def rejected(self, refusals: Refusals, cost: int) -> None:
+        self._refusals.append(refusals)
+        self._answered += cost
+        self._changed.set()
+
+    def flushed(self, number: int, mark: int, cost: int) -> None:
+        self._flushed.append((Flushed(number, mark), cost))
+        self._changed.set()
+
+    def look(self) -> None:
+        self._changed.set()
+
+    def refuse(self, error: WaltzError) -> None:
+        """It is over: what was decided is still told, then this."""
+        if self.is_over:
+            return
+        self._error = error
+        self._over.set()
+        self._changed.set()
+
+    # -- the work
+
+    def join(self) -> None:
+        """Take the place of an earlier mount of this client; raises why not. `serve` must follow."""
+        self._barrier = self._pipeline.join(self)
+
+    async def serve(self) -> None:
+        """Until the client has no more to say and everything is answered; raises what ended it before, after the client
+        was told."""
+        sending = asyncio.create_task(self._send())
+        receiving = asyncio.create_task(self._receive())
+        reading = asyncio.create_task(self._read_cold())
+        ending = asyncio.create_task(self._over.wait())
+        tasks = (sending, receiving, reading, ending)
+        try:
+            await self._until_sent(tasks)
+            if self._error is not None:
+                await asyncio.wait((receiving,), timeout=REFUSED_SECONDS)
+        finally:
+            self._over.set()
+            self._pipeline.leave(self)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if self._error is not None:
+            raise self._error
+
+    async def _until_sent(self, tasks: Sequence[asyncio.Task[object]]) -> None:
+        """Until the last frame is sent. A client that was refused and does not read has some time, and no more."""
+        sending, ending = tasks[0], tasks[-1]
+        at_work = list(tasks)
+        while not sending.done():
+            timeout = REFUSED_SECONDS if ending.done() else None
+            done, _ = await asyncio.wait(at_work, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            for task in at_work:
+                if task in done:
+                    task.result()
+            if not done:
+                return
+            at_work = [task for task in at_work if task not in done]
+
+    async def _send(self) -> None:
+        session, limits = self._pipeline.session.session, self._pipeline.settings.limits
+        await self._link.send([Mounted(session=session, barrier=self._barrier, limits=limits)])
+        while True:
+            self._changed.clear()
+            error = self._error
+            frames, cost = self._ready()
+            if error is not None:
+                frames.append(Refused(error))
+            if frames:
+                await self._link.send(frames)
+                self._unanswered.give(cost)
+            if error is not None or (self._client_is_done and self._unanswered.used == 0):
+                return
+            if not frames:
+                await self._changed.wait()
+
+    def _ready(self) -> tuple[list[ServerFrame], int]:
+        """What can be sent at once as one message, and the cost of what it answers."""
+        frames: list[ServerFrame] = []
+        cost, self._answered = self._answered, 0
+        if self._committals:
+            frames.append(_joined_committals(self._committals))
+            self._committals = []
+        if self._refusals:
+            frames.append(_joined_refusals(self._refusals))
+            self._refusals = []
+        if self._error is None:
+            feed = self._cursor.take(self._pipeline.committed)
+            if feed is not None:
+                frames.append(feed)
+                self._pipeline.tally.fed(*_extent(feed))
+            if self._cursor.needs_cold(self._pipeline.committed):
+                self._cold_wanted.set()
+        if self._flushed:
+            flushed, flush_cost = self._flushed.popleft()
+            frames.append(flushed)
+            cost += flush_cost
+        return frames, cost
+
+    async def _read_cold(self) -> None:
+        """Outcomes do not wait for a storage, so the feed from there has a task of its own."""
+        while True:
+            await self._cold_wanted.wait()
+            self._cold_wanted.clear()
+            if self._cursor.needs_cold(self._pipeline.committed):
+                try:
+                    await self._cursor.read_cold()
+                except WaltzError as error:
+                    self.refuse(error)
+                    return
+                self._changed.set()
+
+    # -- what the client says
+
+    async def _receive(self) -> None:
+        while True:
+            try:
+                frames = await self._link.receive()
+                if frames is None:
+                    break
+                for frame in frames:
+                    if not self.is_over:
+                        await self._take(frame)
+            except CannotConnect:
+                raise
+            except WaltzError as error:
+                self.refuse(error)
+        self._client_is_done = True
+        self._changed.set()
+
+    async def _take(self, frame: ClientFrame) -> None:
+        match frame:
+            case AppendBatch():
+                await self._take_batch(frame)
+            case Credit():
+                if frame.bytes <= 0:
+                    raise BadFrame(f"a credit of {frame.bytes} bytes")
+                self._cursor.credit += frame.bytes
+                self._changed.set()
+            case Flush():
+                await self._unanswered.take(FRAME_COST)
+                await self._pipeline.flush(self, frame.number, FRAME_COST)
+            case MountRequest():
+                raise BadFrame("a second mount request in one stream")
+
+    async def _take_batch(self, batch: AppendBatch) -> None:
+        batch.check(self._pipeline.settings.limits)
+        if batch.first_sequence <= self._last_sequence:
+            raise BadFrame(
+                f"a batch starts at sequence {batch.first_sequence}; {self._last_sequence} was sent before it in this mount"
+            )
+        self._pipeline.check_mark(int(batch.marks.max()))
+        check_payloads(batch)
+        self._last_sequence = batch.first_sequence + len(batch) - 1
+        frame_cost = FRAME_COST
+        await self._unanswered.take(batch.bytes + frame_cost)
+        for piece in slices(batch, STEP_ROWS_MAX):
+            await self._pipeline.append(self, piece, piece.bytes + frame_cost)
+            frame_cost = 0
+
+
+async def refuse(link: MountLink, error: WaltzError) -> None:
+    """The answer to a client that was not let in: why, and some time to notice."""
+    try:
+        async with asyncio.timeout(REFUSED_SECONDS):
+            await link.send([Refused(error)])
+            while await _is_talking(link):
+                pass
+    except TimeoutError:
+        return
+
+
+async def _is_talking(link: MountLink) -> bool:
+    try:
+        return await link.receive() is not None
+    except CannotConnect:
+        return False
+    except WaltzError:
+        return True  # it was refused already; one more reason changes nothing
+
+
+def _check(request: MountRequest) -> None:
+    for name, value, least, most in (
+        ("client", request.client, 0, SEQUENCE_MAX),
+        ("number", request.number, 0, NUMBER_MAX),
+        ("mark", request.mark, -1, None),
+        ("credit", request.credit, 0, None),
+    ):
+        if value < least or (most is not None and value > most):
+            raise BadFrame(f"a mount request says {value} as its {name}")
+
+
+def _extent(feed: Feed | HeadFeed) -> tuple[int, int]:
+    """How many transactions, and how many bytes of them."""
+    if isinstance(feed, Feed):
+        return len(feed.run), len(feed.run.data)
+    return len(feed.heads), feed.heads.nbytes
+
+
+def _joined_committals(found: list[tuple[I64, int]]) -> Committals:
+    return Committals(
+        np.concatenate([sequences for sequences, _ in found]),
+        np.concatenate([np.arange(first_id, first_id + len(sequences)) for sequences, first_id in found]),
+    )
+
+
+def _joined_refusals(found: list[Refusals]) -> Refusals:
+    if len(found) == 1:
+        return found[0]
+    return Refusals(
+        np.concatenate([one.sequences for one in found]),
+        np.concatenate([one.reasons for one in found]),
+        np.concatenate([one.conflict_ids for one in found]),
+        np.concatenate([one.locks for one in found]),
+    )

@@ -1,0 +1,118 @@
+"""The gRPC service of a server for applications: messages to calls of the desk, errors to statuses. It decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from waltzd.daemon.health_service import add_health
+from waltzd.daemon.readiness import Unready
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.protocol.batches import ClientFrame, ServerFrame
+from waltzd.server.clients.calls import Desk
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.codec import client_frames, heads_message, key_of, run_message, server_message, topology_message
+from waltzd.wire.grpc import Server, abort, caller_of
+from waltzd.wire.rpc_server import first_message
+from waltzd.wire.wire_pb2_grpc import LogServicer, add_LogServicer_to_server
+
+LOG = wire.DESCRIPTOR.services_by_name["Log"].full_name
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+class _GrpcLink:
+    """The stream of one mount."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._is_first = True
+
+    @property
+    def peer(self) -> str:
+        return str(self._context.peer())
+
+    @property
+    def identity(self) -> str:
+        return _identity(self._context)
+
+    async def receive(self) -> Sequence[ClientFrame] | None:
+        is_first, self._is_first = self._is_first, False
+        try:
+            message = await (first_message(self._context) if is_first else self._context.read())
+        except grpc.aio.BaseError as error:
+            raise CannotConnect(f"{self.peer} has gone") from error
+        if message is grpc.aio.EOF:
+            return None
+        assert isinstance(message, wire.ClientFrame)
+        return client_frames(message)
+
+    async def send(self, frames: Sequence[ServerFrame]) -> None:
+        await _write(self._context, server_message(frames))
+
+
+class LogService(LogServicer):
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def Locate(self, request: wire.LocateRequest, context: Context) -> wire.Topology:
+        try:
+            return topology_message(self._desk.locate())
+        except WaltzError as error:
+            await abort(context, error)
+
+    async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.Registration:
+        try:
+            found = await self._desk.register(key_of(request.cluster_key), _identity(context))
+            return wire.Registration(client=found.client, token=found.token)
+        except WaltzError as error:
+            await abort(context, error)
+
+    async def HighWaterMark(self, request: wire.PartitionRequest, context: Context) -> wire.MarkReply:
+        try:
+            return wire.MarkReply(mark=self._desk.high_water_mark(key_of(request.cluster_key), request.partition))
+        except WaltzError as error:
+            await abort(context, error)
+
+    # gRPC takes a coroutine that writes to the context as well as an iterator; the generated types know only the latter.
+    # A coroutine is ended with the call, whatever it waits for; an iterator could be left lying about.
+    async def Fetch(self, request: wire.FetchRecordsRequest, context: Context) -> None:  # type: ignore[override]
+        try:
+            key, last_id = key_of(request.cluster_key), request.last_id if request.HasField("last_id") else None
+            async with aclosing(self._desk.fetch(key, request.partition, request.first_id, last_id)) as runs:
+                async for run in runs:
+                    await _write(context, heads_message(run) if request.heads_only else run_message(run))
+        except WaltzError as error:
+            await _abort(context, error)
+
+    async def Mount(self, request_iterator: object, context: Context) -> None:  # type: ignore[override]
+        try:
+            await self._desk.mount(_GrpcLink(context))
+        except WaltzError as error:
+            await _abort(context, error)
+
+
+def _identity(context: Context) -> str:
+    found = caller_of(context)
+    return "" if found is None else found.uri
+
+
+async def _write(context: Context, message: Any) -> None:
+    try:
+        await context.write(message)
+    except grpc.aio.BaseError as error:
+        raise CannotConnect(f"{context.peer()} has gone") from error
+
+
+async def _abort(context: Context, error: WaltzError) -> None:
+    if not context.done():  # otherwise nobody is left to tell
+        await abort(context, error)
+
+
+def add_log_service(server: Server, desk: Desk, unready: Unready | None = None) -> None:
+    """With `unready`, gRPC's health service as well."""
+    add_LogServicer_to_server(LogService(desk), server)
+    if unready is not None:
+        add_health(server, {LOG: True}, unready)

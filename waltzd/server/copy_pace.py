@@ -1,0 +1,31 @@
+"""How fast a replica may copy: what the configuration says, or less while a command of an operator says so.
+
+The command's word is an ephemeral document. When the coordinator cannot be asked, what was heard last counts, until it can.
+"""
+
+from __future__ import annotations
+
+from waltzd.cluster import copy_rate
+from waltzd.cluster.cluster import Cluster
+from waltzd.server.reconcile import Watch
+
+
+class Pace:
+    def __init__(self, cluster: Cluster, most: int) -> None:
+        """`most`: of each replica that copies, in bytes a second, by the configuration; 0 sets no bound."""
+        self._cluster = cluster
+        self._most = most
+        self._said = 0
+        self.watch = Watch("how fast replicas copy", wait=self._wait, act=self._read)
+
+    @property
+    def bytes_per_second(self) -> int:
+        """Now; 0 for no bound."""
+        return min((bound for bound in (self._most, self._said) if bound), default=0)
+
+    async def _wait(self, seen: object | None) -> object:
+        return await self._cluster.wait_for_change([copy_rate.COPY_RATE], seen)
+
+    async def _read(self) -> None:
+        found = await copy_rate.read(self._cluster.coordinator)
+        self._said = 0 if found is None else found.bytes_per_second

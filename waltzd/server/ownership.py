@@ -1,0 +1,333 @@
+"""The partitions of this server: from the assignment to stores that run, and to whoever asks for one of them.
+
+Each partition has a task of its own that brings it from what is to what shall be: it starts a store for the generation that
+was given to us, keeps it, closes it when the assignment says otherwise, and never runs two at a time. So one partition that
+is slow to close holds up no other. Without the coordinator everything stays as it is: stores that run go on for as long as
+their storages accept them, nothing new is begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.meta import Assignment, ClusterMeta, ServerMeta
+from waltzd.errors import CannotConnect, NoSuchPartition, NotOwner, NotReady, WaltzError
+from waltzd.protocol.batches import Place, Topology
+from waltzd.protocol.descriptions import OwnedPartition
+from waltzd.server.election import check_length
+from waltzd.server.reconcile import Watch
+from waltzd.server.registration import Registration
+from waltzd.server.session.wake import Bell
+
+log = logging.getLogger("waltz.server")
+P = TypeVar("P")
+P_co = TypeVar("P_co", covariant=True)
+CLOSE_SECONDS = 10.0
+"""How long a store may take to hand its partition over; it has shorter deadlines of its own for all that it waits for."""
+
+
+class StoreLife(Protocol[P_co]):
+    """One partition that this server owns, under one generation."""
+
+    @property
+    def pipeline(self) -> P_co:
+        """Raises `NotReady` while there is none."""
+        ...
+
+    @property
+    def task(self) -> asyncio.Task[Any]:
+        """Ends when the store is closed; by itself only with a mistake of ours."""
+        ...
+
+    async def start(self) -> None:
+        """Begin; what goes wrong is the store's to try again and to tell."""
+        ...
+
+    async def close(self, *, hand_over: bool) -> None:
+        """End, in order or at once. May be called again while, or after, the first call was given up."""
+        ...
+
+    def describe(self) -> OwnedPartition: ...
+
+
+class MakeStore(Protocol[P_co]):
+    def __call__(self, partition: int, generation: int, *, previous_owner_alive: bool) -> StoreLife[P_co]: ...
+
+
+class _Tenancy(Generic[P]):
+    """One partition here, for as long as it is or shall be ours."""
+
+    def __init__(self) -> None:
+        self.wanted: int | None = None
+        """The generation under which it shall be ours; None: it shall not."""
+        self.previous_owner_alive = False
+        self.store: StoreLife[P] | None = None
+        self.generation: int | None = None
+        """Of the store."""
+        self.bell = Bell()
+        """Rings when something else is wanted, or the store has ended."""
+
+    def want(self, generation: int | None, *, previous_owner_alive: bool = False) -> None:
+        self.wanted, self.previous_owner_alive = generation, previous_owner_alive
+        self.bell.ring()
+
+
+class Host(Generic[P]):
+    def __init__(
+        self,
+        cluster: Cluster,
+        meta: ClusterMeta,
+        registration: Registration,
+        *,
+        make_store: MakeStore[P],
+        close_seconds: float = CLOSE_SECONDS,
+    ) -> None:
+        self.meta = meta
+        self.name = registration.server.name
+        self.watch = Watch("ownership", wait=cluster.wait_for_assignment, act=self._look_at_assignment)
+        """Apart from the other one, because a hand-over must not wait until all servers were read."""
+        self.servers_watch = Watch("topology", wait=cluster.wait_for_servers, act=self._look_at_servers)
+        self.ids_watch = Watch("client ids", wait=cluster.wait_for_counter, act=self._look_at_counter)
+        """For who runs it: a server makes the counter anew at once, since one that starts could not know what was in it."""
+        self._cluster = cluster
+        self._registration = registration
+        self._make_store = make_store
+        self._close_seconds = close_seconds
+        self._assignment: Assignment | None = None
+        self._servers: dict[str, ServerMeta] = {}
+        self._topology: Topology | None = None
+        self._tenancies: dict[int, _Tenancy[P]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._is_closing = False
+        self._changed = Bell()
+        """Rings when documents were read, and when a partition is no longer here."""
+
+    # -- its life ------------------------------------------------------------------------------------------------------
+
+    async def read(self) -> None:
+        """Look once before this server announces itself, so that it knows from whom it takes a partition over."""
+        await self._cluster.read_counter()
+        await self._read_servers()
+        await self._read_assignment()
+
+    async def run(self) -> None:
+        """Until `close`; a mistake of ours in any store ends it with that mistake."""
+        async with asyncio.TaskGroup() as self._tasks:
+            watching = [self._tasks.create_task(watch.run(), name=watch.name) for watch in (self.watch, self.servers_watch)]
+            while not self._is_closing or self._tenancies:
+                seen = self._changed.rings
+                await self._changed.wait(seen)
+            for task in watching:
+                task.cancel()
+
+    async def drain(self, seconds: float) -> bool:
+        """Give every partition to other servers, as far as there are any; whether nothing is left here."""
+        await self._registration.change(is_draining=True)
+        try:
+            async with asyncio.timeout(seconds):
+                while self._tenancies and self._has_successor():
+                    seen = self._changed.rings
+                    await self._changed.wait(seen)
+        except TimeoutError:
+            log.warning("nobody took over partitions %s within %g seconds", spell_numbers(self.owned), seconds)
+        return not self._tenancies
+
+    async def close(self) -> None:
+        """Close what is left, in order."""
+        self._is_closing = True
+        for tenancy in self._tenancies.values():
+            tenancy.want(None)
+        self._changed.ring()
+        while self._tenancies:
+            seen = self._changed.rings
+            await self._changed.wait(seen)
+
+    def _has_successor(self) -> bool:
+        return any(name != self.name and not server.is_draining for name, server in self._servers.items())
+
+    # -- what others ask -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_degraded(self) -> bool:
+        """The coordinator is not heard: what was read last may be old, and nothing new is begun."""
+        return not self._cluster.coordinator.is_connected
+
+    @property
+    def owned(self) -> list[int]:
+        """The partitions that are here, also those that are being opened or handed over."""
+        return sorted(self._tenancies)
+
+    def describe(self) -> tuple[OwnedPartition, ...]:
+        stores = [self._tenancies[partition].store for partition in self.owned]
+        return tuple(store.describe() for store in stores if store is not None)
+
+    def topology(self) -> Topology:
+        if self._topology is None:
+            raise NotReady(f"server {self.name} has just started and does not know yet who owns what")
+        return self._topology
+
+    @property
+    def client_secret(self) -> bytes:
+        return self._cluster.client_secret
+
+    async def register(self) -> int:
+        """A new client id."""
+        if self.is_degraded:
+            raise CannotConnect(
+                "client ids come from the coordinator, which does not answer",
+                not_done="no client id was given out",
+                next_step="try again; clients that have an id go on meanwhile",
+            )
+        return await self._cluster.new_client_id()
+
+    def pipeline(self, partition: int, generation: int | None) -> P:
+        """Of a partition that this server owns, under this generation if one is given."""
+        if not 0 <= partition < self.meta.partitions:
+            raise NoSuchPartition(
+                f"there is no partition {partition}: the cluster has {self.meta.partitions}", partition=partition
+            )
+        place = self.topology().places[partition]
+        tenancy = self._tenancies.get(partition)
+        if tenancy is None or tenancy.wanted is None:
+            self._refuse(partition, place)
+        if generation is not None and generation != tenancy.wanted:
+            self._refuse_generation(partition, generation, place)
+        if tenancy.store is None or tenancy.generation != tenancy.wanted:
+            raise NotReady(f"partition {partition} is being taken over by server {self.name}", partition=partition)
+        return tenancy.store.pipeline
+
+    def _refuse(self, partition: int, place: Place) -> NoReturn:
+        if place.server is None:
+            raise NotOwner(
+                f"nobody owns partition {partition} at the moment", partition=partition, generation=place.generation
+            )
+        if place.server == self.name and self._is_closing:
+            raise NotOwner(f"server {self.name} is closing partition {partition}", partition=partition)
+        if place.server == self.name:
+            raise NotReady(f"partition {partition} is being taken over by server {self.name}", partition=partition)
+        raise NotOwner(
+            f"partition {partition} belongs to server {place.server}",
+            partition=partition,
+            generation=place.generation,
+            owner=place.server,
+            **({} if place.address is None else {"address": place.address}),
+        )
+
+    def _refuse_generation(self, partition: int, generation: int, place: Place) -> NoReturn:
+        if generation > place.generation:  # the caller knows more than we do: nothing we could tell would help
+            raise NotOwner(
+                f"server {self.name} does not know of generation {generation} of partition {partition} yet",
+                partition=partition,
+            )
+        raise NotOwner(
+            f"partition {partition} has generation {place.generation}, not {generation}",
+            partition=partition,
+            generation=place.generation,
+            owner=self.name,
+            address=self._registration.server.listen,
+        )
+
+    # -- following the assignment --------------------------------------------------------------------------------------
+
+    async def _look_at_assignment(self) -> None:
+        before = self._assignment
+        after = await self._read_assignment()
+        if not self._is_closing:
+            self._follow(before, after)
+        self._changed.ring()
+
+    async def _look_at_servers(self) -> None:
+        await self._read_servers()
+        self._changed.ring()
+
+    async def _look_at_counter(self) -> None:
+        await self._cluster.read_counter()
+
+    async def _read_assignment(self) -> Assignment:
+        assignment, _ = await self._cluster.assignment()
+        check_length(assignment, self.meta.partitions)
+        self._assignment = assignment
+        self._place()
+        return assignment
+
+    async def _read_servers(self) -> None:
+        self._servers = await self._cluster.servers()
+        self._place()
+
+    def _place(self) -> None:
+        if self._assignment is None:
+            return
+        servers = self._servers
+        self._topology = Topology(
+            cluster=self.meta.name,
+            cluster_key=self.meta.key,
+            places=tuple(
+                Place(
+                    generation=ownership.generation,
+                    server=ownership.server,
+                    address=servers[ownership.server].listen if ownership.server in servers else None,
+                )
+                for ownership in self._assignment.owners
+            ),
+            servers=tuple((name, server.listen) for name, server in servers.items()),
+        )
+
+    def _follow(self, before: Assignment | None, after: Assignment) -> None:
+        assert self._tasks is not None, "`run` follows"
+        for partition, ownership in enumerate(after.owners):
+            wanted = ownership.generation if ownership.server == self.name else None
+            tenancy = self._tenancies.get(partition)
+            if wanted is None and tenancy is None:
+                continue
+            if tenancy is None:
+                tenancy = self._tenancies[partition] = _Tenancy()
+                self._tasks.create_task(self._hold(partition, tenancy), name=f"tenancy of partition {partition}")
+            if tenancy.wanted != wanted:
+                previous = before.owners[partition].server if before is not None else None
+                is_alive = previous is not None and previous != self.name and previous in self._servers
+                tenancy.want(wanted, previous_owner_alive=is_alive)
+
+    async def _hold(self, partition: int, tenancy: _Tenancy[P]) -> None:
+        try:
+            while tenancy.wanted is not None:
+                await self._hold_one_generation(partition, tenancy, tenancy.wanted)
+        finally:
+            del self._tenancies[partition]
+            self._changed.ring()
+
+    async def _hold_one_generation(self, partition: int, tenancy: _Tenancy[P], generation: int) -> None:
+        store = self._make_store(partition, generation, previous_owner_alive=tenancy.previous_owner_alive)
+        log.info("partition %d: taken over in generation %d", partition, generation)
+        await store.start()
+        tenancy.store, tenancy.generation = store, generation
+        store.task.add_done_callback(lambda _: tenancy.bell.ring())
+        try:
+            while tenancy.wanted == generation:
+                seen = tenancy.bell.rings
+                if store.task.done():
+                    store.task.result()
+                    raise AssertionError(f"the store of partition {partition} ended by itself")
+                await tenancy.bell.wait(seen)
+            await self._close(partition, store)
+        finally:
+            tenancy.store = tenancy.generation = None
+            store.task.cancel()  # nothing to cancel, unless all of this was ended from outside or by a mistake
+        log.info("partition %d: generation %d is closed here", partition, generation)
+
+    async def _close(self, partition: int, store: StoreLife[P]) -> None:
+        try:
+            async with asyncio.timeout(self._close_seconds):
+                await store.close(hand_over=True)
+                return
+        except (TimeoutError, WaltzError) as error:
+            log.warning(
+                "partition %d: not handed over in order (%s); closing it at once", partition, error or "it took too long"
+            )
+        # Who cannot even be closed at once is a mistake of ours, and ends the process: a store that lives on unseen would
+        # fight the next owner for the partition.
+        async with asyncio.timeout(self._close_seconds):
+            await store.close(hand_over=False)

@@ -1,0 +1,1 @@
+"""One owned partition: the shell around recovery, its session, its replicas, copying."""

@@ -1,0 +1,240 @@
+"""A partition's documents, as the owner of its session keeps them: each change is made to what it knows, or not at all.
+
+Whoever else changed the partition's own document owns it now, and that ends the session. What operators say about its
+replicas is another matter: it is read again, and what was to be saved is decided anew. A document that was deleted, or that
+nobody can understand any more, ends nothing: the owner goes on with what it said, and writes its partition's own ones anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from waltzd.cluster.cluster import ASSIGNMENT, STORAGES, Cluster, partition_path
+from waltzd.cluster.coordinator import Check
+from waltzd.cluster.document import encode
+from waltzd.cluster.meta import PartitionMeta, Role, StorageMeta
+from waltzd.cluster.operator_documents import NO_VERSION, put, replicas_path
+from waltzd.errors import (
+    BadMetadata,
+    CannotConnect,
+    ChangedMeanwhile,
+    NodeMissing,
+    NotOwner,
+    WaltzError,
+)
+
+PAUSES = 20
+"""The longest pause before the coordinator is asked again, in first pauses."""
+
+
+class Documents:
+    def __init__(self, cluster: Cluster, partition: int, *, version: int, retry_seconds: float) -> None:
+        """`version` is that of the partition's own document. `read` must follow."""
+        self.storages: Mapping[str, StorageMeta] = {}
+        self._cluster = cluster
+        self._partition = partition
+        self._version = version
+        self._replicas: tuple[Mapping[str, Role], int] = {}, NO_VERSION
+        self._retry_seconds = retry_seconds
+        self._troubles: dict[str, str] = {}
+        """By the path of each document that is gone or spoiled."""
+        self._turn = asyncio.Lock()
+        self._noting: asyncio.Task[None] | None = None
+        self._unsure: PartitionMeta | None = None
+        """What was saved once, without an answer: it may be there."""
+
+    @property
+    def can_be_saved(self) -> bool:
+        """As far as anybody knows."""
+        return self._cluster.coordinator.is_connected
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        return self._replicas[0]
+
+    @property
+    def trouble(self) -> str:
+        """Which documents are gone or spoiled, in one sentence."""
+        return "; ".join(self._troubles.values())
+
+    @property
+    def has_to_write(self) -> bool:
+        """One of them is this partition's own."""
+        return not self._troubles.keys().isdisjoint((partition_path(self._partition), replicas_path(self._partition)))
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where owners reach the storages. Their other address is nothing to a session."""
+        return {name: meta.listen for name, meta in self.storages.items()}
+
+    async def read(self) -> None:
+        """What operators say, and may have changed: where the replicas are, and where the storages."""
+        self._replicas, self.storages = await asyncio.gather(
+            self._cluster.replica_set(self._partition), self._cluster.storages()
+        )
+
+    async def look_again(self) -> str:
+        """The same while a session lives: what is gone, or cannot be understood, stays as it is known. What is new of that,
+        for people."""
+        before = self.trouble
+        own, replicas, troubles = partition_path(self._partition), replicas_path(self._partition), dict[str, str]()
+        try:
+            self._replicas = await self._cluster.replica_set(self._partition)
+        except (NodeMissing, BadMetadata) as error:
+            troubles[replicas] = error.message
+        try:
+            if (await self._cluster.partition(self._partition))[0] is None and self._version != NO_VERSION:
+                troubles[own] = f"the coordinator has no document {own}"
+        except BadMetadata as error:
+            troubles[own] = error.message
+        unreadable: dict[str, WaltzError] = {}
+        storages = await self._cluster.storages(unreadable)
+        for name in sorted(self.roles.keys() & self.storages.keys() - storages.keys()):
+            path = f"{STORAGES}/{name}"
+            storages[name] = self.storages[name]
+            spoiled = unreadable.get(path)
+            troubles[path] = spoiled.message if spoiled is not None else f"the coordinator has no document {path}"
+        self.storages, self._troubles = storages, troubles
+        if self.trouble == before:
+            return ""
+        return f"{self.trouble}; going on with what is known" if self.trouble else "its documents are there again"
+
+    async def save(self, wanted: PartitionMeta, *, promote: bool = False, check: Callable[[], None]) -> bool:
+        """Compare-and-set; with `promote`, together with the learners that it makes members. When the answer is lost, look
+        what is there. `check` raises when nothing may be saved any more. False: where the replicas are was changed since it
+        was read; now it is read again, and nothing is saved."""
+        async with self._turn:
+            return await self._save(wanted, promote, check)
+
+    async def _save(self, wanted: PartitionMeta, promote: bool, check: Callable[[], None]) -> bool:
+        replicas = self._promoted(wanted) if promote else None
+        pause = self._retry_seconds
+        while True:
+            try:
+                if self.has_to_write:
+                    await self._write_anew(wanted)
+                else:
+                    self._version = await self._cluster.save_partition(
+                        self._partition, wanted, self._version, replicas=replicas
+                    )
+                    break
+            except (CannotConnect, NodeMissing, BadMetadata):
+                check()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, PAUSES * self._retry_seconds)
+            except ChangedMeanwhile:
+                check()
+            try:
+                if await self._is_saved(wanted):
+                    break
+            except CannotConnect:
+                continue
+            if replicas is not None and replicas[1] != self._replicas[1]:
+                return False
+        if replicas is not None and replicas[1] == self._replicas[1]:
+            self._replicas = replicas[0], replicas[1] + 1
+        return True
+
+    async def _is_saved(self, wanted: PartitionMeta) -> bool:
+        """Look what is there: this, what was there before, or what ends the session."""
+        await self.look_again()
+        if self.has_to_write:
+            return False
+        found, version = await self._cluster.partition(self._partition)
+        unsure, self._unsure = self._unsure, None
+        if found in (wanted, unsure):
+            self._version = version
+            return found == wanted
+        if version != self._version:
+            raise ChangedMeanwhile(f"somebody else changed the document of partition {self._partition}")
+        return False
+
+    async def _write_anew(self, meta: PartitionMeta) -> None:
+        """The owner of the session knows all that was in there. Sessions are taken under the newest generation only; that
+        this is ours says the assignment, in the same transaction: so nobody took one that would be forgotten by this."""
+        coordinator, number = self._cluster.coordinator, self._partition
+        own, replicas = partition_path(number), replicas_path(number)
+        troubles = self._troubles  # a look that comes meanwhile puts others in their place
+        if replicas in troubles:
+            node = await coordinator.get(replicas)
+            before = NO_VERSION if node is None else node.version
+            self._replicas = self.roles, await self._cluster.save_replica_set(number, self.roles, before)
+            del troubles[replicas]
+        if own in troubles:
+            node = await coordinator.get(own)
+            assignment, version = await self._cluster.assignment()
+            newest = assignment.owners[number].generation
+            if newest > meta.generation:
+                raise NotOwner(f"partition {number} was given to another server; its document is not ours to write")
+            if newest < meta.generation:  # who knows what else it has forgotten
+                raise BadMetadata(f"{ASSIGNMENT} went back in time: partition {number} has generation {newest}", path=own)
+            before = NO_VERSION if node is None else node.version
+            await coordinator.commit([Check(ASSIGNMENT, version), put(own, encode(meta), before)])
+            self._version = before + 1
+            del troubles[own]
+
+    def note(
+        self,
+        make: Callable[[], PartitionMeta],
+        saved: Callable[[PartitionMeta], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Save what can as well be saved later: beside everything else, in one attempt. `make` is asked when its turn has
+        come. Only a newer session of somebody else is a failure."""
+
+        def look(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                failed(error)
+
+        if self._noting is None or self._noting.done():
+            self._noting = asyncio.create_task(self._note(make, saved), name=f"marks of partition {self._partition}")
+            self._noting.add_done_callback(look)
+
+    async def _note(self, make: Callable[[], PartitionMeta], saved: Callable[[PartitionMeta], None]) -> None:
+        async with self._turn:
+            wanted = make()
+            if await self._save_once(wanted):
+                saved(wanted)
+
+    def close(self) -> None:
+        if self._noting is not None:
+            self._noting.cancel()
+
+    async def _save_once(self, wanted: PartitionMeta) -> bool:
+        """When the answer is lost, the next save looks what is there."""
+        try:
+            if self.has_to_write:
+                return False
+            if self._unsure is None or not await self._is_saved(wanted):
+                self._unsure = wanted
+                self._version = await self._cluster.save_partition(self._partition, wanted, self._version)
+                self._unsure = None
+            return True
+        except (CannotConnect, BadMetadata):
+            return False
+        except ChangedMeanwhile:
+            try:
+                found, _ = await self._cluster.partition(self._partition)
+            except (CannotConnect, BadMetadata):
+                return False
+            if found is not None and found.session > wanted.session:
+                raise
+            return False
+
+    async def check_newest(self) -> None:
+        """`ChangedMeanwhile` when the partition's document is not as we left it. Asked like a change: the coordinator does
+        not answer that with an older view."""
+        path = partition_path(self._partition)
+        if self._version != NO_VERSION:
+            await self._cluster.coordinator.commit([Check(path, self._version)])
+        elif await self._cluster.coordinator.get(path) is not None:
+            raise ChangedMeanwhile(f"somebody else made {path}", path=path)
+
+    def _promoted(self, wanted: PartitionMeta) -> tuple[Mapping[str, Role], int] | None:
+        """The roles in which the learners that are admitted are members, and the version that they were made from: what an
+        operator saves meanwhile must not be undone. None when nothing changes."""
+        roles, version = self._replicas
+        new = {name: Role.MEMBER if name in wanted.members else role for name, role in roles.items()}
+        return None if new == dict(roles) else (new, version)

@@ -1,0 +1,1 @@
+"""Tools for files that no daemon holds: verify, reindex, dump, transplant."""

@@ -1,0 +1,315 @@
+"""What a file holds, for a person in trouble: every record, and every byte that is none, in the order of the file.
+
+Nothing here refuses damage; it is what these tools are for. Items go to a sink one at a time, so a file of any size needs
+the memory of one chunk. What is between two sound records is handed over as damaged bytes, taken apart as far as
+`damage` can; nothing is written and nothing is locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeAlias
+
+from waltzd.disk.seam import Disk, File
+from waltzd.errors import BadArgument, HeaderDamaged, NotRegularFile, PathMissing, UnknownVersion, WaltzError
+from waltzd.format.layout import (
+    CONTROL_INFO_BYTES,
+    CONTROL_NAME,
+    CONTROL_STRUCT_BYTES,
+    HEADER_BYTES,
+    IDENTITY_BYTES,
+    IDENTITY_NAME,
+    INDEX_SUFFIX,
+    PARTITIONS_MAX,
+    PROMISE_BYTES,
+    PROMISE_NAME,
+    PROMISE_SLOT_BYTES,
+    PROMISE_SLOT_SPACING,
+    SEGMENT_SUFFIX,
+    ControlHeader,
+    ControlStruct,
+    FileHeader,
+    Identity,
+    Promise,
+    control_bytes,
+    control_struct_offset,
+    first_id_of,
+    index_entries,
+    index_name,
+    index_offset,
+)
+from waltzd.format.record import Record, Run, decode_record
+from waltzd.format.scan import BadRecord, explain, read_index, survey
+
+INDEX_CHUNK_ENTRIES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileStart:
+    """What kind of file it is and what its header says; `problem` when it says nothing that can be believed."""
+
+    kind: str
+    path: str
+    size: int
+    fields: dict[str, object] = field(default_factory=dict)
+    problem: str = ""
+    raw: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRecord:
+    offset: int
+    raw: memoryview
+
+    def record(self) -> Record:
+        return decode_record(self.raw)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DamagedBytes:
+    """Bytes that are no sound record. `last_id` is None at the end of the file, where nothing says how many there were."""
+
+    first_byte: int
+    last_byte: int
+    first_id: int
+    last_id: int | None
+    records: tuple[BadRecord, ...]
+    read: Callable[[int, int], bytes]
+    """Reads (offset, size) of the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexEntry:
+    id: int
+    offset: int
+    """Of the entry, in the index."""
+    points_to: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """One checksummed structure of a small file."""
+
+    name: str
+    offset: int
+    is_sound: bool
+    fields: dict[str, object] = field(default_factory=dict)
+    note: str = ""
+
+
+Item: TypeAlias = FileStart | WholeRecord | DamagedBytes | IndexEntry | Slot
+Sink: TypeAlias = Callable[[Item], None]
+
+
+class _Enough(Exception):
+    """Not an error: the last id that was asked for has been shown."""
+
+
+def dump(disk: Disk, path: str, sink: Sink, *, first_id: int = 0, last_id: int | None = None) -> None:
+    """Everything in the file, as items; records and index entries only from `first_id` to `last_id`."""
+    name = path.rpartition("/")[2]
+    file = disk.open(path)
+    try:
+        if name.endswith(SEGMENT_SUFFIX):
+            _dump_segment(disk, file, sink, first_id, last_id)
+        elif name.endswith(INDEX_SUFFIX):
+            _dump_index(file, sink, first_id, last_id)
+        elif name == CONTROL_NAME:
+            _dump_control(file, sink)
+        elif name == IDENTITY_NAME:
+            _dump_identity(file, sink)
+        elif name == PROMISE_NAME:
+            _dump_promise(file, sink)
+        else:
+            raise BadArgument(
+                f"{path} is no file of a storage directory",
+                not_done="nothing was shown",
+                next_step=f"give a .seg or .idx file, {CONTROL_NAME}, {IDENTITY_NAME} or a promise file",
+            )
+    except _Enough:
+        pass
+    finally:
+        file.close()
+
+
+# -- segments ----------------------------------------------------------------------------------------------------------
+
+
+def _start(file: File, kind: str, sink: Sink) -> FileHeader | None:
+    raw = file.read(0, HEADER_BYTES)
+    try:
+        header = FileHeader.decode(raw, "the file")
+    except (HeaderDamaged, UnknownVersion) as error:
+        sink(FileStart(kind=kind, path=file.path, size=file.size(), problem=error.message, raw=raw))
+        return None
+    fields: dict[str, object] = {
+        "created_ms": header.created_ms,
+        "key": str(header.key),
+        "partition": header.partition,
+        "first_id": header.first_id,
+    }
+    problem = "the reserved part of the header is not zero" if raw != header.encode() else ""
+    named = first_id_of(file.path.rpartition("/")[2])
+    if named is not None and named != header.first_id:
+        problem = f"the file name says first id {named}"
+    sink(FileStart(kind=kind, path=file.path, size=file.size(), fields=fields, problem=problem, raw=raw))
+    return header
+
+
+def _dump_segment(disk: Disk, file: File, sink: Sink, low: int, high: int | None) -> None:
+    directory, slash, name = file.path.rpartition("/")
+    end = file.size()
+    header = _start(file, "segment", sink)
+    named = first_id_of(name)
+    first_id = named if named is not None else (header.first_id if header is not None else 0)
+    index = _open_beside(disk, directory + slash + index_name(first_id))
+    at, next_id = HEADER_BYTES, first_id
+
+    def damaged(first_byte: int, last_byte: int, first: int, last: int | None) -> None:
+        if (last is not None and max(first, last) < low) or (high is not None and first > high):
+            return
+        records = explain(
+            file, first_byte=first_byte, last_byte=last_byte, first_id=first, last_id=last,
+            segment_first_id=first_id, index=index,
+        )  # fmt: skip
+        sink(
+            DamagedBytes(
+                first_byte=first_byte,
+                last_byte=last_byte,
+                first_id=first,
+                last_id=last,
+                records=tuple(records),
+                read=file.read,
+            )
+        )
+
+    def on_run(offset: int, run: Run) -> None:
+        nonlocal at, next_id
+        if offset > at:
+            damaged(at, offset - 1, next_id, run.first_id - 1)
+        at, next_id = offset + len(run.data), run.last_id + 1
+        start = max(0, low - run.first_id)
+        stop = len(run) if high is None else min(len(run), high + 1 - run.first_id)
+        bounds = run.bounds[start : stop + 1].tolist() if start < stop else []
+        for first, last in pairwise(bounds):
+            sink(WholeRecord(offset=offset + first, raw=run.data[first:last]))
+        if high is not None and run.last_id >= high:
+            raise _Enough
+
+    try:
+        found = survey(file, first_id=first_id, end=end, index=index, on_run=on_run)
+        if found.tail_bytes:
+            damaged(found.end, end - 1, found.next_id, None)
+    finally:
+        if index is not None:
+            index.close()
+
+
+def _open_beside(disk: Disk, path: str) -> File | None:
+    try:
+        return disk.open(path)
+    except (PathMissing, NotRegularFile):
+        return None
+
+
+def _dump_index(file: File, sink: Sink, low: int, high: int | None) -> None:
+    header = _start(file, "index", sink)
+    named = first_id_of(file.path.rpartition("/")[2])
+    first_id = named if named is not None else (header.first_id if header is not None else 0)
+    count = index_entries(file.size())
+    stop = count if high is None else min(count, high + 1 - first_id)
+    entry = max(0, low - first_id)
+    while entry < stop:
+        chunk = read_index(file, entry, min(INDEX_CHUNK_ENTRIES, stop - entry)).tolist()
+        for number, points_to in enumerate(chunk, entry):
+            sink(IndexEntry(id=first_id + number, offset=index_offset(number), points_to=points_to))
+        entry += len(chunk)
+        if not chunk:
+            break
+    rest = max(0, file.size() - HEADER_BYTES) % 8
+    if rest and high is None:
+        at = file.size() - rest
+        sink(Slot(name="rest", offset=at, is_sound=False, note=f"{rest} bytes that are no whole entry"))
+
+
+# -- small files -------------------------------------------------------------------------------------------------------
+
+
+def _dump_control(file: File, sink: Sink) -> None:
+    raw = file.read(0, control_bytes(PARTITIONS_MAX))
+    fields: dict[str, object] = {}
+    problem = ""
+    try:
+        header = ControlHeader.decode(raw, "the control file")
+        fields = {"created_ms": header.created_ms, "key": str(header.key), "partitions": header.partitions}
+    except WaltzError as error:
+        problem = error.message
+    sink(FileStart(kind="control", path=file.path, size=len(raw), fields=fields, problem=problem, raw=raw[:HEADER_BYTES]))
+    for number in range(max(0, len(raw) - HEADER_BYTES) // CONTROL_INFO_BYTES):
+        offsets = [control_struct_offset(number, slot) for slot in (0, 1)]
+        structs = [ControlStruct.decode(raw[at : at + CONTROL_STRUCT_BYTES]) for at in offsets]
+        newest = max((struct.sequence for struct in structs if struct), default=None)
+        for slot, (at, struct) in enumerate(zip(offsets, structs, strict=True)):
+            if struct is None:
+                note, said = "fails its checksum", {}
+            else:
+                said = {**struct.__dict__, "is_available": struct.is_available, "is_assigned": struct.is_assigned}
+                note = "current" if struct.sequence == newest else ""
+            sink(
+                Slot(
+                    name=f"partition {number} struct {slot + 1}",
+                    offset=at,
+                    is_sound=struct is not None,
+                    fields=said,
+                    note=note,
+                )
+            )
+
+
+def _dump_identity(file: File, sink: Sink) -> None:
+    raw = file.read(0, IDENTITY_BYTES + 1)
+    try:
+        identity = Identity.decode(raw, "the identity file")
+    except WaltzError as error:
+        sink(FileStart(kind="identity", path=file.path, size=file.size(), problem=error.message, raw=raw))
+        return
+    fields: dict[str, object] = {
+        "created_ms": identity.control.created_ms,
+        "key": str(identity.control.key),
+        "partitions": identity.control.partitions,
+        "directory": str(identity.directory),
+        "name": identity.name,
+    }
+    sink(FileStart(kind="identity", path=file.path, size=file.size(), fields=fields, raw=raw))
+
+
+def _dump_promise(file: File, sink: Sink) -> None:
+    raw = file.read(0, PROMISE_BYTES)
+    sink(FileStart(kind="promise", path=file.path, size=file.size(), raw=b""))
+    slots: list[Promise | None] = []
+    notes: list[str] = []
+    for at in (0, PROMISE_SLOT_SPACING):
+        piece = raw[at : at + PROMISE_SLOT_BYTES]
+        try:
+            slots.append(Promise.decode(piece, "the slot"))
+            notes.append("" if slots[-1] else ("fails its checksum" if any(piece) else "never written"))
+        except UnknownVersion as error:
+            slots.append(None)
+            notes.append(error.message)
+    newest = max((slot.sequence for slot in slots if slot), default=None)
+    for number, (slot, note) in enumerate(zip(slots, notes, strict=True)):
+        fields: dict[str, object] = {}
+        if slot is not None:
+            fields = {**slot.__dict__, "key": str(slot.key), "incarnation": str(slot.incarnation)}
+            note = "current" if slot.sequence == newest else ""
+        sink(
+            Slot(
+                name=f"slot {number + 1}",
+                offset=PROMISE_SLOT_SPACING * number,
+                is_sound=slot is not None or note == "never written",
+                fields=fields,
+                note=note,
+            )
+        )

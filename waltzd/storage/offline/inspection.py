@@ -1,0 +1,402 @@
+"""One segment and its index, looked at from end to end.
+
+The data decides: every record is proven by its checksum, and the index is then compared with where the records really
+are. A task says what the surroundings know (whose segment it should be, how far it must reach, whether somebody may be
+writing); a report says what is there. Both travel between processes. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import numpy as np
+
+from waltzd.disk.seam import Disk, File, join
+from waltzd.errors import HeaderDamaged, NotRegularFile, PathMissing, ReadFailed, UnknownVersion
+from waltzd.format.checksum import I64, crc_of_rows, shift
+from waltzd.format.finding import Code, Finding
+from waltzd.format.index import offsets_of
+from waltzd.format.layout import (
+    HEADER_BYTES,
+    INDEX_ENTRY_BYTES,
+    NO_MARK,
+    FileHeader,
+    index_entries,
+    index_name,
+    index_offset,
+    segment_name,
+)
+from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, heads, id_and_length, trailers
+from waltzd.format.scan import Survey, Tail, describe, explain, judge_tail, read_index, survey
+
+FINDINGS_MAX = 1000
+"""Per segment and kind; more are counted in one last finding, so that the memory stays bounded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentTask:
+    directory: str
+    first_id: int
+    """As the file name says."""
+    partition: int | None
+    key: UUID | None
+    """Of the partition and cluster that it should belong to; None when nothing says so."""
+    next_first_id: int | None = None
+    """Where the next segment starts; None for the last one."""
+    floor: int = NO_MARK
+    is_live: bool = False
+    """Somebody may be writing at the end of the last segment: bytes there above the floor are in flight."""
+    durable_id: int | None = None
+    """Ids above it are not looked at."""
+    is_deep: bool = False
+    was_cut: bool = True
+    """The machine may have lost power since the last segment was written."""
+
+
+@dataclass(kw_only=True)
+class SegmentReport:
+    directory: str
+    first_id: int
+    bytes: int = 0
+    records: int = 0
+    next_id: int | None = None
+    """The id after the last sound record; None when the file could not be read as a segment."""
+    reaches: int | None = None
+    """The same, with the ids that a finding about the end already names."""
+    in_flight_bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+
+def inspect_segment(disk: Disk, task: SegmentTask) -> SegmentReport:
+    return _Inspection(disk, task).run()
+
+
+class _Places:
+    """Findings of one kind, with neighbouring ids in one."""
+
+    def __init__(self, code: Code, path: str, partition: int | None) -> None:
+        self._code, self._path, self._partition = code, path, partition
+        self._found: list[tuple[int, int, int, int, str]] = []
+        self._more = 0
+
+    def add(self, first_id: int, last_id: int, first_byte: int, last_byte: int, detail: str) -> None:
+        if self._found and self._found[-1][1] == first_id - 1:
+            first = self._found[-1]
+            self._found[-1] = (first[0], last_id, first[2], last_byte, first[4])
+        elif len(self._found) < FINDINGS_MAX:
+            self._found.append((first_id, last_id, first_byte, last_byte, detail))
+        else:
+            self._more += 1
+
+    def findings(self) -> list[Finding]:
+        out: list[Finding] = []
+        for first_id, last_id, first_byte, last_byte, detail in self._found:
+            if last_id > first_id:
+                detail += f"; the {last_id - first_id} ids behind it likewise"
+            out.append(self._finding(detail, first_id, last_id, first_byte, last_byte))
+        if self._more:
+            out.append(self._finding(f"{self._more} more places like these", None, None, None, None))
+        return out
+
+    def _finding(
+        self, detail: str, first_id: int | None, last_id: int | None, first_byte: int | None, last_byte: int | None
+    ) -> Finding:
+        return Finding(
+            code=self._code,
+            path=self._path,
+            partition=self._partition,
+            detail=detail,
+            first_id=first_id,
+            last_id=last_id,
+            first_byte=first_byte,
+            last_byte=last_byte,
+        )
+
+
+class _Inspection:
+    def __init__(self, disk: Disk, task: SegmentTask) -> None:
+        self._disk = disk
+        self._task = task
+        self._path = join(task.directory, segment_name(task.first_id))
+        self._index_path = join(task.directory, index_name(task.first_id))
+        self._report = SegmentReport(directory=task.directory, first_id=task.first_id)
+        self._partition = task.partition
+        self._index: File | None = None
+        self._entries = 0
+        self._payloads = _Places(Code.DAMAGED_PAYLOAD, self._path, task.partition)
+        self._twin = _Places(Code.DAMAGED_RECORD, self._path, task.partition)
+        self._wrong = _Places(Code.WRONG_INDEX_ENTRY, self._index_path, task.partition)
+        self._missing = _Places(Code.MISSING_INDEX_ENTRY, self._index_path, task.partition)
+
+    @property
+    def _is_last(self) -> bool:
+        return self._task.next_first_id is None
+
+    def _find(self, code: Code, detail: str, *, in_index: bool = False, **place: int | None) -> None:
+        path = self._index_path if in_index else self._path
+        self._report.findings.append(Finding(code=code, path=path, detail=detail, partition=self._partition, **place))
+
+    def run(self) -> SegmentReport:
+        report = self._report
+        try:
+            file = self._disk.open(self._path)
+        except PathMissing:
+            self._find(Code.LONE_INDEX, "there is an index, and no segment that it belongs to", in_index=True)
+            return report
+        except NotRegularFile as error:
+            self._find(Code.NOT_A_FILE, error.message)
+            return report
+        try:
+            self._run_on(file)
+        except ReadFailed as error:
+            self._find(Code.UNREADABLE, error.message)
+        finally:
+            file.close()
+            if self._index is not None:
+                self._index.close()
+        for places in (self._payloads, self._twin, self._wrong, self._missing):
+            report.findings += places.findings()
+        return report
+
+    def _run_on(self, file: File) -> None:
+        task, report = self._task, self._report
+        end = file.size()
+        first_id = self._check_header(file)
+        self._open_index()
+        if first_id is None:
+            return
+        found = survey(
+            file,
+            first_id=first_id,
+            end=end,
+            id_limit=task.next_first_id,
+            index=self._index,
+            on_run=self._on_run,
+        )
+        report.bytes, report.next_id, report.reaches = end, found.next_id, found.next_id
+        self._report_gaps(file, found)
+        tail = self._report_tail(file, found)
+        self._report_index_end(found, tail)
+
+    # -- headers
+
+    def _check_header(self, file: File) -> int | None:
+        """The id to start with, or None when this cannot be read as a segment."""
+        task = self._task
+        raw = file.read(0, HEADER_BYTES)
+        try:
+            header = FileHeader.decode(raw, "the segment")
+        except HeaderDamaged as error:
+            self._find(Code.DAMAGED_HEADER, error.message, first_byte=0, last_byte=HEADER_BYTES - 1)
+            return None
+        except UnknownVersion as error:
+            self._find(Code.UNKNOWN_VERSION, error.message, first_byte=0, last_byte=3)
+            return None
+        if self._partition is None:
+            self._partition = header.partition
+        if task.key is not None and header.key != task.key:
+            detail = f"belongs to the cluster {header.key}, not to {task.key}"
+            self._find(Code.FOREIGN_KEY, detail, first_byte=12, last_byte=27)
+        for first, last, problem in self._header_problems(header, raw):
+            self._find(Code.DAMAGED_HEADER, problem, first_byte=first, last_byte=last)
+        if header.first_id != task.first_id:  # the first record says which of name and header to go by
+            head = file.read(HEADER_BYTES, HEAD_BYTES)
+            if len(head) == HEAD_BYTES and id_and_length(head)[0] == header.first_id:
+                return header.first_id
+        return task.first_id
+
+    def _header_problems(self, header: FileHeader, raw: bytes) -> list[tuple[int, int, str]]:
+        out: list[tuple[int, int, str]] = []
+        if header.partition != self._partition:
+            out.append((28, 31, f"the header says partition {header.partition}, the directory {self._partition}"))
+        if header.first_id != self._task.first_id:
+            out.append((32, 39, f"the header says first id {header.first_id}, the file name {self._task.first_id}"))
+        filled = [at for at in range(40, HEADER_BYTES) if raw[at]]
+        if filled:
+            out.append((filled[0], filled[-1], "the reserved part of the header must be zero"))
+        return out
+
+    def _open_index(self) -> None:
+        try:
+            index = self._disk.open(self._index_path)
+        except PathMissing:
+            self._find(Code.MISSING_INDEX, "the index file is missing", in_index=True)
+            return
+        except NotRegularFile as error:
+            self._find(Code.NOT_A_FILE, error.message, in_index=True)
+            return
+        self._index = index
+        raw = index.read(0, HEADER_BYTES)
+        try:
+            header = FileHeader.decode(raw, "the index")
+        except (HeaderDamaged, UnknownVersion) as error:
+            last = HEADER_BYTES - 1 if isinstance(error, HeaderDamaged) else 3
+            self._find(Code.DAMAGED_INDEX, error.message, in_index=True, first_byte=0, last_byte=last)
+            if len(raw) < HEADER_BYTES:  # there are no entries to say more about
+                index.close()
+                self._index = None
+                return
+        else:
+            problems = self._header_problems(header, raw)
+            if self._task.key is not None and header.key != self._task.key:
+                problems.append((12, 27, f"the header says cluster {header.key}, not {self._task.key}"))
+            for first, last, problem in problems:
+                self._find(Code.DAMAGED_INDEX, problem, in_index=True, first_byte=first, last_byte=last)
+        self._entries = index_entries(index.size())
+
+    # -- each run of sound records
+
+    def _on_run(self, offset: int, run: Run) -> None:
+        limit = self._task.durable_id
+        if limit is not None and run.last_id > limit:
+            if run.first_id > limit:
+                return
+            run = run.part(0, limit - run.first_id + 1)
+        self._report.records += len(run)
+        offsets = offsets_of(offset, run)
+        if self._index is not None:
+            self._compare_index(self._index, run.first_id, offsets)
+        for number in _bad_payloads(run).tolist():
+            id_ = run.first_id + number
+            first, last = offset + int(run.bounds[number]), offset + int(run.bounds[number + 1]) - 1
+            self._payloads.add(id_, id_, first, last, "the payload does not have the checksum that the client gave it")
+        if self._task.is_deep:
+            self._check_one_by_one(offset, run)
+
+    def _compare_index(self, index: File, first_id: int, offsets: I64) -> None:
+        found = read_index(index, first_id - self._task.first_id, len(offsets))
+        here = offsets[: len(found)]
+        for number in np.flatnonzero(found != here).tolist():
+            id_ = first_id + number
+            at = index_offset(id_ - self._task.first_id)
+            detail = f"the entry says {int(found[number])}, the record starts at {int(here[number])}"
+            self._wrong.add(id_, id_, at, at + INDEX_ENTRY_BYTES - 1, detail)
+        if len(found) < len(offsets):
+            first, last = first_id + len(found), first_id + len(offsets) - 1
+            if self._is_in_flight:
+                last = min(last, self._floor)
+            if first <= last:
+                start = index_offset(first - self._task.first_id)
+                stop = index_offset(last + 1 - self._task.first_id) - 1
+                self._missing.add(first, last, start, stop, "the index has no entry for this record")
+
+    def _check_one_by_one(self, offset: int, run: Run) -> None:
+        """The plain way, record by record, with the checksum of zlib: no arithmetic shared with the fast way."""
+        for number in range(len(run)):
+            start, stop = int(run.bounds[number]), int(run.bounds[number + 1])
+            if zlib.crc32(run.data[start : stop - 4]) != int.from_bytes(run.data[stop - 4 : stop], "big"):
+                id_ = run.first_id + number
+                detail = f"record {id_} fails its checksum when it is checked by itself"
+                self._twin.add(id_, id_, offset + start, offset + stop - 1, detail)
+
+    # -- what is not sound
+
+    @property
+    def _is_in_flight(self) -> bool:
+        return self._is_last and (self._task.is_live or self._task.durable_id is not None)
+
+    @property
+    def _floor(self) -> int:
+        durable = self._task.durable_id
+        return self._task.floor if durable is None else max(self._task.floor, durable)
+
+    def _report_gaps(self, file: File, found: Survey) -> None:
+        limit = self._task.durable_id
+        for gap in found.gaps:
+            if limit is not None and gap.first_id > limit:
+                continue
+            if gap.last_id < gap.first_id:
+                detail = f"{gap.last_byte - gap.first_byte + 1} bytes that are no record, in front of record {gap.first_id}"
+                self._find(
+                    Code.DAMAGED_RECORD, detail, first_byte=gap.first_byte, last_byte=gap.last_byte,
+                    first_id=gap.first_id, last_id=gap.first_id,
+                )  # fmt: skip
+                continue
+            self._report_damage(file, gap.first_byte, gap.last_byte, gap.first_id, gap.last_id, gap.last_id)
+
+    def _report_damage(
+        self, file: File, first_byte: int, last_byte: int, first_id: int, last_id: int, known_last: int | None
+    ) -> None:
+        records = explain(
+            file, first_byte=first_byte, last_byte=last_byte, first_id=first_id, last_id=known_last,
+            segment_first_id=self._task.first_id, index=self._index,
+        )  # fmt: skip
+        self._find(
+            Code.DAMAGED_RECORD, describe(records), first_byte=first_byte, last_byte=last_byte,
+            first_id=first_id, last_id=last_id,
+        )  # fmt: skip
+
+    def _report_tail(self, file: File, found: Survey) -> Tail:
+        task, report = self._task, self._report
+        assert report.next_id is not None
+        verdict = judge_tail(
+            tail_bytes=found.tail_bytes,
+            next_id=found.next_id,
+            is_last=self._is_last,
+            has_gaps=bool(found.gaps),
+            floor=self._floor,
+            rest=found.rest,
+            was_cut=task.was_cut,
+        )
+        if verdict is not Tail.CLEAN and self._is_in_flight and found.next_id > self._floor:
+            report.in_flight_bytes = found.tail_bytes
+            return Tail.TORN
+        last_byte = found.end + found.tail_bytes - 1
+        if verdict is Tail.DAMAGED and task.next_first_id is not None and found.next_id >= task.next_first_id:
+            detail = f"{found.tail_bytes} bytes that are no record, behind record {found.next_id - 1}"
+            before = found.next_id - 1
+            self._find(
+                Code.DAMAGED_RECORD, detail, first_byte=found.end, last_byte=last_byte, first_id=before, last_id=before
+            )
+        elif verdict is Tail.DAMAGED:
+            last_id = self._last_id_of_tail(found)
+            report.reaches = last_id + 1
+            known_last = None if task.next_first_id is None else last_id
+            self._report_damage(file, found.end, last_byte, found.next_id, last_id, known_last)
+        elif verdict is Tail.TORN:
+            detail = f"{found.tail_bytes} bytes behind the last whole record; nobody was told that they are stored"
+            self._find(
+                Code.TORN_TAIL, detail, first_byte=found.end, last_byte=last_byte,
+                first_id=found.next_id, last_id=found.next_id,
+            )  # fmt: skip
+        return verdict
+
+    def _last_id_of_tail(self, found: Survey) -> int:
+        """How many ids the damage at the end has taken: what the next segment, the floor or the index says."""
+        if self._task.next_first_id is not None:
+            return self._task.next_first_id - 1
+        room = found.tail_bytes // OVERHEAD_BYTES
+        by_index = self._task.first_id + self._entries - 1
+        likely = by_index if found.next_id <= by_index < found.next_id + room else found.next_id
+        return max(likely, self._floor)
+
+    def _report_index_end(self, found: Survey, tail: Tail) -> None:
+        if self._index is None or tail is Tail.DAMAGED or self._is_in_flight:
+            return
+        size = self._index.size()
+        expected = index_offset(found.next_id - self._task.first_id)
+        if size > max(expected, HEADER_BYTES):
+            entries = self._entries - (found.next_id - self._task.first_id)
+            rest = max(0, size - HEADER_BYTES) % INDEX_ENTRY_BYTES
+            detail = f"{entries} entries for ids that the segment does not hold"
+            if rest:
+                detail = (detail + ", and " if entries > 0 else "") + f"{rest} bytes at the end that are no whole entry"
+            self._find(
+                Code.EXTRA_INDEX_ENTRY,
+                detail,
+                in_index=True,
+                first_byte=max(expected, size - rest if entries <= 0 else 0),
+                last_byte=size - 1,
+                first_id=found.next_id if entries > 0 else None,
+                last_id=found.next_id + entries - 1 if entries > 0 else None,
+            )
+
+
+def _bad_payloads(run: Run) -> I64:
+    """The numbers of all records whose payload is not what the client's checksum says (see `record.first_bad_payload`)."""
+    head = heads(run)
+    lengths = head["length"].astype(np.int64)
+    implied = shift(crc_of_rows(head.view(np.uint8).reshape(-1, HEAD_BYTES)), lengths)
+    return np.flatnonzero((implied ^ head["data_crc"].astype(np.uint32)) != trailers(run))

@@ -1,0 +1,348 @@
+"""Is a storage directory what it should be? Every byte that a checksum or a second copy can speak for is checked.
+
+Three layers: the small files (`ledger`), each segment with its index by itself (`inspection`, in parallel), and here what
+only shows between them: gaps between segments, a log shorter than the marks that were given, files and partitions that are
+missing. Nothing is ever written. A directory that another process holds is refused, because what that process is writing
+would look like damage; with `is_read_only` the end of each log is then left out of the judgement.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from waltzd.disk.seam import Disk, join
+from waltzd.errors import DirectoryHeld, HeaderDamaged, NotRegularFile, PathMissing, ReadFailed, UnknownVersion
+from waltzd.format.finding import Code, Finding
+from waltzd.format.layout import (
+    CONTROL_NAME,
+    HEADER_BYTES,
+    INDEX_SUFFIX,
+    NO_BOOT,
+    NO_MARK,
+    SEGMENT_SUFFIX,
+    FileHeader,
+    first_id_of,
+    segment_name,
+)
+from waltzd.storage.offline.inspection import SegmentReport, SegmentTask, inspect_segment
+from waltzd.storage.offline.ledger import Ledger, Marks, marks_of, read_ledger, read_promise, read_whole
+from waltzd.storage.offline.workers import run
+
+OnProgress = Callable[[int, int], None]
+"""Called with the bytes done and the bytes to do."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Target:
+    """A storage directory, one partition directory, or one segment. `storage` is "" where there is no control file."""
+
+    storage: str
+    directory: str = ""
+    """The partition directory; "" for the whole storage."""
+    first_id: int = NO_MARK
+    """Of one segment; NO_MARK for the whole partition."""
+
+    def covers(self, other: Target) -> bool:
+        if not self.directory:
+            return self.storage == other.storage
+        return self.directory == other.directory and self.first_id in (NO_MARK, other.first_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    jobs: int = 1
+    is_read_only: bool = False
+    is_deep: bool = False
+    key: UUID | None = None
+
+
+@dataclass(kw_only=True)
+class PartitionReport:
+    directory: str
+    partition: int | None
+    segments: int = 0
+    records: int = 0
+    bytes: int = 0
+    first_id: int = 0
+    last_id: int = NO_MARK
+    in_flight_bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Report:
+    partitions: list[PartitionReport] = field(default_factory=list)
+    storage_findings: list[Finding] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+    """Storage directories that another process holds."""
+
+    @property
+    def findings(self) -> list[Finding]:
+        return self.storage_findings + [finding for partition in self.partitions for finding in partition.findings]
+
+
+def verify(disk: Disk, targets: list[Target], options: Options, on_progress: OnProgress | None = None) -> Report:
+    report = Report()
+    plans: list[_Plan] = []
+    wanted = wanted_targets(targets)
+    storages = dict.fromkeys(target.storage for target in wanted)
+    report.held = [storage for storage in storages if storage and is_held(disk, storage)]
+    if report.held and not options.is_read_only:
+        raise _held(report.held[0])
+    for storage in storages:
+        ledger = read_ledger(disk, storage) if storage else Ledger()
+        _check_given_key(ledger, storage, options.key)
+        report.storage_findings += ledger.findings
+        mine = [target for target in wanted if target.storage == storage]
+        plans += _plans(disk, storage, ledger, mine, options, is_live=storage in report.held, report=report)
+    tasks = [task for plan in plans for task in plan.tasks]
+    report.partitions = [plan.judge() for plan in _inspect(disk, plans, tasks, options, on_progress)]
+    taken = [storage for storage in storages if storage and storage not in report.held and is_held(disk, storage)]
+    if taken and not options.is_read_only:
+        raise _held(taken[0], "was taken by another process during the check")
+    return report
+
+
+def wanted_targets(targets: list[Target]) -> list[Target]:
+    """Each thing once: what a wider target covers, or was named before, goes."""
+    once = list(dict.fromkeys(targets))
+    return [target for target in once if not any(other.covers(target) for other in once if other != target)]
+
+
+def is_held(disk: Disk, storage: str) -> bool:
+    try:
+        control = disk.open(join(storage, CONTROL_NAME))
+    except (PathMissing, NotRegularFile):
+        return False
+    try:
+        return control.is_locked_elsewhere()
+    finally:
+        control.close()
+
+
+def _held(storage: str, how: str = "is held by another process") -> DirectoryHeld:
+    return DirectoryHeld(f"{storage} {how}", not_done="nothing can be said about the files; nothing was changed")
+
+
+def verify_partition(
+    disk: Disk, directory: str, partition: int, key: UUID, *, durable_id: int, marks: Marks | None = None
+) -> Iterator[Finding | PartitionReport]:
+    """One partition while its storage is running: its findings, a segment at a time, and the whole report at last.
+
+    Ids above `durable_id` are not looked at, and the small files, which the daemon itself holds open, are not opened."""
+    plan = _Plan(disk, directory, partition, key, marks=marks or Marks(), durable_id=durable_id)
+    told = 0
+    for task in plan.tasks:
+        report = plan.reports[task.first_id] = inspect_segment(disk, task)
+        yield from report.findings
+        told += len(report.findings)
+    whole = plan.judge()
+    whole.last_id = min(whole.last_id, durable_id)
+    yield from whole.findings[told:]  # what only shows between segments comes behind theirs
+    yield whole
+
+
+def _check_given_key(ledger: Ledger, storage: str, key: UUID | None) -> None:
+    if ledger.key is None:
+        ledger.key = key
+    elif key is not None and key != ledger.key:
+        detail = f"belongs to the cluster {ledger.key}, not to {key}"
+        path = join(storage, CONTROL_NAME)
+        ledger.findings.append(Finding(code=Code.FOREIGN_KEY, path=path, detail=detail, first_byte=12, last_byte=27))
+
+
+# -- what there is to look at ------------------------------------------------------------------------------------------
+
+
+def _plans(
+    disk: Disk, storage: str, ledger: Ledger, targets: list[Target], options: Options, *, is_live: bool, report: Report
+) -> list[_Plan]:
+    directories: dict[str, list[int]] = {}
+    for target in targets:
+        if not target.directory:
+            directories.update({found: [] for found in _partition_directories(disk, storage, ledger, report)})
+        elif target.first_id == NO_MARK:
+            directories[target.directory] = []
+        else:
+            directories.setdefault(target.directory, []).append(target.first_id)
+    plans: list[_Plan] = []
+    boot = disk.boot_id()
+    for directory, only in directories.items():
+        partition = partition_of(directory)
+        struct = ledger.structs.get(partition) if partition is not None and storage else None
+        is_expected = ledger.has_identity and struct is not None and struct.is_assigned
+        promise, findings = read_promise(disk, directory, partition, ledger.key, is_expected=is_expected)
+        plan = _Plan(
+            disk, directory, partition, ledger.key, marks=marks_of(struct, promise), is_live=is_live,
+            is_deep=options.is_deep, only=only, was_cut=promise is None or boot == NO_BOOT or promise.boot != boot,
+        )  # fmt: skip
+        plan.findings += findings
+        plans.append(plan)
+    return plans
+
+
+def partition_of(directory: str) -> int | None:
+    name = directory.rpartition("/")[2]
+    return int(name) if name.isascii() and name.isdigit() and str(int(name)) == name else None
+
+
+def _partition_directories(disk: Disk, storage: str, ledger: Ledger, report: Report) -> list[str]:
+    found: dict[int, str] = {}
+    for entry in disk.list(storage):
+        number = partition_of(entry.name)
+        if number is None:
+            continue
+        found[number] = join(storage, entry.name)
+        if not entry.is_directory:
+            report.storage_findings.append(
+                Finding(
+                    code=Code.NOT_A_FILE,
+                    path=found[number],
+                    partition=number,
+                    detail="this is the name of a partition directory, and it is a link or a file",
+                )
+            )
+    missing = [number for number in ledger.assigned if number not in found]
+    for number in missing:
+        report.storage_findings.append(
+            Finding(
+                code=Code.MISSING_PARTITION,
+                path=join(storage, str(number)),
+                partition=number,
+                detail="the control file says that this partition is here, and its directory is missing",
+            )
+        )
+    broken = {finding.path for finding in report.storage_findings if finding.code is Code.NOT_A_FILE}
+    return [path for number, path in sorted(found.items()) if path not in broken]
+
+
+class _Plan:
+    """The segments of one partition: what to look at, and what it means together."""
+
+    def __init__(
+        self, disk: Disk, directory: str, partition: int | None, key: UUID | None, *, marks: Marks, is_live: bool = False,
+        is_deep: bool = False, durable_id: int | None = None, only: list[int] | None = None, was_cut: bool = True,
+    ) -> None:  # fmt: skip
+        self.directory = directory
+        self.partition = partition
+        self.marks = marks
+        self.findings: list[Finding] = []
+        self.reports: dict[int, SegmentReport] = {}
+        self._only = only or []
+        data: dict[int, int] = {}
+        lone: set[int] = set()
+        for entry in disk.list(directory):
+            first_id = first_id_of(entry.name)
+            if first_id is not None and entry.name.endswith(SEGMENT_SUFFIX):
+                data[first_id] = entry.size
+            elif first_id is not None and entry.name.endswith(INDEX_SUFFIX):
+                lone.add(first_id)
+        lone -= set(data)
+        self._first_ids = sorted(data)
+        if key is None:
+            key, self.partition = _by_majority(disk, directory, self._first_ids, partition)
+        following: list[int | None] = [*self._first_ids[1:], None]
+        next_of: dict[int, int | None] = dict(zip(self._first_ids, following, strict=True)) if data else {}
+        next_of.update(dict.fromkeys(lone))
+        wanted = sorted(set(self._only) & set(next_of)) if self._only else sorted(next_of)
+        self.sizes = {first_id: data.get(first_id, 0) for first_id in wanted}
+        self.tasks = [
+            SegmentTask(
+                directory=directory,
+                first_id=first_id,
+                partition=self.partition,
+                key=key,
+                next_first_id=next_of[first_id],
+                floor=marks.floor,
+                is_live=is_live,
+                durable_id=durable_id,
+                is_deep=is_deep,
+                was_cut=was_cut,
+            )
+            for first_id in wanted
+        ]
+
+    def judge(self) -> PartitionReport:
+        out = PartitionReport(directory=self.directory, partition=self.partition, findings=list(self.findings))
+        ids = [first_id for first_id in self._first_ids if first_id in self.reports]
+        for first_id in sorted(self.reports):
+            report = self.reports[first_id]
+            out.findings += report.findings
+            out.records += report.records
+            out.bytes += report.bytes
+            out.in_flight_bytes += report.in_flight_bytes
+        out.segments = len(ids)
+        out.first_id = ids[0] if ids else 0
+        last = self.reports[ids[-1]] if ids else None
+        if last is not None and last.next_id is not None:
+            out.last_id = last.next_id - 1
+        if not self._only:
+            out.findings += self._between_segments(ids) + self._shortness(last)
+        return out
+
+    def _between_segments(self, ids: list[int]) -> list[Finding]:
+        out: list[Finding] = []
+        reaches: int | None = 0
+        for first_id in ids:
+            path = join(self.directory, segment_name(first_id))
+            if reaches is not None and reaches < first_id:
+                what = (
+                    "the first segment does not start at id 0" if first_id == ids[0] else "ids are missing in front of it"
+                )
+                out.append(self._finding(Code.SEGMENT_GAP, path, what, reaches, first_id - 1))
+            elif reaches is not None and reaches > first_id:
+                what = f"starts at id {first_id}, and the segment before it reaches id {reaches - 1}"
+                out.append(self._finding(Code.SEGMENT_GAP, path, what, first_id, reaches - 1))
+            reaches = self.reports[first_id].reaches
+        return out
+
+    def _shortness(self, last: SegmentReport | None) -> list[Finding]:
+        reaches = last.reaches if last is not None else 0
+        newest = last.first_id if last is not None else NO_MARK
+        if reaches is None:
+            return []
+        if self.marks.newest > newest and self.marks.newest >= reaches:
+            what = f"the promise file says that a segment starts at id {self.marks.newest}; the last one is missing"
+            return [self._finding(Code.SHORT_LOG, self.directory, what, reaches, self.marks.newest)]
+        above = [f"{name} is {mark}" for name, mark in self.marks.named if mark >= reaches]
+        if not above:
+            return []
+        what = f"the log ends at id {reaches - 1}, and {' and '.join(above)}"
+        return [self._finding(Code.SHORT_LOG, self.directory, what, reaches, self.marks.floor)]
+
+    def _finding(self, code: Code, path: str, detail: str, first_id: int, last_id: int) -> Finding:
+        return Finding(code=code, path=path, detail=detail, partition=self.partition, first_id=first_id, last_id=last_id)
+
+
+def _by_majority(disk: Disk, directory: str, first_ids: list[int], partition: int | None) -> tuple[UUID | None, int | None]:
+    """Nothing says whose directory it is, so the segments must at least agree with each other."""
+    seen: Counter[tuple[UUID, int]] = Counter()
+    for first_id in first_ids:
+        path = join(directory, segment_name(first_id))
+        try:
+            header = FileHeader.decode(read_whole(disk, path, HEADER_BYTES), path)
+        except (HeaderDamaged, UnknownVersion, NotRegularFile, ReadFailed):
+            continue
+        seen[header.key, header.partition] += 1
+    if not seen:
+        return None, partition
+    (key, number), _ = seen.most_common(1)[0]
+    return key, number if partition is None else partition
+
+
+def _inspect(
+    disk: Disk, plans: list[_Plan], tasks: list[SegmentTask], options: Options, on_progress: OnProgress | None
+) -> list[_Plan]:
+    by_directory = {plan.directory: plan for plan in plans}
+    total = sum(sum(plan.sizes.values()) for plan in plans)
+    done = 0
+    for task, report in run(inspect_segment, disk, tasks, jobs=options.jobs, total_bytes=total):
+        plan = by_directory[task.directory]
+        plan.reports[task.first_id] = report
+        done += plan.sizes[task.first_id]
+        if on_progress is not None:
+            on_progress(done, total)
+    return plans

@@ -1,0 +1,231 @@
+"""The control file: which sessions, marks and flags each partition of this storage has.
+
+Each partition has two structs; a change writes the one that is not current, flushes, and only then counts. A partition
+whose two structs are both damaged is refused by name, and the others go on. The file is made once, whole, by a rename;
+one that is missing or short beside existing data is never made anew, because it holds what this storage promised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+from waltzd.disk.seam import Disk, Entry, File, join
+from waltzd.errors import BadConfig, ControlDamaged, ForeignCluster, MarkWentDown, NoSuchPartition
+from waltzd.format.layout import (
+    CONTROL_NAME,
+    IDENTITY_BYTES,
+    IDENTITY_NAME,
+    NEW_SUFFIX,
+    PARTITIONS_MAX,
+    SEGMENT_SUFFIX,
+    ControlHeader,
+    ControlInfo,
+    ControlStruct,
+    Identity,
+    control_bytes,
+    control_struct_offset,
+    decode_control_info,
+    initial_structs,
+)
+
+
+def write_new_file(disk: Disk, directory: str, name: str, content: bytes) -> None:
+    """The whole file or nothing: written beside, flushed, renamed. The caller flushes the directory."""
+    new = join(directory, name + NEW_SUFFIX)
+    file = disk.create(new)
+    try:
+        file.write(0, content)
+        file.flush()
+    finally:
+        file.close()
+    disk.rename(new, join(directory, name))
+
+
+class ControlFile:
+    """The open control file of a storage directory, held with an exclusive lock by whoever changes it."""
+
+    def __init__(self, file: File, header: ControlHeader, infos: list[ControlInfo | ControlDamaged]) -> None:
+        self._file = file
+        self.header = header
+        self._infos = infos
+
+    @staticmethod
+    def create(disk: Disk, directory: str, key: UUID, partitions: int) -> None:
+        header = ControlHeader(created_ms=disk.now_ms(), key=key, partitions=partitions)
+        first, second = initial_structs()
+        body = [header.encode()]
+        for number in range(partitions):
+            body.append(number.to_bytes(4, "big") + first.encode() + second.encode())
+        write_new_file(disk, directory, CONTROL_NAME, b"".join(body))
+        disk.flush_directory(directory)
+
+    @staticmethod
+    def open(disk: Disk, directory: str) -> ControlFile:
+        """Locks the directory for the life of this process."""
+        file = disk.open(join(directory, CONTROL_NAME), write=True)
+        file.lock()
+        return ControlFile._read(file)
+
+    @staticmethod
+    def look(disk: Disk, directory: str) -> ControlFile:
+        """Without the lock, for whoever only reads. Never while this process holds it: closing this would let it go."""
+        file = disk.open(join(directory, CONTROL_NAME))
+        try:
+            return ControlFile._read(file)
+        except BaseException:
+            file.close()
+            raise
+
+    @staticmethod
+    def _read(file: File) -> ControlFile:
+        path, size = file.path, file.size()
+        raw = file.read(0, min(size, control_bytes(PARTITIONS_MAX)))
+        header = ControlHeader.decode(raw, path)
+        if size != control_bytes(header.partitions):
+            raise ControlDamaged(
+                f"{path} has {size} bytes; for {header.partitions} partitions it must have "
+                f"{control_bytes(header.partitions)}"
+            )
+        infos: list[ControlInfo | ControlDamaged] = []
+        for number in range(header.partitions):
+            try:
+                infos.append(decode_control_info(raw, number, path))
+            except ControlDamaged as error:
+                infos.append(error)
+        return ControlFile(file, header, infos)
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def path(self) -> str:
+        return self._file.path
+
+    def check_cluster(self, key: UUID | None, partitions: int | None) -> None:
+        """What the configuration or a caller says about the cluster must be what the file says."""
+        if key is not None and key != self.header.key:
+            raise ForeignCluster(
+                f"{self._file.path} belongs to the cluster {self.header.key}, not to {key}", key=self.header.key
+            )
+        if partitions is not None and partitions != self.header.partitions:
+            raise BadConfig(
+                f"{self._file.path} was made for {self.header.partitions} partitions, not for {partitions}",
+                next_step="the number of partitions is fixed when a cluster is created; correct the configuration",
+            )
+
+    def info(self, partition: int) -> ControlStruct:
+        """The current struct; raises when the number is out of range or neither struct can be believed."""
+        return self._info(partition).current
+
+    def _info(self, partition: int) -> ControlInfo:
+        if not 0 <= partition < len(self._infos):
+            raise NoSuchPartition(
+                f"partition {partition} does not exist: this cluster has the partitions 0 to {len(self._infos) - 1}"
+            )
+        found = self._infos[partition]
+        if isinstance(found, ControlDamaged):
+            raise found
+        return found
+
+    def damage(self) -> list[tuple[int, ControlDamaged]]:
+        return [(number, info) for number, info in enumerate(self._infos) if isinstance(info, ControlDamaged)]
+
+    def assigned(self) -> list[int]:
+        return [
+            number for number, info in enumerate(self._infos) if isinstance(info, ControlInfo) and info.current.is_assigned
+        ]
+
+    def start_session(self, partition: int, *, session: int, low_mark: int, local_low_mark: int) -> None:
+        """The owner of `session` has decided that everything up to `low_mark` is committed. Marks only rise."""
+        now = self.info(partition)
+        for name, old, new in (
+            ("session", now.session, session),
+            ("low-water mark", now.low_mark, low_mark),
+            ("local low-water mark", now.local_low_mark, local_low_mark),
+        ):
+            if new < old:
+                raise MarkWentDown(f"the {name} of partition {partition} is {old}; {new} is below it")
+        self._write(partition, replace(now, session=session, low_mark=low_mark, local_low_mark=local_low_mark))
+
+    def set_flags(self, partition: int, flags: int) -> None:
+        self._write(partition, replace(self.info(partition), flags=flags))
+
+    def _write(self, partition: int, new: ControlStruct) -> None:
+        info = self._info(partition)
+        slot = 1 - info.current_slot
+        new = replace(new, sequence=info.current.sequence + 1)
+        self._write_slot(partition, slot, new)
+
+    def _write_slot(self, partition: int, slot: int, new: ControlStruct) -> None:
+        self._file.write(control_struct_offset(partition, slot), new.encode())
+        self._file.flush()
+        info = self._info(partition)
+        structs = (new, info.structs[1]) if slot == 0 else (info.structs[0], new)
+        self._infos[partition] = ControlInfo(partition=partition, structs=structs)
+
+    def reset(self, partition: int) -> None:
+        """Back to never assigned. Each struct is flushed before the next is touched, so that one is always whole, and the
+        old one counts until the second write."""
+        initial = initial_structs()
+        if isinstance(self._infos[partition], ControlDamaged):
+            self._write_whole(partition, initial)
+            return
+        current = self._info(partition).current_slot
+        for slot in (1 - current, current):
+            self._write_slot(partition, slot, initial[slot])
+
+    def _write_whole(self, partition: int, structs: tuple[ControlStruct, ControlStruct]) -> None:
+        """A record of which nothing can be believed, its number included."""
+        first, second = structs
+        record = partition.to_bytes(4, "big") + first.encode() + second.encode()
+        self._file.write(control_struct_offset(partition, 0) - 4, record)
+        self._file.flush()
+        self._infos[partition] = ControlInfo(partition=partition, structs=structs)
+
+    def is_damaged(self, partition: int) -> bool:
+        """Whether nothing is known of this partition, not even if it was assigned."""
+        return 0 <= partition < len(self._infos) and isinstance(self._infos[partition], ControlDamaged)
+
+    def write_again(self) -> None:
+        """After an unclean stop the cache may show what never reached the disk: write the same bytes again and flush."""
+        raw = self._file.read(0, self._file.size())
+        self._file.write(0, raw)
+        self._file.flush()
+
+
+def new_identity(disk: Disk, directory: str, header: ControlHeader, name: str = "") -> Identity:
+    identity = Identity(control=header, directory=disk.fresh_id(), name=name)
+    write_identity(disk, directory, identity)
+    return identity
+
+
+def write_identity(disk: Disk, directory: str, identity: Identity) -> None:
+    write_new_file(disk, directory, IDENTITY_NAME, identity.encode())
+    disk.flush_directory(directory)
+
+
+def check_identity(disk: Disk, directory: str, header: ControlHeader) -> Identity | None:
+    """What the identity file says, if there is one; refused when it does not agree with the control file."""
+    path = join(directory, IDENTITY_NAME)
+    if not disk.exists(path):
+        return None
+    file = disk.open(path)
+    try:
+        identity = Identity.decode(file.read(0, IDENTITY_BYTES + 1), path)
+    finally:
+        file.close()
+    for name in ("key", "partitions", "created_ms"):
+        ours, theirs = getattr(header, name), getattr(identity.control, name)
+        if ours != theirs:
+            raise ControlDamaged(f"{join(directory, CONTROL_NAME)} and {path} disagree about {name}: {ours} and {theirs}")
+    return identity
+
+
+def check_blank(path: str, entries: list[Entry]) -> None:
+    """No control file: fine in an empty directory, never beside anything that could be data."""
+    for entry in entries:
+        name = entry.name
+        stem = name.split(".")[0]
+        if name == IDENTITY_NAME or name.endswith(SEGMENT_SUFFIX) or (entry.is_directory and stem.isdigit()):
+            raise ControlDamaged(f"{join(path, CONTROL_NAME)} is missing, but {path} holds {name}")

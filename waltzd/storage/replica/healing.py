@@ -1,0 +1,252 @@
+"""How a damaged replica becomes a sound one: which segment files it takes, what they must hold, and when it is level again.
+
+A file may stand behind the last id, or in the place of a segment that is damaged or missing; nowhere else, because records
+are never rewritten. A file that ends early leaves a hole that is known and can be filled by the next one. What the promise
+file says never falls below what this replica once had, until it has that again: a crash halfway leaves it as damaged as it
+was, never sound by accident.
+
+Checking what a replica holds: a whole segment at a time, because a read met wrong bytes or because somebody asks what it
+vouches for. What is found wrong goes into quarantine; nothing is changed but indexes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from waltzd.disk.seam import Disk
+from waltzd.errors import NotNextId, PartitionDamaged, UnfitSegment
+from waltzd.format.layout import HEADER_BYTES, first_id_of
+from waltzd.storage.replica.control import ControlFile
+from waltzd.storage.replica.examine import Quarantine, examine_segment, missing_finding, short_finding
+from waltzd.storage.replica.installation import Installation, Room
+from waltzd.storage.replica.promise import PromiseFile, floor_of
+from waltzd.storage.replica.segment import Suspect
+from waltzd.storage.replica.shelf import Shelf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a segment file may stand."""
+
+    first_id: int
+    least_id: int
+    """The file must reach at least up to here: this replica serves these ids, and may not lose them."""
+    next_first: int | None
+    """The first id of the segment behind; None at the end of the log."""
+    is_taken: bool
+    """A segment of that name is there, or known to be missing."""
+
+
+class Healing:
+    def __init__(
+        self,
+        disk: Disk,
+        shelf: Shelf,
+        quarantine: Quarantine,
+        promise: PromiseFile,
+        control: ControlFile,
+        room: Room,
+        *,
+        record_bytes_max: int,
+    ) -> None:
+        self._disk = disk
+        self._shelf = shelf
+        self._quarantine = quarantine
+        self._promise = promise
+        self._control = control
+        self._partition = promise.value.partition
+        self._room = room
+        self._record_bytes_max = record_bytes_max
+        self._turn = 0
+
+    @property
+    def floor(self) -> int:
+        """The highest id that this replica is known to have had on disk."""
+        return floor_of(self._control.info(self._partition), self._promise.value)
+
+    @property
+    def damaged_segments(self) -> tuple[int, ...]:
+        """The first ids of the files that heal this replica."""
+        names = [finding.path.rpartition("/")[2] for finding in self._quarantine.findings]
+        found = {first_id for name in names if (first_id := first_id_of(name)) is not None}
+        short = self._quarantine.short
+        if short is not None and self._shelf.first_ids[-1] not in found:
+            assert short.first_id is not None
+            found.add(short.first_id)
+        return tuple(sorted(found))
+
+    # -- segment files
+
+    def begin(
+        self, first_id: int, *, file_bytes: int, cut_floor: int | None, begun_at: tuple[int, int, bool]
+    ) -> Installation:
+        """Take in a file for this place. Raises when there is none, or no room."""
+        self._place(first_id, cut_floor)
+        self._room.check(file_bytes)
+        self._turn += 1
+        return Installation(
+            self._disk,
+            self._shelf.directory,
+            self._shelf.header(first_id),
+            self._room,
+            turn=self._turn,
+            begun_at=begun_at,
+            file_bytes=file_bytes,
+            record_bytes_max=self._record_bytes_max,
+        )
+
+    def _place(self, first_id: int, cut_floor: int | None) -> Place:
+        """`cut_floor`: ids above it may be lost where their owner has not begun the session yet; None, none may."""
+        shelf, quarantine = self._shelf, self._quarantine
+        last_first = shelf.first_ids[-1]
+        if first_id in shelf.first_ids:
+            position = shelf.first_ids.index(first_id)
+            next_first = None if first_id == last_first else shelf.first_ids[position + 1]
+            last_id = shelf.last_id_of(position)
+            if quarantine.holds(shelf.path_of(first_id)) or (next_first is None and last_id < first_id):
+                least_id = quarantine.last_sound(first_id, last_id)
+                if cut_floor is not None:
+                    least_id = min(least_id, cut_floor)
+                return Place(first_id=first_id, least_id=least_id, next_first=next_first, is_taken=True)
+        elif shelf.active is not None and first_id == shelf.last_id + 1 and not quarantine.holds(shelf.path_of(last_first)):
+            return Place(first_id=first_id, least_id=first_id, next_first=None, is_taken=False)
+        damaged = ", ".join(map(str, self.damaged_segments)) or "none"
+        raise NotNextId(
+            f"a segment that starts at id {first_id} has no place in partition {self._partition}: the log ends at id "
+            f"{shelf.last_id}, and segments that can be replaced start at: {damaged}",
+            next_id=shelf.last_id + 1,
+        )
+
+    def put(self, installation: Installation, *, cut_floor: int | None) -> None:
+        """Give the file its place. What it says counts when this returns."""
+        place = self._place(installation.first_id, cut_floor)
+        if installation.next_id - 1 < place.least_id:
+            raise UnfitSegment(
+                f"the file for the segment at id {place.first_id} of partition {self._partition} ends at id "
+                f"{installation.next_id - 1}; this replica holds sound records up to {place.least_id} there",
+                least_id=place.least_id,
+            )
+        if place.next_first is not None and installation.next_id > place.next_first:
+            installation.leave_out(place.next_first)
+        if place.is_taken:
+            self._promise.change(segments=0)  # should this be interrupted, the next start looks at every segment
+        else:
+            self._shelf.seal()
+        segment = installation.take_names()
+        self._quarantine.replace(self._shelf.path_of(place.first_id), [])
+        self._shelf.forget(place.first_id)
+        if place.next_first is None:
+            self._shelf.stand_last(segment)
+            self.end_moved(is_indexed=True)
+            return
+        segment.close()
+        if segment.next_id < place.next_first:
+            hole = missing_finding(self._shelf.directory, self._partition, segment.next_id, place.next_first - 1)
+            self._quarantine.replace(hole.path, [hole])
+            self._shelf.miss_for(hole)
+        self._promise.change(segments=len(self._shelf.first_ids))
+
+    # -- the end of the log
+
+    def owe(self, last_id: int) -> None:
+        """The newest segment is damaged, and this replica has had ids up to here: it is not level before it has them again,
+        and a start takes nothing that is missing below for a write that was torn."""
+        if last_id > self._promise.value.durable:
+            if self._shelf.active is not None:
+                self._shelf.active.index.flush()
+            self._promise.change(durable=last_id)
+
+    def end_moved(self, *, is_indexed: bool) -> None:
+        """The log ends elsewhere now: find out whether it is as long as it once was, and write that down."""
+        shelf, promise = self._shelf, self._promise.value
+        newest = shelf.first_ids[-1]
+        owed = max(self.floor, promise.newest if newest < promise.newest else -1)
+        if shelf.last_id < owed:
+            self._quarantine.short = short_finding(shelf.directory, self._partition, shelf.last_id + 1, owed)
+            if promise.segments != len(shelf.first_ids):
+                self._promise.change(newest=max(promise.newest, newest), segments=len(shelf.first_ids))
+            return
+        if not is_indexed:
+            assert shelf.active is not None
+            shelf.active.index.flush()
+        self._promise.change(durable=shelf.last_id, newest=newest, segments=len(shelf.first_ids))
+        self._quarantine.short = None
+
+
+class Proof:
+    def __init__(
+        self,
+        disk: Disk,
+        shelf: Shelf,
+        quarantine: Quarantine,
+        healing: Healing,
+        *,
+        partition: int,
+        proven_from: int,
+        say: Callable[[str], None],
+        complain: Callable[[str], None],
+    ) -> None:
+        self._disk = disk
+        self._shelf = shelf
+        self._quarantine = quarantine
+        self._healing = healing
+        self._partition = partition
+        self._proven_from = proven_from
+        self._say, self._complain = say, complain
+
+    def next_segment(self, low_mark: int) -> int | None:
+        """The first id of the newest segment above the mark that was not checked since the files were opened."""
+        shelf = self._shelf
+        for position in range(len(shelf.first_ids) - 1, -1, -1):
+            first_id = shelf.first_ids[position]
+            if first_id >= self._proven_from:
+                continue
+            if shelf.last_id_of(position) <= low_mark or self._proven_from <= low_mark + 1:
+                return None
+            return first_id
+        return None
+
+    def prove(self, first_id: int) -> None:
+        self.examine(first_id)
+        self._proven_from = first_id
+
+    def examine(self, first_id: int) -> None:
+        """Read a whole segment, find out what is wrong with it, and make its index right again."""
+        shelf = self._shelf
+        shelf.forget(first_id)
+        position = shelf.first_ids.index(first_id)
+        is_last = position == len(shelf.first_ids) - 1
+        last_id = shelf.last_id_of(position)
+        if is_last and self._quarantine.short is None:
+            last_id = max(last_id, self._healing.floor)
+        found = examine_segment(
+            self._disk,
+            shelf.directory,
+            expected=shelf.header(first_id),
+            next_id=last_id + 1,
+            is_last=is_last,
+            active=shelf.active if shelf.is_active(first_id) else None,
+            say=self._say,
+        )
+        if found and is_last:
+            self._healing.owe(last_id)
+        known = self._quarantine.findings
+        self._quarantine.replace(shelf.path_of(first_id), found)
+        for finding in found:
+            shelf.miss_for(finding)
+            if finding in known:  # said already
+                continue
+            self._complain(f"{PartitionDamaged.code} partition {self._partition}: {finding.sentence()}")
+
+    def end_of(self, position: int, mark: int) -> int:
+        """Where the record `mark` ends in its segment, or the header where that record is in the segment before."""
+        shelf = self._shelf
+        if mark < shelf.first_ids[position]:
+            return HEADER_BYTES
+        try:
+            return shelf.segment_with(mark)[0].end_of(mark)
+        except Suspect as question:
+            self.examine(question.first_id)
+            self._quarantine.check_up_to(mark)
+            return shelf.segment_with(mark)[0].end_of(mark)

@@ -1,0 +1,549 @@
+"""What of an append is new, and whether the rest is what is here already.
+
+A log has no gaps, and a record is never rewritten: the same bytes under a known id are fine, others are another history.
+
+Writing at the end of the log: from one segment to the next, flushed once, and taken back whole where there is no space.
+
+It knows segments and the promise file. Who may write, and what, is decided by `waltzd.storage.replica.partition`.
+
+One replica of one partition: segments, marks, and the promises made about them.
+
+Rule 1: a call returns only when what it says is on the disk. Marks in memory move after the flush, never before.
+Rule 2: bytes that were not proven are not vouched for. Damage is remembered as findings; the ids in it are refused, the
+rest is served, nothing is cut, and the replica says that it is not sound.
+Rule 3: only `open_session` raises the session; every other call must carry exactly the promised one.
+
+The calls that change something come one at a time (the service has one lane per partition). `read` may run beside them:
+what it reads is immutable, and `cuts` tells it when a truncation came between. Opening is in
+`waltzd.storage.replica.opening`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from uuid import UUID
+
+import numpy as np
+
+from waltzd.disk.seam import Disk
+from waltzd.errors import (
+    BadArgument,
+    BelowFloor,
+    BeyondLog,
+    ContactEnded,
+    DirectoryGone,
+    DiskFull,
+    Diverged,
+    FlushFailed,
+    NotNextId,
+    NotOpened,
+    PathMissing,
+    WaltzError,
+)
+from waltzd.format.finding import Finding
+from waltzd.format.layout import CHECKPOINT_TRANSACTIONS
+from waltzd.format.record import Run
+from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.storage.replica.control import ControlFile
+from waltzd.storage.replica.examine import Quarantine
+from waltzd.storage.replica.fence import Fence
+from waltzd.storage.replica.healing import Healing, Proof
+from waltzd.storage.replica.installation import Installation, Room
+from waltzd.storage.replica.promise import PromiseFile
+from waltzd.storage.replica.segment import Segment, Suspect
+from waltzd.storage.replica.shelf import Shelf
+
+ReadStored = Callable[[int, int, int], Run]
+"""Stored records from a first id, up to a last id, up to some bytes, at least one."""
+
+
+def only_new(runs: Sequence[Run], *, partition: int, last_id: int, stored: ReadStored) -> list[Run]:
+    """The runs without the records that are stored, or came earlier among these runs, with the same bytes."""
+    next_id = last_id + 1
+    fresh: list[Run] = []
+    for run in runs:
+        if run.first_id > next_id:
+            raise NotNextId(
+                f"an append to partition {partition} starts at id {run.first_id}; the next id here is {next_id}",
+                next_id=next_id,
+            )
+        known = min(next_id - run.first_id, len(run))
+        at = 0
+        while at < known:
+            id_ = run.first_id + at
+            if id_ <= last_id:
+                same = stored(id_, min(last_id, run.last_id), len(run.data))
+            else:
+                whole = next(other for other in fresh if id_ <= other.last_id)
+                same = whole.part(id_ - whole.first_id, min(len(whole), run.last_id + 1 - whole.first_id))
+            part = run.part(at, at + len(same))
+            if part.data != same.data:
+                raise Diverged(
+                    f"partition {partition} already holds ids {part.first_id} to {part.last_id} with other content"
+                )
+            at += len(same)
+        if known < len(run):
+            fresh.append(run.part(known, len(run)) if known else run)
+            next_id = fresh[-1].last_id + 1
+    return fresh
+
+
+class Writer:
+    def __init__(self, shelf: Shelf, promise: PromiseFile, *, segment_bytes_max: int) -> None:
+        self._shelf = shelf
+        self._promise = promise
+        self._segment_bytes_max = segment_bytes_max
+        self.checkpoint_id = promise.value.durable
+        """Up to here the next start trusts index and marks."""
+
+    def write(self, runs: Sequence[Run], *, committed: int) -> None:
+        """The records are on the disk when this returns. `DiskFull`: those of the last segment are not there any more."""
+        active = self._shelf.active
+        assert active is not None
+        try:
+            for run in runs:
+                active = self._write(active, run, committed)
+            active.flush()
+        except DiskFull as error:
+            assert self._shelf.active is not None
+            self._shelf.active.take_back()
+            last_id = self._shelf.last_id
+            raise DiskFull(
+                f"partition {self._promise.value.partition}: {error.message}; everything above id {last_id} was taken back",
+                durable_id=last_id,
+            ) from error
+        self._shelf.last_id = active.next_id - 1
+
+    def _write(self, active: Segment, run: Run, committed: int) -> Segment:
+        """A record goes to the next segment when the one before it ended above the threshold."""
+        while active.end + int(run.bounds[-2]) > self._segment_bytes_max:
+            fits = int(np.searchsorted(active.end + run.bounds[:-1], self._segment_bytes_max, "right"))
+            if active.next_id == active.first_id:
+                fits = max(1, fits)  # however small the threshold is, a segment holds a record
+            if fits:
+                active.write([run.part(0, fits)])
+            if fits == len(run):
+                return active
+            active = self._roll(committed)
+            run = run.part(fits, len(run))
+        active.write([run])
+        return active
+
+    def _roll(self, committed: int) -> Segment:
+        new, promise, last_id = self._shelf.start_segment(), self._promise.value, self._shelf.last_id
+        self._promise.change(
+            durable=max(promise.durable, last_id),
+            newest=max(promise.newest, new.first_id),
+            segments=len(self._shelf.first_ids),
+            committed=committed,
+        )
+        self.checkpoint_id = last_id
+        return new
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        return self._shelf.last_id // CHECKPOINT_TRANSACTIONS > self.checkpoint_id // CHECKPOINT_TRANSACTIONS
+
+    def checkpoint(self, *, committed: int) -> None:
+        """Flush the index and write down the marks: the next start trusts both up to here."""
+        assert self._shelf.active is not None
+        self._shelf.active.index.flush()
+        self._promise.change(durable=max(self._promise.value.durable, self._shelf.last_id), committed=committed)
+        self.checkpoint_id = self._shelf.last_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionSettings:
+    segment_bytes_max: int = 64 << 20
+    free_bytes_min: int = 0
+    record_bytes_max: int = 16 << 20
+    say: Callable[[str], None] = lambda sentence: None
+    """Told in plain sentences what happened that an operator should know."""
+    complain: Callable[[str], None] | None = None
+    """The same of damage; without it, `say` is told."""
+
+
+class Partition:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        number: int,
+        *,
+        control: ControlFile,
+        promise: PromiseFile,
+        settings: PartitionSettings,
+        shelf: Shelf,
+        quarantine: Quarantine,
+        proven_from: int,
+    ) -> None:
+        self._disk = disk
+        self.directory = directory
+        self.number = number
+        self._control = control
+        self._promise = promise
+        self._settings = settings
+        self._shelf = shelf
+        self._quarantine = quarantine
+        self._failed: WaltzError | None = None
+        self._fence = Fence(number, control, promise)
+        self._room = Room(disk, directory, settings.free_bytes_min)
+        self._healing = Healing(
+            disk, shelf, quarantine, promise, control, self._room, record_bytes_max=settings.record_bytes_max
+        )
+        self._proof = Proof(
+            disk, shelf, quarantine, self._healing, partition=number, proven_from=proven_from, say=settings.say,
+            complain=settings.complain or settings.say,
+        )  # fmt: skip
+        self.concerned = shelf.concerned  # what to examine because of what somebody found who read the files
+        self.cuts = 0
+        self.committed = promise.value.committed
+        self._writer = Writer(shelf, promise, segment_bytes_max=settings.segment_bytes_max)
+
+    # -- what it says of itself
+
+    @property
+    def key(self) -> UUID:
+        return self._control.header.key
+
+    @property
+    def last_id(self) -> int:
+        """The highest id that is on the disk."""
+        return self._shelf.last_id
+
+    @property
+    def promised_session(self) -> int:
+        return self._promise.value.session
+
+    @property
+    def contact(self) -> int:
+        return self._fence.contact
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self._quarantine.findings
+
+    @property
+    def floor(self) -> int:
+        """The highest id that this replica is known to have had on disk."""
+        return self._healing.floor
+
+    def status(self) -> ReplicaStatus:
+        info, promise = self._control.info(self.number), self._promise.value
+        return ReplicaStatus(
+            partition=self.number,
+            incarnation=promise.incarnation,
+            promised_session=promise.session,
+            session=info.session,
+            low_mark=info.low_mark,
+            local_low_mark=info.local_low_mark,
+            committed=self.committed,
+            last_id=self.last_id,
+            is_available=info.is_available,
+            is_full=self._room.is_full,
+            segments=len(self._shelf.first_ids),
+            findings=self.findings,
+            damaged_segments=self._healing.damaged_segments,
+            contact=self.contact,
+        )
+
+    @property
+    def is_in_place(self) -> bool:
+        return self._promise.is_in_place
+
+    def describe(self) -> str:
+        """Where it stands, in one sentence."""
+        if self._failed is not None:
+            return f"partition {self.number}: stopped, {self._failed.message}"
+        return self.status().sentence()
+
+    # -- sessions
+
+    def open_session(self, session: int, caller: int = 0) -> ReplicaStatus:
+        """Fence every lower session, durably, and prove what this replica will vouch for."""
+        self.fence(session, caller)
+        self.prove()
+        return self.status()
+
+    def fence(self, session: int, caller: int = 0, *, by_operator: bool = False) -> int:
+        """Promise, durably, that every lower session is refused from now on, and begin a new contact of this caller."""
+        self._check_alive()
+        with self._fatal():
+            return self._fence.open(session, committed=self.committed, caller=caller, by_operator=by_operator)
+
+    def check_session(self, session: int, contact: int = 0) -> None:
+        """The session must be exactly the one that this replica promised itself to, and the contact the latest."""
+        self._check_alive()
+        self._fence.check(session, contact)
+
+    def _check_alive(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _check_sound(self, *, may_be_short: bool = False) -> Segment:
+        if self._shelf.active is None or (self._quarantine and not (may_be_short and self._quarantine.is_only_short)):
+            raise self._quarantine.error()
+        return self._shelf.active
+
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        """A failed flush or write inside ends the replica before anybody can see its state."""
+        try:
+            yield
+        except PathMissing as error:
+            if self.is_in_place:
+                raise
+            self._failed = DirectoryGone(f"{self.directory} is gone: {error.message}; lost up to id {self.last_id}")
+            raise self._failed from error
+        except FlushFailed as error:
+            error.facts.update(partition=str(self.number), last_durable_id=str(self.last_id))
+            error.message += f"; partition {self.number}, last durable id {self.last_id}"
+            error.args = (error.message,)
+            self._failed = error
+            raise
+
+    def prove(self) -> None:
+        """Check every record above the low-water mark that was not checked since this process opened the files."""
+        while self.prove_next():
+            continue
+
+    def prove_next(self) -> bool:
+        """Check one segment of them, the newest first. False when there is none left."""
+        first_id = self._proof.next_segment(self._control.info(self.number).low_mark)
+        if first_id is not None:
+            with self._fatal():
+                self._proof.prove(first_id)
+        return first_id is not None
+
+    # -- appending
+
+    def append(self, session: int, runs: Sequence[Run], committed: int, contact: int = 0) -> int:
+        """Write consecutive runs and flush once. Returns the highest id that is now on the disk.
+
+        Each run was checked (`record.first_bad`) by whoever took it from the wire."""
+        self.check_session(session, contact)
+        self._check_sound(may_be_short=True)
+        fresh = only_new(runs, partition=self.number, last_id=self.last_id, stored=self.read_examined)
+        if fresh:
+            self._room.check(sum(len(run.data) for run in fresh))
+            with self._fatal():
+                try:
+                    self._writer.write(fresh, committed=self.committed)
+                except DiskFull:
+                    self._room.is_full = True
+                    raise
+                if self._quarantine:
+                    self._healing.end_moved(is_indexed=False)
+            self._room.is_full = False
+        known = min(committed, self.last_id)
+        if known > self.committed and self._control.info(self.number).session == session:
+            self.committed = known
+            with self._fatal():
+                self._promise.note(committed=known)
+        return self.last_id
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        return self._writer.wants_checkpoint
+
+    def checkpoint(self) -> None:
+        """Flush the index and write down the marks, where both can be trusted."""
+        if self._failed is None and self._shelf.active and (not self._quarantine or self._quarantine.is_only_short):
+            with self._fatal():
+                self._writer.checkpoint(committed=self.committed)
+
+    # -- marks
+
+    def set_low_mark(self, session: int, low_mark: int, contact: int = 0) -> ReplicaStatus:
+        """The session begins: everything up to `low_mark` is decided, and this replica holds nothing above it, unless it
+        was told that it is committed: then it had begun this session before, and lost the control struct that said so."""
+        self.check_session(session, contact)
+        active, settled = self._check_sound(), self._promise.value.settled
+        if low_mark < settled:
+            raise BelowFloor(
+                f"session {session} of partition {self.number} was to begin at {low_mark}, and ids up to {settled} were "
+                "committed before it",
+                not_done="the session was not begun",
+                floor=settled,
+            )
+        if self.last_id > max(low_mark, self.committed):
+            raise BadArgument(
+                f"partition {self.number} holds ids up to {self.last_id}, above the low-water mark {low_mark}",
+                not_done="the mark was not set",
+                next_step="truncate to the mark first",
+            )
+        with self._fatal():
+            active.flush()
+            active.index.flush()
+            self._promise.change(durable=self.last_id, committed=self.committed)
+            self._writer.checkpoint_id = self.last_id
+            self._control.start_session(self.number, session=session, low_mark=low_mark, local_low_mark=self.last_id)
+        return self.status()
+
+    def truncate(self, session: int, mark: int, contact: int = 0) -> ReplicaStatus:
+        """Cut everything above `mark`. Only what nobody can have relied on may go, and only before the session begins."""
+        self.check_session(session, contact)
+        if mark < -1:
+            raise BadArgument(f"a mark is never below -1: {mark}")
+        info, floor = self._control.info(self.number), self._cut_floor
+        if mark >= self.last_id and not self._quarantine:
+            return self.status()
+        if mark < floor:
+            raise BelowFloor(
+                f"partition {self.number} was asked to cut above id {mark}, but ids up to {floor} are committed",
+                floor=floor,
+            )
+        if info.session == session:
+            raise BelowFloor(
+                f"partition {self.number}: session {session} has set its low-water mark; nothing is cut after that",
+                floor=self.last_id,
+            )
+        with self._fatal():
+            self._cut(mark)
+        return self.status()
+
+    @property
+    def _cut_floor(self) -> int:
+        """Nothing up to here is ever cut."""
+        return max(self._control.info(self.number).low_mark, self.committed, self._promise.value.committed)
+
+    def _cut(self, mark: int) -> None:
+        shelf = self._shelf
+        position = shelf.position_of(mark + 1)
+        if shelf.active is None and position == len(shelf.first_ids) - 1 > 0:
+            position -= 1  # the last segment is not usable at all: the one in front becomes the last
+        self._quarantine.check_up_to(mark)
+        mark = min(mark, self.last_id)
+        end = self._proof.end_of(position, mark)
+        durable = min(self._promise.value.durable, mark)
+        self._promise.change(
+            durable=durable, newest=shelf.first_ids[position], segments=position + 1, committed=self.committed
+        )
+        self._writer.checkpoint_id = durable
+        self.cuts += 1
+        shelf.cut(position, end=end, next_id=mark + 1)
+        self._quarantine.heal()
+        self._settings.say(f"partition {self.number}: cut above id {mark}")
+
+    # -- whole segments
+
+    def begin_installation(self, session: int, first_id: int, file_bytes: int, contact: int = 0) -> Installation:
+        """Take in a segment file, beside the log and beside the lane; `install` gives it its place."""
+        self.check_session(session, contact)
+        begun_at = (contact or self.contact, *self._moment(session))
+        floor = self._loss_floor(session)
+        return self._healing.begin(first_id, file_bytes=file_bytes, cut_floor=floor, begun_at=begun_at)
+
+    def check_installation(self, session: int, installation: Installation) -> None:
+        """A file belongs to the moment in which it was begun. Once the replica was opened again, was cut, or has begun the
+        session, its owner has decided by what the replica held without it: it may hold what was given up."""
+        contact, *moment = installation.begun_at
+        self.check_session(session, contact)
+        if (*moment,) != self._moment(session):
+            raise ContactEnded(
+                f"partition {self.number} was cut, or began the session, since the file for the segment at id "
+                f"{installation.first_id} was announced",
+                not_done="nothing of this file was kept",
+            )
+
+    def _moment(self, session: int) -> tuple[int, bool]:
+        return self.cuts, self._control.info(self.number).session == session
+
+    def install(self, session: int, installation: Installation) -> ReplicaStatus:
+        """Give a file that was proven its place, behind the last id or where a segment is damaged or missing."""
+        self.check_installation(session, installation)
+        before = self.last_id
+        with self._fatal():
+            self._healing.put(installation, cut_floor=self._loss_floor(session))
+        if self.last_id < before:
+            self.cuts += 1
+        self._writer.checkpoint_id = min(self._promise.value.durable, self.last_id)
+        ids = f"{installation.first_id} to {installation.next_id - 1}"
+        self._settings.say(f"partition {self.number}: took the ids {ids} as a file")
+        return self.status()
+
+    def _loss_floor(self, session: int) -> int | None:
+        """Before the session begins its owner may cut, so a new file may be shorter too; afterwards nothing goes."""
+        return None if self._control.info(self.number).session == session else self._cut_floor
+
+    # -- reading
+
+    def read(self, first_id: int, last_id: int, bytes_max: int, *, session: int | None) -> Run:
+        """Sound records from `first_id` on, at most up to `last_id` and `bytes_max`, at least one.
+
+        Without a session only what is known to be committed. Raises `Suspect` when the segment must be examined first."""
+        if self._failed is not None:
+            raise self._failed
+        if session is not None:
+            self.check_session(session)
+        limit = self.last_id if session is not None else min(self.last_id, self.visible_mark)
+        if not 0 <= first_id <= last_id:
+            raise BadArgument(f"ids {first_id} to {last_id} are no range")
+        if first_id > limit:
+            raise BeyondLog(
+                f"partition {self.number}: id {first_id} is not here; ids up to {limit} can be read", last_id=limit
+            )
+        last_id = self._quarantine.sound_part(first_id, min(last_id, limit))
+        cuts = self.cuts
+        try:
+            segment, last_here = self._shelf.segment_with(first_id)
+            return segment.read(first_id, min(last_id, last_here), bytes_max)
+        except Suspect:
+            if cuts != self.cuts:
+                raise BeyondLog(f"partition {self.number}: id {first_id} was cut while it was read") from None
+            raise
+
+    @property
+    def visible_mark(self) -> int:
+        """What a reader without a session may see: never above what is known to be committed."""
+        return max(self.committed, min(self._control.info(self.number).low_mark, self.last_id))
+
+    def read_examined(self, first_id: int, last_id: int, bytes_max: int) -> Run:
+        """`read` for callers that hold the lane."""
+        try:
+            return self.read(first_id, last_id, bytes_max, session=self.promised_session)
+        except Suspect as question:
+            self.examine(question.first_id)
+            return self.read(first_id, last_id, bytes_max, session=self.promised_session)
+
+    def sealed_segments(self) -> list[tuple[int, int]]:
+        """First and last id of each, damaged and missing ones too: others see by it what this replica should have."""
+        return self._shelf.sealed()
+
+    def bytes_of(self, first_id: int) -> int:
+        """How large the file of a segment is; 0 for one that is missing."""
+        path = self._shelf.path_of(first_id)
+        return self._disk.size(path) if self._disk.exists(path) else 0
+
+    def sealed_path(self, first_id: int) -> str:
+        """The data file of a segment that takes no more records, to be sent as it is."""
+        if first_id not in self._shelf.first_ids[:-1]:
+            raise BeyondLog(f"partition {self.number} has no sealed segment that starts at id {first_id}")
+        path = self._shelf.path_of(first_id)
+        self._quarantine.check_file(path)
+        return path
+
+    def examine(self, first_id: int) -> None:
+        """Somebody met wrong bytes in this segment: find out what is wrong with it."""
+        with self._fatal():
+            self._proof.examine(first_id)
+
+    # -- the end
+
+    def close(self) -> None:
+        """Flush everything and leave a mark that says so: the next start has nothing to prove again."""
+        active = self._shelf.active
+        if self._failed is None and active is not None and not self._quarantine:
+            with self._fatal():
+                active.flush()
+                active.index.flush()
+                self._promise.make_anew(durable=self.last_id, committed=self.committed, is_clean=True)
+        elif self._failed is None:
+            with self._fatal():
+                self._promise.make_anew(committed=self.committed)
+        if active is not None:
+            active.close()
+        self._promise.close()
+        self._failed = NotOpened(f"partition {self.number} is closed")

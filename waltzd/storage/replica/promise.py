@@ -1,0 +1,150 @@
+"""The promise file of one replica: what it has bound itself to, durably, before it says so.
+
+Two slots take turns, each in a page of its own. A change is a whole slot: written, flushed, and only then true. The file
+remembers which file it is, and becomes another one at each opening and each orderly end: a copy that is put back finds
+itself to be another one, also when it is written over the very file that it was taken from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from waltzd.disk.seam import Disk, File, Inode, join
+from waltzd.errors import DiskFull, ForeignCluster, HeaderDamaged, PartitionDamaged, PathMissing
+from waltzd.format.layout import (
+    NEW_SUFFIX,
+    NO_MARK,
+    PROMISE_BYTES,
+    PROMISE_NAME,
+    PROMISE_SLOT_BYTES,
+    ControlStruct,
+    Promise,
+    decode_promise_file,
+)
+from waltzd.storage.replica.control import write_new_file
+
+
+def floor_of(info: ControlStruct, promise: Promise) -> int:
+    """The highest id that a replica is known to have had on its disk."""
+    return max(info.local_low_mark, promise.committed, promise.durable)
+
+
+class PromiseFile:
+    def __init__(self, disk: Disk, directory: str, file: File, promise: Promise, inode: Inode) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._file = file
+        self._inode = inode
+        self.value = promise
+
+    @staticmethod
+    def create(
+        disk: Disk,
+        directory: str,
+        *,
+        key: UUID,
+        partition: int,
+        session: int,
+        committed: int,
+        durable: int = NO_MARK,
+        newest: int = 0,
+        segments: int = 0,
+        is_clean: bool = False,
+    ) -> None:
+        """A new incarnation of the replica. The caller flushes the directory."""
+        new = join(directory, PROMISE_NAME + NEW_SUFFIX)
+        disk.create(new).close()
+        inode = disk.inode(new)
+        promise = Promise(
+            key=key,
+            partition=partition,
+            incarnation=disk.fresh_id(),
+            session=session,
+            committed=committed,
+            durable=durable,
+            newest=newest,
+            segments=segments,
+            is_clean=is_clean,
+            sequence=0,
+            inode=inode.number,
+            inode_generation=inode.generation,
+        )
+        write_new_file(disk, directory, PROMISE_NAME, promise.encode().ljust(PROMISE_BYTES, b"\0"))
+
+    @staticmethod
+    def open(disk: Disk, directory: str, *, key: UUID, partition: int) -> PromiseFile:
+        path = join(directory, PROMISE_NAME)
+        file = disk.open(path, write=True)
+        promise = decode_promise_file(file.read(0, PROMISE_BYTES), path)
+        if promise is None:
+            raise PartitionDamaged(f"{path}: neither slot passes its checksum; partition {partition} is refused")
+        if promise.key != key:
+            raise ForeignCluster(f"{path} belongs to the cluster {promise.key}, not to {key}")
+        if promise.partition != partition:
+            raise HeaderDamaged(f"{path} belongs to partition {promise.partition}, not to {partition}")
+        return PromiseFile(disk, directory, file, promise, disk.inode(path))
+
+    @property
+    def is_copy(self) -> bool:
+        """These bytes were written to another file: somebody copied or restored the directory."""
+        return not self._inode.is_same(Inode(self.value.inode, self.value.inode_generation))
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the directory of the replica is still there, and this file in it."""
+        try:
+            return self._disk.inode(join(self._directory, PROMISE_NAME)).is_same(self._inode)
+        except PathMissing:
+            return False
+
+    def promise(self, *, session: int, committed: int) -> None:
+        """In both slots: a slot that is damaged later must not bring a lower session back."""
+        self.change(session=session, committed=committed, settled=committed)
+        self.change()
+
+    def change(self, **fields: Any) -> None:
+        new = replace(self.value, sequence=self.value.sequence + 1, **fields)
+        self._file.write(new.slot_offset, new.encode())
+        self._file.flush()
+        self.value = new
+
+    def note(self, *, committed: int) -> None:
+        """Without a flush: it outlives this process, not the machine. It goes where the next change will go, so that the
+        slot that counts stays whole."""
+        new = replace(self.value, sequence=self.value.sequence + 1, committed=committed)
+        with contextlib.suppress(DiskFull):
+            self._file.write(new.slot_offset, new.encode())
+
+    def make_anew(self, **fields: Any) -> None:
+        """The same promise with these changes, in both slots of another file that takes the place of this one. On a full
+        disk it stays this file, so that a storage can start and stop there."""
+        try:
+            self._write_beside(fields)
+        except DiskFull:
+            path = join(self._directory, PROMISE_NAME + NEW_SUFFIX)
+            if self._disk.exists(path):
+                self._disk.remove(path)
+            self.change(inode=self._inode.number, inode_generation=self._inode.generation, **fields)
+            self.change()
+
+    def _write_beside(self, fields: dict[str, Any]) -> None:
+        path = join(self._directory, PROMISE_NAME)
+        self._disk.create(path + NEW_SUFFIX).close()
+        inode = self._disk.inode(path + NEW_SUFFIX)
+        stamp: dict[str, Any] = {"inode": inode.number, "inode_generation": inode.generation}
+        first = replace(self.value, sequence=self.value.sequence + 1, **stamp, **fields)
+        second = replace(first, sequence=first.sequence + 1)
+        content = bytearray(PROMISE_BYTES)
+        for slot in (first, second):
+            content[slot.slot_offset : slot.slot_offset + PROMISE_SLOT_BYTES] = slot.encode()
+        write_new_file(self._disk, self._directory, PROMISE_NAME, bytes(content))
+        self._disk.flush_directory(self._directory)
+        self._file.close()  # open until here, so that the other file has another number for certain
+        self._file = self._disk.open(path, write=True)
+        self._inode, self.value = inode, second
+
+    def close(self) -> None:
+        self._file.close()

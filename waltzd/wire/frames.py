@@ -1,0 +1,537 @@
+"""Frames over a plain connection: a length, a kind, and bytes. For what carries everything that is written: records as they
+are appended, and segment files.
+
+gRPC costs some hundred microseconds a message, which is more than a storage needs to write it; this costs a tenth. A frame
+that is large is received straight into memory of its own, and sent without being copied. There is no flow control besides
+that of the connection: whoever does not take frames stops reading, and the sender waits.
+
+A connection on which nothing is heard is asked for a sign of life, and lost when none comes: a process that was stopped
+keeps its connections, and a cable that was cut tells nobody.
+
+What is said on the streams of a storage, as bytes: who calls, records, marks, pieces of files, and why a stream ends.
+
+Segment files over a plain connection, a piece at a time.
+
+Whoever receives gives leave for each piece, so that only a few are in memory at either end however slow one of them is,
+and nobody stops reading: who does not read gives no sign of life. The sender of a file hears at once when the other side
+wants no more of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import struct
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+from uuid import UUID
+
+from waltzd.disk.seam import Buffer
+from waltzd.errors import BadFrame, CannotConnect, WaltzError
+from waltzd.format.checksum import crc32
+from waltzd.format.record import Run
+from waltzd.protocol.peers import Frame, run_of
+from waltzd.protocol.role import Identity
+from waltzd.wire.codec import packed_error, unpacked_error
+from waltzd.wire.tls import Tls, certificate_of, identity_of
+
+HEAD = struct.Struct(">IB")
+SMALL_BYTES = 64 << 10
+"""Frames up to this size share a buffer; what is larger has one of its own."""
+WAITING_MAX = 1 << 20
+"""So many bytes may wait to be taken before nothing more is read; one frame always may."""
+FRAME_COST = 100
+"""What a frame that waits costs beside its content: a flood of empty ones is bounded, too."""
+TURN_BYTES = 64 << 10
+"""After so much was sent others on the loop have their turn: a connection that takes everything makes nobody wait."""
+QUIET_SECONDS = 5.0
+"""After so long without a word a sign of life is asked for, and after twice that the connection is lost."""
+
+
+class Kind(enum.IntEnum):
+    HELLO = 1
+    """Who calls, and will append; the first frame, and only the first."""
+    RECORDS = 2
+    END = 3
+    """No more records will come."""
+    MARK = 4
+    REFUSED = 5
+    """The last frame: why."""
+    ASKED = 6
+    ALIVE = 7
+    FETCH = 8
+    """In the place of HELLO: who calls, and which segment file is to be sent."""
+    INSTALL = 9
+    """In the place of HELLO: who calls, and which segment file will come."""
+    GO_ON = 10
+    """From whoever receives a segment file: one more piece may come."""
+    PIECE = 11
+    """Of a segment file."""
+    WHOLE = 12
+    """All pieces were sent."""
+    STATUS = 13
+    """The last frame: what the replica is with the file in its place."""
+
+
+_KINDS = frozenset(Kind)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One end. Frames come out of `receive` in their order; `send` waits while the connection is full."""
+
+    def __init__(
+        self, bytes_max: int, on_made: Callable[[Connection], None] | None = None, *, first_max: int | None = None
+    ) -> None:
+        """`bytes_max`: of one frame; `first_max`: of one that a stranger may have sent. With it nothing is read behind the
+        first frame before the other side is let in (`admit`). `on_made` is called when the connection stands."""
+        self._bytes_max = bytes_max
+        self._limit = bytes_max if first_max is None else first_max
+        self._is_stranger = first_max is not None
+        self._is_held = False
+        """Behind the first frame of a stranger."""
+        self._on_made = on_made
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray((SMALL_BYTES if first_max is None else first_max) + HEAD.size)
+        self._view = memoryview(self._buffer)
+        self._filled = 0
+        self._large: bytearray | None = None
+        """The frame that is being received into memory of its own, its head left out."""
+        self._large_view = memoryview(b"")
+        self._large_kind = Kind.HELLO
+        self._large_filled = 0
+        self._frames: deque[tuple[Kind, Buffer]] = deque()
+        self._waiting_bytes = 0
+        self._is_paused = False
+        self._came = asyncio.Event()
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._error: WaltzError | None = None
+        """Why nothing more comes or goes."""
+        self._nonsense: BadFrame | None = None
+        self._is_ended = False
+        """The other side has closed its end, or said what nobody understands."""
+        self._sent_in_turn = 0
+        self._refusal: Callable[[], str | None] = lambda: None
+        self._heard = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+
+    # -- told by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        loop = asyncio.get_running_loop()
+        self._heard = loop.time()
+        self._alarm = loop.call_later(QUIET_SECONDS, self._look)
+        if self._on_made is not None:
+            self._on_made(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._large is not None:
+            return self._large_view[self._large_filled :]
+        return self._view[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._heard = asyncio.get_running_loop().time()
+        if self._large is None:
+            self._filled += nbytes
+            self._parse()
+        else:
+            self._large_filled += nbytes
+            if self._large_filled == len(self._large):
+                done, self._large = self._large, None
+                self._take(self._large_kind, done)
+
+    def _parse(self) -> None:
+        try:
+            self._take_whole()
+        except BadFrame as error:  # nothing behind it can be understood; what was sent before still counts
+            assert self._transport is not None
+            self._nonsense = error
+            self._transport.pause_reading()
+            self._came.set()
+
+    def _take_whole(self) -> None:
+        """Whatever is whole in the shared buffer."""
+        at = 0
+        while self._filled - at >= HEAD.size and not self._is_held:
+            length, number = HEAD.unpack_from(self._buffer, at)
+            if number not in _KINDS:
+                raise BadFrame(f"a frame of the unknown kind {number}")
+            if length > self._limit:
+                raise BadFrame(f"a frame has {length} bytes; {self._limit} are allowed")
+            kind, start = Kind(number), at + HEAD.size
+            if length > SMALL_BYTES:
+                self._large, self._large_kind = bytearray(length), kind
+                self._large_view = memoryview(self._large)
+                here = self._filled - start  # never all of it: the frame is larger than the buffer
+                self._large_view[:here] = self._view[start : self._filled]
+                self._large_filled, self._filled = here, 0
+                return
+            if self._filled - start < length:
+                break
+            self._take(kind, bytes(self._view[start : start + length]))
+            at = start + length
+        if at:
+            rest = self._filled - at
+            self._buffer[:rest] = self._buffer[at : self._filled]
+            self._filled = rest
+
+    def _take(self, kind: Kind, content: Buffer) -> None:
+        assert self._transport is not None
+        if kind is Kind.ASKED and self._may_write.is_set():  # who takes nothing would not hear it
+            self._put(Kind.ALIVE, ())
+        if kind in (Kind.ASKED, Kind.ALIVE):
+            return
+        self._frames.append((kind, content))
+        self._waiting_bytes += FRAME_COST + len(content)
+        self._is_held = self._is_stranger
+        if (self._is_held or self._waiting_bytes > WAITING_MAX) and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._came.set()
+
+    def eof_received(self) -> bool:
+        self._is_ended = True
+        self._came.set()
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._finish(CannotConnect(f"the connection was lost: {error or 'the other side closed it'}"))
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    # -- signs of life
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        quiet = loop.time() - self._heard
+        why = self._refusal()
+        if why is not None:
+            self.lose(CannotConnect(f"the certificate of {self.peer} {why}"))
+            return
+        if self._is_paused or self._nonsense is not None or self._is_ended:
+            self._heard = loop.time()  # we do not listen, so nothing can be heard
+        elif quiet >= 2 * QUIET_SECONDS:
+            self.lose(CannotConnect(f"nothing was heard for {quiet:.0f} seconds"))
+            return
+        elif quiet >= QUIET_SECONDS:
+            self._put(Kind.ASKED, ())
+        self._alarm = loop.call_later(QUIET_SECONDS, self._look)
+
+    # -- what the two ends use
+
+    @property
+    def peer(self) -> str:
+        found = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return f"{found[0]}:{found[1]}" if found else "somebody"
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who the other side is, by its certificate; None without one."""
+        assert self._transport is not None
+        return identity_of(self._transport.get_extra_info("ssl_object"))
+
+    def end_with_certificate(self, tls: Tls) -> str | None:
+        """Some seconds after the other side's certificate has ended, or was revoked, so does this connection. Why that is
+        so already, if it is."""
+        assert self._transport is not None
+        found = certificate_of(self._transport.get_extra_info("ssl_object"))
+        self._refusal = lambda: tls.refusal(found)
+        return self._refusal()
+
+    def admit(self) -> None:
+        """The other side is no stranger: it may send large frames."""
+        if self._is_stranger:
+            self._is_stranger = False
+            self._limit = self._bytes_max
+            rest, self._buffer = self._view[: self._filled], bytearray(SMALL_BYTES + HEAD.size)
+            self._view = memoryview(self._buffer)
+            self._view[: self._filled] = rest
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._is_held = False
+        self._parse()
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._is_paused and not self._is_held and self._waiting_bytes <= WAITING_MAX // 2:
+            self._is_paused = False
+            if self._error is None and self._nonsense is None and not self._is_ended:
+                assert self._transport is not None
+                self._transport.resume_reading()
+
+    async def receive(self) -> tuple[Kind, Buffer] | None:
+        """None when the other side has no more to say; raises when the connection was lost before. Nonsense is raised once,
+        and nothing comes behind it."""
+        while not self._frames:
+            if self._nonsense is not None:
+                error, self._nonsense, self._is_ended = self._nonsense, None, True
+                raise error
+            if self._is_ended:
+                return None
+            if self._error is not None:
+                raise self._error
+            self._came.clear()
+            if self._is_held:  # by a stranger that was not let in: only to see it go
+                self._go_on()
+            else:
+                await self._came.wait()
+        kind, content = self._frames.popleft()
+        self._waiting_bytes -= FRAME_COST + len(content)
+        self._resume()
+        return kind, content
+
+    async def send(self, kind: Kind, parts: Sequence[Buffer] = ()) -> None:
+        """Raises when the connection is lost."""
+        await self._may_write.wait()
+        if self._error is not None:
+            raise self._error
+        self._put(kind, parts)
+        self._sent_in_turn += HEAD.size + sum(map(len, parts))
+        if self._sent_in_turn > TURN_BYTES:
+            self._sent_in_turn = 0
+            await asyncio.sleep(0)
+
+    def _put(self, kind: Kind, parts: Sequence[Buffer]) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines([HEAD.pack(sum(map(len, parts)), kind), *parts])
+
+    def lose(self, error: WaltzError) -> None:
+        """Nothing more comes or goes, and this is why."""
+        self._finish(error)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """What was sent still leaves, if the other side takes it soon."""
+        self._finish(CannotConnect("the connection was closed here"))
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.close()
+            self._alarm = asyncio.get_running_loop().call_later(QUIET_SECONDS, self._transport.abort)
+
+    def _finish(self, error: WaltzError) -> None:
+        if self._error is None:
+            self._error = error
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._came.set()
+        self._may_write.set()
+
+
+VERSION = 1
+_HELLO = struct.Struct(">B16siqq64s")
+_RECORDS = struct.Struct(">qqI")
+_MARK = struct.Struct(">q")
+_FILE = struct.Struct(">qq")
+_PIECE = struct.Struct(">qI")
+_WHOLE = struct.Struct(">q")
+FIRST_BYTES_MAX = _HELLO.size + _FILE.size
+"""Of the frame that a stream begins with."""
+PIECE_BYTES = 500 << 10
+"""Of a segment file at once. Two of them and what belongs to them are not more than a connection takes in before it stops
+reading: whoever stops reading gives no sign of life."""
+PIECES_AHEAD = 2
+"""So many may be on their way before the receiver has taken the first."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    key: UUID
+    partition: int
+    session: int
+    contact: int = 0
+    """Of the answer to `Open`; 0: the present one, whichever it is."""
+    storage: str = ""
+    """The name of the storage that is meant; empty where the caller does not know it."""
+
+    def encode(self) -> bytes:
+        name = self.storage.encode("ascii")
+        return _HELLO.pack(VERSION, self.key.bytes, self.partition, self.session, self.contact, name)
+
+    @staticmethod
+    def decode(content: Buffer) -> Hello:
+        if len(content) != _HELLO.size:
+            raise BadFrame(f"a stream begins with {len(content)} bytes; {_HELLO.size} say who calls")
+        version, key, partition, session, contact, storage = _HELLO.unpack(content)
+        if version != VERSION:
+            raise BadFrame(f"a stream of version {version}; this storage knows {VERSION}")
+        if not storage.isascii():
+            raise BadFrame("a stream begins with a name that is none")
+        return Hello(UUID(bytes=key), partition, session, contact, storage.rstrip(b"\0").decode("ascii"))
+
+
+@dataclass(frozen=True)
+class FileHello:
+    """Who calls, for which segment file."""
+
+    hello: Hello
+    first_id: int
+    file_bytes: int = 0
+    """How large a file that comes will be; 0 where the sender does not know."""
+
+    def encode(self) -> bytes:
+        return self.hello.encode() + _FILE.pack(self.first_id, self.file_bytes)
+
+    @staticmethod
+    def decode(content: Buffer) -> FileHello:
+        if len(content) != FIRST_BYTES_MAX:
+            raise BadFrame(f"a stream begins with {len(content)} bytes; {FIRST_BYTES_MAX} say which file is meant")
+        view = memoryview(content)
+        first_id, file_bytes = _FILE.unpack(view[_HELLO.size :])
+        if first_id < 0 or file_bytes < 0:
+            raise BadFrame(f"no segment file begins at the id {first_id} and has {file_bytes} bytes")
+        return FileHello(Hello.decode(view[: _HELLO.size]), first_id, file_bytes)
+
+
+def records_parts(run: Run, committed: int) -> list[Buffer]:
+    return [_RECORDS.pack(run.first_id, committed, len(run)), run.sent_lengths, run.data]
+
+
+def records_of(content: Buffer) -> Frame:
+    if len(content) < _RECORDS.size:
+        raise BadFrame(f"a frame of records has {len(content)} bytes; its head alone has {_RECORDS.size}")
+    first_id, committed, count = _RECORDS.unpack_from(content)
+    view = memoryview(content)
+    behind = _RECORDS.size + 4 * count
+    if behind > len(content):
+        raise BadFrame(f"a frame says that it has {count} records, and has {len(content)} bytes")
+    return Frame(run_of(first_id, view[_RECORDS.size : behind], view[behind:]), committed)
+
+
+def mark_bytes(mark: int) -> bytes:
+    return _MARK.pack(mark)
+
+
+def mark_of(content: Buffer) -> int:
+    if len(content) != _MARK.size:
+        raise BadFrame(f"a mark has {len(content)} bytes")
+    return int(_MARK.unpack(content)[0])
+
+
+def refusal_bytes(error: WaltzError) -> bytes:
+    return packed_error(error)
+
+
+def refusal_of(content: Buffer) -> WaltzError:
+    return unpacked_error(bytes(content))
+
+
+def piece_parts(offset: int, data: Buffer) -> list[Buffer]:
+    return [_PIECE.pack(offset, crc32(data)), data]
+
+
+def piece_of(content: Buffer, offset: int) -> memoryview:
+    """The bytes that stand at this offset of the file. Refuses those that were damaged on the way."""
+    if len(content) <= _PIECE.size:
+        raise BadFrame(f"a piece of a segment file has {len(content)} bytes")
+    at, crc = _PIECE.unpack_from(content)
+    data = memoryview(content)[_PIECE.size :]
+    if at != offset or crc32(data) != crc:
+        raise BadFrame(f"a segment file was damaged on the way, at byte {offset}")
+    return data
+
+
+def whole_bytes(size: int) -> bytes:
+    return _WHOLE.pack(size)
+
+
+def check_whole(content: Buffer, size: int) -> None:
+    if len(content) != _WHOLE.size or _WHOLE.unpack(content)[0] != size:
+        raise BadFrame(f"a segment file ended early, at byte {size}")
+
+
+async def received(connection: Connection) -> AsyncGenerator[Buffer, None]:
+    """The bytes of a file, checked. Raises what the sender said, or that it ended early."""
+    offset = 0
+    for _ in range(PIECES_AHEAD):
+        await connection.send(Kind.GO_ON)
+    while True:
+        match await connection.receive():
+            case Kind.PIECE, content:
+                piece = piece_of(content, offset)
+                offset += len(piece)
+                yield piece
+                await connection.send(Kind.GO_ON)
+            case Kind.WHOLE, content:
+                check_whole(content, offset)
+                return
+            case Kind.REFUSED, content:
+                raise refusal_of(content)
+            case None:
+                raise BadFrame(f"a segment file ended early, at byte {offset}")
+            case kind, _:
+                raise BadFrame(f"a frame of the kind {kind.name} in the place of a piece of a file")
+
+
+class FileSender:
+    def __init__(self, connection: Connection, *, receiver: str, seconds: float | None = None) -> None:
+        """`seconds`: how long the receiver may take for a piece, and for its answer; None for as long as it lives."""
+        self._connection = connection
+        self._receiver = receiver
+        self._seconds = seconds
+        self._leave = asyncio.Semaphore(0)
+
+    async def send(self, pieces: AsyncIterator[Buffer]) -> tuple[Kind, Buffer] | None:
+        """The receiver's last frame, which may come before all was sent; None when it has closed the connection. The
+        first piece is asked for when the receiver has given leave. What is wrong with the pieces is raised as it is."""
+        listening = asyncio.create_task(self._listen())
+        sending = asyncio.create_task(self._send(pieces))
+        try:
+            await asyncio.wait((listening, sending), return_when=asyncio.FIRST_COMPLETED)
+            if not listening.done():
+                sending.result()
+                await asyncio.wait((listening,), timeout=self._seconds)
+                if not listening.done():
+                    raise self._too_slow()
+            return listening.result()
+        finally:
+            listening.cancel()
+            sending.cancel()
+            await asyncio.gather(listening, sending, return_exceptions=True)
+
+    async def _listen(self) -> tuple[Kind, Buffer] | None:
+        while (found := await self._connection.receive()) is not None:
+            if found[0] is not Kind.GO_ON:
+                return found
+            self._leave.release()
+        return None
+
+    async def _send(self, pieces: AsyncIterator[Buffer]) -> None:
+        offset = 0
+        await self._may_go_on()
+        async for data in pieces:
+            view = memoryview(data)
+            for at in range(0, len(view), PIECE_BYTES):
+                part = view[at : at + PIECE_BYTES]
+                if not await self._put(Kind.PIECE, piece_parts(offset, part)):
+                    return
+                offset += len(part)
+                await self._may_go_on()
+        await self._put(Kind.WHOLE, (whole_bytes(offset),))
+
+    async def _put(self, kind: Kind, parts: list[Buffer] | tuple[Buffer, ...]) -> bool:
+        """Whether it can be sent. Why not is heard by who listens."""
+        try:
+            await self._connection.send(kind, parts)
+        except CannotConnect:
+            return False
+        return True
+
+    async def _may_go_on(self) -> None:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._leave.acquire()
+        except TimeoutError:
+            raise self._too_slow() from None
+
+    def _too_slow(self) -> CannotConnect:
+        return CannotConnect(f"{self._receiver} did not go on with a segment file for {self._seconds or 0:.0f} seconds")

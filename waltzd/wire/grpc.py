@@ -1,0 +1,342 @@
+"""What goes over gRPC: errors that keep their class, channels, servers, and the settings that matter.
+
+Errors travel as an `ErrorDetail` in the trailing metadata; the gRPC status beside it is for tools that know nothing of
+Waltz.
+
+What every client of one of our gRPC services has: a channel, a deadline for each call, errors that keep their class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+from collections.abc import AsyncGenerator, Callable
+from types import TracebackType
+from typing import Any, ClassVar, NoReturn, Self, TypeAlias
+from uuid import UUID
+
+import grpc
+import grpc.aio
+
+from waltzd.errors import CannotConnect, TlsMismatch, WaltzError, WrongPeer, WrongStorage, tree
+from waltzd.protocol import x509
+from waltzd.protocol.address import parse_address
+from waltzd.protocol.role import Identity, Role, dns_name
+from waltzd.wire.codec import packed_error, unpacked_error
+from waltzd.wire.tls import Credentials, Tls, certificate_at, speaks_tls
+
+ERROR_KEY = "waltz-error-bin"
+STORAGE_KEY, INSTANCE_KEY = "waltz-storage-bin", "waltz-instance-bin"
+"""With every call to a storage: its name, and its process, as far as the caller knows them. Any other one refuses it."""
+_ERRORS = tree()
+_STATUS = {
+    "W1001": grpc.StatusCode.INVALID_ARGUMENT,
+    "W2001": grpc.StatusCode.ABORTED,
+    "W2002": grpc.StatusCode.PERMISSION_DENIED,
+    "W2003": grpc.StatusCode.FAILED_PRECONDITION,
+    "W2004": grpc.StatusCode.FAILED_PRECONDITION,
+    "W2005": grpc.StatusCode.FAILED_PRECONDITION,
+    "W2006": grpc.StatusCode.INVALID_ARGUMENT,
+    "W2007": grpc.StatusCode.NOT_FOUND,
+    "W2008": grpc.StatusCode.UNAVAILABLE,
+    "W2009": grpc.StatusCode.FAILED_PRECONDITION,
+    "W2010": grpc.StatusCode.FAILED_PRECONDITION,
+    "W2011": grpc.StatusCode.OUT_OF_RANGE,
+    "W2012": grpc.StatusCode.ALREADY_EXISTS,
+    "W2013": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "W2014": grpc.StatusCode.FAILED_PRECONDITION,
+    "W2015": grpc.StatusCode.UNAVAILABLE,
+    "W2016": grpc.StatusCode.ABORTED,
+    "W2017": grpc.StatusCode.FAILED_PRECONDITION,
+    "W2018": grpc.StatusCode.UNAVAILABLE,
+    "W2019": grpc.StatusCode.ABORTED,
+    "W2024": grpc.StatusCode.PERMISSION_DENIED,
+    "W2040": grpc.StatusCode.FAILED_PRECONDITION,
+    "W2041": grpc.StatusCode.FAILED_PRECONDITION,
+    "W2050": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "W2085": grpc.StatusCode.FAILED_PRECONDITION,
+    "W2070": grpc.StatusCode.FAILED_PRECONDITION,
+    "W3003": grpc.StatusCode.DATA_LOSS,
+    "W3005": grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: WaltzError) -> NoReturn:
+    status = _STATUS.get(error.code, grpc.StatusCode.INTERNAL)
+    metadata = ((ERROR_KEY, packed_error(error)),)
+    await context.abort(status, f"{error.code} {error.message}"[:1000], metadata)
+    raise AssertionError("abort returned")
+
+
+def error_of(error: grpc.aio.AioRpcError, *, who: str = "", seconds: float | None = None) -> WaltzError:
+    """What the other side meant, or that it could not be reached. Who did not answer, and after how many seconds that was
+    too late, gRPC does not say."""
+    for name, value in error.trailing_metadata() or ():
+        if name == ERROR_KEY:
+            assert isinstance(value, bytes)
+            return unpacked_error(value)
+    status = error.code()
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return _ERRORS["W2013"](error.details() or "a message is too large")
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED and seconds is not None:
+        return CannotConnect(f"{who} did not answer within {seconds:g} seconds", seconds=f"{seconds:g}")
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        return WrongPeer(f"{who or 'whoever answers'} does not know this call: another port is there, or another program")
+    return CannotConnect(f"the call failed: {status.name.lower().replace('_', ' ')}: {error.details()}")
+
+
+# -- gRPC --------------------------------------------------------------------------------------------------------------
+
+
+def options_for(message_bytes_max: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", message_bytes_max),
+        ("grpc.max_send_message_length", -1),  # what is sent is bounded where it is made
+        ("grpc.max_metadata_size", 16 << 10),
+        # Without the ping time-out a stopped peer is not noticed: the kernel still acknowledges for it.
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.http2.ping_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # A peer that comes back is found at once, not after up to two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        # A new channel is a new connection, and not the pause that another one makes after a failure.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+Server: TypeAlias = grpc.aio.Server
+
+
+def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> Identity | None:
+    """Who calls, by their certificate; None without one, on a connection in plain text."""
+    # gRPC's own list of names mixes all types: only the certificate says which of them are URIs.
+    found = certificate_of(context)
+    return None if found is None else Identity.among(found.uris)
+
+
+def certificate_of(context: grpc.aio.ServicerContext[Any, Any]) -> x509.Certificate | None:
+    found = context.auth_context().get("x509_pem_cert")
+    return None if not found else _read(bytes(next(iter(found))))
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(pem: bytes) -> x509.Certificate | None:
+    return x509.certificate(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")))
+
+
+def open_channel(
+    address: str,
+    message_bytes_max: int = 64 << 20,
+    *,
+    tls: Tls | None = None,
+    peer: Role | None = None,
+    name: str | None = None,
+) -> Any:
+    """A channel to one address. With TLS only to a `peer` of that role, in our own cluster, and of that name if it is
+    given, which `prove` makes sure of before a call; and when our certificate was replaced, new calls use the new one."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options_for(message_bytes_max))
+    assert peer is not None
+    return ProvenChannel(address, options_for(message_bytes_max), tls, peer, name)
+
+
+async def prove(channel: Any, seconds: float) -> None:
+    """Before a call: whoever answers on this channel is who is meant. Costs nothing while it is connected."""
+    if isinstance(channel, ProvenChannel):
+        await channel.prove(seconds)
+
+
+def doubt(channel: Any) -> None:
+    """After a call that could not be made: whoever answers is looked at again, because it may have another certificate."""
+    if isinstance(channel, ProvenChannel):
+        channel.doubt()
+
+
+def expect(channel: Any, name: str | None) -> None:
+    """From now on only the one of this name may answer."""
+    if isinstance(channel, ProvenChannel):
+        channel.name = name
+
+
+async def knocked(address: str, tls: Tls | None, seconds: float) -> str | None:
+    """Why a call of a daemon to itself is not answered; None when it is, with the word that nobody knows such a call."""
+    role, name = (tls.identity.role, tls.identity.name) if tls is not None else (None, None)
+    channel = open_channel(address, tls=tls, peer=role, name=name)
+    try:
+        await prove(channel, seconds)
+        await channel.unary_unary("/waltz.v1.Door/Knock")(b"", timeout=seconds)
+    except WaltzError as error:
+        return error.message
+    except grpc.aio.AioRpcError as error:
+        return None if error.code() is grpc.StatusCode.UNIMPLEMENTED else str(error.details())
+    finally:
+        await channel.close()
+    raise AssertionError("there is no such call, and it was answered")
+
+
+RETIRED_SECONDS = 3600.0
+"""How long streams live on that were opened with a certificate that has been replaced."""
+_LOST = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
+
+
+class ProvenChannel:
+    """As much of a channel as stubs use. gRPC compares DNS names only and cannot be asked for the certificate of whoever
+    answers, so a handshake of our own looks at it first, and the channel then trusts that one certificate and no authority.
+    It is looked at again whenever the channel is not connected: whoever answers may have another one by now. gRPC reads
+    certificates when a channel is made; so there is one channel for each of ours, and of the other side's."""
+
+    def __init__(self, address: str, options: list[tuple[str, int]], tls: Tls, peer: Role, name: str | None) -> None:
+        self._address = address
+        self._options = [*options, ("grpc.ssl_target_name_override", dns_name(tls.identity.key, peer, name))]
+        self._tls = tls
+        self._peer = peer
+        self.name = name
+        self._credentials: Credentials | None = None
+        self._trusted = b""
+        """The other side's certificate."""
+        self._proven: tuple[str | None] | None = None
+        """The name that was asked for when it was looked at."""
+        self._channel: grpc.aio.Channel | None = None
+        self._proving = asyncio.Lock()
+        self._retired: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
+
+    async def prove(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds), self._proving:
+                if not self._is_proven():
+                    found, name = self._tls.current(), self.name
+                    place = parse_address(self._address)
+                    self._trust(found, await certificate_at(self._tls, place, role=self._peer, name=name))
+                    self._proven = (name,)
+        except TimeoutError:
+            raise CannotConnect(f"{self._address} did not show its certificate within {seconds:g} seconds") from None
+
+    def doubt(self) -> None:
+        self._proven = None
+
+    def _is_proven(self) -> bool:
+        if self._channel is None or self._proven != (self.name,) or self._credentials is not self._tls.current():
+            return False
+        if self._tls.refusal(x509.certificate(self._trusted)) is not None:
+            return False
+        return self._channel.get_state() not in _LOST
+
+    def _trust(self, credentials: Credentials, certificate: bytes) -> None:
+        if self._channel is None or self._credentials is not credentials or self._trusted != certificate:
+            if self._channel is not None:
+                self._retire(self._channel)
+            pem = ssl.DER_cert_to_PEM_cert(certificate).encode()
+            secured = grpc.ssl_channel_credentials(pem, credentials.key, credentials.certificate)
+            self._channel = grpc.aio.secure_channel(self._address, secured, options=self._options)
+            self._credentials, self._trusted = credentials, certificate
+        self._channel.get_state(try_to_connect=True)
+
+    def _retire(self, channel: grpc.aio.Channel) -> None:
+        ending = asyncio.get_running_loop().create_task(channel.close(RETIRED_SECONDS))
+        self._retired[channel] = ending
+        ending.add_done_callback(lambda _: self._retired.pop(channel, None))
+
+    def unary_unary(self, *about: Any, **named: Any) -> Any:
+        return self._following("unary_unary", about, named)
+
+    def unary_stream(self, *about: Any, **named: Any) -> Any:
+        return self._following("unary_stream", about, named)
+
+    def stream_unary(self, *about: Any, **named: Any) -> Any:
+        return self._following("stream_unary", about, named)
+
+    def stream_stream(self, *about: Any, **named: Any) -> Any:
+        return self._following("stream_stream", about, named)
+
+    def _following(self, kind: str, about: tuple[Any, ...], named: dict[str, Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **settings: Any) -> Any:
+            assert self._channel is not None, "`prove` comes first"
+            return getattr(self._channel, kind)(*about, **named)(*arguments, **settings)
+
+        return call
+
+    async def close(self) -> None:
+        ending = list(self._retired.items())
+        for channel, task in ending:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await channel.close()
+        if self._channel is not None:
+            await self._channel.close()
+
+
+class Caller:
+    service: ClassVar[Any]
+    """The generated stub."""
+    peer: ClassVar[Role]
+    """Who must answer, when there are certificates."""
+
+    def __init__(
+        self, address: str, *, seconds: float, tls: Tls | None, name: str | None = None, instance: UUID | None = None
+    ) -> None:
+        """With `tls`, whoever answers must have the role `peer` in our cluster; with a `name`, be the one of that name.
+        `instance`: of a storage, the very process that is meant."""
+        self.address = address
+        self._who = f"the {self.peer} {name} at {address}" if name is not None else f"the {self.peer} at {address}"
+        self._seconds = seconds
+        self._channel = open_channel(address, tls=tls, peer=self.peer, name=name)
+        self._stub: Any = self.service(self._channel)
+        self._may_want_tls = tls is None
+        """As long as nobody has answered in plain text."""
+        self._meant: list[tuple[str, bytes]] = []
+        if self.peer is Role.STORAGE:  # also where there are no certificates
+            self._meant += [(STORAGE_KEY, name.encode())] if name is not None else []
+            self._meant += [(INSTANCE_KEY, instance.bytes)] if instance is not None else []
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
+        limit = self._seconds if seconds is None else seconds
+        await prove(self._channel, limit)
+        try:
+            answer = await method(request, timeout=limit, metadata=self._meant)
+        except grpc.aio.AioRpcError as error:
+            raise await self._lost(error, error_of(error, who=self._who, seconds=limit)) from error
+        self._may_want_tls = False
+        return answer
+
+    async def _lost(self, cause: grpc.aio.AioRpcError, error: WaltzError) -> WaltzError:
+        if isinstance(error, CannotConnect):
+            doubt(self._channel)
+            # Why there is no connection, gRPC tells in words of its own: the address is asked once more.
+            if self._may_want_tls and cause.code() is grpc.StatusCode.UNAVAILABLE and await speaks_tls(self.address):
+                return TlsMismatch(f"{self.address} speaks TLS, and no certificate was given")
+        else:
+            self._may_want_tls = False
+        if isinstance(error, WrongStorage):  # it does not know by which address it was reached
+            return WrongStorage(f"{self.address}: {error.message}")
+        return error
+
+    async def _stream(self, method: Any, request: Any) -> AsyncGenerator[Any, None]:
+        """To be closed by whoever may stop early (`aclosing`): a call that nobody reads to its end would stay open, and a
+        connection carries a thousand of them."""
+        await prove(self._channel, self._seconds)
+        call = method(request, metadata=self._meant)
+        try:
+            async for message in call:
+                self._may_want_tls = False
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise await self._lost(error, error_of(error)) from error
+        finally:
+            call.cancel()

@@ -1,0 +1,320 @@
+"""A server as applications see it: where things are, a client id, mounts, and reading by id, over gRPC.
+
+It says what the server said and decides nothing: who mounts again, when, and what became of a request whose answer is
+missing is the business of `waltzd.client.client`. `CannotConnect` means that the outcome is not known. A server refuses a
+mount with a frame in the stream, behind everything that it had decided, because a status could arrive before what is still
+on its way; this end takes that frame as the end of the stream.
+
+A server through its port for operators, as tools and other servers see it; and its messages as values and back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+import grpc.aio
+import numpy as np
+
+from waltzd.errors import BadFrame, CannotConnect, ForeignCluster, WaltzError
+from waltzd.format.record import HeadArray, Run, first_bad
+from waltzd.protocol.batches import ClientFrame, Refused, Registration, ServerFrame, Topology
+from waltzd.protocol.descriptions import Events, OwnedPartition, OwnedReplica, PartitionStatistics, ServerDescription
+from waltzd.protocol.locks import LockExplanation, Reason
+from waltzd.protocol.peers import run_of
+from waltzd.protocol.role import Role
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.codec import (
+    client_message,
+    events_of,
+    heads_of,
+    histogram_message,
+    histogram_of,
+    key_of,
+    server_frames,
+    topology_of,
+    vitals_message,
+    vitals_of,
+)
+from waltzd.wire.grpc import Caller, error_of, expect, prove
+from waltzd.wire.tls import Tls
+from waltzd.wire.wire_pb2_grpc import LogStub, ServerAdminStub
+
+T = TypeVar("T")
+CALL_SECONDS = 10.0
+"""Every call has a deadline, and so has every next message of a stream that is read to its end."""
+
+
+class ServerClient(Caller):
+    service = LogStub
+    peer = Role.SERVER
+
+    def __init__(
+        self, address: str, key: UUID | None = None, *, seconds: float = CALL_SECONDS, tls: Tls | None = None
+    ) -> None:
+        """Without a key, the cluster that the server belongs to is taken for the right one; with `tls` that of our own
+        certificate."""
+        super().__init__(address, seconds=seconds, tls=tls)
+        self._key = tls.identity.key if key is None and tls is not None else key
+
+    def expect(self, name: str | None) -> None:
+        expect(self._channel, name)
+
+    async def locate(self) -> Topology:
+        topology = topology_of(await self._call(self._stub.Locate, wire.LocateRequest()))
+        if self._key is None:
+            self._key = topology.cluster_key
+        if self._key != topology.cluster_key:
+            raise ForeignCluster(
+                f"the server at {self.address} belongs to the cluster {topology.cluster_key}, not to {self._key}",
+                key=topology.cluster_key,
+            )
+        return topology
+
+    async def register(self) -> Registration:
+        """A client id that nobody else ever had or will have. It is good with the certificate that we have now."""
+        request = wire.RegisterRequest(cluster_key=await self._known_key())
+        found = await self._call(self._stub.Register, request)
+        return Registration(int(found.client), bytes(found.token))
+
+    def mount(self) -> MountStream:
+        return MountStream(self._begin_mount, self.address)
+
+    async def _begin_mount(self) -> Any:
+        await prove(self._channel, self._seconds)
+        return self._stub.Mount()
+
+    async def high_water_mark(self, partition: int) -> int:
+        request = wire.PartitionRequest(cluster_key=await self._known_key(), partition=partition)
+        return int((await self._call(self._stub.HighWaterMark, request)).mark)
+
+    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
+        """Committed records, checked here, too: what the network did to them shows."""
+        next_id = first_id
+        async for message in self._fetch(partition, first_id, last_id, heads_only=False):
+            run = run_of(message.first_id, message.lengths, message.records)
+            bad = first_bad(run)
+            if run.first_id != next_id or len(run) == 0 or bad is not None:
+                raise BadFrame(f"record {next_id + (bad or 0)} from {self.address} was damaged on the way")
+            next_id = run.last_id + 1
+            yield run
+        self._check_end(next_id, last_id)
+
+    async def fetch_heads(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[HeadArray]:
+        next_id = first_id
+        async for message in self._fetch(partition, first_id, last_id, heads_only=True):
+            heads = heads_of(message.heads)
+            if len(heads) == 0 or not (heads["id"] == np.arange(next_id, next_id + len(heads))).all():
+                raise BadFrame(f"heads from {self.address} do not go on at id {next_id}")
+            next_id += len(heads)
+            yield heads
+        self._check_end(next_id, last_id)
+
+    def _check_end(self, next_id: int, last_id: int | None) -> None:
+        if last_id is not None and next_id != last_id + 1:
+            raise BadFrame(f"{self.address} stopped in front of id {next_id}; ids up to {last_id} were asked for")
+
+    async def _fetch(
+        self, partition: int, first_id: int, last_id: int | None, *, heads_only: bool
+    ) -> AsyncIterator[wire.RunFrame]:
+        request = wire.FetchRecordsRequest(
+            cluster_key=await self._known_key(),
+            partition=partition,
+            first_id=first_id,
+            last_id=last_id,
+            heads_only=heads_only,
+        )
+        await prove(self._channel, self._seconds)
+        call = self._stub.Fetch(request)
+        try:
+            while True:
+                async with asyncio.timeout(self._seconds):
+                    message = await call.read()
+                if message is grpc.aio.EOF:
+                    return
+                yield message
+        except TimeoutError:
+            raise CannotConnect(f"{self.address} sent nothing for {self._seconds:.0f} seconds") from None
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+        finally:
+            call.cancel()
+
+    async def _known_key(self) -> bytes:
+        if self._key is None:
+            return (await self.locate()).cluster_key.bytes
+        return self._key.bytes
+
+
+class MountStream:
+    """The client's end of a mount. There is no deadline in here: how long to wait for what is known to the client only."""
+
+    def __init__(self, begin: Callable[[], Awaitable[Any]], address: str) -> None:
+        self._begin = begin
+        self._call: Any = None
+        """Begun by the first thing that is asked of it: who answers is looked at before."""
+        self._address = address
+        self._over: WaltzError | None = None
+        """Why this end knows that there is nothing more to say."""
+
+    async def send(self, frames: Sequence[ClientFrame]) -> None:
+        """Waits only while the connection is full."""
+        if self._over is not None:
+            raise self._over
+        await self._started()
+        try:
+            await self._ours(self._call.write(client_message(frames)))
+        except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:  # the server has ended the stream
+            raise await self._end() from error
+
+    async def _started(self) -> None:
+        if self._call is None:
+            self._call = await self._begin()
+            if self._over is not None:
+                self._call.cancel()
+                raise self._over
+
+    async def receive(self) -> Sequence[ServerFrame] | None:
+        """The next frames; None when there are no more: behind a refusal, or when the server ended without a word."""
+        if self._over is not None:
+            return None
+        await self._started()
+        message = await self._ours(self._call.read())
+        if message is grpc.aio.EOF:
+            return None
+        try:
+            frames = server_frames(message)
+        except WaltzError as error:
+            self._over = error
+            self._call.cancel()
+            raise
+        last = frames[-1]
+        if isinstance(last, Refused):
+            self._over = last.error
+            self._call.cancel()
+        return frames
+
+    def cancel(self) -> None:
+        if self._over is None:
+            self._over = CannotConnect(f"the mount at {self._address} was given up here")
+        if self._call is not None:
+            self._call.cancel()
+
+    async def _ours(self, work: Awaitable[T]) -> T:
+        """gRPC says that a task was cancelled when its call was: only what was meant for the task goes through."""
+        try:
+            return await work
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._over is None or (task is not None and task.cancelling()):
+                raise
+            raise self._over from None
+
+    async def _end(self) -> WaltzError:
+        call = self._call
+        metadata = (await call.initial_metadata(), await call.trailing_metadata())
+        return error_of(grpc.aio.AioRpcError(await call.code(), *metadata, await call.details()))
+
+
+ADMIN_SECONDS = 30.0
+
+
+class ServerAdminClient(Caller):
+    service = ServerAdminStub
+    peer = Role.SERVER
+
+    def __init__(
+        self, address: str, key: UUID, *, seconds: float = ADMIN_SECONDS, tls: Tls | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(address, seconds=seconds, tls=tls, name=name)
+        self._key = key
+
+    async def describe(self) -> ServerDescription:
+        """Whatever cluster it belongs to."""
+        return description_of(await self._call(self._stub.Describe, wire.DescribeServerRequest()))
+
+    async def drain(self, is_draining: bool) -> list[int]:
+        """Give all partitions away and take no new ones, or take part again; the partitions that it owns now."""
+        request = wire.DrainRequest(cluster_key=self._key.bytes, draining=is_draining)
+        reply: wire.DrainReply = await self._call(self._stub.Drain, request)
+        return list(reply.partitions)
+
+    async def events(self, after: int = 0) -> Events:
+        """What it logged last, with higher numbers than this."""
+        return events_of(await self._call(self._stub.Events, wire.EventsRequest(after=after)))
+
+    async def explain_lock(self, partition: int, lock: int) -> LockExplanation:
+        """What its table says of a lock, by its 64 bits; only the owner of the partition knows."""
+        request = wire.ExplainLockRequest(cluster_key=self._key.bytes, partition=partition, lock=lock)
+        return explanation_of(await self._call(self._stub.ExplainLock, request))
+
+
+def explanation_message(found: LockExplanation) -> wire.LockExplanation:
+    return wire.LockExplanation(**{**vars(found), "reason": int(found.reason)})
+
+
+def explanation_of(message: wire.LockExplanation) -> LockExplanation:
+    try:
+        reason = Reason(message.reason)
+    except ValueError:
+        raise BadFrame(f"a lock is explained with the reason {message.reason}, which this version does not know") from None
+    return LockExplanation(**{**_fields(message), "reason": reason})
+
+
+def description_message(description: ServerDescription) -> wire.ServerDescription:
+    return wire.ServerDescription(
+        name=description.name,
+        cluster_key=description.cluster_key.bytes,
+        instance=description.instance.bytes,
+        version=description.version,
+        uptime_ms=description.uptime_ms,
+        coordinator_connected=description.is_connected,
+        draining=description.is_draining,
+        is_leader=description.is_leader,
+        partitions=[_partition_message(found) for found in description.partitions],
+        vitals=None if description.vitals is None else vitals_message(description.vitals),
+    )
+
+
+def _partition_message(found: OwnedPartition) -> wire.OwnedPartition:
+    replicas = [wire.OwnedReplica(**vars(replica)) for replica in found.replicas]
+    return wire.OwnedPartition(**{**vars(found), "replicas": replicas, "statistics": _statistics_message(found.statistics)})
+
+
+def _statistics_message(found: PartitionStatistics) -> wire.PartitionStatistics:
+    return wire.PartitionStatistics(**{**vars(found), "commit": histogram_message(found.commit)})
+
+
+def description_of(message: wire.ServerDescription) -> ServerDescription:
+    return ServerDescription(
+        name=message.name,
+        cluster_key=key_of(message.cluster_key),
+        instance=key_of(message.instance),
+        version=message.version,
+        uptime_ms=message.uptime_ms,
+        is_connected=message.coordinator_connected,
+        is_draining=message.draining,
+        is_leader=message.is_leader,
+        partitions=tuple(_partition_of(found) for found in message.partitions),
+        vitals=vitals_of(message.vitals) if message.HasField("vitals") else None,
+    )
+
+
+def _partition_of(message: wire.OwnedPartition) -> OwnedPartition:
+    replicas = tuple(OwnedReplica(**_fields(found)) for found in message.replicas)
+    return OwnedPartition(**{**_fields(message), "replicas": replicas, "statistics": _statistics_of(message.statistics)})
+
+
+def _statistics_of(message: wire.PartitionStatistics) -> PartitionStatistics:
+    commit = histogram_of(message.commit)
+    return PartitionStatistics(**{**_fields(message), "refused": dict(message.refused), "commit": commit})
+
+
+def _fields(
+    message: wire.OwnedPartition | wire.OwnedReplica | wire.PartitionStatistics | wire.LockExplanation,
+) -> dict[str, Any]:
+    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}

@@ -1,0 +1,346 @@
+"""Storages as everybody else sees them: the calls of a server, an operator's tool or an exporter to one storage.
+
+Answers are plain values, errors are the classes that the storage raised. `AppendStream` is the hot one: frames go out as
+fast as the storage takes them, marks come back.
+
+A storage through its port for operators, as tools and other daemons see it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from uuid import UUID
+
+from waltzd.disk.seam import Buffer
+from waltzd.errors import BadFrame, CannotConnect, WaltzError, WrongPeer
+from waltzd.format.digest import HASH_BYTES, Digest
+from waltzd.format.finding import Finding
+from waltzd.format.record import Run, first_bad
+from waltzd.protocol.address import parse_address
+from waltzd.protocol.descriptions import Events, ReplicaStatus, SetAside, StorageDescription, VerifySummary
+from waltzd.protocol.peers import run_of
+from waltzd.protocol.role import Role, dns_name
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.codec import description_of, error_of_detail, events_of, finding_of, status_of
+from waltzd.wire.frames import Connection, FileHello, FileSender, Hello, Kind, mark_of, received, records_parts, refusal_of
+from waltzd.wire.grpc import Caller
+from waltzd.wire.tls import Tls, check_peer
+from waltzd.wire.wire_pb2_grpc import ReplicaStub, StorageAdminStub
+
+ANSWER_BYTES_MAX = 1 << 20
+"""Of what a storage says on a stream: marks, pieces of files, and why it ends."""
+CALL_SECONDS = 30.0
+"""Every call has a deadline. Proving a long tail at `open` may need more; give it there."""
+
+
+class ReplicaClient(Caller):
+    """The replicas on one storage, through its port for servers."""
+
+    service = ReplicaStub
+    peer = Role.STORAGE
+
+    def __init__(
+        self,
+        address: str,
+        key: UUID,
+        *,
+        seconds: float = CALL_SECONDS,
+        tls: Tls | None = None,
+        name: str | None = None,
+        stream_port: int = 0,
+        instance: UUID | None = None,
+    ) -> None:
+        """`stream_port`: where append streams connect to; the answer to `open` says it, too."""
+        super().__init__(address, seconds=seconds, tls=tls, name=name, instance=instance)
+        self._key = key
+        self._tls = tls
+        self._name = name
+        self._host = parse_address(address).host
+        self._stream_port = stream_port
+        self._caller = secrets.randbits(62)
+        self._contacts: dict[int, int] = {}
+        """Of each partition that was opened here: what is asked for later belongs to that opening."""
+
+    def _target(self, partition: int, session: int | None) -> wire.Target:
+        contact = self._contacts.get(partition, 0)
+        return wire.Target(cluster_key=self._key.bytes, partition=partition, session=session, contact=contact)
+
+    async def status(self, partition: int) -> ReplicaStatus:
+        """Where the replica stands: `Open` without a session binds it to nothing."""
+        return status_of(await self._call(self._stub.Open, wire.OpenRequest(target=self._target(partition, None))))
+
+    async def open(
+        self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
+    ) -> ReplicaStatus:
+        """`create`: an empty replica where the storage holds nothing of the partition."""
+        request = wire.OpenRequest(
+            target=self._target(partition, session), partitions=partitions, create=create, caller=self._caller
+        )
+        reply: wire.ReplicaStatus = await self._call(self._stub.Open, request, seconds)
+        self._stream_port = reply.stream_port
+        self._contacts[partition] = reply.contact
+        return status_of(reply)
+
+    async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
+        request = wire.MarkRequest(target=self._target(partition, session), mark=mark)
+        return status_of(await self._call(self._stub.SetLowMark, request))
+
+    async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
+        request = wire.MarkRequest(target=self._target(partition, session), mark=mark)
+        return status_of(await self._call(self._stub.Truncate, request))
+
+    def _hello(self, partition: int, session: int) -> Hello:
+        return Hello(self._key, partition, session, self._contacts.get(partition, 0), self._name or "")
+
+    def append(self, partition: int, session: int) -> AppendStream:
+        """The replica was opened by this client before: the storage said then where its streams go."""
+        assert self._stream_port, "open the replica first"
+        hello = self._hello(partition, session)
+        return AppendStream(self._host, self._stream_port, hello, tls=self._tls, name=self._name)
+
+    async def read(
+        self, partition: int, first_id: int, last_id: int | None = None, *, session: int | None = None, frame_bytes: int = 0
+    ) -> AsyncIterator[Run]:
+        """Runs that were checked here, too: what the network did to them shows."""
+        request = wire.ReadRequest(
+            target=self._target(partition, session), first_id=first_id, last_id=last_id, frame_bytes=frame_bytes
+        )
+        async with aclosing(self._stream(self._stub.Read, request)) as messages:
+            async for message in messages:
+                run = run_of(message.first_id, message.lengths, message.records)
+                bad = first_bad(run)
+                if bad is not None:
+                    raise BadFrame(f"record {run.first_id + bad} from {self.address} was damaged on the way")
+                yield run
+
+    async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
+        """First id, last id and size of each sealed segment."""
+        request = wire.SegmentsRequest(target=self._target(partition, session))
+        reply: wire.SegmentList = await self._call(self._stub.ListSegments, request)
+        return [(found.first_id, found.last_id, found.bytes) for found in reply.segments]
+
+    async def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
+        """The bytes of a sealed segment file. The replica was opened by this client before, as for `append`."""
+        hello = FileHello(self._hello(partition, session), first_id)
+        connection = await self._connect(Kind.FETCH, hello.encode())
+        try:
+            async with aclosing(received(connection)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            connection.lose(CannotConnect("no more of the file is needed here"))
+
+    async def install_segment(
+        self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
+    ) -> ReplicaStatus:
+        """Send a whole segment file. The pieces are asked for when the storage has agreed to take it; `file_bytes` is 0
+        where the size is not known before. What is wrong with the pieces themselves is raised as it is."""
+        hello = FileHello(self._hello(partition, session), first_id, file_bytes)
+        try:
+            connection = await self._connect(Kind.INSTALL, hello.encode())
+            try:
+                answer = await FileSender(connection, receiver=self.address, seconds=self._seconds).send(pieces)
+            finally:
+                connection.lose(CannotConnect("the file was given up here"))
+        finally:
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+        match answer:
+            case Kind.STATUS, content:
+                return status_of(wire.ReplicaStatus.FromString(bytes(content)))
+            case Kind.REFUSED, content:
+                raise refusal_of(content)
+            case None:
+                raise CannotConnect(f"{self.address} closed the stream of a segment file")
+            case kind, _:
+                raise BadFrame(f"a storage answered a segment file with a frame of the kind {kind.name}")
+
+    async def _connect(self, kind: Kind, hello: bytes) -> Connection:
+        assert self._stream_port, "open the replica first"
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await connect(self._host, self._stream_port, kind, hello, tls=self._tls, name=self._name)
+        except TimeoutError:
+            raise CannotConnect(f"cannot open a stream to {self.address} within {self._seconds:.0f} seconds") from None
+
+
+async def connect(host: str, port: int, kind: Kind, hello: bytes, *, tls: Tls | None, name: str | None) -> Connection:
+    """A stream to a storage, and the first frame on it. With a `name`, only the storage of that name may answer."""
+    secured, expected = None, None
+    if tls is not None:
+        secured = tls.calling()
+        expected = dns_name(tls.identity.key, Role.STORAGE, name)
+    try:
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(ANSWER_BYTES_MAX), host, port, ssl=secured, server_hostname=expected
+        )
+    except (OSError, ssl.SSLError) as error:
+        raise CannotConnect(f"cannot open a stream to {host}:{port}: {error}") from error
+    if tls is not None:
+        try:
+            check_peer(connection.identity, f"{host}:{port}", key=tls.identity.key, role=Role.STORAGE, name=name)
+            why = connection.end_with_certificate(tls)
+            if why is not None:
+                raise WrongPeer(f"the certificate of whoever answers at {host}:{port} {why}")
+        except CannotConnect as error:
+            connection.lose(error)
+            raise
+    await connection.send(kind, (hello,))
+    return connection
+
+
+class AppendStream:
+    """Records to one replica, over a connection of its own. `send` waits only while the connection is full; `receive`
+    gives the next mark."""
+
+    def __init__(self, host: str, port: int, hello: Hello, *, tls: Tls | None, name: str | None) -> None:
+        self._host = host
+        self._port = port
+        self._hello = hello
+        self._tls = tls
+        self._name = name
+        self._connecting: asyncio.Task[Connection] | None = None
+        self._is_finished = False
+        self._refusal: WaltzError | None = None
+
+    async def _connection(self) -> Connection:
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(
+                connect(self._host, self._port, Kind.HELLO, self._hello.encode(), tls=self._tls, name=self._name)
+            )
+            self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever waits raises it
+        return await asyncio.shield(self._connecting)
+
+    async def start(self) -> None:
+        """Say who calls without sending records yet: what is wrong with the session shows before the first record."""
+        await self._connection()
+
+    async def send(self, run: Run, committed: int) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        connection = await self._connection()
+        try:
+            await connection.send(Kind.RECORDS, records_parts(run, committed))
+        except CannotConnect:
+            if self._refusal is not None:  # `receive` has met it
+                raise self._refusal from None
+            raise
+
+    async def receive(self) -> int | None:
+        """What was sent here up to this id is on the storage's disk; None when all that was sent is, after `finish`."""
+        if self._refusal is not None:
+            raise self._refusal
+        connection = await self._connection()
+        found = await connection.receive()
+        if found is None and not self._is_finished:
+            raise CannotConnect(f"{self._host}:{self._port} closed the stream")
+        match found:
+            case None:
+                return None
+            case Kind.MARK, content:
+                return mark_of(content)
+            case Kind.REFUSED, content:
+                self._refusal = refusal_of(content)
+                connection.close()
+                raise self._refusal
+            case kind, _:
+                raise BadFrame(f"a storage sent a frame of the kind {kind.name} on an append stream")
+
+    async def finish(self) -> None:
+        """No more records will come."""
+        self._is_finished = True
+        await (await self._connection()).send(Kind.END)
+
+    def cancel(self) -> None:
+        connecting = self._connecting
+        if connecting is None:
+            return
+        if not connecting.done():
+            connecting.cancel()
+        elif not connecting.cancelled() and connecting.exception() is None:
+            connecting.result().lose(CannotConnect("the stream was given up here"))
+
+
+FENCE_SECONDS = 300.0
+"""A storage proves what it holds before it answers, and its tail may be long."""
+
+
+class AdminClient(Caller):
+    """One storage, through its port for operators."""
+
+    service = StorageAdminStub
+    peer = Role.STORAGE
+
+    def __init__(
+        self, address: str, key: UUID, *, seconds: float = CALL_SECONDS, tls: Tls | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(address, seconds=seconds, tls=tls, name=name)
+        self._key = key
+
+    async def describe(self) -> StorageDescription:
+        return description_of(await self._call(self._stub.Describe, wire.DescribeRequest()))
+
+    async def events(self, after: int = 0) -> Events:
+        """What it logged last, with higher numbers than this."""
+        return events_of(await self._call(self._stub.Events, wire.EventsRequest(after=after)))
+
+    async def create_partitions(self, partitions: Sequence[int]) -> dict[int, WaltzError | None]:
+        request = wire.PartitionsRequest(cluster_key=self._key.bytes, partitions=partitions)
+        return self._results(await self._call(self._stub.CreatePartitions, request))
+
+    async def remove_partitions(
+        self, partitions: Sequence[int], *, delete_files: bool = False
+    ) -> dict[int, WaltzError | None]:
+        request = wire.RemoveRequest(cluster_key=self._key.bytes, partitions=partitions, delete_files=delete_files)
+        return self._results(await self._call(self._stub.RemovePartitions, request))
+
+    async def set_available(self, partitions: Sequence[int], available: bool) -> dict[int, WaltzError | None]:
+        request = wire.AvailabilityRequest(cluster_key=self._key.bytes, partitions=partitions, available=available)
+        return self._results(await self._call(self._stub.SetAvailable, request))
+
+    async def fence(self, partition: int, session: int) -> ReplicaStatus:
+        """Let its replica promise itself to this session, whatever it has promised before; where it then stands, proven."""
+        request = wire.FenceRequest(cluster_key=self._key.bytes, partition=partition, session=session)
+        return status_of(await self._call(self._stub.Fence, request, FENCE_SECONDS))
+
+    async def delete_aside(self, names: Sequence[str]) -> tuple[SetAside, ...]:
+        """Directories that were set aside, for good; what was deleted."""
+        reply = await self._call(self._stub.DeleteSetAside, wire.SetAsideRequest(cluster_key=self._key.bytes, names=names))
+        return tuple(SetAside(one.name, one.bytes) for one in reply.deleted)
+
+    @staticmethod
+    def _results(reply: wire.PartitionsReply) -> dict[int, WaltzError | None]:
+        return {
+            result.partition: error_of_detail(result.error) if result.HasField("error") else None
+            for result in reply.results
+        }
+
+    async def digest(self, partition: int, first_id: int, last_id: int) -> Digest:
+        """A hash of what its replica holds there and knows to be committed. It may end earlier than asked."""
+        request = wire.DigestRequest(cluster_key=self._key.bytes, partition=partition, first_id=first_id, last_id=last_id)
+        reply: wire.DigestReply = await self._call(self._stub.Digest, request)
+        found = Digest(first_id=first_id, last_id=reply.last_id, hash=reply.hash, bytes=reply.bytes)
+        if not first_id <= found.last_id <= last_id or len(found.hash) != HASH_BYTES or found.records != reply.records:
+            raise BadFrame(f"{self.address} answered with a digest that is none of ids {first_id} to {last_id}")
+        return found
+
+    async def verify(self, partitions: Sequence[int] = ()) -> AsyncIterator[Finding | VerifySummary]:
+        """The findings of each partition, then its summary."""
+        request = wire.VerifyRequest(cluster_key=self._key.bytes, partitions=partitions)
+        async with aclosing(self._stream(self._stub.Verify, request)) as messages:
+            async for message in messages:
+                if message.HasField("finding"):
+                    yield finding_of(message.finding)
+                    continue
+                summary = message.summary
+                yield VerifySummary(
+                    partition=summary.partition,
+                    segments=summary.segments,
+                    records=summary.records,
+                    bytes=summary.bytes,
+                    findings=summary.findings,
+                )

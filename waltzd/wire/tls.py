@@ -1,0 +1,375 @@
+"""Certificates from files, which may be replaced while a process runs.
+
+Three files in PEM: the certificate of this process (with intermediate ones behind it), its key, and the certificates of
+those whose word counts. They are tried out before they are used: a handshake of the process with itself, in memory, shows
+that the key belongs to the certificate, that it is signed and in date, and what it says about role and cluster. Files that
+fail this later, half replaced perhaps, change nothing: what was loaded before stays in use, and the log says why. They are
+looked at for every new connection, and read in any case when somebody asks for it (`reload`, by SIGHUP).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+import stat
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+from uuid import UUID
+
+from waltzd.errors import BadConfig, CannotConnect, TlsMismatch, WrongPeer
+from waltzd.protocol import x509
+from waltzd.protocol.address import Address, parse_address
+from waltzd.protocol.role import Identity, Role, dns_name
+from waltzd.protocol.x509 import Revoked
+
+FILE_BYTES_MAX = 1 << 20
+PROBE_SECONDS = 2.0
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
+"""What OpenSSL, old and new, calls an answer that is no TLS."""
+_log = logging.getLogger("waltz.tls")
+_Signature: TypeAlias = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What was in the files, proven to work."""
+
+    certificate: bytes
+    key: bytes
+    ca: bytes
+    identity: Identity
+    ends: float
+    """The last moment of the certificate, in seconds since 1970."""
+    answering: ssl.SSLContext = field(repr=False, compare=False)
+    """For connections that are accepted."""
+    calling: ssl.SSLContext = field(repr=False, compare=False)
+    """For connections that we make."""
+    revoked: Revoked = frozenset()
+
+
+class Files(Protocol):
+    """The settings of a daemon that name its files: all or none of them."""
+
+    @property
+    def tls_certificate(self) -> str | None: ...
+    @property
+    def tls_key(self) -> str | None: ...
+    @property
+    def tls_ca(self) -> str | None: ...
+    @property
+    def tls_revoked(self) -> str | None: ...
+
+
+def tls_for(files: Files, role: Role, cluster: UUID | None) -> Tls | None:
+    """What a daemon of this role in this cluster secures its connections with; None where it listens without. Raises
+    `BadConfig` when its files cannot be used: they are missing, do not fit together, or say another role or cluster. A
+    server hears from the coordinator which cluster it is in: None, as long as nobody has asked."""
+    if files.tls_certificate is None or files.tls_key is None or files.tls_ca is None:
+        return None
+    paths = files.tls_certificate, files.tls_key, files.tls_ca
+    return Tls(*paths, role=role, cluster=cluster, revoked=files.tls_revoked)
+
+
+class Tls:
+    """The certificate of this process. `role` and `cluster` are what it must say; None is whatever it says at first."""
+
+    def __init__(
+        self,
+        certificate: str,
+        key: str,
+        ca: str,
+        *,
+        role: Role | None,
+        cluster: UUID | None = None,
+        revoked: str | None = None,
+    ) -> None:
+        """`revoked`: a file with revocation lists."""
+        self._paths = (certificate, key, ca)
+        self._revoked = revoked
+        self._role = role
+        self._cluster = cluster
+        self._complaint = ""
+        self._lock = threading.Lock()
+        """gRPC asks on a thread of its own."""
+        self._seen = self._signature()
+        self._credentials = self._load(self._seen)
+        self._role, self._cluster = self._credentials.identity.role, self._credentials.identity.key
+
+    @property
+    def identity(self) -> Identity:
+        return self._credentials.identity
+
+    @property
+    def path(self) -> str:
+        """Of the certificate."""
+        return self._paths[0]
+
+    def current(self) -> Credentials:
+        """What the files say now. Files that cannot be used are looked at again when they change again."""
+        with self._lock:
+            self._look(again=False)
+            return self._credentials
+
+    def refusal(self, certificate: x509.Certificate | None) -> str | None:
+        """Why a certificate does not count at this moment, if it does not."""
+        return None if certificate is None else certificate.refusal(time.time(), self.current().revoked)
+
+    def reload(self) -> BadConfig | None:
+        """Read the files whether they seem to have changed or not. What is wrong with them, if anything: then what was
+        loaded before stays in use."""
+        with self._lock:
+            before = self._credentials
+            self._complaint = ""
+            problem = self._look(again=True)
+            if problem is None and self._credentials is before:
+                _log.info("the certificate %s was read again: it is the one that is in use, and ends at %s",
+                          self.path, moment(before.ends))  # fmt: skip
+            return problem
+
+    def _look(self, *, again: bool) -> BadConfig | None:
+        try:
+            seen = self._signature()
+            if again or seen != self._seen:
+                self._seen = seen
+                found = self._load(seen)
+                if found != self._credentials:  # otherwise channels that work would be given up for nothing
+                    self._credentials = found
+                    _log.info("the certificate %s was replaced; new connections use it, and it ends at %s",
+                              self.path, moment(found.ends))  # fmt: skip
+            self._complaint = ""
+        except BadConfig as error:
+            if error.message != self._complaint:
+                _log.error("%s %s; the certificate that was loaded before stays in use", error.code, error.message)
+            self._complaint = error.message
+            return error
+        return None
+
+    def answering(self) -> ssl.SSLContext:
+        """For connections that are accepted: nobody gets in without a certificate. It knows none by itself; each handshake
+        is given what the files say by then."""
+        context = _strict(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+
+        def newest(handshake: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+            handshake.context = self.current().answering
+
+        context.sni_callback = newest
+        return context
+
+    def calling(self) -> ssl.SSLContext:
+        """For connections that we make: whoever answers must be valid for the name that is asked for. `check_peer` follows:
+        a DNS name alone is no proof."""
+        return self.current().calling
+
+    def _context(self, side: int) -> ssl.SSLContext:
+        certificate, key, ca = self._paths
+        context = ssl.SSLContext(side)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(certificate, key, password=lambda: "")
+            context.load_verify_locations(ca)
+        except (OSError, ssl.SSLError) as error:  # they are being replaced at this moment
+            raise BadConfig(f"{certificate}, {key} and {ca} cannot be used: {_reason(error)}") from error
+        return context
+
+    def _signature(self) -> _Signature:
+        found: list[tuple[int, int, int]] = []
+        for path in (*self._paths, *([self._revoked] if self._revoked is not None else ())):
+            try:
+                status = os.stat(path)
+            except OSError as error:
+                raise BadConfig(f"cannot read {path}: {error.strerror}") from error
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return tuple(found)
+
+    def _load(self, seen: _Signature) -> Credentials:
+        certificate, key, ca = (_content(path) for path in self._paths)
+        _check_secret(self._paths[1])
+        identity, ends = _proven(*self._paths)
+        answering = _strict(self._context(ssl.PROTOCOL_TLS_SERVER))
+        calling = self._context(ssl.PROTOCOL_TLS_CLIENT)
+        calling.set_alpn_protocols(["h2"])  # ports of gRPC talk to nobody else
+        if self._signature() != seen:
+            raise BadConfig(f"{', '.join(self._paths)} changed while they were read")
+        if self._role is not None and identity.role is not self._role:
+            raise BadConfig(f"{self._paths[0]} has the role {identity.role}; this process needs the role {self._role}")
+        if self._cluster is not None and identity.key != self._cluster:
+            raise BadConfig(f"{self._paths[0]} belongs to the cluster {identity.key}, this process to {self._cluster}")
+        return Credentials(certificate, key, ca, identity, ends, answering, calling, _revoked_in(self._revoked))
+
+
+def moment(seconds: float) -> str:
+    """Seconds since 1970, for people."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _strict(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Whoever connects is checked, every time. A session that is resumed would not be: who was let in before their
+    authority was taken away could come back for hours. Version 1.2 cannot be told to resume none; all who connect here are
+    processes of ours, and know version 1.3."""
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
+    return context
+
+
+def _revoked_in(path: str | None) -> Revoked:
+    if path is None:
+        return frozenset()
+    try:
+        return x509.revoked_in(_content(path))
+    except ValueError as error:
+        raise BadConfig(f"{path} has {error}") from error
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise BadConfig(f"cannot read {path}: {error.strerror}") from error
+    if len(content) > FILE_BYTES_MAX:
+        raise BadConfig(f"{path} is larger than {FILE_BYTES_MAX} bytes: these are no certificates")
+    return content
+
+
+def _check_secret(path: str) -> None:
+    """Symbolic links are followed: certificates are often put in place by one."""
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise BadConfig(f"{path} can be read or changed by every user of this machine; make it private: chmod 600 {path}")
+
+
+# -- who is at the other end -------------------------------------------------------------------------------------------
+
+
+def certificate_of(side: ssl.SSLObject | None) -> x509.Certificate | None:
+    """That of the other end of a connection."""
+    found = None if side is None else side.getpeercert(binary_form=True)
+    return None if found is None else x509.certificate(found)
+
+
+def identity_of(side: ssl.SSLObject | None) -> Identity | None:
+    """Of the other end of a connection; None without a certificate, or with one that says nothing."""
+    found = None if side is None else side.getpeercert(binary_form=True)
+    return None if found is None else Identity.of_certificate(found)
+
+
+def check_valid(tls: Tls, side: ssl.SSLObject | None, address: str) -> None:
+    why = tls.refusal(certificate_of(side))
+    if why is not None:
+        raise WrongPeer(f"the certificate of whoever answers at {address} {why}")
+
+
+def check_peer(identity: Identity | None, address: str, *, key: UUID, role: Role, name: str | None) -> None:
+    """Whoever answers at an address must be what is meant. An impostor there says nothing about other addresses, so this
+    is as if nobody had answered."""
+    if identity is not None and (identity.key, identity.role) == (key, role) and name in (None, identity.name):
+        return
+    who = "has no identity" if identity is None else f"is that of {identity.uri}"
+    meant = f"waltz://{key}/role/{role}/{name or '…'}"
+    raise WrongPeer(f"the certificate of whoever answers at {address} {who}, not of {meant}")
+
+
+async def certificate_at(tls: Tls, address: Address, *, role: Role, name: str | None) -> bytes:
+    """The certificate, in DER, of whoever answers there; refused when that is somebody else. Nothing is asked."""
+    expected = dns_name(tls.identity.key, role)
+    try:
+        _, writer = await asyncio.open_connection(address.host, address.port, ssl=tls.calling(), server_hostname=expected)
+    except OSError as error:  # ssl's errors too
+        if isinstance(error, ssl.SSLError) and error.reason in _NOT_TLS:
+            raise TlsMismatch(f"{address} does not speak TLS, and a certificate was given") from error
+        raise CannotConnect(f"cannot connect to {address}: {_reason(error)}") from error
+    try:
+        side: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        check_peer(identity_of(side), str(address), key=tls.identity.key, role=role, name=name)
+        check_valid(tls, side, str(address))
+        found = side.getpeercert(binary_form=True)
+        assert found is not None
+        return found
+    finally:
+        writer.transport.abort()
+
+
+async def speaks_tls(address: str) -> bool | None:
+    """Only whether it does: nothing is checked, nothing is sent. None where that cannot be told."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        place = parse_address(address)
+        async with asyncio.timeout(PROBE_SECONDS):
+            _, writer = await asyncio.open_connection(place.host, place.port, ssl=context)
+    except ssl.SSLError as error:
+        return False if error.reason in _NOT_TLS else None
+    except (OSError, ValueError):  # nobody there, nobody answers, no address
+        return None
+    writer.transport.abort()
+    return True
+
+
+# -- a handshake in memory ---------------------------------------------------------------------------------------------
+
+
+def _proven(certificate: str, key: str, ca: str) -> tuple[Identity, float]:
+    """Who a certificate says that we are, and when it ends."""
+    try:
+        side = _handshake(certificate, key, ca, hostname=None)
+        identity, ends = identity_of(side), _end(side)
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise BadConfig(f"{certificate}, {key} and {ca} do not make a usable certificate: {_reason(error)}") from error
+    if identity is None:
+        raise BadConfig(
+            f"{certificate} does not say who it is for: among its names there must be one URI of the form "
+            "waltz://<cluster key>/role/<server|storage|client|operator>/<name>"
+        )
+    if identity.role in (Role.SERVER, Role.STORAGE):
+        for name in identity.dns_names:
+            try:
+                _handshake(certificate, key, ca, hostname=name)
+            except (ssl.SSLError, OSError, ValueError) as error:
+                raise BadConfig(f"{certificate} cannot answer as {name}: {_reason(error)}") from error
+    return identity, ends
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    return getattr(error, "reason", None) or str(error)
+
+
+def _handshake(certificate: str, key: str, ca: str, *, hostname: str | None) -> ssl.SSLObject:
+    """Both sides are this process. Each asks for the other's certificate; with a host name, the caller checks that too."""
+    answering, calling = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    calling.check_hostname = False
+    calling.verify_mode = ssl.CERT_NONE
+    for context in (answering, calling):
+        context.load_cert_chain(certificate, key, password=lambda: "")
+        context.load_verify_locations(ca)
+    answering.verify_mode = ssl.CERT_REQUIRED
+    if hostname is not None:
+        calling.verify_mode = ssl.CERT_REQUIRED
+        calling.check_hostname = True
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = calling.wrap_bio(back, there, server_hostname=hostname)
+    server = answering.wrap_bio(there, back, server_side=True)
+    waiting = [client, server]
+    for _ in range(20):
+        for side in list(waiting):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            waiting.remove(side)
+        if not waiting:
+            return server
+    raise ValueError("the handshake does not end")
+
+
+def _end(side: ssl.SSLObject) -> float:
+    ends = (side.getpeercert() or {}).get("notAfter")
+    assert isinstance(ends, str)
+    return float(ssl.cert_time_to_seconds(ends))
