@@ -37,7 +37,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "errors": ("", "Explain the error codes that Waltz prints."),
         "events": ("waltzctl.watching.event:events", "What the daemons said lately, in one order."),
         "export": ("", "What `spark-export` wrote: look, and check."),
-        "generate": ("", "Write dashboards, alert rules and units."),
         "health": ("waltzctl.watching.health:health", "Commit a probe in every partition, and say how long it took."),
         "history": ("waltzctl.placement.cluster:history", "Who changed what, and why."),
         "lock": ("", "Why a transaction was refused."),
@@ -116,11 +115,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "waltz_spark.exporting.manifest_command:verify",
             "Check all files of an export, alone or against the log.",
         ),
-    },
-    "generate": {
-        "alerts": ("waltzctl.setup.generate:alerts", "Alert rules for Prometheus."),
-        "dashboard": ("waltzctl.setup.generate:dashboard", "A dashboard for Grafana."),
-        "unit": ("waltzctl.setup.generate:unit", "A systemd unit for a daemon."),
     },
     "lock": {
         "explain": ("waltzctl.records.lock:explain", "Who holds a lock, and what to wait for."),

@@ -36,7 +36,6 @@ ELSEWHERE = {
     "cli/test_compare": [["partition", "compare"]],
     "cli/test_configuration": [["config", name] for name in ("explain", "show", "validate")],
     "cli/test_context": [["context", name] for name in ("add", "list", "remove", "show", "use", "validate")],
-    "cli/test_generate": [["generate", name] for name in ("alerts", "dashboard")],
     "cli/test_looking": [["doctor"], ["events"], ["health"], ["support", "bundle"], ["top"]],
     "cli/test_membership": [["storage", name] for name in ("add", "list", "remove", "replace", "set")],
     "cli/test_ownership": [
@@ -52,7 +51,6 @@ ELSEWHERE = {
     "cli/test_recover": [["storage", "clean"], ["storage", "recover"], ["partition", "rescue"]],
     "cli/test_status": [["status"], ["cluster", "status"]],
     "cli/test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "tail"))],
-    "cli/test_unit": [["generate", "unit"]],
     "cli/test_up": [[name] for name in ("down", "logs", "reset", "up")],
     "spark/test_class_archive": [["spark", name] for name in ("status", "warmup")],
     "spark/test_replay": [["analysis", "replay"]],
