@@ -58,7 +58,7 @@ Test = Callable[[Room, str], Awaitable[None]]
 @contextlib.asynccontextmanager
 async def served(room: Room) -> AsyncIterator[str]:
     server = create_server(8 << 20)
-    add_log_service(server, room.desk)
+    add_log_service(server, room.calls)
     port = listen(server, Address("127.0.0.1", 0))
     await server.start()
     try:

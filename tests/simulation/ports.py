@@ -18,13 +18,13 @@ from waltzd.format.record import Run
 from waltzd.protocol.batches import ClientFrame, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ReplicaStatus, ServerDescription, StorageDescription
 from waltzd.protocol.peers import Frame
-from waltzd.server.clients.calls import Desk
+from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.session.wake import Bell
-from waltzd.storage.calls import Keeper
+from waltzd.storage.calls import StorageCalls
 from waltzd.testing.server import LocalServer
 
 T = TypeVar("T")
-H = TypeVar("H", Keeper, Desk, LocalServer)
+H = TypeVar("H", StorageCalls, ServerCalls, LocalServer)
 CALL_SECONDS = 10.0
 _numbers = itertools.count(1)
 Work: TypeAlias = Callable[[H, End], Coroutine[Any, Any, None]]
@@ -94,13 +94,13 @@ class _Port(Generic[H]):
 # -- a storage ---------------------------------------------------------------------------------------------------------
 
 
-class SimReplicaPort(_Port[Keeper]):
+class SimReplicaPort(_Port[StorageCalls]):
     def __init__(
         self,
         network: Network,
         caller: Life,
         name: str,
-        find: Find[Keeper],
+        find: Find[StorageCalls],
         *,
         key: UUID,
         seconds: float = CALL_SECONDS,
@@ -116,8 +116,8 @@ class SimReplicaPort(_Port[Keeper]):
         return self._contacts.get(partition, 0)
 
     async def status(self, partition: int) -> ReplicaStatus:
-        async def answer(keeper: Keeper) -> ReplicaStatus:
-            return keeper.status(partition)
+        async def answer(calls: StorageCalls) -> ReplicaStatus:
+            return calls.status(partition)
 
         return await self._ask(self._known(answer))
 
@@ -133,34 +133,36 @@ class SimReplicaPort(_Port[Keeper]):
 
     async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
         contact = self._contact(partition)
-        return await self._ask(self._known(lambda keeper: keeper.set_low_mark(partition, session, mark, contact=contact)))
+        return await self._ask(self._known(lambda calls: calls.set_low_mark(partition, session, mark, contact=contact)))
 
     async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
         contact = self._contact(partition)
-        return await self._ask(self._known(lambda keeper: keeper.truncate(partition, session, mark, contact=contact)))
+        return await self._ask(self._known(lambda calls: calls.truncate(partition, session, mark, contact=contact)))
 
-    def _known(self, work: Callable[[Keeper], Coroutine[Any, Any, T]]) -> Callable[[Keeper], Coroutine[Any, Any, T]]:
-        async def checked(keeper: Keeper) -> T:
-            keeper.check_key(self._key)
-            return await work(keeper)
+    def _known(
+        self, work: Callable[[StorageCalls], Coroutine[Any, Any, T]]
+    ) -> Callable[[StorageCalls], Coroutine[Any, Any, T]]:
+        async def checked(calls: StorageCalls) -> T:
+            calls.check_key(self._key)
+            return await work(calls)
 
         return checked
 
     def append(self, partition: int, session: int) -> SimAppend:
         contact = self._contact(partition)
 
-        async def work(keeper: Keeper, end: End) -> None:
-            keeper.check_key(self._key)
-            await keeper.append(partition, session, _StorageLink(end), contact=contact)
+        async def work(calls: StorageCalls, end: End) -> None:
+            calls.check_key(self._key)
+            await calls.append(partition, session, _StorageLink(end), contact=contact)
 
         return SimAppend(lambda: self._open(work), f"the append stream to {self.name}")
 
     async def read(
         self, partition: int, first_id: int, last_id: int | None = None, *, session: int | None = None, frame_bytes: int = 0
     ) -> AsyncIterator[Run]:
-        async def work(keeper: Keeper, end: End) -> None:
-            keeper.check_key(self._key)
-            async for run in keeper.read(partition, session, first_id, last_id, frame_bytes):
+        async def work(calls: StorageCalls, end: End) -> None:
+            calls.check_key(self._key)
+            async for run in calls.read(partition, session, first_id, last_id, frame_bytes):
                 await end.send(run)
 
         async with aclosing(self._each(work)) as runs:
@@ -168,15 +170,15 @@ class SimReplicaPort(_Port[Keeper]):
                 yield run
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
-        async def answer(keeper: Keeper) -> list[tuple[int, int, int]]:
-            return keeper.segments(partition, session)
+        async def answer(calls: StorageCalls) -> list[tuple[int, int, int]]:
+            return calls.segments(partition, session)
 
         return await self._ask(self._known(answer))
 
     async def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
-        async def work(keeper: Keeper, end: End) -> None:
-            keeper.check_key(self._key)
-            async for piece in keeper.fetch_segment(partition, session, first_id):
+        async def work(calls: StorageCalls, end: End) -> None:
+            calls.check_key(self._key)
+            async for piece in calls.fetch_segment(partition, session, first_id):
                 await end.send(piece)
 
         async with aclosing(self._each(work)) as pieces:
@@ -188,7 +190,7 @@ class SimReplicaPort(_Port[Keeper]):
     ) -> ReplicaStatus:
         contact = self._contact(partition)
 
-        async def work(keeper: Keeper, end: End) -> None:
+        async def work(calls: StorageCalls, end: End) -> None:
             async def arriving() -> AsyncIterator[Buffer]:
                 await end.send(_GO_ON)
                 while not isinstance(found := await end.receive(), _Done):
@@ -196,8 +198,8 @@ class SimReplicaPort(_Port[Keeper]):
                         raise CannotConnect("the caller has gone")
                     yield found
 
-            keeper.check_key(self._key)
-            status = await keeper.install_segment(partition, session, first_id, file_bytes, arriving(), contact=contact)
+            calls.check_key(self._key)
+            status = await calls.install_segment(partition, session, first_id, file_bytes, arriving(), contact=contact)
             await end.send((status,))
 
         stream = self._open(work)
@@ -287,16 +289,16 @@ class _StorageLink:
         self._end.finish(error)
 
 
-class SimAdminPort(_Port[Keeper]):
+class SimAdminPort(_Port[StorageCalls]):
     async def describe(self) -> StorageDescription:
-        return await self._ask(lambda keeper: keeper.describe())
+        return await self._ask(lambda calls: calls.describe())
 
     async def remove_partitions(self, numbers: Sequence[int], *, delete_files: bool) -> dict[int, WaltzError | None]:
-        async def answer(keeper: Keeper) -> dict[int, WaltzError | None]:
+        async def answer(calls: StorageCalls) -> dict[int, WaltzError | None]:
             results: dict[int, WaltzError | None] = {}
             for number in numbers:
                 try:
-                    await keeper.remove_partition(number, delete_files=delete_files)
+                    await calls.remove_partition(number, delete_files=delete_files)
                     results[number] = None
                 except WaltzError as error:
                     results[number] = error
@@ -326,13 +328,13 @@ class SimServerAdminPort(_Port[LocalServer]):
         return await self._ask(answer)
 
 
-class SimServerPort(_Port[Desk]):
+class SimServerPort(_Port[ServerCalls]):
     def __init__(
         self,
         network: Network,
         caller: Life,
         name: str,
-        find: Find[Desk],
+        find: Find[ServerCalls],
         key: UUID | None,
         *,
         seconds: float = CALL_SECONDS,
@@ -341,8 +343,8 @@ class SimServerPort(_Port[Desk]):
         self._key = key
 
     async def locate(self) -> Topology:
-        async def answer(desk: Desk) -> Topology:
-            return desk.locate()
+        async def answer(calls: ServerCalls) -> Topology:
+            return calls.locate()
 
         topology = await self._ask(answer)
         if self._key is None:
@@ -359,12 +361,12 @@ class SimServerPort(_Port[Desk]):
 
     async def register(self) -> Registration:
         key = await self._known_key()
-        return await self._ask(lambda desk: desk.register(key))
+        return await self._ask(lambda calls: calls.register(key))
 
     def mount(self) -> SimMount:
-        async def work(desk: Desk, end: End) -> None:
+        async def work(calls: ServerCalls, end: End) -> None:
             try:
-                await desk.mount(_ServerLink(end))
+                await calls.mount(_ServerLink(end))
             except WaltzError:
                 return  # the client was told in the stream
 
@@ -373,16 +375,16 @@ class SimServerPort(_Port[Desk]):
     async def high_water_mark(self, partition: int) -> int:
         key = await self._known_key()
 
-        async def answer(desk: Desk) -> int:
-            return desk.high_water_mark(key, partition)
+        async def answer(calls: ServerCalls) -> int:
+            return calls.high_water_mark(key, partition)
 
         return await self._ask(answer)
 
     async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
         key = await self._known_key()
 
-        async def work(desk: Desk, end: End) -> None:
-            async with aclosing(desk.fetch(key, partition, first_id, last_id)) as runs:
+        async def work(calls: ServerCalls, end: End) -> None:
+            async with aclosing(calls.fetch(key, partition, first_id, last_id)) as runs:
                 async for run in runs:
                     await end.send(run)
 

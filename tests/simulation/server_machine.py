@@ -12,7 +12,7 @@ from tests.simulation.ports import SimReplicaPort
 from waltzd.cluster.meta import ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.batches import Limits
-from waltzd.server.clients.calls import Desk
+from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.pipeline import PipelineSettings
 from waltzd.server.session.settings import StoreSettings
 from waltzd.testing.server import LocalServer
@@ -90,8 +90,8 @@ class ServerMachine(Machine):
         await asyncio.sleep(self.world.network.seconds(found.name))
         return self.is_up and found.instance == self._instance
 
-    def serving(self, life: Life) -> Desk | None:
-        return self.server.desk if self.life is life and self.server is not None else None
+    def serving(self, life: Life) -> ServerCalls | None:
+        return self.server.calls if self.life is life and self.server is not None else None
 
     def daemon(self, life: Life) -> LocalServer | None:
         return self.server if self.life is life else None

@@ -20,7 +20,7 @@ from waltzd.format.layout import CONTROL_NAME, HEADER_BYTES, PROMISE_NAME, SEGME
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, id_and_length
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.peers import Frame, Link
-from waltzd.storage.calls import Keeper
+from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition, PartitionSettings
 
@@ -37,7 +37,7 @@ class Answers:
     """The newest session that a process on any disk of this machine has promised itself to."""
 
 
-class _Promiser(Keeper):
+class _Promiser(StorageCalls):
     """Remembers what it answered: the next process on the same disk is held to it."""
 
     answers: Answers
@@ -90,7 +90,7 @@ class _Heard:
 class StorageMachine(Machine):
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
-        self.keeper: Keeper | None = None
+        self.calls: StorageCalls | None = None
         self.disks = 0
         self.disk = self.blank_disk()
         self.disk_seconds = 0.0
@@ -129,12 +129,12 @@ class StorageMachine(Machine):
         disk.flush_directory("")
         return disk
 
-    def open(self) -> Keeper:
-        """The daemon's way from its directory to a keeper."""
+    def open(self) -> StorageCalls:
+        """The daemon's way from its directory to its calls."""
         world, setup = self.world, self.world.setup
         directory = self._directory(self.disk, say=lambda sentence: world.say(self.name, sentence))
         config = StorageConfig(directory=self.name, segment_bytes_max=max(1024, setup.segment_bytes), free_bytes_min=0)
-        keeper = _Promiser(
+        calls = _Promiser(
             self.disk, directory, config, run_writing=self._write, run_reading=self._read, on_fatal=self._on_fatal
         )
         for replica in directory.partitions():
@@ -143,9 +143,9 @@ class StorageMachine(Machine):
         self.is_torn = self._has_lost_power and any(self._is_torn(replica) for replica in directory.partitions())
         self._was_cut = self._is_rotten = False
         self._count_renewal()
-        keeper.answers = self.answers
-        keeper.start()
-        return keeper
+        calls.answers = self.answers
+        calls.start()
+        return calls
 
     def _directory(self, disk: SimDisk, *, say: Callable[[str], None]) -> Directory:
         setup = self.world.setup
@@ -166,7 +166,7 @@ class StorageMachine(Machine):
 
     async def _live(self, life: Life) -> None:
         try:
-            keeper = self.open()
+            calls = self.open()
         except FlushFailed as error:
             self._exit(life, error.message)
         except WaltzError as error:
@@ -176,16 +176,16 @@ class StorageMachine(Machine):
             self.world.mistake(mistake)
             return
         self.refuses = None
-        self.keeper = keeper
+        self.calls = calls
         self.world.network.joined(life)
 
     async def create_partitions(self) -> None:
-        assert self.keeper is not None
+        assert self.calls is not None
         for partition in range(self.world.setup.partitions):
-            await self.keeper.create_partition(partition)
+            await self.calls.create_partition(partition)
 
-    def serving(self, life: Life) -> Keeper | None:
-        return self.keeper if self.life is life else None
+    def serving(self, life: Life) -> StorageCalls | None:
+        return self.calls if self.life is life else None
 
     # -- the disk below it
 
@@ -227,7 +227,7 @@ class StorageMachine(Machine):
 
     def end(self, why: str) -> None:
         if self.life is not None:
-            self.keeper = None
+            self.calls = None
             self.disk.observer = None
             self.disk.kill()
         super().end(why)
@@ -235,14 +235,14 @@ class StorageMachine(Machine):
     def stop(self) -> None:
         """In order: what is queued is done first."""
         self.is_wanted = False
-        if self.life is not None and self.keeper is not None:
+        if self.life is not None and self.calls is not None:
             self.world.say(self.name, "is told to stop")
-            self.world.loop.run_in(self.life, self._stop(self.life, self.keeper), f"end of {self.name}")
+            self.world.loop.run_in(self.life, self._stop(self.life, self.calls), f"end of {self.name}")
 
-    async def _stop(self, life: Life, keeper: Keeper) -> None:
-        keeper.refuse_new()
+    async def _stop(self, life: Life, calls: StorageCalls) -> None:
+        calls.refuse_new()
         try:
-            await keeper.close()
+            await calls.close()
         except FlushFailed as error:
             self._on_fatal(error)
         self._count_renewal()
@@ -334,20 +334,20 @@ class StorageMachine(Machine):
         return [name for name in self.disk.names(path) if name.endswith(SEGMENT_SUFFIX)]
 
     def start_verifying(self) -> None:
-        keeper, life = self.keeper, self.life
-        if keeper is not None and life is not None:
-            self.world.loop.run_in(life, self._verify(keeper), f"an operator verifies {self.name}")
+        calls, life = self.calls, self.life
+        if calls is not None and life is not None:
+            self.world.loop.run_in(life, self._verify(calls), f"an operator verifies {self.name}")
 
-    async def _verify(self, keeper: Keeper) -> None:
-        for replica in keeper.directory.partitions():
+    async def _verify(self, calls: StorageCalls) -> None:
+        for replica in calls.directory.partitions():
             try:
-                for finding in await self.verified(keeper, replica.number):
+                for finding in await self.verified(calls, replica.number):
                     self.world.say(self.name, f"an operator is told: {finding}")
             except WaltzError as error:
                 self.world.say(self.name, f"an operator is told: {error.message}")
 
-    async def verified(self, keeper: Keeper, partition: int) -> list[Finding]:
-        return [found async for found in keeper.verify(partition) if isinstance(found, Finding)]
+    async def verified(self, calls: StorageCalls, partition: int) -> list[Finding]:
+        return [found async for found in calls.verify(partition) if isinstance(found, Finding)]
 
     def _files(self) -> list[tuple[str, int]]:
         """Sealed segments with their indexes, control and promise files."""

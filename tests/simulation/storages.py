@@ -1,4 +1,4 @@
-"""Storages in one process: the real keeper over a simulated disk that can be killed, hung and given another disk."""
+"""Storages in one process: the real storage over a simulated disk that can be killed, hung and given another disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from waltzd.cluster.meta import StorageMeta
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import CannotConnect
-from waltzd.storage.calls import Keeper
+from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import PartitionSettings
 from waltzd.testing.storage_port import StorageDoor, StoragePort
@@ -32,14 +32,14 @@ def _blank(seed: int) -> SimDisk:
 
 
 class SimStorage:
-    """`keeper` is None while it is down."""
+    """`calls` is None while it is down."""
 
     def __init__(self, name: str, *, partitions: int = 1, seed: int = 0, segment_bytes: int = 4000) -> None:
         self.name = name
         self.partitions = partitions
         self.segment_bytes = segment_bytes
         self.disk = _blank(seed)
-        self.keeper: Keeper | None = None
+        self.calls: StorageCalls | None = None
         self.log: list[str] = []
         self.fatal: list[BaseException] = []
         self.door: StorageDoor | None = None
@@ -62,18 +62,18 @@ class SimStorage:
         if create:
             for number in range(self.partitions):
                 directory.create_partition(number)
-        self.keeper = Keeper(
+        self.calls = StorageCalls(
             self.disk, directory, config, run_writing=inline, run_reading=inline, on_fatal=self.fatal.append
         )
-        self.keeper.start()
-        self.door = StorageDoor(self.name, self.keeper, self.fatal.append)
+        self.calls.start()
+        self.door = StorageDoor(self.name, self.calls, self.fatal.append)
         return self
 
     async def stop(self) -> None:
         """In order."""
-        keeper = self._hang_up()
-        keeper.refuse_new()
-        await keeper.close()
+        calls = self._hang_up()
+        calls.refuse_new()
+        await calls.close()
 
     def kill(self) -> None:
         """As with kill -9: what the system was given is there, and nothing more happens."""
@@ -82,17 +82,17 @@ class SimStorage:
                 lane._task.cancel()
         self.disk.kill()
 
-    def _hang_up(self) -> Keeper:
-        assert self.keeper is not None
-        keeper, self.keeper, self.door = self.keeper, None, None
+    def _hang_up(self) -> StorageCalls:
+        assert self.calls is not None
+        calls, self.calls, self.door = self.calls, None, None
         for port in self._ports:
             port.cut()
         self._ports = []
-        return keeper
+        return calls
 
     def lose_disk(self, seed: int) -> None:
         """Somebody put an empty disk in its place."""
-        assert self.keeper is None
+        assert self.calls is None
         self.disk = _blank(seed)
 
     def hang(self) -> None:
@@ -113,8 +113,8 @@ class SimStorage:
 
     def records(self, partition: int = 0) -> list[bytes]:
         """Every record that is on the disk, straight from the replica."""
-        assert self.keeper is not None
-        replica = self.keeper.directory.partition(partition)
+        assert self.calls is not None
+        replica = self.calls.directory.partition(partition)
         out: list[bytes] = []
         at = 0
         while at <= replica.last_id:

@@ -18,9 +18,9 @@ from waltzd.server.session.settings import ACKNOWLEDGED_SECONDS, StoreSettings
 
 def visible(c: Cell, name: str) -> int:
     """How far somebody who reads there, without being the owner, sees."""
-    keeper = c.storages[name].keeper
-    assert keeper is not None
-    return keeper.directory.partition(0).visible_mark
+    calls = c.storages[name].calls
+    assert calls is not None
+    return calls.directory.partition(0).visible_mark
 
 
 async def restart(c: Cell, name: str) -> None:
@@ -236,9 +236,9 @@ async def test_a_storage_that_holds_more_than_its_session_wrote_ends_the_session
         pipeline = await c.opened(store)
         await pipeline.committed(pipeline.append(20))
         await c.until(lambda: all(c.last_id(name) == 19 for name in c.storages))
-        keeper = c.storages["s2"].keeper
-        assert keeper is not None
-        keeper.directory.partition(0).append(1, [encode_payloads(20, [b"x"] * 5)], 19)
+        calls = c.storages["s2"].calls
+        assert calls is not None
+        calls.directory.partition(0).append(1, [encode_payloads(20, [b"x"] * 5)], 19)
         c.storages["s2"].kill()
         await c.storages["s2"].start()
         await c.until(lambda: any("W2021" in line and "up to 24" in line for line in c.log))

@@ -155,9 +155,9 @@ async def test_a_session_that_is_in_no_document_is_never_stepped_over() -> None:
         store = await c.own(1)
         pipeline = await c.opened(store)
         await pipeline.committed(pipeline.append(20))
-        keeper = c.storages["s1"].keeper
-        assert keeper is not None
-        await keeper.open_session(0, 77, 1)
+        calls = c.storages["s1"].calls
+        assert calls is not None
+        await calls.open_session(0, 77, 1)
         await refuses(c, store)
         assert any("s1 has promised itself to session 77" in line for line in c.log)
 

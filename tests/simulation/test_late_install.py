@@ -19,10 +19,10 @@ class _ImpatientPort(SimPort):
         self._tasks = tasks
 
     async def install_segment(self, partition: int, session: int, first_id: int, size: int, pieces: Any) -> Any:
-        keeper = self._storage.keeper
-        if keeper is None:
+        calls = self._storage.calls
+        if calls is None:
             raise CannotConnect("down")
-        work = asyncio.ensure_future(keeper.install_segment(partition, session, first_id, size, pieces))
+        work = asyncio.ensure_future(calls.install_segment(partition, session, first_id, size, pieces))
         self._tasks.append(work)
         done, _ = await asyncio.wait((work,), timeout=1.0)
         if not done:
@@ -33,7 +33,7 @@ class _ImpatientPort(SimPort):
 def slow_to_prove(storage: Any, first_id: int) -> asyncio.Event:
     """Its disk is slow for one file: it is proven when the event is set."""
     gate = asyncio.Event()
-    arrivals = storage.keeper._arrivals
+    arrivals = storage.calls._arrivals
     right = arrivals._run_writing
 
     async def run_writing(function: Any, *arguments: Any) -> Any:
@@ -60,15 +60,15 @@ async def test_a_file_that_comes_late_does_not_get_its_place_after_the_session_h
         c.storages["s1"].kill()
         pipeline.append(100)  # up to 219, on s0 alone: nobody is told anything, and s1 and s2 will not have them
         await c.until(lambda: c.last_id("s0") == 219)
-        keeper = c.storages["s0"].keeper
-        assert keeper is not None
-        spanning = max(first for first, _ in keeper.directory.partition(0).sealed_segments() if first <= 119)
+        calls = c.storages["s0"].calls
+        assert calls is not None
+        spanning = max(first for first, _ in calls.directory.partition(0).sealed_segments() if first <= 119)
         await store.close(hand_over=False)
 
         await c.storages["s2"].start()
         gate = slow_to_prove(c.storages["s2"], spanning)
-        assert c.storages["s2"].keeper is not None
-        replica: Any = c.storages["s2"].keeper.directory.partition(0)
+        assert c.storages["s2"].calls is not None
+        replica: Any = c.storages["s2"].calls.directory.partition(0)
         right = replica.set_low_mark
 
         def set_low_mark(session: int, mark: int, contact: int) -> Any:

@@ -1,4 +1,4 @@
-"""A rescue over real keepers and a real owner on simulated disks: what is lost, what is kept, who is in the way."""
+"""A rescue over real storages and a real owner on simulated disks: what is lost, what is kept, who is in the way."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Hands:
 
     async def _view(self, name: str) -> StorageView:
         storage = self.cell.storages[name]
-        if storage.keeper is None:
+        if storage.calls is None:
             return StorageView(meta=storage.meta, said=None, error=CannotConnect(f"{name} is down"))
-        return StorageView(meta=storage.meta, said=await storage.keeper.describe(), error=None)
+        return StorageView(meta=storage.meta, said=await storage.calls.describe(), error=None)
 
     async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
         between, self.between = self.between, None
         if between is not None:
             await between()
-        keeper = self.cell.storages[storage.name].keeper
-        assert keeper is not None
-        return await keeper.fence(partition, session)
+        calls = self.cell.storages[storage.name].calls
+        assert calls is not None
+        return await calls.fence(partition, session)
 
     async def scene(self) -> Scene:
         found, _ = await seen(self.cell.cluster, await self.look(), 0)
@@ -155,7 +155,7 @@ async def test_a_session_number_that_nobody_can_follow_is_taken_back() -> None:
         await pipeline.committed(last_id)
         store.task.cancel()
         for name in ("s0", "s1"):
-            replica = c.storages[name].keeper.directory.partition(0)  # type: ignore[union-attr]
+            replica = c.storages[name].calls.directory.partition(0)  # type: ignore[union-attr]
             replica._promise.promise(session=ABSURD, committed=replica.committed)  # as an older storage did when asked
         other = await c.own(2)
         await c.until(lambda: str(ABSURD) in other.waiting)
@@ -171,11 +171,11 @@ async def test_a_promise_is_never_taken_back_below_a_session_that_has_begun() ->
     async with cell() as c:
         store = await c.own()
         await c.opened(store)
-        keeper = c.storages["s0"].keeper
-        assert keeper is not None
-        session = keeper.directory.partition(0).status().session
+        calls = c.storages["s0"].calls
+        assert calls is not None
+        session = calls.directory.partition(0).status().session
         with pytest.raises(StaleSession):
-            await keeper.fence(0, session - 1)
+            await calls.fence(0, session - 1)
 
 
 @story

@@ -1,4 +1,4 @@
-"""One owned partition over real keepers on simulated disks: sessions come and go, what was committed stays."""
+"""One owned partition over real storages on simulated disks: sessions come and go, what was committed stays."""
 
 from __future__ import annotations
 
@@ -126,18 +126,18 @@ class Cell:
             store.task.cancel()
             await asyncio.gather(store.task, return_exceptions=True)
         for storage in self.storages.values():
-            if storage.keeper is not None:
+            if storage.calls is not None:
                 await storage.stop()
 
     def last_id(self, name: str) -> int:
-        keeper = self.storages[name].keeper
-        if keeper is None or 0 not in [replica.number for replica in keeper.directory.partitions()]:
+        calls = self.storages[name].calls
+        if calls is None or 0 not in [replica.number for replica in calls.directory.partitions()]:
             return -2
-        return keeper.directory.partition(0).last_id
+        return calls.directory.partition(0).last_id
 
     def is_sound(self, name: str) -> bool:
-        keeper = self.storages[name].keeper
-        return keeper is not None and not keeper.directory.partition(0).findings
+        calls = self.storages[name].calls
+        return calls is not None and not calls.directory.partition(0).findings
 
     def check_equal(self, *names: str) -> list[bytes]:
         logs = [self.storages[name].records() for name in names or self.members]
@@ -379,11 +379,11 @@ async def test_damage_that_is_found_in_the_newest_segment_of_a_live_replica_is_h
         await pipeline.committed(pipeline.append(50, size=30))
         await c.until(lambda: all(c.last_id(name) == 49 for name in c.storages))
         storage = c.storages["s0"]
-        assert storage.keeper is not None
-        partition = storage.keeper.directory.partition(0)
+        assert storage.calls is not None
+        partition = storage.calls.directory.partition(0)
         newest = partition._shelf.path_of(partition._shelf.first_ids[-1])
         storage.disk.corrupt(newest, storage.disk.size(newest) - 20, b"\xa5")
-        assert [result for result in [found async for found in storage.keeper.verify(0)] if isinstance(result, Finding)]
+        assert [result for result in [found async for found in storage.calls.verify(0)] if isinstance(result, Finding)]
         assert not c.is_sound("s0")
         await c.until(lambda: c.is_sound("s0"))
         c.check_equal(*c.storages)
@@ -396,16 +396,16 @@ async def test_damage_that_is_found_in_the_newest_segment_of_a_live_replica_is_h
 async def test_one_replica_that_refuses_everything_does_not_keep_the_others_from_opening() -> None:
     """In the original it aborted everybody's recovery (waltz-original 5.6)."""
     async with cell() as c:
-        keeper = c.storages["s1"].keeper
-        assert keeper is not None
+        calls = c.storages["s1"].calls
+        assert calls is not None
         store = await c.own(1)
         pipeline = await c.opened(store)
         await pipeline.committed(pipeline.append(10))
-        await keeper.set_available(0, False)
+        await calls.set_available(0, False)
         await store.close(hand_over=False)
         pipeline = await c.opened(await c.own(2))
         await pipeline.committed(pipeline.append(10))
-        await keeper.set_available(0, True)
+        await calls.set_available(0, True)
         await c.until(lambda: c.last_id("s1") == 19)
 
 
@@ -519,9 +519,9 @@ async def test_whoever_is_level_waits_for_the_others_without_a_stir() -> None:
         await pipeline.committed(pipeline.append(10))
         await store.close(hand_over=True)
         for name in ("s2", "s3", "s4"):
-            keeper = c.storages[name].keeper
-            assert keeper is not None
-            await keeper.set_available(0, False)
+            calls = c.storages[name].calls
+            assert calls is not None
+            await calls.set_available(0, False)
         again = await c.own(2)
         await c.until(lambda: "level: s0, s1 of" in again.waiting)
         session = again._session
@@ -530,8 +530,8 @@ async def test_whoever_is_level_waits_for_the_others_without_a_stir() -> None:
         for _ in range(2000):
             await asyncio.sleep(0)
         assert session.decided.rings - before < 100
-        assert keeper is not None
-        await keeper.set_available(0, True)
+        assert calls is not None
+        await calls.set_available(0, True)
         pipeline = await c.opened(again)
         await pipeline.committed(pipeline.append(1))
 

@@ -211,7 +211,7 @@ class Simulation:
         for name, storage in self.storages.items():
             storage.is_wanted = True
             life = storage.begin()
-            storage.keeper = life.context.run(storage.open)
+            storage.calls = life.context.run(storage.open)
             if name in first:
                 await self.loop.run_in(life, storage.create_partitions(), "partitions")
             self.network.joined(life)
@@ -314,7 +314,7 @@ class Simulation:
         """Owners refuse documents that went back. Whatever was acknowledged is still on a storage, for an operator."""
         held: dict[tuple[int, int], set[str]] = {}
         for storage in self.storages.values():
-            for replica in storage.keeper.directory.partitions() if storage.keeper is not None else ():
+            for replica in storage.calls.directory.partitions() if storage.calls is not None else ():
                 at = 0
                 while at <= replica.last_id:
                     try:
@@ -391,10 +391,10 @@ class Simulation:
     def _replace_what_is_refused(self, storage: StorageMachine) -> None:
         """What a daemon does not open again by itself is for an operator."""
         refused = storage.refuses if not storage.is_up else None
-        if storage.keeper is not None:
+        if storage.calls is not None:
             for partition in range(self.setup.partitions):
                 try:
-                    storage.keeper.directory.partition(partition)
+                    storage.calls.directory.partition(partition)
                 except (ControlDamaged, PartitionDamaged) as error:
                     refused = error
                 except WaltzError:
@@ -457,8 +457,8 @@ class Simulation:
         return self._replicas[partition]
 
     async def _first_damage(self, storage: StorageMachine) -> WaltzError | None:
-        keeper, life = storage.keeper, storage.life
-        if keeper is None or life is None:
+        calls, life = storage.calls, storage.life
+        if calls is None or life is None:
             return CannotConnect(f"{storage.name} is down")
 
         async def read_all() -> None:
@@ -466,13 +466,13 @@ class Simulation:
             for partition in range(self.setup.partitions):
                 if storage.name not in self._assigned(partition):
                     continue
-                for finding in await storage.verified(keeper, partition):
+                for finding in await storage.verified(calls, partition):
                     is_read = finding.code is not Code.DAMAGED_HEADER or (finding.first_byte or 0) < RESERVED_FROM
                     if finding.code not in HARMLESS_CODES and is_read:
                         raise PartitionDamaged(finding.sentence())
-                is_known = bool(keeper.directory.partition(partition).findings)
+                is_known = bool(calls.directory.partition(partition).findings)
                 try:
-                    async for _ in keeper.read(partition, None, 0, None, 0):
+                    async for _ in calls.read(partition, None, 0, None, 0):
                         pass
                 except PartitionDamaged as error:
                     if not is_known:
@@ -519,8 +519,8 @@ class Simulation:
         raise NotReady(f"nobody has partition {partition} open: {self._places()}")
 
     def _read_replica(self, storage: StorageMachine, partition: int, committed: int) -> None:
-        assert storage.keeper is not None
-        replica = storage.keeper.directory.partition(partition)
+        assert storage.calls is not None
+        replica = storage.calls.directory.partition(partition)
         at = 0
         while at <= committed:
             found = replica.read(at, committed, 1 << 20, session=replica.promised_session)

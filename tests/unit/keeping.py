@@ -1,4 +1,4 @@
-"""A keeper on a simulated disk, whose threads are turns on the loop."""
+"""The calls of a storage on a simulated disk, whose threads are turns on the loop."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from tests.simulation.sample import ROOT, open_directory
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
-from waltzd.storage.calls import Keeper
+from waltzd.storage.calls import StorageCalls
 
 CONFIG = StorageConfig(directory=ROOT, flush_threads=2)
 
 
-def with_keeper(
-    disk: SimDisk, test: Callable[[Keeper, list[str]], Coroutine[Any, Any, None]]
+def with_calls(
+    disk: SimDisk, test: Callable[[StorageCalls, list[str]], Coroutine[Any, Any, None]]
 ) -> tuple[list[str], list[BaseException]]:
     """Runs the test; what ran on the threads that write comes back, and what was called fatal."""
     turns: list[str] = []
@@ -31,11 +31,13 @@ def with_keeper(
         return await asyncio.shield(asyncio.ensure_future(finish(function, *arguments)))
 
     async def run() -> None:
-        keeper = Keeper(disk, open_directory(disk), CONFIG, run_writing=in_turn, run_reading=in_turn, on_fatal=fatal.append)
-        keeper.start()
-        await test(keeper, turns)
+        calls = StorageCalls(
+            disk, open_directory(disk), CONFIG, run_writing=in_turn, run_reading=in_turn, on_fatal=fatal.append
+        )
+        calls.start()
+        await test(calls, turns)
         if not fatal:
-            await keeper.close()
+            await calls.close()
 
     asyncio.run(run())
     return turns, fatal

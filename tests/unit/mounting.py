@@ -34,7 +34,7 @@ from waltzd.protocol.batches import (
     Topology,
 )
 from waltzd.protocol.locks import Mode, Reason
-from waltzd.server.clients.calls import Desk, token_of
+from waltzd.server.clients.calls import ServerCalls, token_of
 from waltzd.server.clients.limits import Capacity
 from waltzd.server.clients.pipeline import Pipeline, PipelineSettings
 from waltzd.server.core.tail import Tail
@@ -281,7 +281,7 @@ class Reader:
 
 
 class Room:
-    """A desk with one partition, numbered 3, of generation 5."""
+    """A server with one partition, numbered 3, of generation 5."""
 
     def __init__(self, session: FakeSession, *, callers_max: int = 100, cold_reads_max: int = 8, **settings: Any) -> None:
         self.session = session
@@ -290,11 +290,11 @@ class Room:
         self.pipe = Pipeline(
             session, PipelineSettings(**{"limits": LIMITS, **settings}), self.capacity, on_fatal=self.fatal.append
         )
-        self.desk = Desk(self)
+        self.calls = ServerCalls(self)
         self.registered = 0
         self.readers: list[Reader] = []
 
-    # -- the owner that the desk asks
+    # -- the owner that is asked
 
     def topology(self) -> Topology:
         place = Place(generation=5, server="one", address="127.0.0.1:1")
@@ -320,7 +320,7 @@ class Room:
         """A stream that begins with these frames."""
         link = MemoryLink(room)
         link.identity = identity
-        reader = Reader(self, link, asyncio.create_task(self.desk.mount(link)))
+        reader = Reader(self, link, asyncio.create_task(self.calls.mount(link)))
         self.readers.append(reader)
         await link.say(*frames)
         return reader

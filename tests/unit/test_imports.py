@@ -239,7 +239,7 @@ def test_a_circle_is_noticed_also_inside_functions() -> None:
 BREACHES = dict.fromkeys((room for floor in FLOORS[:-3] for room in floor), "import waltzd.testing.cluster") | {
     "waltzd.testing": "import waltzd.__main__",
     "waltzctl": "from waltzd.server.core.recovery import Recovery",
-    "waltz_spark": "from waltzd.storage.calls import Keeper",
+    "waltz_spark": "from waltzd.storage.calls import StorageCalls",
     "pyspark_waltz": "import pyarrow as pa",
     "waltzd": "import kazoo.client",
 }
@@ -260,7 +260,7 @@ def test_the_world_in_a_pure_place_is_noticed(name: str) -> None:
     ("name", "source"),
     [
         ("waltzd.format.record", "from waltzd import storage\nimport socket"),
-        ("waltzd.format.record", "from ..storage.calls import Keeper"),
+        ("waltzd.format.record", "from ..storage.calls import StorageCalls"),
         ("waltzd.storage.service", "from waltzd.server.session import owned"),
         ("waltzd.storage.lane", "from grpc import aio"),
         ("waltzd.server.ownership", "import waltzd.storage.replica.segment as s"),
@@ -289,7 +289,10 @@ def test_the_rules_notice(name: str, source: str) -> None:
         ("waltzd.storage.service", "import asyncio\nimport grpc\nfrom waltzd.wire import wire_pb2"),
         ("waltzd.wire.grpc", "import grpc"),
         ("waltzd.sql", "import sqlalchemy as sa"),
-        ("waltzd.testing.cluster", "from waltzd.server.ownership import Host\nfrom waltzd.storage.calls import Keeper"),
+        (
+            "waltzd.testing.cluster",
+            "from waltzd.server.ownership import Host\nfrom waltzd.storage.calls import StorageCalls",
+        ),
         (
             "waltzctl.records.segment",
             "import os\nfrom waltzd.format import record\nfrom waltzd.storage.offline import verify",

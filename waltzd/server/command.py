@@ -35,7 +35,7 @@ from waltzd.protocol.locks import LockExplanation
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.role import Role
 from waltzd.server.admin_service import add_admin_service
-from waltzd.server.clients.calls import Desk
+from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.counters import Tallies
 from waltzd.server.clients.limits import Capacity
 from waltzd.server.clients.pipeline import Pipeline, PipelineSettings
@@ -97,7 +97,9 @@ async def _serve(config: ServerConfig) -> None:
         ends.push_async_callback(_stop, clients, operators)
         daemon = _Daemon(config, cluster, meta, tls, clients, operators)
         ends.push_async_callback(daemon.close)
-        await clients.start(lambda server: add_log_service(server, Desk(daemon.host), daemon.unready), on_fatal=end_at_once)
+        await clients.start(
+            lambda server: add_log_service(server, ServerCalls(daemon.host), daemon.unready), on_fatal=end_at_once
+        )
         await operators.start(
             lambda server: add_admin_service(server, daemon.describe, daemon.registration, daemon.explain, daemon.unready),
             on_fatal=end_at_once,

@@ -200,7 +200,7 @@ READERS_MAX = 256
 """Streams that read, on the whole storage: each may have one frame in memory."""
 
 
-class Keeper:
+class StorageCalls:
     def __init__(
         self,
         disk: Disk,

@@ -26,7 +26,7 @@ from waltzd.daemon.readiness import Unready
 from waltzd.disk.real import RealDisk
 from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, BadArgument, BadConfig, FlushFailed, WaltzError
 from waltzd.protocol.role import Role
-from waltzd.storage.calls import Keeper
+from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import PartitionSettings
 from waltzd.storage.service import Ports, start_services
@@ -116,24 +116,24 @@ async def _serve(
 ) -> None:
     underway = Underway()
     run_writing = functools.partial(writers.run, underway.call)
-    keeper = Keeper(disk, directory, config, run_writing=run_writing, run_reading=readers.run, on_fatal=end_at_once)
+    calls = StorageCalls(disk, directory, config, run_writing=run_writing, run_reading=readers.run, on_fatal=end_at_once)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number_of_signal in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number_of_signal, stop.set)
     loop.add_signal_handler(signal.SIGHUP, supervisor.reload, tls)
-    keeper.start()
+    calls.start()
     expiry = Expiry(tls)
 
     def unready_at(ports: Ports) -> Unready:
         async def unready() -> list[str]:
-            return await keeper.unready() + await ports.knock() + expiry.reasons()
+            return await calls.unready() + await ports.knock() + expiry.reasons()
 
         return unready
 
-    ports = await start_services(keeper, tls, unready_at, on_fatal=end_at_once)
-    http = await _watch(config, keeper, expiry, unready_at(ports))
-    for found in (await keeper.describe()).assigned:
+    ports = await start_services(calls, tls, unready_at, on_fatal=end_at_once)
+    http = await _watch(config, calls, expiry, unready_at(ports))
+    for found in (await calls.describe()).assigned:
         log.info("%s", found.story, extra={"code": found.refused.code if found.refused else None})
     print(
         f"waltzd storage is ready: listen={ports.replicas.address} streams={ports.streams.address} "
@@ -141,29 +141,29 @@ async def _serve(
         flush=True,
     )
     supervisor.ready()
-    supervisor.follow(lambda: _story(keeper), lambda: underway.ailment(supervisor.patience_seconds))
+    supervisor.follow(lambda: _story(calls), lambda: underway.ailment(supervisor.patience_seconds))
     alarms, reserve_at = alarm.Alarms(), 0.0
     while not stop.is_set():
         now = loop.time()
-        await _check_in_place(keeper)
-        alarm.log_all(log, alarms.look(now, await keeper.troubles()))
+        await _check_in_place(calls)
+        alarm.log_all(log, alarms.look(now, await calls.troubles()))
         if now >= reserve_at:
             reserve_at = now + RESERVE_SECONDS
             expiry.look()
-            await _keep_reserve(keeper)
+            await _keep_reserve(calls)
         try:
             await asyncio.wait_for(stop.wait(), alarm.LOOK_SECONDS)
         except TimeoutError:
             continue
     supervisor.stopping("finishing what is under way")
     log.info("stopping: finishing what is under way, for at most %d seconds", config.drain_seconds)
-    await _drain(config, keeper, ports)
+    await _drain(config, calls, ports)
     if http is not None:
         await http.stop()
     log.info("stopped: everything that was acknowledged is on the disk, and marked so")
 
 
-async def _watch(config: StorageConfig, keeper: Keeper, expiry: Expiry, unready: Unready) -> HttpPort | None:
+async def _watch(config: StorageConfig, calls: StorageCalls, expiry: Expiry, unready: Unready) -> HttpPort | None:
     """The port for those who watch, if there is to be one; what it needs is loaded only then."""
     if config.http_listen is None:
         return None
@@ -171,7 +171,7 @@ async def _watch(config: StorageConfig, keeper: Keeper, expiry: Expiry, unready:
     from waltzd.daemon.http import watch_port
 
     async def collect() -> metrics.Families:
-        found, reasons, seconds = await keeper.describe(), await unready(), expiry.seconds_left()
+        found, reasons, seconds = await calls.describe(), await unready(), expiry.seconds_left()
         return metrics.of_storage(found, unready=reasons, free_bytes_min=config.free_bytes_min, certificate_seconds=seconds)
 
     port = watch_port(config.http_listen, Role.STORAGE, unready, collect)
@@ -180,33 +180,33 @@ async def _watch(config: StorageConfig, keeper: Keeper, expiry: Expiry, unready:
     return port
 
 
-def _story(keeper: Keeper) -> str:
+def _story(calls: StorageCalls) -> str:
     """What this storage does, in a sentence for the service manager."""
-    text = f"keeps {len(keeper.directory.partitions())} partitions in {keeper.directory.path}"
-    return f"finishing what is under way; {text}" if keeper.is_draining else text
+    text = f"keeps {len(calls.directory.partitions())} partitions in {calls.directory.path}"
+    return f"finishing what is under way; {text}" if calls.is_draining else text
 
 
-async def _check_in_place(keeper: Keeper) -> None:
+async def _check_in_place(calls: StorageCalls) -> None:
     try:
-        await keeper.check_in_place()
+        await calls.check_in_place()
     except FlushFailed as error:
         end_at_once(error)
 
 
-async def _keep_reserve(keeper: Keeper) -> None:
+async def _keep_reserve(calls: StorageCalls) -> None:
     """A reserve that cannot be kept is a worry for the next start, not a reason to end this one."""
     try:
-        await keeper.keep_reserve()
+        await calls.keep_reserve()
     except FlushFailed as error:
         end_at_once(error)
     except WaltzError as error:
         log.warning("%s the reserve for a start on a full disk cannot be kept: %s", error.code, error.message)
 
 
-async def _drain(config: StorageConfig, keeper: Keeper, ports: Ports) -> None:
-    keeper.refuse_new()
+async def _drain(config: StorageConfig, calls: StorageCalls, ports: Ports) -> None:
+    calls.refuse_new()
     await ports.stop(config.drain_seconds)
     try:
-        await keeper.close()
+        await calls.close()
     except FlushFailed as error:
         end_at_once(error)

@@ -1,4 +1,4 @@
-"""The two gRPC services of a storage: messages to calls of the keeper, errors to statuses. No decision is made here."""
+"""The two gRPC services of a storage: messages to calls, errors to statuses. No decision is made here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
 from waltzd.format.finding import Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.role import Role
-from waltzd.storage.calls import Keeper
+from waltzd.storage.calls import StorageCalls
 from waltzd.storage.stream_port import StreamPort
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import (
@@ -60,11 +60,11 @@ def meant_of(context: Context) -> tuple[str, UUID | None]:
     return name.decode("utf-8", "replace"), None if instance is None else uuid_of(instance, "an instance")
 
 
-async def _learn_name(keeper: Keeper, context: Context) -> None:
+async def _learn_name(calls: StorageCalls, context: Context) -> None:
     """The first who puts a storage to work says what it is called; its directory remembers that."""
     name, _ = meant_of(context)
-    if name and not keeper.directory.name:
-        await keeper.take_name(name)
+    if name and not calls.directory.name:
+        await calls.take_name(name)
 
 
 def _optional_session(target: wire.Target, context: Context) -> int | None:
@@ -78,17 +78,17 @@ def _optional_session(target: wire.Target, context: Context) -> int | None:
 
 
 class ReplicaService(ReplicaServicer):
-    def __init__(self, keeper: Keeper, stream_port: int) -> None:
-        self._keeper = keeper
+    def __init__(self, calls: StorageCalls, stream_port: int) -> None:
+        self._calls = calls
         self._stream_port = stream_port
 
     def _check(self, target: wire.Target, context: Context) -> int:
-        self._keeper.check_key(key_of(target.cluster_key))
-        self._keeper.directory.check_meant(*meant_of(context))
+        self._calls.check_key(key_of(target.cluster_key))
+        self._calls.directory.check_meant(*meant_of(context))
         return target.partition
 
     async def _refuse(self, context: Context, error: WaltzError) -> None:
-        self._keeper.statistics.refused_calls += 1
+        self._calls.statistics.refused_calls += 1
         await abort(context, error)
 
     async def Open(self, request: wire.OpenRequest, context: Context) -> wire.ReplicaStatus:
@@ -96,12 +96,12 @@ class ReplicaService(ReplicaServicer):
             number = self._check(request.target, context)
             if request.target.HasField("session"):
                 session = request.target.session
-                await _learn_name(self._keeper, context)
-                status = await self._keeper.open_session(
+                await _learn_name(self._calls, context)
+                status = await self._calls.open_session(
                     number, session, request.partitions, create=request.create, caller=request.caller
                 )
             else:
-                status = self._keeper.status(number)
+                status = self._calls.status(number)
             message = status_message(status)
             message.stream_port = self._stream_port
             return message
@@ -110,10 +110,10 @@ class ReplicaService(ReplicaServicer):
             raise
 
     async def SetLowMark(self, request: wire.MarkRequest, context: Context) -> wire.ReplicaStatus:
-        return await self._mark(self._keeper.set_low_mark, request, context)
+        return await self._mark(self._calls.set_low_mark, request, context)
 
     async def Truncate(self, request: wire.MarkRequest, context: Context) -> wire.ReplicaStatus:
-        return await self._mark(self._keeper.truncate, request, context)
+        return await self._mark(self._calls.truncate, request, context)
 
     async def _mark(
         self, call: Callable[..., Awaitable[ReplicaStatus]], request: wire.MarkRequest, context: Context
@@ -129,7 +129,7 @@ class ReplicaService(ReplicaServicer):
         try:
             number, session = self._check(request.target, context), _optional_session(request.target, context)
             last_id = request.last_id if request.HasField("last_id") else None
-            async for run in self._keeper.read(number, session, request.first_id, last_id, request.frame_bytes):
+            async for run in self._calls.read(number, session, request.first_id, last_id, request.frame_bytes):
                 yield wire.RunFrame(first_id=run.first_id, lengths=run.sent_lengths, records=bytes(run.data))
         except WaltzError as error:
             await self._refuse(context, error)
@@ -137,7 +137,7 @@ class ReplicaService(ReplicaServicer):
     async def ListSegments(self, request: wire.SegmentsRequest, context: Context) -> wire.SegmentList:
         try:
             number, session = self._check(request.target, context), _optional_session(request.target, context)
-            found = self._keeper.segments(number, session)
+            found = self._calls.segments(number, session)
         except WaltzError as error:
             await self._refuse(context, error)
             raise
@@ -147,19 +147,19 @@ class ReplicaService(ReplicaServicer):
 
 
 class StorageAdminService(StorageAdminServicer):
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    def __init__(self, calls: StorageCalls) -> None:
+        self._calls = calls
 
     async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.StorageDescription:
         try:
-            self._keeper.directory.check_meant(*meant_of(context))
-            return description_message(replace(await self._keeper.describe(), vitals=vitals()))
+            self._calls.directory.check_meant(*meant_of(context))
+            return description_message(replace(await self._calls.describe(), vitals=vitals()))
         except WaltzError as error:  # a partition went away while it was looked at
             await abort(context, error)
 
     async def Events(self, request: wire.EventsRequest, context: Context) -> wire.EventsReply:
         try:
-            self._keeper.directory.check_meant(*meant_of(context))
+            self._calls.directory.check_meant(*meant_of(context))
         except WaltzError as error:
             await abort(context, error)
         return events_message(logs.RECENT.after(request.after))
@@ -173,9 +173,9 @@ class StorageAdminService(StorageAdminServicer):
     ) -> wire.PartitionsReply:
         """Each partition by itself: one that fails does not keep the others from being done."""
         try:
-            self._keeper.check_key(key_of(key))
-            self._keeper.directory.check_meant(*meant_of(context))
-            if len(partitions) > self._keeper.directory.control.header.partitions:
+            self._calls.check_key(key_of(key))
+            self._calls.directory.check_meant(*meant_of(context))
+            if len(partitions) > self._calls.directory.control.header.partitions:
                 raise TooLarge(f"{len(partitions)} partitions were named; the cluster has fewer")
         except WaltzError as error:
             await abort(context, error)
@@ -189,55 +189,55 @@ class StorageAdminService(StorageAdminServicer):
 
     async def CreatePartitions(self, request: wire.PartitionsRequest, context: Context) -> wire.PartitionsReply:
         async def create(number: int) -> None:
-            await _learn_name(self._keeper, context)
-            await self._keeper.create_partition(number)
+            await _learn_name(self._calls, context)
+            await self._calls.create_partition(number)
 
         return await self._for_each(request.cluster_key, request.partitions, context, create)
 
     async def RemovePartitions(self, request: wire.RemoveRequest, context: Context) -> wire.PartitionsReply:
         async def remove(number: int) -> str | None:
-            return await self._keeper.remove_partition(number, delete_files=request.delete_files)
+            return await self._calls.remove_partition(number, delete_files=request.delete_files)
 
         return await self._for_each(request.cluster_key, request.partitions, context, remove)
 
     async def SetAvailable(self, request: wire.AvailabilityRequest, context: Context) -> wire.PartitionsReply:
         async def change(number: int) -> None:
-            await self._keeper.set_available(number, request.available)
+            await self._calls.set_available(number, request.available)
 
         return await self._for_each(request.cluster_key, request.partitions, context, change)
 
     async def Fence(self, request: wire.FenceRequest, context: Context) -> wire.ReplicaStatus:
         try:
-            self._keeper.check_key(key_of(request.cluster_key))
-            self._keeper.directory.check_meant(*meant_of(context))
-            return status_message(await self._keeper.fence(request.partition, request.session))
+            self._calls.check_key(key_of(request.cluster_key))
+            self._calls.directory.check_meant(*meant_of(context))
+            return status_message(await self._calls.fence(request.partition, request.session))
         except WaltzError as error:
             await abort(context, error)
 
     async def DeleteSetAside(self, request: wire.SetAsideRequest, context: Context) -> wire.SetAsideReply:
         try:
-            self._keeper.check_key(key_of(request.cluster_key))
-            self._keeper.directory.check_meant(*meant_of(context))
-            deleted = await self._keeper.delete_aside(request.names)
+            self._calls.check_key(key_of(request.cluster_key))
+            self._calls.directory.check_meant(*meant_of(context))
+            deleted = await self._calls.delete_aside(request.names)
         except WaltzError as error:
             await abort(context, error)
         return wire.SetAsideReply(deleted=[wire.SetAside(name=one.name, bytes=one.bytes) for one in deleted])
 
     async def Digest(self, request: wire.DigestRequest, context: Context) -> wire.DigestReply:
         try:
-            self._keeper.check_key(key_of(request.cluster_key))
-            self._keeper.directory.check_meant(*meant_of(context))
-            found = await self._keeper.digest(request.partition, request.first_id, request.last_id)
+            self._calls.check_key(key_of(request.cluster_key))
+            self._calls.directory.check_meant(*meant_of(context))
+            found = await self._calls.digest(request.partition, request.first_id, request.last_id)
         except WaltzError as error:
             await abort(context, error)
         return wire.DigestReply(hash=found.hash, last_id=found.last_id, records=found.records, bytes=found.bytes)
 
     async def Verify(self, request: wire.VerifyRequest, context: Context) -> AsyncIterator[wire.VerifyReply]:
         try:
-            self._keeper.check_key(key_of(request.cluster_key))
-            self._keeper.directory.check_meant(*meant_of(context))
-            for number in request.partitions or [line.partition for line in self._keeper.directory.lines()]:
-                async for found in self._keeper.verify(number):
+            self._calls.check_key(key_of(request.cluster_key))
+            self._calls.directory.check_meant(*meant_of(context))
+            for number in request.partitions or [line.partition for line in self._calls.directory.lines()]:
+                async for found in self._calls.verify(number):
                     if isinstance(found, Finding):
                         yield wire.VerifyReply(finding=finding_message(found))
                     else:
@@ -272,21 +272,21 @@ class Ports:
 
 
 async def start_services(
-    keeper: Keeper, tls: Tls | None, unready: Callable[[Ports], Unready], *, on_fatal: Callable[[BaseException], None]
+    calls: StorageCalls, tls: Tls | None, unready: Callable[[Ports], Unready], *, on_fatal: Callable[[BaseException], None]
 ) -> Ports:
-    config = keeper.config
+    config = calls.config
     replicas = Listener(config.listen, REQUEST_BYTES_MAX, tls)
-    streams = StreamPort(keeper, replace(config.listen, port=config.stream_port), tls)
+    streams = StreamPort(calls, replace(config.listen, port=config.stream_port), tls)
     admin = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls)
     await streams.start(on_fatal)
-    service = ReplicaService(keeper, streams.address.port)
+    service = ReplicaService(calls, streams.address.port)
     await replicas.start(lambda server: add_ReplicaServicer_to_server(service, server), on_fatal=on_fatal)
     ports = Ports(replicas, streams, admin)
-    await admin.start(lambda server: _add_admin_services(keeper, server, unready(ports)), on_fatal=on_fatal)
+    await admin.start(lambda server: _add_admin_services(calls, server, unready(ports)), on_fatal=on_fatal)
     return ports
 
 
-def _add_admin_services(keeper: Keeper, server: Server, unready: Unready) -> None:
-    add_StorageAdminServicer_to_server(StorageAdminService(keeper), server)
-    add_health(server, {ADMIN: False}, unready, is_ending=lambda: keeper.is_draining)
+def _add_admin_services(calls: StorageCalls, server: Server, unready: Unready) -> None:
+    add_StorageAdminServicer_to_server(StorageAdminService(calls), server)
+    add_health(server, {ADMIN: False}, unready, is_ending=lambda: calls.is_draining)
     add_reflection(server, [ADMIN])

@@ -1,4 +1,4 @@
-"""The port of streams: connections to calls of the keeper, errors to the last frame. It decides nothing.
+"""The port of streams: connections to calls, errors to the last frame. It decides nothing.
 
 A connection is one stream: of records that are appended, or of one segment file, in or out. It has some seconds to say who
 calls; what it says is checked like every other call, and with certificates only servers are let in.
@@ -16,7 +16,7 @@ from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, Walt
 from waltzd.protocol.address import Address
 from waltzd.protocol.peers import Frame
 from waltzd.protocol.role import Role
-from waltzd.storage.calls import Keeper
+from waltzd.storage.calls import StorageCalls
 from waltzd.storage.lane import refuse
 from waltzd.wire.codec import status_message
 from waltzd.wire.frames import (
@@ -78,10 +78,10 @@ async def _telling(link: _FramedLink) -> AsyncGenerator[None, None]:
 
 class StreamPort:
     def __init__(
-        self, keeper: Keeper, address: Address, tls: Tls | None, *, connections_max: int = CONNECTIONS_MAX
+        self, calls: StorageCalls, address: Address, tls: Tls | None, *, connections_max: int = CONNECTIONS_MAX
     ) -> None:
         self.address = address
-        self._keeper = keeper
+        self._calls = calls
         self._tls = tls
         self._connections_max = connections_max
         self._server: asyncio.Server | None = None
@@ -93,7 +93,7 @@ class StreamPort:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: Connection(self._keeper.config.message_bytes_max, self._accept, first_max=FIRST_BYTES_MAX),
+                lambda: Connection(self._calls.config.message_bytes_max, self._accept, first_max=FIRST_BYTES_MAX),
                 self.address.host,
                 self.address.port,
                 ssl=self._tls.answering() if self._tls is not None else None,
@@ -132,11 +132,11 @@ class StreamPort:
                     case Kind.INSTALL, FileHello() as file:
                         await self._take(file, connection)
             if isinstance(call, Hello):
-                await self._keeper.append(call.partition, call.session, link, contact=call.contact)
+                await self._calls.append(call.partition, call.session, link, contact=call.contact)
         except CannotConnect:  # whoever called has gone
             pass
         except WaltzError:
-            self._keeper.statistics.refused_calls += 1
+            self._calls.statistics.refused_calls += 1
         finally:
             connection.close()
 
@@ -157,14 +157,14 @@ class StreamPort:
         match found:
             case Kind.HELLO, content:
                 hello = Hello.decode(content)
-                self._keeper.check_key(hello.key)
-                self._keeper.directory.check_meant(hello.storage)
+                self._calls.check_key(hello.key)
+                self._calls.directory.check_meant(hello.storage)
                 connection.admit()
                 return hello
             case (Kind.FETCH | Kind.INSTALL) as kind, content:
                 file = FileHello.decode(content)
-                self._keeper.check_key(file.hello.key)
-                self._keeper.directory.check_meant(file.hello.storage)
+                self._calls.check_key(file.hello.key)
+                self._calls.directory.check_meant(file.hello.storage)
                 connection.admit()
                 return kind, file
             case _:
@@ -172,13 +172,13 @@ class StreamPort:
 
     async def _send(self, file: FileHello, connection: Connection) -> None:
         hello = file.hello
-        async with aclosing(self._keeper.fetch_segment(hello.partition, hello.session, file.first_id)) as pieces:
+        async with aclosing(self._calls.fetch_segment(hello.partition, hello.session, file.first_id)) as pieces:
             await FileSender(connection, receiver=connection.peer).send(pieces)
 
     async def _take(self, file: FileHello, connection: Connection) -> None:
         hello = file.hello
         async with aclosing(received(connection)) as pieces:
-            status = await self._keeper.install_segment(
+            status = await self._calls.install_segment(
                 hello.partition, hello.session, file.first_id, file.file_bytes, pieces, contact=hello.contact
             )
         await connection.send(Kind.STATUS, (status_message(status).SerializeToString(),))

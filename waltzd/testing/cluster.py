@@ -25,7 +25,7 @@ from waltzd.format.record import Record, Run
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.ownership import Host
 from waltzd.server.session.settings import StoreSettings
-from waltzd.storage.calls import Keeper
+from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import PartitionSettings
 from waltzd.testing.server import LocalServer
@@ -168,11 +168,11 @@ class LocalCluster:
         directory = Directory.open(
             disk, name, key=self.meta.key, partitions=self.meta.partitions, settings=PartitionSettings()
         )
-        keeper = Keeper(disk, directory, config, run_writing=_inline, run_reading=_inline, on_fatal=self._on_fatal)
-        keeper.start()
+        calls = StorageCalls(disk, directory, config, run_writing=_inline, run_reading=_inline, on_fatal=self._on_fatal)
+        calls.start()
         for partition in range(self.meta.partitions):
-            await keeper.create_partition(partition)
-        return StorageDoor(name, keeper, self._on_fatal)
+            await calls.create_partition(partition)
+        return StorageDoor(name, calls, self._on_fatal)
 
     # -- for applications
 
@@ -356,7 +356,7 @@ class _Server:
             settings=settings,
             on_fatal=on_fatal,
         )
-        self.door = ServerDoor(_address(name), self._server.desk, local.luck, on_fatal)
+        self.door = ServerDoor(_address(name), self._server.calls, local.luck, on_fatal)
 
     @property
     def host(self) -> Host[Pipeline]:

@@ -13,7 +13,7 @@ from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.meta import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.peers import ReplicaPort
-from waltzd.server.clients.calls import Desk
+from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.limits import Capacity
 from waltzd.server.clients.pipeline import Pipeline, PipelineSettings
 from waltzd.server.election import Election
@@ -64,7 +64,7 @@ class LocalServer:
         self._registration = Registration(self._cluster, self.meta, is_alive=is_alive)
         self._election = Election(self._cluster, name, meta.partitions)
         self.host: Host[Pipeline] = Host(self._cluster, meta, self._registration, make_store=self._make_store)
-        self.desk = Desk(self.host)
+        self.calls = ServerCalls(self.host)
         self._tasks: list[asyncio.Task[None]] = []
         self._hosting: asyncio.Task[None] | None = None
 

@@ -1,4 +1,4 @@
-"""A server as a client sees it, within one process: calls go straight to the desk, frames are handed over uncopied.
+"""A server as a client sees it, within one process: calls go straight through, frames are handed over uncopied.
 
 Every mount runs through here, so this is where an application's bad luck is made: a lock that fails, a feed that stands
 still, a connection that breaks in front of an answer. The server behind it is the real one and knows nothing of that.
@@ -30,7 +30,7 @@ from waltzd.protocol.batches import (
     Topology,
 )
 from waltzd.protocol.locks import Mode, Reason
-from waltzd.server.clients.calls import Desk
+from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.session.wake import Bell
 
 MESSAGES_MAX = 4
@@ -56,28 +56,28 @@ class Luck:
 class ServerDoor:
     """The way to one server while it lives. `slam` breaks every connection at once."""
 
-    def __init__(self, address: str, desk: Desk, luck: Luck, on_fatal: Callable[[BaseException], None]) -> None:
+    def __init__(self, address: str, calls: ServerCalls, luck: Luck, on_fatal: Callable[[BaseException], None]) -> None:
         self.address = address
         self.luck = luck
         self.is_shut = False
-        self._desk = desk
+        self._calls = calls
         self._on_fatal = on_fatal
-        self._mounts: dict[DeskMount, asyncio.Task[None]] = {}
+        self._mounts: dict[DirectMount, asyncio.Task[None]] = {}
 
     @property
-    def desk(self) -> Desk:
+    def calls(self) -> ServerCalls:
         if self.is_shut:
             raise CannotConnect(f"nobody listens at {self.address}")
-        return self._desk
+        return self._calls
 
-    def serve(self, mount: DeskMount) -> None:
+    def serve(self, mount: DirectMount) -> None:
         task = asyncio.create_task(self._serve(mount), name=f"mount at {self.address}")
         self._mounts[mount] = task
         task.add_done_callback(lambda _: self._mounts.pop(mount))
 
-    async def _serve(self, mount: DeskMount) -> None:
+    async def _serve(self, mount: DirectMount) -> None:
         try:
-            await self.desk.mount(mount.link)
+            await self.calls.mount(mount.link)
         except WaltzError:
             return  # the client was told in the stream
         except Exception as error:
@@ -86,7 +86,7 @@ class ServerDoor:
         finally:
             mount.ended()
 
-    def give_up(self, mount: DeskMount) -> None:
+    def give_up(self, mount: DirectMount) -> None:
         if mount in self._mounts:
             self._mounts[mount].cancel()
 
@@ -116,11 +116,11 @@ class ServerPort:
         self._key = key
 
     def _known_key(self) -> UUID:
-        return self._key or self._find().desk.locate().cluster_key
+        return self._key or self._find().calls.locate().cluster_key
 
     async def locate(self) -> Topology:
         await asyncio.sleep(0)
-        topology = self._find().desk.locate()
+        topology = self._find().calls.locate()
         if self._key is not None and self._key != topology.cluster_key:
             raise ForeignCluster(f"this server belongs to the cluster {topology.cluster_key}, not to {self._key}")
         return topology
@@ -129,17 +129,17 @@ class ServerPort:
         """There are no certificates here."""
 
     async def register(self) -> Registration:
-        return await self._find().desk.register(self._known_key())
+        return await self._find().calls.register(self._known_key())
 
-    def mount(self) -> DeskMount:
-        return DeskMount(self._find)
+    def mount(self) -> DirectMount:
+        return DirectMount(self._find)
 
     async def high_water_mark(self, partition: int) -> int:
         await asyncio.sleep(0)
-        return self._find().desk.high_water_mark(self._known_key(), partition)
+        return self._find().calls.high_water_mark(self._known_key(), partition)
 
     async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
-        async with aclosing(self._find().desk.fetch(self._known_key(), partition, first_id, last_id)) as runs:
+        async with aclosing(self._find().calls.fetch(self._known_key(), partition, first_id, last_id)) as runs:
             async for run in runs:
                 yield run
 
@@ -147,7 +147,7 @@ class ServerPort:
         await asyncio.sleep(0)
 
 
-class DeskMount:
+class DirectMount:
     """One mount, as the client holds it. `link` is the server's end."""
 
     def __init__(self, find: Callable[[], ServerDoor]) -> None:
@@ -174,7 +174,7 @@ class DeskMount:
             case [MountRequest(partition=partition)]:
                 self.partition = partition
         door = self._find()
-        door.desk.locate()  # somebody must be there
+        door.calls.locate()  # somebody must be there
         self._door = door
         door.serve(self)
 

@@ -1,4 +1,4 @@
-"""A storage as a server sees it, within one process: calls go straight to the keeper, runs are handed over uncopied.
+"""A storage as a server sees it, within one process: calls go straight through, runs are handed over uncopied.
 
 What a network does is done by hand: `pause` lets every call, frame and mark wait, `resume` lets them go on.
 """
@@ -18,7 +18,7 @@ from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.peers import Frame
 from waltzd.server.session.wake import Bell
-from waltzd.storage.calls import Keeper
+from waltzd.storage.calls import StorageCalls
 
 T = TypeVar("T")
 _numbers = itertools.count(1)
@@ -29,9 +29,9 @@ FRAMES_MAX = 4
 class StorageDoor:
     """The way to one storage: open, or with everybody waiting in front of it."""
 
-    def __init__(self, name: str, keeper: Keeper, on_fatal: Callable[[BaseException], None]) -> None:
+    def __init__(self, name: str, calls: StorageCalls, on_fatal: Callable[[BaseException], None]) -> None:
         self.name = name
-        self.keeper = keeper
+        self.calls = calls
         self.on_fatal = on_fatal
         self._open = asyncio.Event()
         self._open.set()
@@ -58,7 +58,7 @@ class StorageDoor:
 
     async def _serve(self, partition: int, session: int, contact: int, link: _StorageLink) -> None:
         try:
-            await self.keeper.append(partition, session, link, contact=contact)
+            await self.calls.append(partition, session, link, contact=contact)
         except WaltzError as error:
             link.end(error)
         except Exception as error:
@@ -72,7 +72,7 @@ class StorageDoor:
         for task in streams:
             task.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
-        await self.keeper.close()
+        await self.calls.close()
 
 
 class StoragePort:
@@ -82,16 +82,16 @@ class StoragePort:
         self._door = door
         self._key = key
         self._is_cut = False
-        self._streams: list[KeeperStream] = []
+        self._streams: list[DirectStream] = []
         self._number = next(_numbers)
         self._contacts: dict[int, int] = {}
 
-    async def _keeper(self) -> Keeper:
+    async def _calls(self) -> StorageCalls:
         await self._door.passed()
         if self._is_cut:
             raise CannotConnect(f"the connection to {self._door.name} is gone")
-        self._door.keeper.check_key(self._key)
-        return self._door.keeper
+        self._door.calls.check_key(self._key)
+        return self._door.calls
 
     async def _answer(self, answer: T) -> T:
         await self._door.passed()
@@ -100,12 +100,12 @@ class StoragePort:
         return answer
 
     async def status(self, partition: int) -> ReplicaStatus:
-        return await self._answer((await self._keeper()).status(partition))
+        return await self._answer((await self._calls()).status(partition))
 
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:
-        status = await (await self._keeper()).open_session(
+        status = await (await self._calls()).open_session(
             partition, session, partitions, create=create, caller=self._number
         )
         await self._answer(None)
@@ -114,39 +114,39 @@ class StoragePort:
 
     async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
         contact = self._contacts.get(partition, 0)
-        return await self._answer(await (await self._keeper()).set_low_mark(partition, session, mark, contact=contact))
+        return await self._answer(await (await self._calls()).set_low_mark(partition, session, mark, contact=contact))
 
     async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
         contact = self._contacts.get(partition, 0)
-        return await self._answer(await (await self._keeper()).truncate(partition, session, mark, contact=contact))
+        return await self._answer(await (await self._calls()).truncate(partition, session, mark, contact=contact))
 
-    def append(self, partition: int, session: int) -> KeeperStream:
-        stream = KeeperStream(self._door, self._keeper, partition, session, self._contacts.get(partition, 0))
+    def append(self, partition: int, session: int) -> DirectStream:
+        stream = DirectStream(self._door, self._calls, partition, session, self._contacts.get(partition, 0))
         self._streams = [known for known in self._streams if not known.is_over] + [stream]
         return stream
 
     async def read(
         self, partition: int, first_id: int, last_id: int | None = None, *, session: int | None = None, frame_bytes: int = 0
     ) -> AsyncIterator[Run]:
-        keeper = await self._keeper()
-        async for run in keeper.read(partition, session, first_id, last_id, frame_bytes):
+        calls = await self._calls()
+        async for run in calls.read(partition, session, first_id, last_id, frame_bytes):
             yield await self._answer(run)
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
-        return await self._answer((await self._keeper()).segments(partition, session))
+        return await self._answer((await self._calls()).segments(partition, session))
 
     async def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
-        keeper = await self._keeper()
-        async for piece in keeper.fetch_segment(partition, session, first_id):
+        calls = await self._calls()
+        async for piece in calls.fetch_segment(partition, session, first_id):
             yield await self._answer(piece)
 
     async def install_segment(
         self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
         contact = self._contacts.get(partition, 0)
-        keeper = await self._keeper()
+        calls = await self._calls()
         return await self._answer(
-            await keeper.install_segment(partition, session, first_id, file_bytes, pieces, contact=contact)
+            await calls.install_segment(partition, session, first_id, file_bytes, pieces, contact=contact)
         )
 
     async def close(self) -> None:
@@ -160,13 +160,13 @@ class StoragePort:
             stream.cancel()
 
 
-class KeeperStream:
+class DirectStream:
     """One append stream, as the server holds it."""
 
     def __init__(
         self,
         door: StorageDoor,
-        enter: Callable[[], Coroutine[Any, Any, Keeper]],
+        enter: Callable[[], Coroutine[Any, Any, StorageCalls]],
         partition: int,
         session: int,
         contact: int,

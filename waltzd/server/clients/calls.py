@@ -47,7 +47,7 @@ class Owner(Protocol):
         ...
 
 
-class Desk:
+class ServerCalls:
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
 

@@ -1,4 +1,4 @@
-"""The gRPC service of a server for applications: messages to calls of the desk, errors to statuses. It decides nothing."""
+"""The gRPC service of a server for applications: messages to calls, errors to statuses. It decides nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from waltzd.daemon.health_service import add_health
 from waltzd.daemon.readiness import Unready
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.batches import ClientFrame, ServerFrame
-from waltzd.server.clients.calls import Desk
+from waltzd.server.clients.calls import ServerCalls
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import client_frames, heads_message, key_of, run_message, server_message, topology_message
 from waltzd.wire.grpc import Server, abort, caller_of
@@ -54,25 +54,25 @@ class _GrpcLink:
 
 
 class LogService(LogServicer):
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, calls: ServerCalls) -> None:
+        self._calls = calls
 
     async def Locate(self, request: wire.LocateRequest, context: Context) -> wire.Topology:
         try:
-            return topology_message(self._desk.locate())
+            return topology_message(self._calls.locate())
         except WaltzError as error:
             await abort(context, error)
 
     async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.Registration:
         try:
-            found = await self._desk.register(key_of(request.cluster_key), _identity(context))
+            found = await self._calls.register(key_of(request.cluster_key), _identity(context))
             return wire.Registration(client=found.client, token=found.token)
         except WaltzError as error:
             await abort(context, error)
 
     async def HighWaterMark(self, request: wire.PartitionRequest, context: Context) -> wire.MarkReply:
         try:
-            return wire.MarkReply(mark=self._desk.high_water_mark(key_of(request.cluster_key), request.partition))
+            return wire.MarkReply(mark=self._calls.high_water_mark(key_of(request.cluster_key), request.partition))
         except WaltzError as error:
             await abort(context, error)
 
@@ -81,7 +81,7 @@ class LogService(LogServicer):
     async def Fetch(self, request: wire.FetchRecordsRequest, context: Context) -> None:  # type: ignore[override]
         try:
             key, last_id = key_of(request.cluster_key), request.last_id if request.HasField("last_id") else None
-            async with aclosing(self._desk.fetch(key, request.partition, request.first_id, last_id)) as runs:
+            async with aclosing(self._calls.fetch(key, request.partition, request.first_id, last_id)) as runs:
                 async for run in runs:
                     await _write(context, heads_message(run) if request.heads_only else run_message(run))
         except WaltzError as error:
@@ -89,7 +89,7 @@ class LogService(LogServicer):
 
     async def Mount(self, request_iterator: object, context: Context) -> None:  # type: ignore[override]
         try:
-            await self._desk.mount(_GrpcLink(context))
+            await self._calls.mount(_GrpcLink(context))
         except WaltzError as error:
             await _abort(context, error)
 
@@ -111,8 +111,8 @@ async def _abort(context: Context, error: WaltzError) -> None:
         await abort(context, error)
 
 
-def add_log_service(server: Server, desk: Desk, unready: Unready | None = None) -> None:
+def add_log_service(server: Server, calls: ServerCalls, unready: Unready | None = None) -> None:
     """With `unready`, gRPC's health service as well."""
-    add_LogServicer_to_server(LogService(desk), server)
+    add_LogServicer_to_server(LogService(calls), server)
     if unready is not None:
         add_health(server, {LOG: True}, unready)

@@ -136,10 +136,10 @@ class Shelf:
 
         It is opened before anything goes. Then the newest goes first, and each is gone durably before the next: a crash
         between leaves a log, never a hole."""
-        keeper = self.first_ids[position]
+        kept = self.first_ids[position]
         active = self.active
-        if active is None or active.first_id != keeper:
-            active = self._reopen(keeper, is_emptied=next_id == keeper)
+        if active is None or active.first_id != kept:
+            active = self._reopen(kept, is_emptied=next_id == kept)
         for first_id in reversed(self.first_ids[position + 1 :]):
             for name in (segment_name(first_id), index_name(first_id)):
                 path = join(self.directory, name)
@@ -148,7 +148,7 @@ class Shelf:
             self._disk.flush_directory(self.directory)
             self.forget(first_id)
         self.first_ids = self.first_ids[: position + 1]
-        self.forget(keeper)
+        self.forget(kept)
         self.active = active
         active.cut(end=end, next_id=next_id)
         self.last_id = next_id - 1

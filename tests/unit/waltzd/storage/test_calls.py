@@ -19,7 +19,7 @@ from tests.simulation.sample import (
     sample,
     served,
 )
-from tests.unit.keeping import with_keeper
+from tests.unit.keeping import with_calls
 from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors import (
     ControlDamaged,
@@ -35,7 +35,7 @@ from waltzd.format.finding import Finding
 from waltzd.format.layout import CONTROL_NAME, FileHeader, control_struct_offset, segment_name
 from waltzd.format.record import Run
 from waltzd.protocol.peers import Frame
-from waltzd.storage.calls import Keeper
+from waltzd.storage.calls import StorageCalls
 from waltzd.storage.offline.verify import Options, Target, verify
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.segment import Suspect
@@ -79,18 +79,18 @@ def test_proving_a_long_tail_takes_a_turn_for_each_segment() -> None:
     begin(directory, 1, records=3)
     disk.kill()
 
-    async def test(keeper: Keeper, turns: list[str]) -> None:
-        await keeper.open_session(1, 2, PARTITIONS)
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.open_session(1, 2, PARTITIONS)
         turns.clear()
-        opening = asyncio.create_task(keeper.open_session(0, 2, PARTITIONS))
+        opening = asyncio.create_task(calls.open_session(0, 2, PARTITIONS))
         for id_ in range(3, 10):
             link = OneFrame(Frame(run_for(1, id_, 1), -1))
-            await keeper.append(1, 2, link)
+            await calls.append(1, 2, link)
             assert link.marks == [id_]
         assert not opening.done(), "the others waited until everything was proven"
         assert (await opening).last_id == 199
 
-    turns, _ = with_keeper(disk, test)
+    turns, _ = with_calls(disk, test)
     assert sum("prove_next" in turn for turn in turns) > 20
 
 
@@ -99,17 +99,17 @@ def test_an_owner_is_fenced_before_the_tail_is_proven_and_can_be_fenced_meanwhil
     begin(open_directory(disk), 0, records=200)
     disk.kill()
 
-    async def test(keeper: Keeper, turns: list[str]) -> None:
-        first = asyncio.create_task(keeper.open_session(0, 5, PARTITIONS))
-        while keeper.directory.partition(0).promised_session < 5:
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        first = asyncio.create_task(calls.open_session(0, 5, PARTITIONS))
+        while calls.directory.partition(0).promised_session < 5:
             await asyncio.sleep(0)
-        second = asyncio.create_task(keeper.open_session(0, 6, PARTITIONS))
+        second = asyncio.create_task(calls.open_session(0, 6, PARTITIONS))
         results = await asyncio.gather(first, second, return_exceptions=True)
         assert "StaleSession" in repr(results[0])
         assert not isinstance(results[1], BaseException)
         assert results[1].promised_session == 6
 
-    with_keeper(disk, test)
+    with_calls(disk, test)
 
 
 def test_an_owner_can_ask_for_an_empty_replica_where_nothing_is() -> None:
@@ -120,21 +120,21 @@ def test_an_owner_can_ask_for_an_empty_replica_where_nothing_is() -> None:
     for number in (0, 1):
         disk.flush_directory(f"{ROOT}/{number}")
 
-    async def test(keeper: Keeper, turns: list[str]) -> None:
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
         for number in (0, 1, 2):
             with pytest.raises((NoSuchPartition, PartitionDamaged)):
-                await keeper.open_session(number, 7, PARTITIONS)
+                await calls.open_session(number, 7, PARTITIONS)
         with pytest.raises(ForeignCluster):
-            await keeper.open_session(0, 7, PARTITIONS + 1, create=True)
+            await calls.open_session(0, 7, PARTITIONS + 1, create=True)
         for number in (0, 2):
-            status = await keeper.open_session(number, 7, PARTITIONS, create=True)
+            status = await calls.open_session(number, 7, PARTITIONS, create=True)
             assert (status.last_id, status.session, status.low_mark, status.is_sound) == (-1, -1, -1, True)
-            again = await keeper.open_session(number, 7, PARTITIONS, create=True)
+            again = await calls.open_session(number, 7, PARTITIONS, create=True)
             assert again.incarnation == status.incarnation
         with pytest.raises(PartitionDamaged):  # its records are here: an operator decides
-            await keeper.open_session(1, 7, PARTITIONS, create=True)
+            await calls.open_session(1, 7, PARTITIONS, create=True)
 
-    with_keeper(disk, test)
+    with_calls(disk, test)
     disk.power_cut()
     directory = open_directory(disk)
     assert [partition.number for partition in directory.partitions()] == [0, 2]
@@ -146,16 +146,16 @@ def test_a_partition_with_a_damaged_control_record_is_rebuilt_by_removing_it(off
     for at in (0, 36):
         disk.corrupt(f"{ROOT}/{CONTROL_NAME}", control_struct_offset(0, 0) - 4 + offset + (at if offset else 0), b"\xa5")
 
-    async def test(keeper: Keeper, turns: list[str]) -> None:
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
         for create in (False, True):
             with pytest.raises(ControlDamaged):
-                await keeper.open_session(0, 7, PARTITIONS, create=create)
-        aside = await keeper.remove_partition(0, delete_files=False)
+                await calls.open_session(0, 7, PARTITIONS, create=create)
+        aside = await calls.remove_partition(0, delete_files=False)
         assert aside is not None
         assert len(disk.list(aside)) > 3
-        assert (await keeper.open_session(0, 7, PARTITIONS, create=True)).last_id == -1
+        assert (await calls.open_session(0, 7, PARTITIONS, create=True)).last_id == -1
 
-    with_keeper(disk, test)
+    with_calls(disk, test)
     disk.power_cut()
     assert [partition.number for partition in open_directory(disk).partitions()] == [0, 1]
 
@@ -174,30 +174,30 @@ def test_callers_are_bounded_and_their_places_come_back(monkeypatch: pytest.Monk
             await self.is_over.wait()
             return None
 
-    async def test(keeper: Keeper, turns: list[str]) -> None:
-        await keeper.open_session(0, 7, PARTITIONS)
-        reading = [keeper.read(0, 7, 0, 5, 50) for _ in range(3)]
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.open_session(0, 7, PARTITIONS)
+        reading = [calls.read(0, 7, 0, 5, 50) for _ in range(3)]
         first = [await anext(reader) for reader in reading[:2]]
         assert [run.first_id for run in first] == [0, 0]
         with pytest.raises(TooManyCallers):
             await anext(reading[2])
         async for _ in reading[0]:
             continue
-        assert [run async for run in keeper.read(0, 7, 0, 5, 0)] != []
+        assert [run async for run in calls.read(0, 7, 0, 5, 0)] != []
 
         links = [Silent(), Silent()]
-        streams = [asyncio.create_task(keeper.append(0, 7, link)) for link in links]
+        streams = [asyncio.create_task(calls.append(0, 7, link)) for link in links]
         await asyncio.sleep(0)
         with pytest.raises(TooManyCallers):
-            await keeper.append(0, 7, Silent())
+            await calls.append(0, 7, Silent())
         for link in links:
             link.is_over.set()
         await asyncio.gather(*streams)
         last = OneFrame(Frame(run_for(0, 6, 1), -1))
-        await keeper.append(0, 7, last)
+        await calls.append(0, 7, last)
         assert last.marks == [6]
 
-    with_keeper(disk, test)
+    with_calls(disk, test)
 
 
 def file_of(first_id: int, count: int) -> bytes:
@@ -218,13 +218,13 @@ def test_a_segment_file_takes_the_lane_only_for_its_place() -> None:
     disk = sample(6)
     content = file_of(6, 6)
 
-    async def test(keeper: Keeper, turns: list[str]) -> None:
-        await keeper.open_session(0, 7, PARTITIONS)
-        status = await keeper.install_segment(0, 7, 6, len(content), in_pieces(content))
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.open_session(0, 7, PARTITIONS)
+        status = await calls.install_segment(0, 7, 6, len(content), in_pieces(content))
         assert status.last_id == 11
-        assert served(keeper.directory.partition(0), expected(0, 12)) == set(range(12))
+        assert served(calls.directory.partition(0), expected(0, 12)) == set(range(12))
 
-    turns, _ = with_keeper(disk, test)
+    turns, _ = with_calls(disk, test)
     assert turns.count("Installation.write") == -(-len(content) // 50)
     assert names(disk) == []
 
@@ -235,12 +235,12 @@ def test_damage_in_a_header_is_not_handed_on() -> None:
     content = bytearray(file_of(6, 6))
     content[104] ^= 0x40
 
-    async def test(keeper: Keeper, turns: list[str]) -> None:
-        await keeper.open_session(0, 7, PARTITIONS)
-        await keeper.install_segment(0, 7, 6, len(content), in_pieces(bytes(content)))
-        assert served(keeper.directory.partition(0), expected(0, 12)) == set(range(12))
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.open_session(0, 7, PARTITIONS)
+        await calls.install_segment(0, 7, 6, len(content), in_pieces(bytes(content)))
+        assert served(calls.directory.partition(0), expected(0, 12)) == set(range(12))
 
-    with_keeper(disk, test)
+    with_calls(disk, test)
     assert verify(disk, [Target(storage=ROOT)], Options(key=KEY)).findings == []
 
 
@@ -253,16 +253,16 @@ def test_damage_in_a_header_that_verification_finds_is_mended(first_id: int, suf
     path = f"{ROOT}/0/{first_id:019d}.{suffix}"
     before = bytes(disk.content(path))
 
-    async def test(keeper: Keeper, turns: list[str]) -> None:
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
         disk.corrupt(path, at, bytes([before[at] ^ 0x40]))
-        assert [found for found in [one async for one in keeper.verify(0)] if isinstance(found, Finding)] != []
-        is_sound = keeper.directory.partition(0).status().is_sound
+        assert [found for found in [one async for one in calls.verify(0)] if isinstance(found, Finding)] != []
+        is_sound = calls.directory.partition(0).status().is_sound
         assert is_sound == (suffix == "idx" or at >= 40), "the rest of it comes from another replica"
-        again = [found for found in [one async for one in keeper.verify(0)] if isinstance(found, Finding)]
+        again = [found for found in [one async for one in calls.verify(0)] if isinstance(found, Finding)]
         assert (again == []) == is_sound
         assert not is_sound or suffix == "idx" or bytes(disk.content(path)) == before
 
-    with_keeper(disk, test)
+    with_calls(disk, test)
 
 
 def test_a_sender_that_goes_away_at_any_moment_leaves_nothing() -> None:
@@ -271,17 +271,17 @@ def test_a_sender_that_goes_away_at_any_moment_leaves_nothing() -> None:
     for moment in range(140):
         disk = sample(6)
 
-        async def test(keeper: Keeper, turns: list[str]) -> None:
-            await keeper.open_session(0, 7, PARTITIONS)
-            work = asyncio.create_task(keeper.install_segment(0, 7, 6, 0, in_pieces(content)))
+        async def test(calls: StorageCalls, turns: list[str]) -> None:
+            await calls.open_session(0, 7, PARTITIONS)
+            work = asyncio.create_task(calls.install_segment(0, 7, 6, 0, in_pieces(content)))
             for _ in range(moment):  # noqa: B023
                 await asyncio.sleep(0)
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-            outcomes.add(keeper.directory.partition(0).last_id)
-            assert keeper.directory.partition(0).status().is_sound
+            outcomes.add(calls.directory.partition(0).last_id)
+            assert calls.directory.partition(0).status().is_sound
 
-        with_keeper(disk, test)
+        with_calls(disk, test)
         assert names(disk) == []
     assert outcomes == {5, 11}
 
@@ -289,26 +289,26 @@ def test_a_sender_that_goes_away_at_any_moment_leaves_nothing() -> None:
 def test_a_storage_that_shuts_down_takes_no_more_of_a_file() -> None:
     disk = sample(6)
 
-    async def test(keeper: Keeper, turns: list[str]) -> None:
-        await keeper.open_session(0, 7, PARTITIONS)
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.open_session(0, 7, PARTITIONS)
 
         async def pieces() -> AsyncIterator[bytes]:
             yield file_of(6, 6)[:200]
-            keeper.refuse_new()
+            calls.refuse_new()
             yield file_of(6, 6)[200:]
 
         with pytest.raises(Draining):
-            await keeper.install_segment(0, 7, 6, 0, pieces())
+            await calls.install_segment(0, 7, 6, 0, pieces())
 
-    with_keeper(disk, test)
+    with_calls(disk, test)
     assert names(disk) == []
 
 
 def test_a_flush_of_a_file_that_fails_ends_the_process() -> None:
     disk = sample(6)
 
-    async def test(keeper: Keeper, turns: list[str]) -> None:
-        await keeper.open_session(0, 7, PARTITIONS)
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.open_session(0, 7, PARTITIONS)
 
         def strike(kind: str, path: str) -> None:
             if kind == "flush" and path.endswith(".new"):
@@ -316,9 +316,9 @@ def test_a_flush_of_a_file_that_fails_ends_the_process() -> None:
 
         disk.observer = strike
         with pytest.raises(FlushFailed):
-            await keeper.install_segment(0, 7, 6, 0, in_pieces(file_of(6, 6)))
+            await calls.install_segment(0, 7, 6, 0, in_pieces(file_of(6, 6)))
 
-    _, fatal = with_keeper(disk, test)
+    _, fatal = with_calls(disk, test)
     assert [type(error) for error in fatal] == [FlushFailed]
 
 
@@ -328,9 +328,9 @@ def test_damage_that_a_verification_finds_is_known_from_then_on(which: int, how:
     """Otherwise the owner would not heal it before somebody reads those ids. Also where records still come."""
     disk = blank_disk()
 
-    async def test(keeper: Keeper, turns: list[str]) -> None:
-        await keeper.create_partition(0)
-        partition = keeper.directory.partition(0)
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.create_partition(0)
+        partition = calls.directory.partition(0)
         partition.open_session(1)
         partition.set_low_mark(1, -1)
         partition.append(1, [run_for(0, 0, 40)], -1)
@@ -341,9 +341,9 @@ def test_damage_that_a_verification_finds_is_known_from_then_on(which: int, how:
         else:
             disk.corrupt(path, disk.size(path) - 30, b"\xa5")
         assert partition.status().is_sound
-        serving = asyncio.create_task(keeper.append(0, 1, QuietLink()))
+        serving = asyncio.create_task(calls.append(0, 1, QuietLink()))
         await asyncio.sleep(0)
-        found = [result async for result in keeper.verify(0)]
+        found = [result async for result in calls.verify(0)]
         assert any(isinstance(result, Finding) for result in found)
         assert partition.status().damaged_segments == (first_id,)
         assert which != -1 or partition.floor == 39, "what it had it owes"
@@ -351,7 +351,7 @@ def test_damage_that_a_verification_finds_is_known_from_then_on(which: int, how:
             with pytest.raises(PartitionDamaged):
                 await serving  # the owner is told, although it sends nothing
 
-    with_keeper(disk, test)
+    with_calls(disk, test)
 
 
 def test_a_newest_segment_that_is_healed_for_less_than_it_had_is_not_level() -> None:
@@ -383,18 +383,18 @@ def test_a_partition_that_is_made_while_the_storage_closes_is_finished_first() -
         begin(directory, number, records=3)
     disk.kill()
 
-    async def test(keeper: Keeper, _: list[str]) -> None:
-        made: list[asyncio.Task[str | None] | asyncio.Task[None]] = [asyncio.create_task(keeper.create_partition(2))]
+    async def test(calls: StorageCalls, _: list[str]) -> None:
+        made: list[asyncio.Task[str | None] | asyncio.Task[None]] = [asyncio.create_task(calls.create_partition(2))]
         await asyncio.sleep(0)
-        keeper.refuse_new()
-        made.append(asyncio.create_task(keeper.remove_partition(0, delete_files=True)))
+        calls.refuse_new()
+        made.append(asyncio.create_task(calls.remove_partition(0, delete_files=True)))
         await asyncio.sleep(0)
-        await keeper.close()
+        await calls.close()
         first, second = await asyncio.gather(*made, return_exceptions=True)
         assert first is None
         assert isinstance(second, Draining), "what had not begun does not begin any more"
 
-    with_keeper(disk, test)
+    with_calls(disk, test)
     assert [partition.number for partition in open_directory(disk).partitions()] == [0, 1, 2]
 
 
@@ -409,13 +409,13 @@ def test_who_gives_up_while_a_replica_is_made_or_removed_leaves_it_whole(turns: 
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
 
-    async def test(keeper: Keeper, _turns: list[str]) -> None:
-        await give_up(keeper.open_session(2, 1, PARTITIONS, create=True))
-        assert (await keeper.open_session(2, 2, PARTITIONS, create=True)).promised_session == 2
-        await give_up(keeper.remove_partition(2, delete_files=True))
-        assert (await keeper.open_session(2, 3, PARTITIONS, create=True)).promised_session == 3
+    async def test(calls: StorageCalls, _turns: list[str]) -> None:
+        await give_up(calls.open_session(2, 1, PARTITIONS, create=True))
+        assert (await calls.open_session(2, 2, PARTITIONS, create=True)).promised_session == 2
+        await give_up(calls.remove_partition(2, delete_files=True))
+        assert (await calls.open_session(2, 3, PARTITIONS, create=True)).promised_session == 3
 
-    assert with_keeper(blank_disk(), test)[1] == []
+    assert with_calls(blank_disk(), test)[1] == []
 
 
 def test_what_stays_in_doubt_after_it_was_examined_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,9 +424,9 @@ def test_what_stays_in_doubt_after_it_was_examined_is_an_error(monkeypatch: pyte
 
     monkeypatch.setattr(Partition, "read", doubtful)
 
-    async def test(keeper: Keeper, turns: list[str]) -> None:
-        await keeper.open_session(0, 7, PARTITIONS)
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.open_session(0, 7, PARTITIONS)
         with pytest.raises(PartitionDamaged, match="segment at id 0"):
-            [run async for run in keeper.read(0, 7, 0, 5, 0)]
+            [run async for run in calls.read(0, 7, 0, 5, 0)]
 
-    with_keeper(sample(6), test)
+    with_calls(sample(6), test)

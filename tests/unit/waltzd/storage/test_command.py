@@ -13,12 +13,12 @@ from waltzd.storage import command
 
 
 def test_a_reserve_that_cannot_be_kept_is_said_and_survived(caplog: pytest.LogCaptureFixture) -> None:
-    class Keeper:
+    class StorageCalls:
         async def keep_reserve(self) -> None:
             raise NoPermission("creating the reserve: Read-only file system (EROFS)")
 
-    keeper: Any = Keeper()
+    calls: Any = StorageCalls()
     with caplog.at_level(logging.WARNING):
-        asyncio.run(command._keep_reserve(keeper))
+        asyncio.run(command._keep_reserve(calls))
     assert "W1005" in caplog.text
     assert "Read-only file system" in caplog.text

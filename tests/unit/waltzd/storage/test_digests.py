@@ -7,13 +7,12 @@ import asyncio
 import pytest
 
 from tests.simulation.sample import ROOT, begin, blank_disk, expected, open_directory, run_for
-from tests.unit.keeping import with_keeper
+from tests.unit.keeping import with_calls
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition, PartitionDamaged, TooManyCallers, WaltzError
 from waltzd.format.digest import Digest, Hashing
 from waltzd.format.layout import segment_name
-from waltzd.storage import calls
-from waltzd.storage.calls import Keeper
+from waltzd.storage.calls import StorageCalls
 
 
 def filled(records: int, committed: int) -> SimDisk:
@@ -42,41 +41,41 @@ def test_a_digest_does_not_depend_on_how_the_records_were_cut() -> None:
 
 
 def test_ranges_over_many_segments_as_far_as_they_are_committed() -> None:
-    async def test(keeper: Keeper, _: list[str]) -> None:
+    async def test(calls: StorageCalls, _: list[str]) -> None:
         for first_id, last_id in ((0, 30), (0, 0), (7, 19), (30, 30)):
-            assert await keeper.digest(0, first_id, last_id) == right(first_id, last_id)
-        assert await keeper.digest(0, 25, 39) == right(25, 30), "what is not known to be committed is not spoken of"
+            assert await calls.digest(0, first_id, last_id) == right(first_id, last_id)
+        assert await calls.digest(0, 25, 39) == right(25, 30), "what is not known to be committed is not spoken of"
         with pytest.raises(BeyondLog):
-            await keeper.digest(0, 31, 39)
+            await calls.digest(0, 31, 39)
 
-    with_keeper(filled(40, 30), test)
+    with_calls(filled(40, 30), test)
 
 
 def test_an_answer_is_bounded_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "ANSWER_BYTES_MAX", 500)
+    monkeypatch.setattr("waltzd.storage.calls.ANSWER_BYTES_MAX", 500)
 
-    async def test(keeper: Keeper, _: list[str]) -> None:
+    async def test(calls: StorageCalls, _: list[str]) -> None:
         at, ends = 0, []
         while at <= 39:
-            found = await keeper.digest(0, at, 39)
+            found = await calls.digest(0, at, 39)
             assert found == right(at, found.last_id)
             at = found.last_id + 1
             ends.append(found.bytes)
         assert len(ends) > 3
         assert min(ends[:-1]) >= 500
 
-    with_keeper(filled(40, 39), test)
+    with_calls(filled(40, 39), test)
 
 
 def test_a_slow_disk_ends_an_answer_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "ANSWER_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("waltzd.storage.calls.ANSWER_SECONDS_MAX", 0.0)
 
-    async def test(keeper: Keeper, _: list[str]) -> None:
-        found = await keeper.digest(0, 0, 39)
+    async def test(calls: StorageCalls, _: list[str]) -> None:
+        found = await calls.digest(0, 0, 39)
         assert 0 <= found.last_id < 39
         assert found == right(0, found.last_id), "at least one piece was done"
 
-    with_keeper(filled(40, 39), test)
+    with_calls(filled(40, 39), test)
 
 
 def test_it_ends_in_front_of_damage() -> None:
@@ -84,14 +83,14 @@ def test_it_ends_in_front_of_damage() -> None:
     path = f"{ROOT}/0/{segment_name(0)}"
     disk.corrupt(path, disk.size(path) - 10, b"\xa5")
 
-    async def test(keeper: Keeper, _: list[str]) -> None:
-        bad = keeper.directory.partition(0).sealed_segments()[0][1]
-        assert await keeper.digest(0, 0, 39) == right(0, bad - 1)
+    async def test(calls: StorageCalls, _: list[str]) -> None:
+        bad = calls.directory.partition(0).sealed_segments()[0][1]
+        assert await calls.digest(0, 0, 39) == right(0, bad - 1)
         with pytest.raises(PartitionDamaged):
-            await keeper.digest(0, bad, 39)
-        assert await keeper.digest(0, bad + 1, 39) == right(bad + 1, 39)
+            await calls.digest(0, bad, 39)
+        assert await calls.digest(0, bad + 1, 39) == right(bad + 1, 39)
 
-    with_keeper(disk, test)
+    with_calls(disk, test)
 
 
 @pytest.mark.parametrize(
@@ -99,24 +98,24 @@ def test_it_ends_in_front_of_damage() -> None:
     [(0, 5, 4, BadArgument), (0, -1, 4, BadArgument), (2, 0, 1, NoSuchPartition), (9, 0, 1, WaltzError)],
 )
 def test_what_makes_no_sense(number: int, first_id: int, last_id: int, kind: type[WaltzError]) -> None:
-    async def test(keeper: Keeper, _: list[str]) -> None:
+    async def test(calls: StorageCalls, _: list[str]) -> None:
         with pytest.raises(kind):
-            await keeper.digest(number, first_id, last_id)
+            await calls.digest(number, first_id, last_id)
 
-    with_keeper(filled(10, 9), test)
+    with_calls(filled(10, 9), test)
 
 
 def test_it_runs_on_threads_for_readers_a_piece_at_a_time_and_takes_a_readers_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test(keeper: Keeper, turns: list[str]) -> None:
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
         turns.clear()
-        digest = asyncio.create_task(keeper.digest(0, 0, 39))
-        await keeper.digest(0, 0, 3)
+        digest = asyncio.create_task(calls.digest(0, 0, 39))
+        await calls.digest(0, 0, 3)
         await digest
         assert turns.count("Hashing.add") >= 3
         monkeypatch.setattr("waltzd.storage.calls.READERS_MAX", 0)
         with pytest.raises(TooManyCallers):
-            await keeper.digest(0, 0, 3)
+            await calls.digest(0, 0, 3)
 
-    with_keeper(filled(40, 39), test)
+    with_calls(filled(40, 39), test)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.simulation.sample import KEY, begin, blank_disk, open_directory, run_for
-from tests.unit.keeping import with_keeper
+from tests.unit.keeping import with_calls
 from waltzd.errors import CannotConnect
 from waltzd.protocol.address import Address
-from waltzd.storage.calls import Keeper
+from waltzd.storage.calls import StorageCalls
 from waltzd.storage.stream_port import StreamPort
 from waltzd.wire.frames import Hello
 from waltzd.wire.storages import AppendStream
@@ -27,16 +27,16 @@ def with_port(connections_max: int, test: Callable[[StreamPort, Opened], Corouti
     disk.kill()
     failed: list[BaseException] = []
 
-    async def run(keeper: Keeper, _: list[str]) -> None:
-        await keeper.open_session(0, 2, 3)
-        port = StreamPort(keeper, Address("127.0.0.1", 0), None, connections_max=connections_max)
+    async def run(calls: StorageCalls, _: list[str]) -> None:
+        await calls.open_session(0, 2, 3)
+        port = StreamPort(calls, Address("127.0.0.1", 0), None, connections_max=connections_max)
         await port.start(failed.append)
         try:
             await test(port, lambda: AppendStream("127.0.0.1", port.address.port, Hello(KEY, 0, 2), tls=None, name=None))
         finally:
             await port.stop(0)
 
-    with_keeper(disk, run)
+    with_calls(disk, run)
     assert failed == []
 
 

@@ -322,7 +322,7 @@ def test_a_session_that_ends_during_a_cold_read() -> None:
 def test_reading_by_id_goes_over_the_boundary() -> None:
     async def test(room: Room) -> None:
         filled(room.session, 200)
-        runs: list[Run] = [run async for run in room.desk.fetch(room.topology().cluster_key, 3, 5, 190)]
+        runs: list[Run] = [run async for run in room.calls.fetch(room.topology().cluster_key, 3, 5, 190)]
         found = [run.record(number) for run in runs for number in range(len(run))]
         assert [record.id for record in found] == list(range(5, 191))
         assert [record.payload for record in found] == payloads(5, 191)
@@ -334,7 +334,7 @@ def test_reading_by_id_goes_over_the_boundary() -> None:
 def test_a_reader_that_leaves_in_the_middle_frees_its_turn_and_place() -> None:
     async def test(room: Room) -> None:
         filled(room.session, 200)
-        reading = room.desk.fetch(room.topology().cluster_key, 3, 0, 190)
+        reading = room.calls.fetch(room.topology().cluster_key, 3, 0, 190)
         await anext(aiter(reading))
         assert room.capacity.callers == 1
         await reading.aclose()

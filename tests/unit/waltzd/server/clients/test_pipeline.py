@@ -449,11 +449,11 @@ def test_a_client_that_does_not_say_what_it_wants_is_let_go(monkeypatch: pytest.
     async def test(room: Room) -> None:
         link = MemoryLink()
         await link.finish()
-        await room.desk.mount(link)
+        await room.calls.mount(link)
         assert link.unread == 0
         silent = MemoryLink()
         with pytest.raises(BadFrame, match="said nothing"):
-            await room.desk.mount(silent)
+            await room.calls.mount(silent)
         assert len(await silent.hear()) == 1
 
     monkeypatch.setattr("waltzd.server.clients.calls.REQUEST_SECONDS", 0.01)
@@ -612,12 +612,12 @@ def test_a_mistake_of_ours_is_not_silent() -> None:
 @pytest.mark.parametrize("token", ["none", "of another id", "of another cluster", "of a certificate", "longer"])
 def test_a_client_id_is_mounted_only_by_whom_it_was_given_to(token: str) -> None:
     async def test(room: Room) -> None:
-        registration = await room.desk.register(KEY)
+        registration = await room.calls.register(KEY)
         client = registration.client
         first = await room.mount(client)
         shown = {
             "none": b"",
-            "of another id": (await room.desk.register(KEY)).token,
+            "of another id": (await room.calls.register(KEY)).token,
             "of another cluster": token_of(b"another secret", client, ""),
             "of a certificate": token_of(room.client_secret, client, "waltz://k/role/client/ann"),
             "longer": registration.token + b"\0",
@@ -635,7 +635,7 @@ def test_a_client_id_is_mounted_only_by_whom_it_was_given_to(token: str) -> None
 def test_a_token_is_good_with_the_certificate_that_it_was_given_to() -> None:
     async def test(room: Room) -> None:
         ann, eve = "waltz://k/role/client/ann", "waltz://k/role/client/eve"
-        registration = await room.desk.register(KEY, ann)
+        registration = await room.calls.register(KEY, ann)
         for identity in (eve, "", ann):
             reader = await room.knock(mount_request(registration.client, token=registration.token), identity=identity)
             await reader.hear()
@@ -664,20 +664,20 @@ def test_a_mount_number_is_not_jumped_over() -> None:
 # -- without a mount ---------------------------------------------------------------------------------------------------
 
 
-def test_the_desk_answers_calls_of_its_cluster_only() -> None:
+def test_calls_of_its_cluster_only_are_answered() -> None:
     async def test(room: Room) -> None:
         key, foreign = room.topology().cluster_key, UUID(int=9)
-        assert room.desk.locate() == room.topology()
-        assert [(await room.desk.register(key)).client for _ in range(2)] == [1, 2]
-        assert room.desk.high_water_mark(key, 3) == 6
+        assert room.calls.locate() == room.topology()
+        assert [(await room.calls.register(key)).client for _ in range(2)] == [1, 2]
+        assert room.calls.high_water_mark(key, 3) == 6
         with pytest.raises(ForeignCluster):
-            await room.desk.register(foreign)
+            await room.calls.register(foreign)
         with pytest.raises(ForeignCluster):
-            room.desk.high_water_mark(foreign, 3)
+            room.calls.high_water_mark(foreign, 3)
         with pytest.raises(ForeignCluster):
-            await anext(aiter(room.desk.fetch(foreign, 3, 0, None)))
+            await anext(aiter(room.calls.fetch(foreign, 3, 0, None)))
         with pytest.raises(NotOwner):
-            room.desk.high_water_mark(key, 1)
+            room.calls.high_water_mark(key, 1)
 
     in_room(test, lambda: slow(next_id=7))
 
@@ -692,7 +692,7 @@ def test_reading_by_id_sees_what_is_committed_and_no_more() -> None:
 
         async def fetch(first_id: int, last_id: int | None) -> list[bytes]:
             found: list[bytes] = []
-            async for run in room.desk.fetch(key, 3, first_id, last_id):
+            async for run in room.calls.fetch(key, 3, first_id, last_id):
                 found += [run.record(number).payload for number in range(len(run))]
             return found
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.simulation.sample import KEY, blank_disk, first_ids, open_directory, run_for
-from tests.unit.keeping import with_keeper
+from tests.unit.keeping import with_calls
 from waltzd.disk.seam import Buffer
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import CannotConnect, ContactEnded, NoSuchPartition, SessionTooFar, StaleSession
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.address import Address
-from waltzd.storage.calls import Keeper
+from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.fence import FIRST_SESSION_MAX, SESSIONS_MAX
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.stream_port import StreamPort
@@ -121,9 +121,9 @@ def test_an_abandoned_connection_ends_with_its_contact() -> None:
     """The sender has closed it; the replica was opened again, has begun, and only then is the file proven."""
     failed: list[BaseException] = []
 
-    async def story(keeper: Keeper, turns: list[str]) -> None:
+    async def story(calls: StorageCalls, turns: list[str]) -> None:
         gate = asyncio.Event()
-        arrivals: Any = keeper._arrivals
+        arrivals: Any = calls._arrivals
         right = arrivals._run_writing
 
         async def slow(function: Any, *arguments: Any) -> Any:
@@ -132,8 +132,8 @@ def test_an_abandoned_connection_ends_with_its_contact() -> None:
             return await right(function, *arguments)
 
         arrivals._run_writing = slow
-        first = await keeper.open_session(0, SESSION, 3)
-        port = StreamPort(keeper, Address("127.0.0.1", 0), None)
+        first = await calls.open_session(0, SESSION, 3)
+        port = StreamPort(calls, Address("127.0.0.1", 0), None)
         await port.start(failed.append)
 
         async def pieces() -> AsyncIterator[Buffer]:
@@ -146,43 +146,43 @@ def test_an_abandoned_connection_ends_with_its_contact() -> None:
             with pytest.raises(CannotConnect):
                 await FileSender(connection, receiver="it", seconds=0.2).send(pieces())
             connection.lose(CannotConnect("the file was given up here"))
-            assert (await keeper.open_session(0, SESSION, 3)).last_id == 9
-            assert (await keeper.set_low_mark(0, SESSION, 15)).last_id == 9
+            assert (await calls.open_session(0, SESSION, 3)).last_id == 9
+            assert (await calls.set_low_mark(0, SESSION, 15)).last_id == 9
             gate.set()
             await until(lambda: "Installation.abandon" in turns)
-            assert keeper.directory.partition(0).last_id == 9
+            assert calls.directory.partition(0).last_id == 9
         finally:
             await port.stop(0)
 
     disk = ten_records()
-    with_keeper(disk, story)
+    with_calls(disk, story)
     assert (failed, first_ids(disk)[-1] <= 9) == ([], True)
 
 
 def test_an_append_stream_of_the_same_session_ends_when_the_replica_is_opened_again() -> None:
     failed: list[BaseException] = []
 
-    async def story(keeper: Keeper, _: list[str]) -> None:
-        contact = (await keeper.open_session(0, SESSION, 3)).contact
-        await keeper.set_low_mark(0, SESSION, 9, contact=contact)
-        port = StreamPort(keeper, Address("127.0.0.1", 0), None)
+    async def story(calls: StorageCalls, _: list[str]) -> None:
+        contact = (await calls.open_session(0, SESSION, 3)).contact
+        await calls.set_low_mark(0, SESSION, 9, contact=contact)
+        port = StreamPort(calls, Address("127.0.0.1", 0), None)
         await port.start(failed.append)
         try:
             for said in (contact, 0):
                 hello = Hello(KEY, 0, SESSION, said)
                 stream = AppendStream("127.0.0.1", port.address.port, hello, tls=None, name=None)
-                last_id = keeper.directory.partition(0).last_id + 1
+                last_id = calls.directory.partition(0).last_id + 1
                 await stream.send(run_for(0, last_id, 1), 9)
                 assert await stream.receive() == last_id
-                contact = (await keeper.open_session(0, SESSION, 3)).contact
+                contact = (await calls.open_session(0, SESSION, 3)).contact
                 with pytest.raises(ContactEnded):
                     async with asyncio.timeout(10):  # a stream that is left open says nothing
                         await stream.receive()
-                assert keeper.directory.partition(0).last_id == last_id
+                assert calls.directory.partition(0).last_id == last_id
         finally:
             await port.stop(0)
 
-    with_keeper(ten_records(), story)
+    with_calls(ten_records(), story)
     assert failed == []
 
 
@@ -203,12 +203,12 @@ def test_a_session_far_above_every_known_one_is_refused_and_nothing_changes(sess
 
 
 def test_a_new_replica_takes_the_session_of_an_old_partition_but_not_any() -> None:
-    async def story(keeper: Keeper, _: list[str]) -> None:
+    async def story(calls: StorageCalls, _: list[str]) -> None:
         with pytest.raises(SessionTooFar):
-            await keeper.open_session(1, FIRST_SESSION_MAX + 1, 3, create=True)
+            await calls.open_session(1, FIRST_SESSION_MAX + 1, 3, create=True)
         with pytest.raises(NoSuchPartition):
-            await keeper.open_session(1, 1, 3)  # none was made
-        status = await keeper.open_session(1, 50 * SESSIONS_MAX, 3, create=True)
+            await calls.open_session(1, 1, 3)  # none was made
+        status = await calls.open_session(1, 50 * SESSIONS_MAX, 3, create=True)
         assert status.promised_session == 50 * SESSIONS_MAX
 
-    with_keeper(ten_records(), story)
+    with_calls(ten_records(), story)
