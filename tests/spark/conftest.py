@@ -44,6 +44,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     unless a test says so (`pushing_down`), as it is where nobody has set anything."""
     from pyspark.sql import SparkSession
     from waltz_spark.engine.java import find_java
+    from waltz_spark.engine.session import PATIENCE
     from waltz_spark.source import WaltzDataSource
 
     home = tmp_path_factory.mktemp("spark")
@@ -58,6 +59,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             builder.master("local[2]")
             .appName("waltz tests")
             .config("spark.ui.enabled", "false")
+            .config(map=PATIENCE)
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.memory", "1g")
             .config("spark.driver.extraJavaOptions", f"{flags} -Dlog4j2.configurationFile={home / 'log4j2.properties'}")

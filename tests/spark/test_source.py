@@ -303,9 +303,10 @@ def test_damage_names_the_partition_and_the_ids(spark: Any, growing: GrowingStor
 ELSEWHERE = """
 import sys
 from pyspark.sql import SparkSession
+from waltz_spark.engine.session import PATIENCE
 
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-spark = builder.config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
+spark = builder.config(map=PATIENCE).config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
 version = spark._jvm.System.getProperty("java.version")
 print(spark.read.format("waltz").load(sys.argv[1]).count(), version)
 spark.stop()

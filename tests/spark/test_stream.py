@@ -301,8 +301,21 @@ class Sink:
         return sorted(row for rows in self.batches.values() for row in rows)
 
 
+TOO_LATE = "Python worker failed to connect back"
+"""Spark waits 10 seconds for the Python of a stream to start, whatever it was told, and then the query has not begun."""
+
+
 def available_now(spark: Any, path: Path, checkpoint: Path, sink: Sink, **options: str) -> Any:
-    """The finished query."""
+    """The finished query. Where a busy machine let its Python start too late for Spark, it is begun once more."""
+    while True:
+        try:
+            return begun_now(spark, path, checkpoint, sink, **options)
+        except PySparkException as error:
+            if TOO_LATE not in str(error):
+                raise
+
+
+def begun_now(spark: Any, path: Path, checkpoint: Path, sink: Sink, **options: str) -> Any:
     frame = spark.readStream.format("waltz").options(**options).load(str(path))
     query = (
         frame.writeStream.foreachBatch(sink)

@@ -46,6 +46,10 @@ from waltzd.errors import (
 )
 
 KNOCK_SECONDS, EXECUTOR_SECONDS, END_SECONDS = 5.0, 120.0, 20.0
+PATIENCE = {"spark.python.authenticate.socketTimeout": "120s"}
+"""How long Java and a Python wait for each other at the start of a conversation. Spark's 15 seconds run out on a machine
+where tens of processes wait for the processor, and Java is behind them all. (That Java waits 10 seconds for a Python that
+it started for a stream or without the daemon is in Spark's code, and no setting changes it.)"""
 _NO_PYTHON = "Error from python worker:"
 _CAUSE = re.compile(r"Exception in |Error: |Error occurred |Caused by: ")
 _POLL_SECONDS = 0.5
@@ -258,6 +262,7 @@ def _settings(settings: SparkSettings, folder: Path) -> dict[str, str]:
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.speculation": "false",
+        **PATIENCE,
     }
     if settings.is_local:
         found["spark.driver.bindAddress"] = found["spark.driver.host"] = "127.0.0.1"

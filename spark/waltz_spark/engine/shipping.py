@@ -26,6 +26,8 @@ from waltzd.errors import BadArgument, PackageMissing, PathMissing, PythonDiffer
 ASK_SECONDS = 30
 VERSION = "{}.{}".format(*sys.version_info[:2])
 _NOT_WRITTEN = "nothing was written"
+_STAYS = re.compile(r"waltzd/(?:server|testing)/|waltzd/storage/(?!__init__)\w+\.py")
+"""The daemons. Of a storage, the files that it wrote are read."""
 _NAMED = 3
 """So many machines are named when packages are missing."""
 
@@ -165,11 +167,13 @@ def zipped(path: Path, files: Mapping[str, bytes] | None = None) -> str:
     import waltzd
 
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
-        for package, inside in ((waltz_spark, "**/*.py"), (waltzd, "*.py")):  # the rooms of waltzd are daemons
+        for package in (waltz_spark, waltzd):
             assert package.__file__ is not None
             root = Path(package.__file__).parent
-            for source in sorted(root.glob(inside)):
-                archive.write(source, Path(root.name, source.relative_to(root)))
+            for source in sorted(root.rglob("*.py")):
+                name = str(Path(root.name, source.relative_to(root)))
+                if not _STAYS.match(name):
+                    archive.write(source, name)
         for name, content in (files or {}).items():
             archive.writestr(name, content)
     return str(path)

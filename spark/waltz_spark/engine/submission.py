@@ -22,7 +22,7 @@ from typing import BinaryIO
 from waltz_spark.engine.cluster_job import OF_DRIVER, SPEC, START, Spec, failure, how_to_see, how_to_stop, left
 from waltz_spark.engine.leftovers import scratch
 from waltz_spark.engine.properties import encode
-from waltz_spark.engine.session import SparkSettings, write_privately
+from waltz_spark.engine.session import PATIENCE, SparkSettings, write_privately
 from waltz_spark.engine.shipping import zipped
 from waltz_spark.exporting.export import Run, newest_manifest
 from waltz_spark.exporting.manifest import Manifest
@@ -180,6 +180,7 @@ def _settings(settings: SparkSettings, code: str) -> dict[str, str]:
         "spark.app.name": "waltz spark-export",
         "spark.driver.memory": "1g",
         "spark.speculation": "false",
+        **PATIENCE,
         **settings.conf,
         "spark.submit.pyFiles": ",".join([code, *py_files]),
     }
