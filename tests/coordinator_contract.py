@@ -14,10 +14,20 @@ from uuid import uuid4
 
 import pytest
 
-from waltzd.cluster.cluster import ATTEMPTS_MAX, CLIENT_IDS, LEADER, SERVERS, Cluster
+from waltzd.cluster.cluster import (
+    ATTEMPTS_MAX,
+    CLIENT_IDS,
+    HISTORY_MAX,
+    LEADER,
+    MOVES,
+    NO_VERSION,
+    PREFERRED,
+    SERVERS,
+    Cluster,
+    replicas_path,
+)
 from waltzd.cluster.coordinator import COMMIT_BYTES_MAX, Check, Coordinator, Create, Delete, Set
-from waltzd.cluster.expected import expected_servers, forget_server
-from waltzd.cluster.meta import (
+from waltzd.cluster.documents import (
     Assignment,
     ClusterMeta,
     HistoryEntry,
@@ -30,7 +40,6 @@ from waltzd.cluster.meta import (
     ServerMeta,
     StorageMeta,
 )
-from waltzd.cluster.operator_documents import HISTORY_MAX, MOVES, NO_VERSION, PREFERRED, replicas_path
 from waltzd.errors import (
     BadArgument,
     BadMetadata,
@@ -443,18 +452,16 @@ async def servers_come_and_go(world: World) -> None:
     await there.unregister_server("s")  # of somebody else now
     seen = await here.wait_for_servers(None)
     assert await there.servers() == {"s": new}
-    assert await expected_servers(there.coordinator) == {"s": new}, (
-        "also when its coordinator session is over, until it is taken out"
-    )
+    assert await there.expected_servers() == {"s": new}, "also when its coordinator session is over, until it is taken out"
     await here.update_server(new)  # a change of a server is a change of the servers
     seen = await here.wait_for_servers(seen)
     await here.unregister_server("s")
     await here.wait_for_servers(seen)
     await here.unregister_server("s")
     assert await here.server("s") is None
-    assert await expected_servers(here.coordinator) == {"s": new}
-    await forget_server(here.coordinator, "s")
-    assert await expected_servers(here.coordinator) == {}
+    assert await here.expected_servers() == {"s": new}
+    await here.forget_server("s")
+    assert await here.expected_servers() == {}
 
 
 @story

@@ -26,7 +26,7 @@ from waltzctl.reach import Reach
 from waltzctl.render import is_line, printable
 from waltzctl.safety import Danger, Step, refusals
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import HistoryEntry
+from waltzd.cluster.documents import HistoryEntry
 from waltzd.errors import BadArgument, ChangedMeanwhile, NotConfirmed, Unsafe, WaltzError
 
 REASON_CHARACTERS_MAX = 1000

@@ -33,7 +33,7 @@ from waltzctl.reach import (
 )
 from waltzctl.render import put_json
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import ClusterMeta
+from waltzd.cluster.documents import ClusterMeta
 from waltzd.errors import EXIT_OK, BadArgument, ContextExists, ForeignCluster
 from waltzd.protocol.address import is_name
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from waltzctl.change import Plan
-    from waltzd.cluster.meta import HistoryEntry
+    from waltzd.cluster.documents import HistoryEntry
 
 HEADS = {
     "dry-run": ("would do", "bold"),

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from waltzd.cluster.meta import Role
+from waltzd.cluster.documents import Role
 from waltzd.protocol.quorum import majority
 
 

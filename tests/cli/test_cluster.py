@@ -20,7 +20,7 @@ from tests.process.zookeeper import LocalZooKeeper
 from waltzctl.placement.creation import Wish, create_cluster
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, ReplicaSets, Role, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import ClusterDiffers, WaltzError
 

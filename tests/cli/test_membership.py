@@ -25,9 +25,8 @@ from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import resolve, using
 from waltzctl.watching.overview import Overview
 from waltzd.client import loop
-from waltzd.cluster import copy_rate
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import CopyRate, Role
+from waltzd.cluster.documents import CopyRate, Role
 
 Tool = Callable[..., Any]
 FIRST = ["storage-1", "storage-2", "storage-3"]
@@ -80,7 +79,7 @@ class Place:
         return using(resolve({"directory": self.directory}), ask)
 
     def copy_rate(self) -> CopyRate | None:
-        return using(resolve({"directory": self.directory}), lambda cluster: copy_rate.read(cluster.coordinator))
+        return using(resolve({"directory": self.directory}), Cluster.copy_rate)
 
     def wait_until(self, what: str, true: Callable[[Overview], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS

@@ -28,8 +28,8 @@ from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import resolve, using
 from waltzctl.watching.overview import look
 from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import Assignment, ClusterMeta, HistoryEntry, Ownership, Preferences, ServerMeta
 from waltzd.cluster.memory import MemoryTree
-from waltzd.cluster.meta import Assignment, ClusterMeta, HistoryEntry, Ownership, Preferences, ServerMeta
 from waltzd.errors import ChangedMeanwhile, NoSuchName, NoSuchPartition, ServerDraining, WouldNotLast
 
 Tool = Callable[..., Any]

@@ -29,7 +29,7 @@ from waltzctl.watching.overview import PartitionView
 from waltzd import BlockingClient
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Create
-from waltzd.cluster.meta import PartitionMeta, ReplicaState, Role
+from waltzd.cluster.documents import PartitionMeta, ReplicaState, Role
 from waltzd.disk.seam import join
 from waltzd.errors import PartitionDamaged
 from waltzd.format.finding import Code, Finding

@@ -14,7 +14,7 @@ from waltzctl.placement.creation import Creation
 from waltzctl.render import ROWS_MAX
 from waltzctl.watching import render_cluster
 from waltzctl.watching.overview import Overview, PartitionView, ServerView, StorageView
-from waltzd.cluster.meta import ClusterMeta, Role, ServerMeta, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, Role, ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, ServerDescription, Statistics, StorageDescription
 

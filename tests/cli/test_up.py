@@ -35,7 +35,7 @@ from waltzctl.playground.render_local import Board
 from waltzctl.playground.turn import taking_turn
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import StorageMeta
+from waltzd.cluster.documents import StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import DaemonEnded, DirectoryHeld, PortInUse
 

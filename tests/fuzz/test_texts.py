@@ -25,13 +25,13 @@ from waltzctl.playground.blueprint import Blueprint
 from waltzctl.playground.daemon import Life
 from waltzctl.records import index
 from waltzd.client.routes import addresses_of
-from waltzd.cluster.document import Document, decode, encode
-from waltzd.cluster.meta import (
+from waltzd.cluster.documents import (
     Assignment,
     ClusterMeta,
     CopyRate,
     Counter,
     Decision,
+    Document,
     HistoryEntry,
     Leader,
     Moves,
@@ -42,8 +42,10 @@ from waltzd.cluster.meta import (
     ReplicaState,
     ServerMeta,
     StorageMeta,
+    decode,
+    encode,
 )
-from waltzd.cluster.meta import Role as ReplicaRole
+from waltzd.cluster.documents import Role as ReplicaRole
 from waltzd.daemon import config
 from waltzd.daemon.config import ServerConfig, StorageConfig
 from waltzd.daemon.config_file import TEXT_BYTES_MAX, load, parse, sample, show

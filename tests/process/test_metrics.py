@@ -27,8 +27,8 @@ from tests.process.zookeeper import LocalZooKeeper
 from waltzd.client import loop
 from waltzd.client.client import Client
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import ClusterMeta, ReplicaSets, StorageMeta
-from waltzd.cluster.meta import Role as ReplicaRole
+from waltzd.cluster.documents import ClusterMeta, ReplicaSets, StorageMeta
+from waltzd.cluster.documents import Role as ReplicaRole
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.daemon.expiry import DAY_SECONDS
 from waltzd.errors import NotPermitted, PortInUse

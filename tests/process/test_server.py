@@ -16,7 +16,7 @@ from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper, free_port
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import ClusterMeta
+from waltzd.cluster.documents import ClusterMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import EXIT_CONFLICT, EXIT_NOT_FOUND, EXIT_TIMEOUT, EXIT_USAGE, CannotConnect, ForeignCluster
 from waltzd.protocol.descriptions import ServerDescription

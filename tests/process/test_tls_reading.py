@@ -19,8 +19,8 @@ from tests.process.zookeeper import LocalZooKeeper
 from waltzd.client import loop
 from waltzd.client.client import Client
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import ClusterMeta, ReplicaSets, StorageMeta
-from waltzd.cluster.meta import Role as ReplicaRole
+from waltzd.cluster.documents import ClusterMeta, ReplicaSets, StorageMeta
+from waltzd.cluster.documents import Role as ReplicaRole
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import BadArgument, CannotConnect, LogUnreadable
 from waltzd.protocol.batches import FeedMode

@@ -18,8 +18,8 @@ from waltzctl import main
 from waltzctl.watching import verdict
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import ClusterMeta, ReplicaSets, StorageMeta
-from waltzd.cluster.meta import Role as ReplicaRole
+from waltzd.cluster.documents import ClusterMeta, ReplicaSets, StorageMeta
+from waltzd.cluster.documents import Role as ReplicaRole
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.protocol.role import Role
 from waltzd.wire.storages import AdminClient

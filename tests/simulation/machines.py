@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from tests.simulation.loop import Life, SimLoop
 from tests.simulation.network import Network
 from tests.simulation.plan import Setup
-from waltzd.cluster.meta import ClusterMeta
+from waltzd.cluster.documents import ClusterMeta
 
 if TYPE_CHECKING:
     from tests.simulation.coordinator import ZooKeeper

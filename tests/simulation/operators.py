@@ -18,7 +18,7 @@ from waltzctl.placement.relocation import carry_out, situation
 from waltzctl.placement.terms import Terms
 from waltzctl.watching.overview import Overview, PartitionView, ServerView, StorageView, compared
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import ServerMeta, StorageMeta
+from waltzd.cluster.documents import ServerMeta, StorageMeta
 from waltzd.errors import ChangedMeanwhile, WaltzError
 
 POLL_SECONDS = 0.2

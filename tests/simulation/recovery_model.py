@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from waltzd.cluster.meta import PartitionMeta, Role
+from waltzd.cluster.documents import PartitionMeta, Role
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import majority

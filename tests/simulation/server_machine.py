@@ -9,7 +9,7 @@ from tests.simulation.coordinator import Session
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, World, server_address
 from tests.simulation.ports import SimReplicaPort
-from waltzd.cluster.meta import ServerMeta, StorageMeta
+from waltzd.cluster.documents import ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.batches import Limits
 from waltzd.server.clients.calls import ServerCalls

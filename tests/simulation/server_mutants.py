@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.simulation.mutant import BUSIER, BUSY, TWO_OWNERS, Aim, Patches, mutant
-from waltzd.cluster.meta import PartitionMeta
+from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import StaleSession
 from waltzd.protocol.quorum import EMPTY, majority
 from waltzd.server.clients.feed import Cursor

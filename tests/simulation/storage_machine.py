@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 from tests.simulation.loop import LIFE, Life
 from tests.simulation.machines import Exited, Machine, World
 from waltzd.cluster.cluster import partition_path
-from waltzd.cluster.document import decode
-from waltzd.cluster.meta import PartitionMeta, StorageMeta
+from waltzd.cluster.documents import PartitionMeta, StorageMeta, decode
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import FlushFailed, WaltzError

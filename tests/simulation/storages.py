@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 from uuid import UUID
 
-from waltzd.cluster.meta import StorageMeta
+from waltzd.cluster.documents import StorageMeta
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import CannotConnect

@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.test_store import SETTINGS, Cell, cell, story
 from tests.unit.timeless import run
-from waltzd.cluster.meta import Role
+from waltzd.cluster.documents import Role
 from waltzd.errors import CannotConnect
 from waltzd.format.record import encode_payloads
 from waltzd.server.session.settings import ACKNOWLEDGED_SECONDS, StoreSettings

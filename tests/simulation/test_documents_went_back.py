@@ -10,10 +10,9 @@ import pytest
 
 from tests.simulation.test_store import Appender, Cell, cell, story
 from tests.unit.timeless import run
-from waltzd.cluster.cluster import partition_path
+from waltzd.cluster.cluster import partition_path, replicas_path
 from waltzd.cluster.coordinator import Set
-from waltzd.cluster.meta import Role
-from waltzd.cluster.operator_documents import replicas_path
+from waltzd.cluster.documents import Role
 from waltzd.server.session.owned import Store
 
 DOCUMENT = partition_path(0)

@@ -11,7 +11,7 @@ import pytest
 from tests.simulation.test_store import cell, story
 from tests.unit.timeless import run
 from waltzd.cluster.coordinator import Delete, Set
-from waltzd.cluster.meta import Assignment, Ownership
+from waltzd.cluster.documents import Assignment, Ownership
 from waltzd.server.core.recovery import acknowledging
 
 

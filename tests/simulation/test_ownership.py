@@ -14,8 +14,8 @@ import pytest
 from tests.unit.fake_stores import Stores
 from waltzd.cluster.assignment import plan, transferred
 from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import ClusterMeta, Preferences, ServerMeta
 from waltzd.cluster.memory import MemoryTree
-from waltzd.cluster.meta import ClusterMeta, Preferences, ServerMeta
 from waltzd.errors import CannotConnect, ChangedMeanwhile, NameInUse, WaltzError
 from waltzd.server import reconcile
 from waltzd.server.election import Election

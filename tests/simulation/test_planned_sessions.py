@@ -13,7 +13,7 @@ import pytest
 from tests.simulation.test_store import SETTINGS, Appender, Cell, cell, story
 from tests.unit.timeless import run
 from waltzd.cluster.coordinator import Set
-from waltzd.cluster.meta import Role
+from waltzd.cluster.documents import Role
 from waltzd.errors import CannotConnect
 from waltzd.server.session.owned import Store
 from waltzd.server.session.settings import Turns

@@ -15,7 +15,7 @@ from waltzctl.placement.rescuing import carry_out, seen
 from waltzctl.watching.overview import Overview, PartitionView, StorageView
 from waltzd.cluster.cluster import partition_path
 from waltzd.cluster.coordinator import Delete, Set
-from waltzd.cluster.meta import ClusterMeta, Role, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, Role, StorageMeta
 from waltzd.errors import CannotConnect, ChangedMeanwhile, StaleSession
 from waltzd.protocol.descriptions import ReplicaStatus
 

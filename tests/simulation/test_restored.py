@@ -11,7 +11,7 @@ import pytest
 from tests.simulation.storage_machine import is_told
 from tests.simulation.test_store import cell
 from tests.unit.timeless import run
-from waltzd.cluster.meta import Decision, PartitionMeta, ReplicaState
+from waltzd.cluster.documents import Decision, PartitionMeta, ReplicaState
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 

@@ -12,11 +12,10 @@ import pytest
 
 from tests.simulation.storages import KEY, SimPort, SimStorage
 from tests.unit.timeless import run
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import Cluster, replicas_path
 from waltzd.cluster.coordinator import Set
+from waltzd.cluster.documents import ClusterMeta, ReplicaSets, Role, StorageMeta
 from waltzd.cluster.memory import MemoryTree
-from waltzd.cluster.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
-from waltzd.cluster.operator_documents import replicas_path
 from waltzd.errors import CannotConnect, MetadataMissing, SessionEnded, WaltzError
 from waltzd.format.finding import Finding
 from waltzd.format.record import encode_payloads

@@ -30,7 +30,7 @@ from tests.simulation.plan import OPERATORS, Event, Plan, names
 from tests.simulation.server_machine import ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import ClusterMeta, ReplicaSets, Role
+from waltzd.cluster.documents import ClusterMeta, ReplicaSets, Role
 from waltzd.errors import CannotConnect, ControlDamaged, NotOwner, NotReady, PartitionDamaged, WaltzError
 from waltzd.format.finding import HARMLESS_CODES, Code
 from waltzd.protocol.descriptions import OwnedPartition

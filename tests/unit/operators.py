@@ -22,7 +22,7 @@ from waltzctl.placement.relocation import Situation, carry_out, plan_for, situat
 from waltzctl.placement.terms import Terms
 from waltzctl.reach import Reach
 from waltzctl.safety import Step, danger, without
-from waltzd.cluster.meta import Role
+from waltzd.cluster.documents import Role
 from waltzd.errors import BadArgument, ChangedMeanwhile, NameInUse, NoSuchName, TooFewStorages, Unsafe
 
 REACH = Reach(hosts="h:1", root="/waltz", tls=None, name="model", is_protected=False, origins={})

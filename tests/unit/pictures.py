@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from waltzctl.watching.overview import Call, Overview, PartitionView, ServerView, StorageView, compared
-from waltzd.cluster.meta import ClusterMeta, Role, ServerMeta, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, Role, ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.descriptions import (
     OwnedPartition,

@@ -18,11 +18,9 @@ from uuid import UUID
 from waltzctl.change import Asked, Plan, recorded
 from waltzctl.safety import margin
 from waltzctl.watching.overview import Overview, PartitionView, StorageView
-from waltzd.cluster.cluster import STORAGES, Cluster, partition_path
+from waltzd.cluster.cluster import MOVES, NO_VERSION, STORAGES, Cluster, partition_path, replicas_path
 from waltzd.cluster.coordinator import Change, Create, Set
-from waltzd.cluster.document import decode, encode
-from waltzd.cluster.memory import MemoryTree
-from waltzd.cluster.meta import (
+from waltzd.cluster.documents import (
     ClusterMeta,
     Decision,
     Moves,
@@ -32,8 +30,10 @@ from waltzd.cluster.meta import (
     ReplicaState,
     Role,
     StorageMeta,
+    decode,
+    encode,
 )
-from waltzd.cluster.operator_documents import MOVES, NO_VERSION, replicas_path
+from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import CannotConnect, ChangedMeanwhile, WaltzError
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, PartitionDescription, StorageDescription
 from waltzd.protocol.quorum import EMPTY, majority, reached
@@ -81,7 +81,7 @@ class QuickCluster(Cluster):
     async def replica_set(self, partition: int) -> tuple[Mapping[str, Role], int]:
         node = await self.coordinator.get(replicas_path(partition))
         assert node is not None
-        return _read(ReplicaSet, node.data).roles, node.version
+        return _read(ReplicaSet, node.data).replicas, node.version
 
     async def each(self, keys: Iterable[K], ask: Callable[[K], Awaitable[R]]) -> list[R]:
         """One after the other: there is no loop here."""
@@ -471,7 +471,7 @@ class World:
     def roles(self, partition: int) -> tuple[Mapping[str, Role], int]:
         entry = self.tree.find(replicas_path(partition))
         assert entry is not None
-        return _read(ReplicaSet, entry.data).roles, entry.version
+        return _read(ReplicaSet, entry.data).replicas, entry.version
 
     @property
     def moves(self) -> Moves:

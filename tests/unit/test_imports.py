@@ -43,8 +43,8 @@ DECIDING = (
     "waltzctl.placement.plan", "waltzctl.placement.rescue",
     "waltz_spark.engine.failure", "waltz_spark.engine.properties", "waltz_spark.exporting.manifest",
     "waltz_spark.exporting.query", "waltz_spark.log.plan", "waltz_spark.log.selection", "waltz_spark.table.position",
-    "waltz_spark.table.pushdown", "waltzd.cluster.assignment", "waltzd.cluster.document", "waltzd.cluster.fields",
-    "waltzd.cluster.flow", "waltzd.cluster.meta", "waltzd.client.mount", "waltzd.client.outbox",
+    "waltz_spark.table.pushdown", "waltzd.cluster.assignment", "waltzd.cluster.documents",
+    "waltzd.cluster.flow", "waltzd.client.mount", "waltzd.client.outbox",
     "waltzd.daemon.readiness", "waltzd.daemon.settings", "waltzd.storage.offline.transplant",
 )  # fmt: skip
 """Modules that decide, in rooms that do more than that. Each has to exist."""

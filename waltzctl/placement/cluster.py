@@ -26,9 +26,8 @@ from waltzctl.render import is_line
 from waltzctl.safety import Danger
 from waltzctl.watching import last_seen, render_cluster
 from waltzctl.watching.overview import look
-from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import StorageMeta
-from waltzd.cluster.operator_documents import HISTORY_MAX
+from waltzd.cluster.cluster import HISTORY_MAX, Cluster
+from waltzd.cluster.documents import StorageMeta
 from waltzd.disk.real import translate
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument, FileThere, Unsafe
 from waltzd.format.layout import PARTITIONS_MAX

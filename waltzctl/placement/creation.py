@@ -20,7 +20,7 @@ from waltzctl.change import who
 from waltzctl.placement.plan import assign_replicas
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
-from waltzd.cluster.meta import ClusterMeta, HistoryEntry, ReplicaSets, Role, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, HistoryEntry, ReplicaSets, Role, StorageMeta
 from waltzd.errors import (
     BadArgument,
     CannotConnect,

@@ -17,7 +17,7 @@ from waltzctl.render import console, printable
 from waltzctl.watching.overview import OPEN
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import Assignment, ServerMeta
+from waltzd.cluster.documents import Assignment, ServerMeta
 from waltzd.errors import NotTakenOver, WaltzError
 from waltzd.protocol.descriptions import ServerDescription
 from waltzd.wire.servers import ServerAdminClient

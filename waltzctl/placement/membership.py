@@ -27,7 +27,7 @@ from waltzctl.reach import Reach, reaching
 from waltzctl.safety import Danger
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import StorageMeta
+from waltzd.cluster.documents import StorageMeta
 from waltzd.errors import (
     BadArgument,
     ChangedMeanwhile,

@@ -1,7 +1,7 @@
 """From where the replicas of a partition are to where they shall be, one safe step at a time. Pure.
 
-The goal is written down before anything moves (`waltzd.cluster.meta.Moves`), and every step follows from what is there: so
-whoever comes next, after a crash of the tool or at the same time, does the same. New replicas come first, as learners,
+The goal is written down before anything moves (`waltzd.cluster.documents.Moves`), and every step follows from what is
+there: so the next run of the tool, after a crash or at the same time, does the same. New replicas come first, as learners,
 which cost nothing. Their owner makes them members when they are level. Only then old ones go, one at a time, and never
 when what is left could not take transactions. After each the owner begins a new session without it; until that is
 recorded, it may still have a vote, and the next one waits.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from waltzctl.safety import without
 from waltzctl.watching.overview import Overview, StorageView
-from waltzd.cluster.meta import PartitionMeta, ReplicaSets, Role
+from waltzd.cluster.documents import PartitionMeta, ReplicaSets, Role
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,8 @@ from waltzctl.placement.terms import Throttle
 from waltzctl.progress import Amount, Say
 from waltzctl.watching.overview import Overview, look
 from waltzd.cluster.assignment import spell_numbers
-from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import Moves, ReplicaSets, Role, StorageMeta
-from waltzd.cluster.operator_documents import NO_VERSION
+from waltzd.cluster.cluster import NO_VERSION, Cluster
+from waltzd.cluster.documents import Moves, ReplicaSets, Role, StorageMeta
 from waltzd.errors import ChangedMeanwhile, MoveUnfinished, WaltzError
 from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls

@@ -24,7 +24,7 @@ from waltzctl.placement.handover import Handover, arrival
 from waltzctl.reach import Reach, reaching, unknown, using
 from waltzd.cluster.assignment import moved, obstacles, plan, preferring, spell_numbers, transferred
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import Assignment, ClusterMeta, Preferences, ServerMeta
+from waltzd.cluster.documents import Assignment, ClusterMeta, Preferences, ServerMeta
 from waltzd.errors import EXIT_OK, BadArgument, ChangedMeanwhile, NoSuchPartition, ServerDraining, WouldNotLast
 
 TIMEOUT_SECONDS = 60.0

@@ -22,7 +22,7 @@ from waltzctl.reach import Reach, reaching, using
 from waltzctl.watching import render_cluster
 from waltzctl.watching.overview import PartitionView, look
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import Role
+from waltzd.cluster.documents import Role
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
 
 COLUMNS = (

@@ -17,7 +17,7 @@ from waltzctl.safety import Danger, Margin, Step, danger, margin
 from waltzctl.watching.overview import Overview
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import ReplicaSets, Role, StorageMeta
+from waltzd.cluster.documents import ReplicaSets, Role, StorageMeta
 from waltzd.errors import NoSuchPartition, Unsafe
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.wire.tls import Tls

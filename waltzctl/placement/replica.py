@@ -30,7 +30,7 @@ from waltzctl.reach import Reach
 from waltzctl.safety import Danger, Step, danger, without
 from waltzctl.watching.verdict import spell
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import PartitionMeta, Role
+from waltzd.cluster.documents import PartitionMeta, Role
 from waltzd.errors import EXIT_USAGE, ForeignCluster, NoSuchPartition, PartitionExists, WaltzError
 from waltzd.wire.storages import AdminClient
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from waltzd.cluster.meta import Decision, PartitionMeta, ReplicaState, Role
+from waltzd.cluster.documents import Decision, PartitionMeta, ReplicaState, Role
 from waltzd.format.layout import ID_MAX
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, EVERYTHING, majority

@@ -24,10 +24,8 @@ from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching
 from waltzctl.safety import Danger
 from waltzctl.watching.overview import Overview, look
-from waltzd.cluster.cluster import Cluster, partition_path
-from waltzd.cluster.document import decode
-from waltzd.cluster.meta import PartitionMeta, StorageMeta
-from waltzd.cluster.operator_documents import NO_VERSION
+from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
+from waltzd.cluster.documents import PartitionMeta, StorageMeta, decode
 from waltzd.errors import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.wire.storages import AdminClient

@@ -26,8 +26,7 @@ from waltzctl.safety import Danger
 from waltzctl.watching.overview import Overview, ServerView, look
 from waltzd.cluster.assignment import moved, spell_numbers
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.expected import expected_servers, forget_server
-from waltzd.cluster.meta import Assignment, ServerMeta
+from waltzd.cluster.documents import Assignment, ServerMeta
 from waltzd.errors import EXIT_OK
 from waltzd.wire.servers import ServerAdminClient
 
@@ -184,7 +183,7 @@ def remove(server: str, output: str, asked: Asked, reach: Reach) -> int:
     """
 
     async def plan(cluster: Cluster) -> Plan:
-        up, expected = await cluster.servers(), await expected_servers(cluster.coordinator)
+        up, expected = await cluster.servers(), await cluster.expected_servers()
         if server not in {**up, **expected}:
             raise unknown("server", server, {**up, **expected})
         return Plan(
@@ -201,7 +200,7 @@ def remove(server: str, output: str, asked: Asked, reach: Reach) -> int:
     async def do(cluster: Cluster) -> None:
         async with recorded(cluster, made, asked):
             check_again(await plan(cluster), asked)
-            await forget_server(cluster.coordinator, server)
+            await cluster.forget_server(server)
 
     with interruptible(STAYS):
         using(reach, do)

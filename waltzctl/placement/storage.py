@@ -23,7 +23,7 @@ from waltzctl.reach import Reach, addressing, reaching, unknown, using
 from waltzctl.watching.overview import StorageView, look
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import StorageMeta
+from waltzd.cluster.documents import StorageMeta
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, ForeignCluster, WaltzError
 from waltzd.format.finding import Finding
 from waltzd.protocol.descriptions import PartitionDescription, StorageDescription, VerifySummary

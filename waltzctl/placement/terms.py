@@ -14,9 +14,8 @@ from typing import Any
 import click
 
 from waltzctl.change import who
-from waltzd.cluster import copy_rate
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import CopyRate
+from waltzd.cluster.documents import CopyRate
 from waltzd.daemon.settings import parse_size
 from waltzd.errors import BadArgument
 
@@ -84,8 +83,8 @@ class Throttle:
         saying = (each, self._cluster.coordinator.session)
         if saying != self._said:
             rate = CopyRate(bytes_per_second=each, who=who())
-            await copy_rate.write(self._cluster.coordinator, rate, lasts=self._lasts)
+            await self._cluster.set_copy_rate(rate, lasts=self._lasts)
             self._said = saying
 
     async def lift(self) -> None:
-        await copy_rate.lift(self._cluster.coordinator)
+        await self._cluster.lift_copy_rate()

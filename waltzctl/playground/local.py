@@ -36,7 +36,7 @@ from waltzctl.watching.overview import Overview, look
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
-from waltzd.cluster.meta import StorageMeta
+from waltzd.cluster.documents import StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.daemon.zookeeper_process import java_command
 from waltzd.disk.real import translate

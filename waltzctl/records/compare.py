@@ -21,7 +21,7 @@ from waltzctl.numbers import check_partition
 from waltzctl.progress import Waiting, shown_progress
 from waltzctl.reach import Reach, reaching, unknown, using
 from waltzctl.records.comparison import Answers, Question, Standing, Verdict, comparison
-from waltzd.cluster.meta import Role, StorageMeta
+from waltzd.cluster.documents import Role, StorageMeta
 from waltzd.errors import (
     EXIT_FINDINGS,
     EXIT_OK,

@@ -16,7 +16,7 @@ from waltzctl.placement.plan import together as together_in_one
 from waltzctl.safety import margin
 from waltzctl.watching.overview import Overview, ServerView, StorageView
 from waltzctl.watching.verdict import MEND, spell
-from waltzd.cluster.meta import Role
+from waltzd.cluster.documents import Role
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.protocol.quorum import majority
 

@@ -16,7 +16,7 @@ from waltzctl.watching import render_event
 from waltzctl.watching.lookout import CALL_SECONDS, Lookout, Sighting
 from waltzctl.watching.story import LEVELS, OPERATOR, Line, Listening, history_of, merged
 from waltzd.client import loop
-from waltzd.cluster.meta import HistoryEntry
+from waltzd.cluster.documents import HistoryEntry
 from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument, CannotConnect, WaltzError
 
 FOLLOW_SECONDS = 1.0

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from waltzctl.watching.overview import Overview
-from waltzd.cluster.document import decode, encode
-from waltzd.cluster.meta import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta, decode, encode
 from waltzd.errors import WaltzError
 
 SCHEMA = 1

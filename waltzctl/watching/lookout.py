@@ -25,7 +25,7 @@ from waltzctl.watching.last_seen import LastSeen
 from waltzctl.watching.overview import Overview, look, look_without
 from waltzctl.watching.verdict import REPAIR, Lost, Verdict, judge, slow, with_since
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import BadMetadata, CannotConnect, CoordinatorRefused, NodeMissing
 from waltzd.protocol.address import parse_address

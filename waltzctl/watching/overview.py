@@ -18,8 +18,7 @@ from waltzctl.aloud import waiting_aloud
 from waltzctl.certificate import first_contact
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
-from waltzd.cluster.expected import expected_servers
-from waltzd.cluster.meta import ClusterMeta, Role, ServerMeta, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, Role, ServerMeta, StorageMeta
 from waltzd.errors import ForeignCluster, WaltzError
 from waltzd.protocol.descriptions import OwnedPartition, ServerDescription, StorageDescription
 from waltzd.protocol.quorum import majority
@@ -227,7 +226,7 @@ async def look(
         cluster.replicas(unreadable),
         cluster.leader(),
         cluster.moves(),
-        expected_servers(coordinator),
+        cluster.expected_servers(),
         cluster.storages(unreadable),
     )
     server_metas = await cluster.servers()  # behind: who comes meanwhile is not missing

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from waltzctl.placement.creation import Creation
     from waltzctl.watching.overview import Overview, PartitionView
-    from waltzd.cluster.meta import PartitionMeta
+    from waltzd.cluster.documents import PartitionMeta
     from waltzd.errors import WaltzError
 
 

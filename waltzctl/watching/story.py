@@ -17,7 +17,7 @@ from uuid import UUID
 from waltzctl.certificate import first_contact
 from waltzctl.watching.overview import Overview
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import HistoryEntry
+from waltzd.cluster.documents import HistoryEntry
 from waltzd.errors import WaltzError
 from waltzd.protocol.descriptions import Events
 from waltzd.wire.servers import ServerAdminClient

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from waltzctl.playground.blueprint import ZOOKEEPER
 from waltzctl.watching.overview import Overview, PartitionView, ServerView, StorageView
 from waltzd.cluster.assignment import spell_numbers
-from waltzd.cluster.meta import Role
+from waltzd.cluster.documents import Role
 from waltzd.errors import BadMetadata, CannotConnect, ForeignCluster, NodeMissing, TlsMismatch, WaltzError
 from waltzd.protocol.quorum import majority
 

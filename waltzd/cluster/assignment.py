@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Self
 
+from waltzd.cluster.documents import Assignment, Ownership, Preferences, ServerMeta
 from waltzd.cluster.flow import Network
-from waltzd.cluster.meta import Assignment, Ownership, Preferences, ServerMeta
 
 UNOWNED = Ownership(None, 0)
 NO_PREFERENCES = Preferences(partitions={})

@@ -16,32 +16,25 @@ from typing import TypeVar
 from uuid import uuid4
 
 from waltzd.cluster.coordinator import Change, Check, Coordinator, Create, Delete, Set
-from waltzd.cluster.copy_rate import COPY_RATE
-from waltzd.cluster.document import decode, encode
-from waltzd.cluster.expected import EXPECTED, expecting
-from waltzd.cluster.meta import (
+from waltzd.cluster.documents import (
     Assignment,
     ClusterMeta,
+    CopyRate,
     Counter,
+    Document,
+    HistoryEntry,
     Leader,
+    Moves,
     Ownership,
     PartitionMeta,
+    Preferences,
     ReplicaSet,
     ReplicaSets,
     Role,
     ServerMeta,
     StorageMeta,
-)
-from waltzd.cluster.operator_documents import (
-    HISTORY,
-    MOVES,
-    NO_VERSION,
-    PREFERRED,
-    REPLICAS,
-    OperatorDocuments,
-    put,
-    replicas_path,
-    unchanged,
+    decode,
+    encode,
 )
 from waltzd.errors import (
     BadArgument,
@@ -60,10 +53,18 @@ ROOT = "/"
 SERVERS = "/servers"
 ASSIGNMENT = "/assignment"
 STORAGES = "/storages"
+REPLICAS = "/replicas"
 PARTITIONS = "/partitions"
 IDS = "/ids"
 CLIENT_IDS = f"{IDS}/client"
 LEADER = "/election/leader"
+EXPECTED = "/expected"
+"""Which servers should be up: one document for each that ever was, as it announced itself last. The list of servers forgets
+who is gone, because each of them holds its own entry up. This one keeps a server until an operator takes it out."""
+PREFERRED = "/preferred"
+MOVES = "/moves"
+COPY_RATE = "/copy-rate"
+HISTORY = "/history"
 _FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, "/election", HISTORY)
 _OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE)}
 """What stands right below the root of a cluster. Whatever else does is somebody else's."""
@@ -81,10 +82,18 @@ READS_MAX = 64
 """So many documents are asked for at a time."""
 CREATED_AT_ONCE = 2000
 """Documents of partitions in one transaction."""
+HISTORY_MAX = 1000
+"""Entries that are kept: the oldest go first."""
+NO_VERSION = -1
+"""Of a document that is not there."""
 
-D = TypeVar("D", ClusterMeta, ServerMeta, Assignment, StorageMeta, ReplicaSet, PartitionMeta, Leader, Counter)
+D = TypeVar("D", bound=Document)
 K = TypeVar("K")
 R = TypeVar("R")
+
+
+def replicas_path(partition: int) -> str:
+    return f"{REPLICAS}/{partition}"
 
 
 def partition_path(partition: int) -> str:
@@ -107,7 +116,7 @@ class Leadership:
     is_mine: bool
 
 
-class Cluster(OperatorDocuments):
+class Cluster:
     def __init__(self, coordinator: Coordinator, *, clock: Callable[[], float] = time.time) -> None:
         """`clock`: seconds since 1970. Only client ids are drawn with it."""
         self.coordinator = coordinator
@@ -185,7 +194,12 @@ class Cluster(OperatorDocuments):
     async def _announcing(self, meta: ServerMeta) -> list[Change]:
         """It is up from now on, and expected also when this coordinator session is over."""
         own = Create(f"{SERVERS}/{meta.name}", encode(meta), ephemeral=True)
-        return [own, *await expecting(self.coordinator, meta)]
+        path, data = f"{EXPECTED}/{meta.name}", encode(meta)
+        node = await self.coordinator.get(path)
+        if node is not None:
+            return [own, Set(path, data, node.version)]
+        folder = [] if await self.coordinator.get(EXPECTED) is not None else [Create(EXPECTED, b"")]
+        return [own, *folder, Create(path, data)]
 
     async def update_server(self, meta: ServerMeta) -> None:
         """Change the registration that this coordinator session made."""
@@ -203,6 +217,20 @@ class Cluster(OperatorDocuments):
         if found is not None and found.is_mine:
             with suppress(NodeMissing):
                 await self.coordinator.commit([Delete(f"{SERVERS}/{name}", found.version)])
+
+    async def expected_servers(self) -> dict[str, ServerMeta]:
+        """All servers that should be up, by name."""
+        found: dict[str, ServerMeta] = {}
+        for name in await self.coordinator.children(EXPECTED):
+            node = await self.coordinator.get(f"{EXPECTED}/{name}")
+            if node is not None:  # else it was taken out since
+                found[name] = decode(ServerMeta, node.data, f"{EXPECTED}/{name}")
+        return found
+
+    async def forget_server(self, name: str) -> None:
+        """It is not expected any more, until it announces itself again."""
+        path = f"{EXPECTED}/{name}"
+        await self.coordinator.commit([Delete(path, await self._version_of(path))])
 
     async def leader(self) -> Leadership | None:
         node = await self.coordinator.get(LEADER)
@@ -262,11 +290,11 @@ class Cluster(OperatorDocuments):
         if held:
             raise StorageInUse(f"partitions {', '.join(map(str, held))} have replicas on {name}", storage=name)
         path = f"{STORAGES}/{name}"
-        await self.coordinator.commit([all_of_them, *unchanged(versions), Delete(path, await self._version_of(path))])
+        await self.coordinator.commit([all_of_them, *_unchanged(versions), Delete(path, await self._version_of(path))])
 
     async def replica_set(self, partition: int) -> tuple[Mapping[str, Role], int]:
         found, version = await self._document(replicas_path(partition), ReplicaSet)
-        return found.roles, version
+        return found.replicas, version
 
     async def replicas(self, unreadable: dict[str, WaltzError] | None = None) -> tuple[ReplicaSets, dict[int, int]]:
         """Of all partitions that have a document, and its version. `unreadable` gets those that cannot be understood."""
@@ -393,6 +421,74 @@ class Cluster(OperatorDocuments):
             return (drawn - 1) % CLIENT_ID_MAX + 1
         raise ChangedMeanwhile(f"{CLIENT_IDS} was changed by others {ATTEMPTS_MAX} times in a row")
 
+    # -- what operators want, and what they did ------------------------------------------------------------------------
+
+    async def preferences(self) -> tuple[Preferences, int]:
+        return await self._perhaps(PREFERRED, Preferences, Preferences(partitions={}))
+
+    async def save_preferences(self, preferences: Preferences, version: int) -> None:
+        await self.coordinator.commit([put(PREFERRED, encode(preferences), version)])
+
+    async def moves(self) -> tuple[Moves, int]:
+        return await self._perhaps(MOVES, Moves, Moves(partitions={}))
+
+    async def save_moves(self, moves: Moves, version: int, *, replicas: Mapping[int, int] | None = None) -> None:
+        """`replicas`: only if these partitions have the replicas that they had in these versions."""
+        await self.coordinator.commit([*_unchanged(replicas or {}), put(MOVES, encode(moves), version)])
+
+    async def copy_rate(self) -> CopyRate | None:
+        node = await self.coordinator.get(COPY_RATE)
+        return None if node is None else decode(CopyRate, node.data, COPY_RATE)
+
+    async def set_copy_rate(self, rate: CopyRate, *, lasts: bool = False) -> None:
+        """The last one set counts. It holds for as long as this coordinator session does; one that `lasts`, until it is
+        lifted, because owners go on copying for a move that is written down, also when its command was interrupted."""
+        while True:
+            node = await self.coordinator.get(COPY_RATE)
+            there: list[Change] = [] if node is None else [Delete(COPY_RATE, node.version)]
+            try:
+                await self.coordinator.commit([*there, Create(COPY_RATE, encode(rate), ephemeral=not lasts)])
+            except ChangedMeanwhile as error:
+                if node is None and not isinstance(error, NodeExists):
+                    raise  # there is no cluster any more
+                continue  # it went, or another command has set it, at the same moment
+            return
+
+    async def lift_copy_rate(self) -> None:
+        """No bound any more; another command may have lifted it, or set another one, at the same moment."""
+        node = await self.coordinator.get(COPY_RATE)
+        if node is not None:
+            with suppress(ChangedMeanwhile):
+                await self.coordinator.commit([Delete(COPY_RATE, node.version)])
+
+    async def history(self, newest: int = HISTORY_MAX) -> list[tuple[int, HistoryEntry]]:
+        """The newest entries, oldest first."""
+        found = []
+        for name in (await self.coordinator.children(HISTORY))[-newest:]:
+            node = await self.coordinator.get(f"{HISTORY}/{name}")
+            if node is not None:  # else it has made room since
+                found.append((int(name), decode(HistoryEntry, node.data, f"{HISTORY}/{name}")))
+        return found
+
+    async def begin_history(self, entry: HistoryEntry) -> int:
+        """The number of the entry."""
+        while True:
+            names = await self.coordinator.children(HISTORY)
+            number = int(names[-1]) + 1 if names else 1
+            changes: list[Change] = [Create(f"{HISTORY}/{number:010}", encode(entry))]
+            try:
+                for name in names[: -(HISTORY_MAX - 1)]:
+                    path = f"{HISTORY}/{name}"
+                    changes.append(Delete(path, await self._version_of(path)))
+                await self.coordinator.commit(changes)
+            except (NodeExists, NodeMissing):
+                continue  # another command wrote an entry, or made room, at the same moment
+            return number
+
+    async def end_history(self, number: int, entry: HistoryEntry) -> None:
+        path = f"{HISTORY}/{number:010}"
+        await self.coordinator.commit([Set(path, encode(entry), await self._version_of(path))])
+
     # -- its end -------------------------------------------------------------------------------------------------------
 
     async def delete(self) -> int:
@@ -458,6 +554,16 @@ class Cluster(OperatorDocuments):
             raise NodeMissing(f"the coordinator has no document {path}", path=path)
         return decode(kind, node.data, path), node.version
 
+    async def _version_of(self, path: str) -> int:
+        node = await self.coordinator.get(path)
+        if node is None:
+            raise NodeMissing(f"the coordinator has no document {path}", path=path)
+        return node.version
+
+    async def _perhaps(self, path: str, kind: type[D], nothing: D) -> tuple[D, int]:
+        node = await self.coordinator.get(path)
+        return (nothing, NO_VERSION) if node is None else (decode(kind, node.data, path), node.version)
+
     async def _below(self, folder: str, kind: type[N], unreadable: dict[str, WaltzError] | None = None) -> dict[str, N]:
         found: dict[str, N] = {}
         for name in await self.coordinator.children(folder):
@@ -475,6 +581,15 @@ class Cluster(OperatorDocuments):
 
 
 N = TypeVar("N", ServerMeta, StorageMeta)
+
+
+def _unchanged(versions: Mapping[int, int]) -> list[Change]:
+    return [Check(replicas_path(partition), version) for partition, version in sorted(versions.items())]
+
+
+def put(path: str, data: bytes, version: int) -> Change:
+    """A document that may not be there yet."""
+    return Create(path, data) if version == NO_VERSION else Set(path, data, version)
 
 
 def _named(kind: type[N], data: bytes, path: str) -> N:

@@ -21,7 +21,7 @@ from uuid import uuid4
 import uvloop
 
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import ClusterMeta, ServerMeta, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.daemon import alarm, logs, readiness
 from waltzd.daemon.config import ServerConfig

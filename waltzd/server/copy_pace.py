@@ -5,8 +5,7 @@ The command's word is an ephemeral document. When the coordinator cannot be aske
 
 from __future__ import annotations
 
-from waltzd.cluster import copy_rate
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import COPY_RATE, Cluster
 from waltzd.server.reconcile import Watch
 
 
@@ -24,8 +23,8 @@ class Pace:
         return min((bound for bound in (self._most, self._said) if bound), default=0)
 
     async def _wait(self, seen: object | None) -> object:
-        return await self._cluster.wait_for_change([copy_rate.COPY_RATE], seen)
+        return await self._cluster.wait_for_change([COPY_RATE], seen)
 
     async def _read(self) -> None:
-        found = await copy_rate.read(self._cluster.coordinator)
+        found = await self._cluster.copy_rate()
         self._said = 0 if found is None else found.bytes_per_second

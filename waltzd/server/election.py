@@ -12,9 +12,8 @@ import logging
 from collections.abc import Mapping
 
 from waltzd.cluster.assignment import NO_PREFERENCES, moved, plan
-from waltzd.cluster.cluster import ASSIGNMENT, LEADER, SERVERS, Cluster
-from waltzd.cluster.meta import Assignment, Preferences, ServerMeta
-from waltzd.cluster.operator_documents import PREFERRED
+from waltzd.cluster.cluster import ASSIGNMENT, LEADER, PREFERRED, SERVERS, Cluster
+from waltzd.cluster.documents import Assignment, Preferences, ServerMeta
 from waltzd.errors import BadMetadata
 from waltzd.server.reconcile import Watch
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import Assignment, ClusterMeta, ServerMeta
+from waltzd.cluster.documents import Assignment, ClusterMeta, ServerMeta
 from waltzd.errors import CannotConnect, NoSuchPartition, NotOwner, NotReady, WaltzError
 from waltzd.protocol.batches import Place, Topology
 from waltzd.protocol.descriptions import OwnedPartition

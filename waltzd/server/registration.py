@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from waltzd.cluster.cluster import SERVERS, Cluster, Registered
-from waltzd.cluster.meta import ServerMeta
+from waltzd.cluster.documents import ServerMeta
 from waltzd.errors import ChangedMeanwhile, NameInUse, NodeMissing
 from waltzd.server.reconcile import Watch
 

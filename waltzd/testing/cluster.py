@@ -16,8 +16,8 @@ from uuid import UUID, uuid4
 
 from waltzd.client.client import Client
 from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import ClusterMeta, ReplicaSets, Role, StorageMeta
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
-from waltzd.cluster.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BadArgument, CannotConnect, NotOwner, NotReady

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
-from waltzd.cluster.meta import ClusterMeta, ServerMeta, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.server.clients.calls import ServerCalls

@@ -23,7 +23,7 @@ from waltz_spark.log.blocking import items, wait_for
 from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.throttle import Throttle
 from waltzd.client.routes import Whereabouts, pause_seconds
-from waltzd.cluster.meta import Role as ReplicaRole
+from waltzd.cluster.documents import Role as ReplicaRole
 from waltzd.errors import (
     BadArgument,
     BadConfig,

@@ -17,11 +17,10 @@ from waltzctl import render_change
 from waltzctl.change import Asked, Plan, agree, changing, recorded
 from waltzctl.reach import Reach
 from waltzctl.safety import Danger, Margin, Step
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import HISTORY, Cluster
 from waltzd.cluster.coordinator import Delete
+from waltzd.cluster.documents import ClusterMeta, HistoryEntry
 from waltzd.cluster.memory import MemoryTree
-from waltzd.cluster.meta import ClusterMeta, HistoryEntry
-from waltzd.cluster.operator_documents import HISTORY
 from waltzd.errors import BadArgument, CannotConnect, ChangedMeanwhile, NotConfirmed, Unsafe
 
 META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")

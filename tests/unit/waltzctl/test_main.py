@@ -17,7 +17,7 @@ from waltzctl.placement.cluster import storage_of
 from waltzctl.render import console, is_line, printable
 from waltzctl.watching import render_cluster, render_event
 from waltzctl.watching.story import Line
-from waltzd.cluster.meta import HistoryEntry
+from waltzd.cluster.documents import HistoryEntry
 from waltzd.errors import BadArgument, CannotConnect
 
 NASTY = "\x1b]0;PWNED\a\x1b[31m\x1b[2J\r\x08\x9b\u202e"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from waltzctl import render_change
 from waltzctl.render import console, table, widths
-from waltzd.cluster.meta import HistoryEntry
+from waltzd.cluster.documents import HistoryEntry
 
 NAMES = ("storage", "admin address", "group", "replicas", "free", "answered", "state")
 FULL = ("storage-1", "127.0.0.1:28599", "storage-1", "4", "123.4 GB", "12 ms", "up, disk full, offline")

@@ -7,7 +7,7 @@ from itertools import combinations, product
 import pytest
 
 from waltzctl.safety import Danger, Margin, Step, danger, margin, refusals, without
-from waltzd.cluster.meta import Role
+from waltzd.cluster.documents import Role
 
 NAMES = ("a", "b", "c", "d", "e")
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 from uuid import UUID
 
-from waltzd.cluster.meta import Decision, PartitionMeta, ReplicaState, Role
+from waltzd.cluster.documents import Decision, PartitionMeta, ReplicaState, Role
 from waltzd.errors import MetadataBehind, MetadataMissing, WaltzError
 from waltzd.format.finding import Code
 from waltzd.protocol.descriptions import ReplicaStatus

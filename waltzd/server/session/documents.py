@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from waltzd.cluster.cluster import ASSIGNMENT, STORAGES, Cluster, partition_path
+from waltzd.cluster.cluster import ASSIGNMENT, NO_VERSION, STORAGES, Cluster, partition_path, put, replicas_path
 from waltzd.cluster.coordinator import Check
-from waltzd.cluster.document import encode
-from waltzd.cluster.meta import PartitionMeta, Role, StorageMeta
-from waltzd.cluster.operator_documents import NO_VERSION, put, replicas_path
+from waltzd.cluster.documents import PartitionMeta, Role, StorageMeta, encode
 from waltzd.errors import (
     BadMetadata,
     CannotConnect,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.meta import PartitionMeta, StorageMeta
+from waltzd.cluster.documents import PartitionMeta, StorageMeta
 from waltzd.errors import (
     BadMetadata,
     CannotConnect,

@@ -22,7 +22,7 @@ import enum
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar
 
-from waltzd.cluster.meta import StorageMeta
+from waltzd.cluster.documents import StorageMeta
 from waltzd.errors import CannotConnect, NoSuchPartition, NotReadable, SameStorage, StaleSession, WaltzError
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ReplicaStatus

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
 
-from waltzd.cluster.meta import PartitionMeta, StorageMeta
+from waltzd.cluster.documents import PartitionMeta, StorageMeta
 from waltzd.errors import CannotConnect, SessionEnded, WaltzError
 from waltzd.format.layout import FileHeader
 from waltzd.format.record import Run

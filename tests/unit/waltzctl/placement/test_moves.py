@@ -15,8 +15,8 @@ from waltzctl.placement.moving import Mover
 from waltzctl.placement.terms import Throttle
 from waltzctl.watching.overview import Overview, PartitionView, StorageView
 from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import ClusterMeta, Decision, PartitionMeta, ReplicaSets, Role, StorageMeta
 from waltzd.cluster.memory import MemoryTree
-from waltzd.cluster.meta import ClusterMeta, Decision, PartitionMeta, ReplicaSets, Role, StorageMeta
 from waltzd.errors import ChangedMeanwhile, PartitionDamaged
 from waltzd.protocol.descriptions import (
     OwnedPartition,

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.operators import go_all
 from tests.unit.relocation_model import Violation
 from waltzctl.placement import moves
-from waltzd.cluster.meta import ReplicaSets, Role
+from waltzd.cluster.documents import ReplicaSets, Role
 
 SEQUENCES = 1000
 PARTS = 4

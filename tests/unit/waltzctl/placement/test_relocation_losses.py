@@ -12,7 +12,7 @@ from tests.unit.pictures import STORAGES, held, owned, partition, replica, stora
 from waltzctl.placement.relocation import Situation, members_at_hand, plan_for
 from waltzctl.safety import Danger
 from waltzctl.watching.overview import StorageView
-from waltzd.cluster.meta import ReplicaSets, Role
+from waltzd.cluster.documents import ReplicaSets, Role
 from waltzd.errors import CannotConnect
 
 GONE = CannotConnect("it is dead")

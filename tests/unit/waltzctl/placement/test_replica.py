@@ -14,7 +14,7 @@ from waltzctl.placement.relocation import Situation
 from waltzctl.placement.replica import creation, removal, switching
 from waltzctl.safety import Danger
 from waltzctl.watching.overview import Overview
-from waltzd.cluster.meta import PartitionMeta, ReplicaSets, Role
+from waltzd.cluster.documents import PartitionMeta, ReplicaSets, Role
 from waltzd.errors import CannotConnect, NoSuchPartition, PartitionExists
 
 OPENED = PartitionMeta(generation=1, session=4, opened=4, members=STORAGES)

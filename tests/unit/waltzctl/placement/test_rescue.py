@@ -10,8 +10,7 @@ from uuid import UUID
 import pytest
 
 from waltzctl.placement.rescue import JUMP_MAX, Scene
-from waltzd.cluster.document import decode, encode
-from waltzd.cluster.meta import Decision, PartitionMeta, ReplicaState, Role
+from waltzd.cluster.documents import Decision, PartitionMeta, ReplicaState, Role, decode, encode
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY

@@ -12,7 +12,7 @@ from waltzctl.placement.moves import Wait, next_step, view_of
 from waltzctl.placement.relocation import Situation, plan_for
 from waltzctl.placement.terms import Terms
 from waltzctl.watching.overview import Overview, StorageView
-from waltzd.cluster.meta import PartitionMeta, ReplicaSets, Role
+from waltzd.cluster.documents import PartitionMeta, ReplicaSets, Role
 
 MB = 10**6
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.pictures import NOW_MS, STORAGES, held, offline, owned, partition, replica, server, silent, storage, well
 from waltzctl.watching.diagnosis import AGAIN, Facts, Grade, ZooKeeperServer, diagnose
 from waltzctl.watching.overview import Overview
-from waltzd.cluster.meta import Role
+from waltzd.cluster.documents import Role
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import Statistics, Vitals
 from waltzd.protocol.histogram import Durations

@@ -16,7 +16,7 @@ from waltzctl.watching import event as event_command
 from waltzctl.watching import render_event
 from waltzctl.watching.event import duration
 from waltzctl.watching.story import Line, Listening, lines_of, merged
-from waltzd.cluster.meta import HistoryEntry
+from waltzd.cluster.documents import HistoryEntry
 from waltzd.daemon.logs import TEXT_CHARACTERS_MAX, Ring
 from waltzd.errors import BadArgument
 from waltzd.protocol.descriptions import Event, Events

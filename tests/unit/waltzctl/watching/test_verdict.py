@@ -11,7 +11,7 @@ from waltzctl.placement.replica import availability
 from waltzctl.watching.lookout import confirmed, missed
 from waltzctl.watching.overview import Overview
 from waltzctl.watching.verdict import Health, Lost, Verdict, judge, with_since
-from waltzd.cluster.meta import Role
+from waltzd.cluster.documents import Role
 from waltzd.errors import BadMetadata, CannotConnect, ForeignCluster, NodeMissing
 
 GONE = CannotConnect("nobody listens there")

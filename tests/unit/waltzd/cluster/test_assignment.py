@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waltzd.cluster.assignment import NO_PREFERENCES, moved, obstacles, plan, spell_numbers, transferred
+from waltzd.cluster.documents import Assignment, Ownership, Preferences, ServerMeta
 from waltzd.cluster.flow import Network
-from waltzd.cluster.meta import Assignment, Ownership, Preferences, ServerMeta
 
 
 def server(name: str, preferred: Sequence[int] = (), *, is_draining: bool = False) -> ServerMeta:

@@ -11,10 +11,9 @@ import pytest
 
 from tests.unit import timeless
 from waltzctl.placement.terms import Terms, Throttle, moving
-from waltzd.cluster import copy_rate
 from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import ClusterMeta, CopyRate
 from waltzd.cluster.memory import MemoryTree
-from waltzd.cluster.meta import ClusterMeta, CopyRate
 from waltzd.errors import BadArgument, NodeMissing
 from waltzd.server.copy_pace import Pace
 
@@ -57,12 +56,12 @@ def test_a_bound_on_moves_outlives_the_command_until_it_is_lifted() -> None:
         command = tree.connect()
         await Throttle(Cluster(command), 10 * MB, lasts=True).share(2)
         command.expire()
-        found = await copy_rate.read(cluster.coordinator)
+        found = await cluster.copy_rate()
         assert found is not None
         assert found.bytes_per_second == 5 * MB, "owners go on copying when a tool was killed, and not faster"
         for _ in range(2):
             await Throttle(cluster, None).lift()
-            assert await copy_rate.read(cluster.coordinator) is None
+            assert await cluster.copy_rate() is None
 
     timeless.run(work())
 
@@ -74,7 +73,7 @@ def test_what_is_copied_at_once_shares_it() -> None:
         throttle = Throttle(cluster, 10 * MB)
 
         async def each() -> int | None:
-            found = await copy_rate.read(cluster.coordinator)
+            found = await cluster.copy_rate()
             return None if found is None else found.bytes_per_second
 
         await throttle.share(0)
@@ -99,17 +98,17 @@ def test_the_last_one_counts_and_is_said_again_to_a_new_session() -> None:
         killed, running = Throttle(Cluster(first), MB), Throttle(Cluster(second), 2 * MB)
         await killed.share(1)
         await running.share(1)
-        found = await copy_rate.read(first)
+        found = await Cluster(first).copy_rate()
         assert found is not None
         assert found.bytes_per_second == 2 * MB
         assert "@" in found.who
         first.expire()
-        assert await copy_rate.read(second) == found
+        assert await Cluster(second).copy_rate() == found
         second.expire()
         second.reconnect()
-        assert await copy_rate.read(second) is None
+        assert await Cluster(second).copy_rate() is None
         await running.share(1)
-        assert await copy_rate.read(second) == found
+        assert await Cluster(second).copy_rate() == found
 
     timeless.run(work())
 
@@ -119,11 +118,11 @@ def test_two_at_the_same_moment_and_a_cluster_that_is_gone() -> None:
         tree = MemoryTree()
         cluster = await Cluster.create(tree.connect(), META)
         rates = [CopyRate(bytes_per_second=number, who="a@b") for number in range(1, 9)]
-        await asyncio.gather(*(copy_rate.write(tree.connect(), rate) for rate in rates))
-        assert await copy_rate.read(cluster.coordinator) in rates
+        await asyncio.gather(*(Cluster(tree.connect()).set_copy_rate(rate) for rate in rates))
+        assert await cluster.copy_rate() in rates
         await cluster.delete()
         with pytest.raises(NodeMissing):
-            await copy_rate.write(cluster.coordinator, rates[0])
+            await cluster.set_copy_rate(rates[0])
 
     timeless.run(work())
 

@@ -13,11 +13,10 @@ from uuid import UUID
 import pytest
 
 from waltzd.cluster.assignment import NO_PREFERENCES, transferred
-from waltzd.cluster.cluster import ASSIGNMENT, SERVERS, Cluster
+from waltzd.cluster.cluster import ASSIGNMENT, NO_VERSION, PREFERRED, SERVERS, Cluster
 from waltzd.cluster.coordinator import Delete, Set
+from waltzd.cluster.documents import Assignment, ClusterMeta, Ownership, Preferences, ServerMeta
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
-from waltzd.cluster.meta import Assignment, ClusterMeta, Ownership, Preferences, ServerMeta
-from waltzd.cluster.operator_documents import NO_VERSION, PREFERRED
 from waltzd.errors import BadMetadata, CannotConnect, ChangedMeanwhile, NameInUse, NodeMissing
 from waltzd.server import reconcile
 from waltzd.server.election import Election

@@ -15,8 +15,8 @@ from tests.unit import timeless
 from tests.unit.fake_stores import Stores
 from waltzd.cluster.cluster import ASSIGNMENT, Cluster
 from waltzd.cluster.coordinator import Set
+from waltzd.cluster.documents import Assignment, ClusterMeta, Ownership, ServerMeta
 from waltzd.cluster.memory import MemoryTree
-from waltzd.cluster.meta import Assignment, ClusterMeta, Ownership, ServerMeta
 from waltzd.errors import CannotConnect, NoSuchPartition, NotOwner, NotReady
 from waltzd.protocol.batches import Place
 from waltzd.server import reconcile

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzd.cluster.meta import Decision, PartitionMeta, ReplicaState, Role
+from waltzd.cluster.documents import Decision, PartitionMeta, ReplicaState, Role
 from waltzd.errors import MetadataBehind, MetadataMissing
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus

@@ -25,7 +25,7 @@ from tests.simulation.sample import (
     sample,
     segment_path,
 )
-from waltzd.cluster.meta import PartitionMeta, ReplicaState, Role
+from waltzd.cluster.documents import PartitionMeta, ReplicaState, Role
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import join
 from waltzd.disk.simulated import Fault, Loss, SimDisk

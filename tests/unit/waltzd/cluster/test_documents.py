@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.cluster.document import GENERATION_MAX, Document, decode, encode
-from waltzd.cluster.meta import (
+from waltzd.cluster.documents import (
+    GENERATION_MAX,
     Assignment,
     ClusterMeta,
     CopyRate,
     Counter,
     Decision,
+    Document,
     HistoryEntry,
     Leader,
     Moves,
@@ -29,6 +30,8 @@ from waltzd.cluster.meta import (
     Role,
     ServerMeta,
     StorageMeta,
+    decode,
+    encode,
 )
 from waltzd.errors import BadMetadata
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX

@@ -1,0 +1,491 @@
+"""What the coordinator holds: frozen values, and the JSON documents that they are written as and read from. Pure.
+
+The heart is `PartitionMeta`: which session is the newest, who its members are, and what was decided about the one before.
+Everything that recovery may rely on is in there.
+
+Each document carries the schema version with which it was written, so that an operator can read it with any tool, and an
+older Waltz refuses what it does not understand. The annotations of a value are the declaration of its document: they say
+which JSON each field takes. Reading is strict: a field that is missing, ill-typed, out of its bounds or not known is
+`BadMetadata` with the path and the field, never a guess; recovery relies on every one of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from types import NoneType
+from typing import Annotated, Any, TypeAlias, TypeVar
+from uuid import UUID
+
+from waltzd.errors import BadMetadata, WaltzError
+from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
+from waltzd.protocol.address import is_name
+
+SCHEMA = 1
+GENERATION_MAX = (1 << 31) - 1
+NESTING_MAX = 8
+"""Twice as deep as any document is."""
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+# -- fields ------------------------------------------------------------------------------------------------------------
+
+
+class Document:
+    """A value that is a document of its own."""
+
+    def mistake(self) -> tuple[str, str] | None:
+        """Fields that are right one by one and cannot stand together: the place, and what is wrong there."""
+        return None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which JSON values a field takes."""
+
+    what: str
+    holds: Callable[[Any], bool]
+
+
+def whole(least: int = 0, most: int = ID_MAX) -> Rule:
+    # Of JSON only whole numbers are `int`: neither true and false, which Python counts among them, nor 1.0.
+    return Rule(f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most)
+
+
+_DEFAULTS: dict[Any, Rule] = {
+    int: whole(),
+    str: Rule("a text", lambda value: isinstance(value, str) and value != ""),
+    bool: Rule("true or false", lambda value: isinstance(value, bool)),
+    UUID: Rule("a UUID", lambda value: isinstance(value, str) and _UUID.fullmatch(value) is not None),
+}
+"""For a field whose annotation has no rule of its own."""
+_IS_NAME = Rule(
+    "a name of letters, digits, dots, dashes and underscores", lambda value: isinstance(value, str) and is_name(value)
+)
+Name: TypeAlias = Annotated[str, _IS_NAME]
+Mark: TypeAlias = Annotated[int, whole(-1)]
+"""A transaction id, or -1 before the first one."""
+Generation: TypeAlias = Annotated[int, whole(0, GENERATION_MAX)]
+AnyText: TypeAlias = Annotated[str, Rule("a text", lambda value: isinstance(value, str))]
+"""An empty one, too."""
+NUMBERED = "numbered"
+"""In the metadata of a field that is a tuple: the name under which it is written, as an object of number → item."""
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterMeta(Document):
+    """<root>"""
+
+    name: Name
+    key: UUID
+    partitions: Annotated[int, whole(1, PARTITIONS_MAX)]
+    created: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerMeta(Document):
+    """<root>/servers/<name>, ephemeral"""
+
+    name: Name
+    listen: str
+    admin_listen: str
+    instance: UUID
+    """New with every start of the process."""
+    version: str
+    preferred: tuple[int, ...] = ()
+    is_draining: bool = False
+    """It gives its partitions away and takes no new ones."""
+
+
+@dataclass(frozen=True)
+class Ownership:
+    server: Name | None
+    generation: Generation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment(Document):
+    """<root>/assignment: who owns each partition, in the order of their numbers."""
+
+    owners: tuple[Ownership, ...] = field(metadata={NUMBERED: "partitions"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageMeta(Document):
+    """<root>/storages/<name>"""
+
+    name: Name
+    listen: str
+    admin_listen: str
+    group: str
+    """Its failure domain."""
+
+
+@dataclass(frozen=True)
+class Leader(Document):
+    """<root>/election/leader, ephemeral: the server that assigns partitions to servers."""
+
+    name: Name
+
+
+@dataclass(frozen=True)
+class Counter(Document):
+    """<root>/ids/client"""
+
+    next: int
+    secret: UUID
+    """What servers prove client ids with. Where no certificates are asked for, whoever can read it can be any client."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preferences(Document):
+    """<root>/preferred: which server an operator wants to own a partition, as far as an even distribution permits. It goes
+    before what servers prefer by themselves."""
+
+    partitions: Mapping[int, Name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moves(Document):
+    """<root>/moves: where the replicas of a partition shall be in the end, while they are on their way. Whoever moves them
+    writes this first, so that anybody can go on from it."""
+
+    partitions: Mapping[int, tuple[Name, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyRate(Document):
+    """<root>/copy-rate: the bound that an operator's command sets. For moves it lasts until they have ended; otherwise it
+    is ephemeral, and goes away with the command."""
+
+    bytes_per_second: Annotated[int, whole(1)]
+    """Of each replica that copies."""
+    who: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryEntry(Document):
+    """<root>/history/<number>: who changed what, and why. For people: nothing is decided by it."""
+
+    began: str
+    ended: str | None
+    """None while it goes on, and for good when whoever did it was killed."""
+    who: str
+    verb: str
+    subject: str
+    reason: str | None
+    steps: tuple[AnyText, ...]
+    """What was planned."""
+    outcome: str
+    """"begun", "done", or what went wrong."""
+
+
+class Role(enum.StrEnum):
+    MEMBER = "member"
+    LEARNER = "learner"
+    """Copies first; becomes a member when a session starts and it is level."""
+
+
+@dataclass(frozen=True)
+class ReplicaSet(Document):
+    """<root>/replicas/<number>: which storages hold the partition. A document for each, so that nobody waits for another
+    partition's owner."""
+
+    replicas: Mapping[Name, Role]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaSets(Document):
+    """All of them."""
+
+    partitions: Mapping[int, Mapping[Name, Role]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaState:
+    """What is recorded of one replica. It took part in `session` until `closing`; without a closing mark it still may, and
+    votes when that session is closed. One that has only copied so far may have begun none: -1."""
+
+    session: Mark
+    closing: Mark | None
+    incarnation: UUID
+    acknowledged: Mark = -1
+    """How far it was known to have everything on its disk when this was written. Who holds less has forgotten it."""
+    is_lost: bool = False
+    """It was seen to have forgotten what it had acknowledged in this session; `acknowledged` says exactly how much that is.
+    It does not count before it holds all of it again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """The closing mark of the session `PartitionMeta.opened`: saved before anybody acts on it, and never undone."""
+
+    mark: Mark
+    session: int
+    """The session that decided."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionMeta(Document):
+    """<root>/partitions/<number>"""
+
+    generation: Generation
+    session: int
+    """The newest session id that was given out, opened or not."""
+    opened: int = 0
+    """The newest session that was admitted: it may have written. 0: none ever was."""
+    low_mark: Mark = -1
+    """The mark at which it began."""
+    members: tuple[Name, ...] = ()
+    """Its members: a majority of them made its transactions committed."""
+    replicas: Mapping[Name, ReplicaState] = field(default_factory=dict)
+    decision: Decision | None = None
+    given_up: Mapping[int, Mark] = field(default_factory=dict)
+    """What operators gave up (`waltzctl partition rescue`): session → mark. A replica that has begun no session above that
+    one may know of committed transactions above the mark that this log does not have."""
+
+    def mistake(self) -> tuple[str, str] | None:
+        sessions = {"opened": self.opened, "decision.session": 0 if self.decision is None else self.decision.session}
+        for place, session in sessions.items():
+            if session > self.session:
+                return place, f"must be a whole number from 0 to {self.session}, not {session}"
+        return None
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """The members whose acknowledgements counted in the opened session."""
+        return tuple(
+            name
+            for name in self.members
+            if (state := self.replicas.get(name)) is not None and state.session == self.opened and state.closing is None
+        )
+
+    def gave_up(self, session: int, certain: int) -> int | None:
+        """Whether an operator gave up what a replica knows to be committed, which has begun no later session than this one:
+        the mark above which that was done. It would never cut it, and other transactions have the same ids now."""
+        return min((mark for rescue, mark in self.given_up.items() if session < rescue and certain > mark), default=None)
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def encode(value: Document) -> bytes:
+    """The document as it is kept: sorted, one fact a line, for people too. What could not be read again is `BadMetadata`
+    here already."""
+    plain = _sorted([("schema", SCHEMA), *_plain(value).items()])
+    data = json.dumps(plain, indent=1, ensure_ascii=False).encode() + b"\n"
+    assert decode(type(value), data, "what is to be written") == value
+    return data
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _sorted((str(key), _plain(inner)) for key, inner in value.items())
+    if isinstance(value, tuple):
+        return [_plain(inner) for inner in value]
+    if not dataclasses.is_dataclass(value):
+        return str(value) if isinstance(value, UUID) else value
+    found = []
+    for item in fields(value):
+        inner = getattr(value, item.name)
+        if NUMBERED in item.metadata:
+            found.append((item.metadata[NUMBERED], _plain(dict(enumerate(inner)))))
+        else:
+            found.append((item.name, _plain(inner)))
+    return _sorted(found)
+
+
+def _sorted(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Names in their order, and numbers as numbers: 2 before 10."""
+    return dict(sorted(pairs, key=lambda pair: (not pair[0].isdecimal(), len(pair[0]) * pair[0].isdecimal(), pair[0])))
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+D = TypeVar("D", bound=Document)
+_Reader: TypeAlias = Callable[[Any, str], Any]
+"""A JSON value, and the place where it stands in the document → what it means."""
+
+
+class _Wrong(Exception):
+    def __init__(self, place: str, what: str) -> None:
+        super().__init__(place, what)
+        self.place, self.what = place or "the document", what
+
+
+def decode(kind: type[D], data: bytes, path: str, refusal: type[WaltzError] = BadMetadata) -> D:
+    """The value of a document; `path` and `refusal` are for telling that it cannot be understood."""
+    try:
+        found = json.loads(data, object_pairs_hook=_unambiguous, parse_constant=_no_number)
+        _check_tellable(found)
+    except (ValueError, RecursionError) as error:
+        raise refusal(f"{path} is not a JSON document: {error}", path=path) from error
+    try:
+        schema = _reader(Annotated[int, whole(1)])(_member(_members(found, ""), "schema", ""), "schema")
+        if schema != SCHEMA:
+            what = f"{path} has schema {schema}; this version of Waltz knows schema {SCHEMA}"
+            raise refusal(what, path=path, schema=schema)
+        del found["schema"]
+        reader: _Reader = _reader(typing.cast(Any, kind))
+        value: D = reader(found, "")
+        if (mistake := value.mistake()) is not None:
+            raise _Wrong(*mistake)
+    except _Wrong as wrong:
+        raise refusal(f"{path}: {wrong.place} {wrong.what}", path=path, field=wrong.place) from None
+    return value
+
+
+def _unambiguous(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("a name comes twice in one object")
+    return members
+
+
+def _no_number(text: str) -> object:
+    raise ValueError(f"{text} is not a number of JSON")
+
+
+def _check_tellable(value: object, depth: int = 0) -> None:
+    """No half of a character, which could neither be written again nor told, and no more nesting than can be shown."""
+    if depth > NESTING_MAX:
+        raise ValueError("it is nested too deeply")
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            key.encode()
+            _check_tellable(inner, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_tellable(inner, depth + 1)
+
+
+@functools.cache
+def _reader(kind: Any) -> _Reader:
+    """What reads a field of this annotation, made once."""
+    outer, inner = typing.get_origin(kind), typing.get_args(kind)
+    if outer is Annotated:
+        return _leaf(*inner)
+    if NoneType in inner:
+        return _optional(_reader(next(part for part in inner if part is not NoneType)))
+    if outer is tuple:
+        return _list(_reader(inner[0]), may_repeat=inner[0] != Name)
+    if outer is Mapping:
+        return _mapping(_by_name if inner[0] == Name else _by_number, _reader(inner[1]))
+    if dataclasses.is_dataclass(kind):
+        return _object(typing.cast(type[Any], kind))
+    if issubclass(kind, enum.Enum):
+        values = [member.value for member in kind]
+        return _leaf(kind, Rule(" or ".join(values), lambda value: value in values))
+    return _leaf(kind, _DEFAULTS[kind])
+
+
+def _leaf(kind: Callable[[Any], Any], rule: Rule) -> _Reader:
+    def read(value: Any, place: str) -> Any:
+        if not rule.holds(value):
+            raise _Wrong(place, f"must be {rule.what}, not {_shown(value)}")
+        return kind(value)
+
+    return read
+
+
+def _optional(reader: _Reader) -> _Reader:
+    return lambda value, place: None if value is None else reader(value, place)
+
+
+def _list(reader: _Reader, *, may_repeat: bool) -> _Reader:
+    def read(value: Any, place: str) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise _Wrong(place, f"must be a list, not {_shown(value)}")
+        found = tuple(reader(inner, f"{place}[{number}]") for number, inner in enumerate(value))
+        if not may_repeat and len(set(found)) != len(found):
+            raise _Wrong(place, "has a name twice")
+        return found
+
+    return read
+
+
+def _mapping(keys: Callable[[dict[str, Any], str], Mapping[Any, str]], reader: _Reader) -> _Reader:
+    def read(value: Any, place: str) -> dict[Any, Any]:
+        members = _members(value, place)
+        return {key: reader(members[name], _below(place, name)) for key, name in keys(members, place).items()}
+
+    return read
+
+
+def _by_name(members: dict[str, Any], place: str) -> Mapping[str, str]:
+    return {_reader(Name)(name, _below(place, name)): name for name in members}
+
+
+def _by_number(members: dict[str, Any], place: str) -> Mapping[int, str]:
+    for name in members:
+        if not _NUMBER.fullmatch(name) or int(name) > ID_MAX:
+            raise _Wrong(_below(place, name), "is not the number of a partition")
+    return {int(name): name for name in sorted(members, key=int)}
+
+
+def _numbered(reader: _Reader) -> _Reader:
+    def read(value: Any, place: str) -> tuple[Any, ...]:
+        found = reader(value, place)
+        if list(found) != list(range(len(found))):
+            raise _Wrong(place, "must name every partition from 0 on")
+        return tuple(found.values())
+
+    return read
+
+
+def _object(kind: type[Any]) -> _Reader:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    readers: dict[str, tuple[str, _Reader]] = {}
+    """Name in the document → name of the field, and what reads it."""
+    for item in fields(kind):
+        hint = hints[item.name]
+        if NUMBERED in item.metadata:
+            by_number = _mapping(_by_number, _reader(typing.get_args(hint)[0]))
+            readers[item.metadata[NUMBERED]] = item.name, _numbered(by_number)
+        else:
+            readers[item.name] = item.name, _reader(hint)
+
+    def read(value: Any, place: str) -> Any:
+        members = _members(value, place)
+        found = {
+            attribute: reader(_member(members, name, place), _below(place, name))
+            for name, (attribute, reader) in readers.items()
+        }
+        for name in members.keys() - readers.keys():
+            raise _Wrong(_below(place, name), "is not known to this version of Waltz")
+        return kind(**found)
+
+    return read
+
+
+def _members(value: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _Wrong(place, f"must be an object, not {_shown(value)}")
+    return value
+
+
+def _member(members: dict[str, Any], name: str, place: str) -> Any:
+    if name not in members:
+        raise _Wrong(_below(place, name), "is missing")
+    return members[name]
+
+
+def _below(place: str, name: str) -> str:
+    return f"{place}.{name}" if place and name else place or name
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:60] + "…"
