@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import grpc.aio
 import numpy as np
@@ -17,35 +18,28 @@ from google.protobuf.message import DecodeError, Message
 from tests.fuzz.mutate import each, filled, little_memory, mutated, parsed, plain
 from tests.unit.mounting import batch_of
 from waltzd.errors import BadFrame, CannotConnect, TooLarge, WaltzError
+from waltzd.format.finding import Finding
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import Run, encode_payloads, first_bad, first_bad_one_by_one, heads
-from waltzd.protocol.batches import AppendBatch, ClientFrame, Limits
+from waltzd.protocol.batches import AppendBatch, ClientFrame, Limits, Topology
+from waltzd.protocol.descriptions import Events, ReplicaStatus, ServerDescription, StorageDescription
 from waltzd.protocol.locks import Mode
 from waltzd.protocol.peers import run_of
 from waltzd.server.core.step import check_payloads
-from waltzd.wire import servers
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import (
     bytes_of,
     client_frames,
     client_message,
-    description_message,
-    description_of,
     detail_of,
     error_of_detail,
-    events_message,
-    events_of,
-    finding_message,
-    finding_of,
     heads_of,
     key_of,
     run_message,
     server_frames,
     server_message,
-    status_message,
-    status_of,
-    topology_message,
-    topology_of,
+    to_message,
+    to_value,
 )
 from waltzd.wire.grpc import ERROR_KEY, error_of
 
@@ -77,17 +71,24 @@ def run_checked(message: wire.RunFrame) -> Run:
     return run
 
 
-KINDS: dict[str, tuple[type[Message], Callable[[Any], object], Callable[[Any], Message]]] = {
+Kind: TypeAlias = tuple[type[Message], Callable[[Any], object], Callable[[Any], Message]]
+
+
+def plain_value(message: type[Message], kind: type[Any]) -> Kind:
+    return message, partial(to_value, kind), partial(to_message, message)
+
+
+KINDS: dict[str, Kind] = {
     "client frame": (wire.ClientFrame, frames_checked, client_message),
     "server frame": (wire.ServerFrame, server_frames, server_message),
-    "topology": (wire.Topology, topology_of, topology_message),
+    "topology": plain_value(wire.Topology, Topology),
     "run": (wire.RunFrame, run_checked, run_message),
-    "replica status": (wire.ReplicaStatus, status_of, status_message),
-    "finding": (wire.Finding, finding_of, finding_message),
+    "replica status": plain_value(wire.ReplicaStatus, ReplicaStatus),
+    "finding": plain_value(wire.Finding, Finding),
     "error": (wire.ErrorDetail, error_of_detail, detail_of),
-    "storage": (wire.StorageDescription, description_of, description_message),
-    "server": (wire.ServerDescription, servers.description_of, servers.description_message),
-    "events": (wire.EventsReply, events_of, events_message),
+    "storage": plain_value(wire.StorageDescription, StorageDescription),
+    "server": plain_value(wire.ServerDescription, ServerDescription),
+    "events": plain_value(wire.EventsReply, Events),
 }
 SAMPLES: dict[str, list[Message]] = {
     "client frame": [BATCH],

@@ -43,6 +43,7 @@ from waltzd.protocol.batches import (
     Refusals,
     Refused,
     Registration,
+    ServerAddress,
     ServerFrame,
     Topology,
 )
@@ -260,7 +261,7 @@ class FakeServer:
             cluster="fake",
             cluster_key=KEY,
             places=tuple(partition.place for partition in self.cluster.partitions),
-            servers=tuple((f"s{i}", address) for i, address in enumerate(self.cluster.addresses)),
+            servers=tuple(ServerAddress(f"s{i}", address) for i, address in enumerate(self.cluster.addresses)),
         )
 
     def expect(self, name: str | None) -> None:

@@ -30,6 +30,7 @@ from waltzd.protocol.batches import (
     Place,
     Refusals,
     Refused,
+    ServerAddress,
     ServerFrame,
     Topology,
 )
@@ -300,7 +301,10 @@ class Room:
         place = Place(generation=5, server="one", address="127.0.0.1:1")
         nobody = Place(generation=0, server=None, address=None)
         return Topology(
-            cluster="test", cluster_key=KEY, places=(nobody, nobody, nobody, place), servers=(("one", "127.0.0.1:1"),)
+            cluster="test",
+            cluster_key=KEY,
+            places=(nobody, nobody, nobody, place),
+            servers=(ServerAddress("one", "127.0.0.1:1"),),
         )
 
     client_secret = b"secret"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 import numpy as np
@@ -220,11 +220,16 @@ class Place:
     address: str | None
 
 
+class ServerAddress(NamedTuple):
+    name: str
+    address: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Topology:
     cluster: str
     cluster_key: UUID
     places: tuple[Place, ...]
     """One for each partition."""
-    servers: tuple[tuple[str, str], ...]
-    """Name and address of all servers that are up."""
+    servers: tuple[ServerAddress, ...]
+    """All servers that are up."""

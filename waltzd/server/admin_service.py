@@ -17,9 +17,8 @@ from waltzd.protocol.descriptions import ServerDescription
 from waltzd.protocol.locks import LockExplanation
 from waltzd.server.registration import Registration
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import events_message, key_of
+from waltzd.wire.codec import key_of, to_message
 from waltzd.wire.grpc import Server, abort
-from waltzd.wire.servers import description_message, explanation_message
 from waltzd.wire.wire_pb2_grpc import ServerAdminServicer, add_ServerAdminServicer_to_server
 
 SERVICE = wire.DESCRIPTOR.services_by_name["ServerAdmin"].full_name
@@ -35,10 +34,10 @@ class ServerAdminService(ServerAdminServicer):
         self._explain = explain
 
     async def Describe(self, request: wire.DescribeServerRequest, context: Context) -> wire.ServerDescription:
-        return description_message(replace(self._describe(), vitals=vitals()))
+        return to_message(wire.ServerDescription, replace(self._describe(), vitals=vitals()))
 
     async def Events(self, request: wire.EventsRequest, context: Context) -> wire.EventsReply:
-        return events_message(logs.RECENT.after(request.after))
+        return to_message(wire.EventsReply, logs.RECENT.after(request.after))
 
     async def Drain(self, request: wire.DrainRequest, context: Context) -> wire.DrainReply:
         try:
@@ -51,7 +50,7 @@ class ServerAdminService(ServerAdminServicer):
     async def ExplainLock(self, request: wire.ExplainLockRequest, context: Context) -> wire.LockExplanation:
         try:
             self._check_key(request.cluster_key)
-            return explanation_message(self._explain(request.partition, request.lock))
+            return to_message(wire.LockExplanation, self._explain(request.partition, request.lock))
         except WaltzError as error:
             await abort(context, error)
 

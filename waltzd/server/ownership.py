@@ -16,7 +16,7 @@ from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, ServerMeta
 from waltzd.errors import CannotConnect, NoSuchPartition, NotOwner, NotReady, WaltzError
-from waltzd.protocol.batches import Place, Topology
+from waltzd.protocol.batches import Place, ServerAddress, Topology
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.server.election import check_length
 from waltzd.server.reconcile import Watch
@@ -273,7 +273,7 @@ class Host(Generic[P]):
                 )
                 for ownership in self._assignment.owners
             ),
-            servers=tuple((name, server.listen) for name, server in servers.items()),
+            servers=tuple(ServerAddress(name, server.listen) for name, server in servers.items()),
         )
 
     def _follow(self, before: Assignment | None, after: Assignment) -> None:

@@ -22,12 +22,9 @@ from waltzd.storage.calls import StorageCalls
 from waltzd.storage.stream_port import StreamPort
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import (
-    description_message,
     detail_of,
-    events_message,
-    finding_message,
     key_of,
-    status_message,
+    to_message,
     uuid_of,
 )
 from waltzd.wire.grpc import INSTANCE_KEY, STORAGE_KEY, Server, abort, caller_of
@@ -102,7 +99,7 @@ class ReplicaService(ReplicaServicer):
                 )
             else:
                 status = self._calls.status(number)
-            message = status_message(status)
+            message = to_message(wire.ReplicaStatus, status)
             message.stream_port = self._stream_port
             return message
         except WaltzError as error:
@@ -120,7 +117,7 @@ class ReplicaService(ReplicaServicer):
     ) -> wire.ReplicaStatus:
         try:
             number, session = self._check(request.target, context), _session(request.target)
-            return status_message(await call(number, session, request.mark, contact=request.target.contact))
+            return to_message(wire.ReplicaStatus, await call(number, session, request.mark, contact=request.target.contact))
         except WaltzError as error:
             await self._refuse(context, error)
             raise
@@ -153,7 +150,7 @@ class StorageAdminService(StorageAdminServicer):
     async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.StorageDescription:
         try:
             self._calls.directory.check_meant(*meant_of(context))
-            return description_message(replace(await self._calls.describe(), vitals=vitals()))
+            return to_message(wire.StorageDescription, replace(await self._calls.describe(), vitals=vitals()))
         except WaltzError as error:  # a partition went away while it was looked at
             await abort(context, error)
 
@@ -162,7 +159,7 @@ class StorageAdminService(StorageAdminServicer):
             self._calls.directory.check_meant(*meant_of(context))
         except WaltzError as error:
             await abort(context, error)
-        return events_message(logs.RECENT.after(request.after))
+        return to_message(wire.EventsReply, logs.RECENT.after(request.after))
 
     async def _for_each(
         self,
@@ -210,7 +207,7 @@ class StorageAdminService(StorageAdminServicer):
         try:
             self._calls.check_key(key_of(request.cluster_key))
             self._calls.directory.check_meant(*meant_of(context))
-            return status_message(await self._calls.fence(request.partition, request.session))
+            return to_message(wire.ReplicaStatus, await self._calls.fence(request.partition, request.session))
         except WaltzError as error:
             await abort(context, error)
 
@@ -221,7 +218,7 @@ class StorageAdminService(StorageAdminServicer):
             deleted = await self._calls.delete_aside(request.names)
         except WaltzError as error:
             await abort(context, error)
-        return wire.SetAsideReply(deleted=[wire.SetAside(name=one.name, bytes=one.bytes) for one in deleted])
+        return wire.SetAsideReply(deleted=[to_message(wire.SetAside, one) for one in deleted])
 
     async def Digest(self, request: wire.DigestRequest, context: Context) -> wire.DigestReply:
         try:
@@ -239,7 +236,7 @@ class StorageAdminService(StorageAdminServicer):
             for number in request.partitions or [line.partition for line in self._calls.directory.lines()]:
                 async for found in self._calls.verify(number):
                     if isinstance(found, Finding):
-                        yield wire.VerifyReply(finding=finding_message(found))
+                        yield wire.VerifyReply(finding=to_message(wire.Finding, found))
                     else:
                         yield wire.VerifyReply(
                             summary=wire.VerifySummary(

@@ -18,7 +18,7 @@ from waltzd.protocol.peers import Frame
 from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.lane import refuse
-from waltzd.wire.codec import status_message
+from waltzd.wire.codec import packed_status
 from waltzd.wire.frames import (
     FIRST_BYTES_MAX,
     Connection,
@@ -181,7 +181,7 @@ class StreamPort:
             status = await self._calls.install_segment(
                 hello.partition, hello.session, file.first_id, file.file_bytes, pieces, contact=hello.contact
             )
-        await connection.send(Kind.STATUS, (status_message(status).SerializeToString(),))
+        await connection.send(Kind.STATUS, (packed_status(status),))
 
     async def stop(self, seconds: float) -> None:
         """No new streams; those that are there may finish for so long."""

@@ -1,23 +1,28 @@
-"""Values of Waltz as protobuf messages and back: what storages say of themselves, findings, errors.
+"""Values of Waltz as protobuf messages and back.
 
-What client and server say to each other, as protobuf messages and back.
+Plain values (what daemons say of themselves, findings, where things are) and their messages declare the same names, so one
+plan for each kind, made from both declarations, carries them over. Frames of clients and servers are hot: their columns are
+carried by hand, and nothing here makes an object for each transaction.
 
-Only the form is checked here: columns that hold whole numbers and belong together, and values that have a meaning. Whether
-the contents make sense is for whoever takes the frame. Nothing here makes an object for each transaction.
+Only the form is checked: columns hold whole numbers and belong together, and values have a meaning. The receiver checks
+the contents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 from numpy.typing import NDArray
 
 from waltzd.errors import BadFrame, CannotConnect, WaltzError, tree
-from waltzd.format.finding import Code, Finding
 from waltzd.format.record import HEAD, HeadArray, Run, heads
 from waltzd.protocol.batches import (
     AppendBatch,
@@ -25,120 +30,36 @@ from waltzd.protocol.batches import (
     Committals,
     Credit,
     Feed,
-    FeedMode,
     Flush,
     Flushed,
     HeadFeed,
     Limits,
     Mounted,
     MountRequest,
-    Place,
     Refusals,
     Refused,
     ServerFrame,
-    Topology,
 )
-from waltzd.protocol.descriptions import (
-    Event,
-    Events,
-    PartitionDescription,
-    ReplicaStatus,
-    SetAside,
-    Statistics,
-    StorageDescription,
-    Vitals,
-)
+from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.histogram import Histogram
 from waltzd.protocol.locks import Reason
 from waltzd.protocol.peers import run_of
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.wire_pb2 import ErrorDetail
-from waltzd.wire.wire_pb2 import Finding as FindingMessage
-from waltzd.wire.wire_pb2 import ReplicaStatus as StatusMessage
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+_ERRORS = tree()
 
 
 def key_of(raw: bytes) -> UUID:
     return uuid_of(raw, "a cluster key")
 
 
-_ERRORS = tree()
-
-
 def uuid_of(raw: bytes, what: str) -> UUID:
     if len(raw) != 16:
         raise BadFrame(f"{what} has 16 bytes; this one has {len(raw)}")
     return UUID(bytes=raw)
-
-
-def finding_message(finding: Finding) -> FindingMessage:
-    return FindingMessage(
-        code=str(finding.code),
-        path=finding.path,
-        detail=finding.detail,
-        partition=finding.partition,
-        first_byte=finding.first_byte,
-        last_byte=finding.last_byte,
-        first_id=finding.first_id,
-        last_id=finding.last_id,
-    )
-
-
-def finding_of(message: FindingMessage) -> Finding:
-    return Finding(
-        code=_code_of(message.code),
-        path=message.path,
-        detail=message.detail,
-        partition=message.partition if message.HasField("partition") else None,
-        first_byte=message.first_byte if message.HasField("first_byte") else None,
-        last_byte=message.last_byte if message.HasField("last_byte") else None,
-        first_id=message.first_id if message.HasField("first_id") else None,
-        last_id=message.last_id if message.HasField("last_id") else None,
-    )
-
-
-def _code_of(text: str) -> Code:
-    try:
-        return Code(text)
-    except ValueError:
-        raise BadFrame(f"a finding has the code {text[:40]!r}, which this version does not know") from None
-
-
-def status_message(status: ReplicaStatus) -> StatusMessage:
-    return StatusMessage(
-        partition=status.partition,
-        incarnation=status.incarnation.bytes,
-        promised_session=status.promised_session,
-        session=status.session,
-        low_mark=status.low_mark,
-        local_low_mark=status.local_low_mark,
-        committed=status.committed,
-        last_id=status.last_id,
-        available=status.is_available,
-        full=status.is_full,
-        segments=status.segments,
-        findings=[finding_message(finding) for finding in status.findings],
-        damaged_segments=status.damaged_segments,
-        contact=status.contact,
-    )
-
-
-def status_of(message: StatusMessage) -> ReplicaStatus:
-    return ReplicaStatus(
-        partition=message.partition,
-        incarnation=uuid_of(message.incarnation, "an incarnation"),
-        promised_session=message.promised_session,
-        session=message.session,
-        low_mark=message.low_mark,
-        local_low_mark=message.local_low_mark,
-        committed=message.committed,
-        last_id=message.last_id,
-        is_available=message.available,
-        is_full=message.full,
-        segments=message.segments,
-        findings=tuple(finding_of(finding) for finding in message.findings),
-        damaged_segments=tuple(message.damaged_segments),
-        contact=message.contact,
-    )
 
 
 def detail_of(error: WaltzError) -> ErrorDetail:
@@ -149,6 +70,10 @@ def detail_of(error: WaltzError) -> ErrorDetail:
         next_step=error.detail_next_step,
         facts=error.facts,
     )
+
+
+def packed_status(status: ReplicaStatus) -> bytes:
+    return to_message(wire.ReplicaStatus, status).SerializeToString()
 
 
 def packed_error(error: WaltzError) -> bytes:
@@ -172,114 +97,85 @@ def error_of_detail(detail: ErrorDetail) -> WaltzError:
     return error
 
 
-def description_message(description: StorageDescription) -> wire.StorageDescription:
-    return wire.StorageDescription(
-        cluster_key=description.cluster_key.bytes,
-        partitions=description.partitions,
-        directory=description.directory,
-        version=description.version,
-        free_bytes=description.free_bytes,
-        uptime_ms=description.uptime_ms,
-        draining=description.is_draining,
-        assigned=[
-            wire.PartitionDescription(
-                partition=found.partition,
-                status=None if found.status is None else status_message(found.status),
-                refused=None if found.refused is None else detail_of(found.refused),
-                story=found.story,
-                queued_bytes=found.queued_bytes,
-                disk_bytes=found.disk_bytes,
-            )
-            for found in description.assigned
-        ],
-        statistics=_statistics_message(description.statistics),
-        vitals=None if description.vitals is None else vitals_message(description.vitals),
-        instance=b"" if description.instance is None else description.instance.bytes,
-        free_bytes_min=description.free_bytes_min,
-        name=description.name,
-        set_aside=[wire.SetAside(name=found.name, bytes=found.bytes) for found in description.set_aside],
-    )
+# -- plain values ------------------------------------------------------------------------------------------------------
 
 
-def description_of(message: wire.StorageDescription) -> StorageDescription:
-    return StorageDescription(
-        cluster_key=uuid_of(message.cluster_key, "a cluster key"),
-        partitions=message.partitions,
-        directory=message.directory,
-        version=message.version,
-        free_bytes=message.free_bytes,
-        uptime_ms=message.uptime_ms,
-        is_draining=message.draining,
-        assigned=tuple(
-            PartitionDescription(
-                partition=found.partition,
-                status=status_of(found.status) if found.HasField("status") else None,
-                refused=error_of_detail(found.refused) if found.HasField("refused") else None,
-                story=found.story,
-                queued_bytes=found.queued_bytes,
-                disk_bytes=found.disk_bytes,
-            )
-            for found in message.assigned
-        ),
-        statistics=_statistics_of(message.statistics),
-        vitals=vitals_of(message.vitals) if message.HasField("vitals") else None,
-        instance=uuid_of(message.instance, "an instance") if message.instance else None,
-        free_bytes_min=message.free_bytes_min,
-        name=message.name,
-        set_aside=tuple(SetAside(found.name, found.bytes) for found in message.set_aside),
-    )
+def to_message(kind: type[M], value: Any) -> M:
+    """A message field by field; what is None stays absent."""
+    found = ((field, getattr(value, field.attribute)) for field in _plan(type(value), kind))
+    return kind(**{field.name: field.pack(held) for field, held in found if held is not None})
 
 
-def _statistics_message(found: Statistics) -> wire.Statistics:
-    return wire.Statistics(**{**vars(found), "flush": histogram_message(found.flush)})
+def to_value(kind: type[T], message: Message) -> T:
+    return kind(**{field.attribute: field.take(message) for field in _plan(kind, type(message))})
 
 
-def _statistics_of(message: wire.Statistics) -> Statistics:
-    fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
-    return Statistics(**{**fields, "flush": histogram_of(message.flush)})
+@dataclass(frozen=True)
+class _Field:
+    attribute: str
+    """Of the value."""
+    name: str
+    """Of the message's field: the same, or without `is_`."""
+    pack: Callable[[Any], Any]
+    unpack: Callable[[Any], Any]
+    is_optional: bool
+    has_presence: bool
+
+    def take(self, message: Any) -> Any:
+        raw = getattr(message, self.name)
+        if self.is_optional and not (message.HasField(self.name) if self.has_presence else raw):
+            return None
+        return self.unpack(raw)
 
 
-def histogram_message(found: Histogram) -> wire.Histogram:
-    return wire.Histogram(counts=found.encode(), seconds=found.seconds)
+_PLANS: dict[tuple[type[Any], type[Message]], tuple[_Field, ...]] = {}
 
 
-def histogram_of(message: wire.Histogram) -> Histogram:
-    return Histogram.decode(message.counts, message.seconds)
+def _plan(kind: type[Any], message: type[Message]) -> tuple[_Field, ...]:
+    """How values of a kind become messages and back, from the names and types that both declare; made once."""
+    if (kind, message) not in _PLANS:
+        _PLANS[kind, message] = tuple(_fields(kind, message))
+    return _PLANS[kind, message]
 
 
-# -- a daemon of either kind -------------------------------------------------------------------------------------------
+def _fields(kind: type[Any], message: type[Message]) -> Iterator[_Field]:
+    known: Any = message.DESCRIPTOR.fields_by_name
+    for attribute, hint in get_type_hints(kind).items():
+        name = attribute if attribute in known else attribute.removeprefix("is_")
+        plain = [part for part in get_args(hint) if part is not NoneType] if NoneType in get_args(hint) else [hint]
+        pack, unpack = _converters(plain[0], known[name])
+        yield _Field(attribute, name, pack, unpack, plain[0] is not hint, known[name].has_presence)
 
 
-def vitals_message(vitals: Vitals) -> wire.Vitals:
-    return wire.Vitals(**vars(vitals))
+def _converters(hint: Any, field: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """From a value's attribute to a message's field, and back."""
+    if get_origin(hint) is tuple:
+        pack, unpack = _converters(get_args(hint)[0], field)
+        return lambda values: [pack(value) for value in values], lambda raws: tuple(unpack(raw) for raw in raws)
+    if get_origin(hint) is Mapping:
+        return dict, dict
+    if hint is UUID:
+        return lambda value: value.bytes, lambda raw: uuid_of(raw, f"the field `{field.name}`")
+    if hint is WaltzError:
+        return detail_of, error_of_detail
+    if hint is Histogram:
+        return (
+            lambda found: wire.Histogram(counts=found.encode(), seconds=found.seconds),
+            lambda raw: Histogram.decode(raw.counts, raw.seconds),
+        )
+    if issubclass(hint, enum.Enum):
+        return lambda value: value.value, lambda raw: _member(hint, raw, field.name)
+    if hint in (int, float, str, bytes, bool):
+        return hint, hint
+    message = GetMessageClass(field.message_type)
+    return lambda value: to_message(message, value), lambda raw: to_value(hint, raw)
 
 
-def vitals_of(message: wire.Vitals) -> Vitals:
-    return Vitals(
-        time_ms=message.time_ms,
-        open_files=message.open_files if message.HasField("open_files") else None,
-        open_files_max=message.open_files_max,
-    )
-
-
-def events_message(found: Events) -> wire.EventsReply:
-    return wire.EventsReply(began_ms=found.began_ms, events=[wire.LogEvent(**vars(event)) for event in found.events])
-
-
-def events_of(message: wire.EventsReply) -> Events:
-    return Events(
-        began_ms=message.began_ms,
-        events=tuple(
-            Event(
-                number=event.number,
-                time_ms=event.time_ms,
-                level=event.level,
-                text=event.text,
-                code=event.code if event.HasField("code") else None,
-            )
-            for event in message.events
-        ),
-    )
+def _member(kind: type[enum.Enum], raw: Any, name: str) -> enum.Enum:
+    try:
+        return kind(raw)
+    except ValueError:
+        raise BadFrame(f"the field `{name}` is {raw!a:.60}, which this version does not know") from None
 
 
 Column: TypeAlias = NDArray[Any]
@@ -318,7 +214,7 @@ def client_message(frames: Sequence[ClientFrame]) -> wire.ClientFrame:
     for frame in frames:
         match frame:
             case MountRequest():
-                _fill_mount(message.mount, frame)
+                message.mount.CopyFrom(to_message(wire.MountRequest, frame))
             case Credit():
                 message.credit = frame.bytes
             case AppendBatch():
@@ -332,7 +228,7 @@ def client_frames(message: wire.ClientFrame) -> list[ClientFrame]:
     """In the order in which they are to be taken. Credit comes before a batch, which may have to wait for room."""
     frames: list[ClientFrame] = []
     if message.HasField("mount"):
-        frames.append(_mount_of(message.mount))
+        frames.append(to_value(MountRequest, message.mount))
     if message.HasField("credit"):
         frames.append(Credit(message.credit))
     frames += map(_batch_of, message.append)
@@ -341,30 +237,6 @@ def client_frames(message: wire.ClientFrame) -> list[ClientFrame]:
     if not frames:
         raise BadFrame("a message with nothing in it")
     return frames
-
-
-def _fill_mount(message: wire.MountRequest, request: MountRequest) -> None:
-    message.cluster_key = request.cluster_key.bytes
-    message.partition, message.generation = request.partition, request.generation
-    message.client, message.token, message.number = request.client, request.token, request.number
-    message.mark, message.credit = request.mark, request.credit
-    message.feed = wire.FeedMode.ValueType(request.feed)
-
-
-def _mount_of(message: wire.MountRequest) -> MountRequest:
-    if not FeedMode.RECORDS <= int(message.feed) <= FeedMode.NONE:
-        raise BadFrame(f"{message.feed} is no kind of feed")
-    return MountRequest(
-        cluster_key=key_of(message.cluster_key),
-        partition=message.partition,
-        generation=message.generation,
-        client=message.client,
-        token=message.token,
-        number=message.number,
-        mark=message.mark,
-        feed=FeedMode(message.feed),
-        credit=message.credit,
-    )
 
 
 def _fill_batch(message: wire.AppendBatch, batch: AppendBatch) -> None:
@@ -503,30 +375,3 @@ def run_message(run: Run) -> wire.RunFrame:
 
 def heads_message(run: Run) -> wire.RunFrame:
     return wire.RunFrame(first_id=run.first_id, heads=heads(run).tobytes())
-
-
-def topology_message(topology: Topology) -> wire.Topology:
-    return wire.Topology(
-        cluster=topology.cluster,
-        cluster_key=topology.cluster_key.bytes,
-        places=[
-            wire.Place(generation=place.generation, server=place.server, address=place.address) for place in topology.places
-        ],
-        servers=[wire.ServerAddress(name=name, address=address) for name, address in topology.servers],
-    )
-
-
-def topology_of(message: wire.Topology) -> Topology:
-    return Topology(
-        cluster=message.cluster,
-        cluster_key=key_of(message.cluster_key),
-        places=tuple(
-            Place(
-                generation=place.generation,
-                server=place.server if place.HasField("server") else None,
-                address=place.address if place.HasField("address") else None,
-            )
-            for place in message.places
-        ),
-        servers=tuple((server.name, server.address) for server in message.servers),
-    )

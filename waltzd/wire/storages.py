@@ -25,7 +25,7 @@ from waltzd.protocol.descriptions import Events, ReplicaStatus, SetAside, Storag
 from waltzd.protocol.peers import run_of
 from waltzd.protocol.role import Role, dns_name
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import description_of, error_of_detail, events_of, finding_of, status_of
+from waltzd.wire.codec import error_of_detail, to_value
 from waltzd.wire.frames import Connection, FileHello, FileSender, Hello, Kind, mark_of, received, records_parts, refusal_of
 from waltzd.wire.grpc import Caller
 from waltzd.wire.tls import Tls, check_peer
@@ -71,7 +71,9 @@ class ReplicaClient(Caller):
 
     async def status(self, partition: int) -> ReplicaStatus:
         """Where the replica stands: `Open` without a session binds it to nothing."""
-        return status_of(await self._call(self._stub.Open, wire.OpenRequest(target=self._target(partition, None))))
+        return to_value(
+            ReplicaStatus, await self._call(self._stub.Open, wire.OpenRequest(target=self._target(partition, None)))
+        )
 
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
@@ -83,15 +85,15 @@ class ReplicaClient(Caller):
         reply: wire.ReplicaStatus = await self._call(self._stub.Open, request, seconds)
         self._stream_port = reply.stream_port
         self._contacts[partition] = reply.contact
-        return status_of(reply)
+        return to_value(ReplicaStatus, reply)
 
     async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
         request = wire.MarkRequest(target=self._target(partition, session), mark=mark)
-        return status_of(await self._call(self._stub.SetLowMark, request))
+        return to_value(ReplicaStatus, await self._call(self._stub.SetLowMark, request))
 
     async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
         request = wire.MarkRequest(target=self._target(partition, session), mark=mark)
-        return status_of(await self._call(self._stub.Truncate, request))
+        return to_value(ReplicaStatus, await self._call(self._stub.Truncate, request))
 
     def _hello(self, partition: int, session: int) -> Hello:
         return Hello(self._key, partition, session, self._contacts.get(partition, 0), self._name or "")
@@ -151,7 +153,7 @@ class ReplicaClient(Caller):
                 await pieces.aclose()
         match answer:
             case Kind.STATUS, content:
-                return status_of(wire.ReplicaStatus.FromString(bytes(content)))
+                return to_value(ReplicaStatus, wire.ReplicaStatus.FromString(bytes(content)))
             case Kind.REFUSED, content:
                 raise refusal_of(content)
             case None:
@@ -282,11 +284,11 @@ class AdminClient(Caller):
         self._key = key
 
     async def describe(self) -> StorageDescription:
-        return description_of(await self._call(self._stub.Describe, wire.DescribeRequest()))
+        return to_value(StorageDescription, await self._call(self._stub.Describe, wire.DescribeRequest()))
 
     async def events(self, after: int = 0) -> Events:
         """What it logged last, with higher numbers than this."""
-        return events_of(await self._call(self._stub.Events, wire.EventsRequest(after=after)))
+        return to_value(Events, await self._call(self._stub.Events, wire.EventsRequest(after=after)))
 
     async def create_partitions(self, partitions: Sequence[int]) -> dict[int, WaltzError | None]:
         request = wire.PartitionsRequest(cluster_key=self._key.bytes, partitions=partitions)
@@ -305,12 +307,12 @@ class AdminClient(Caller):
     async def fence(self, partition: int, session: int) -> ReplicaStatus:
         """Let its replica promise itself to this session, whatever it has promised before; where it then stands, proven."""
         request = wire.FenceRequest(cluster_key=self._key.bytes, partition=partition, session=session)
-        return status_of(await self._call(self._stub.Fence, request, FENCE_SECONDS))
+        return to_value(ReplicaStatus, await self._call(self._stub.Fence, request, FENCE_SECONDS))
 
     async def delete_aside(self, names: Sequence[str]) -> tuple[SetAside, ...]:
         """Directories that were set aside, for good; what was deleted."""
         reply = await self._call(self._stub.DeleteSetAside, wire.SetAsideRequest(cluster_key=self._key.bytes, names=names))
-        return tuple(SetAside(one.name, one.bytes) for one in reply.deleted)
+        return tuple(to_value(SetAside, one) for one in reply.deleted)
 
     @staticmethod
     def _results(reply: wire.PartitionsReply) -> dict[int, WaltzError | None]:
@@ -334,13 +336,6 @@ class AdminClient(Caller):
         async with aclosing(self._stream(self._stub.Verify, request)) as messages:
             async for message in messages:
                 if message.HasField("finding"):
-                    yield finding_of(message.finding)
+                    yield to_value(Finding, message.finding)
                     continue
-                summary = message.summary
-                yield VerifySummary(
-                    partition=summary.partition,
-                    segments=summary.segments,
-                    records=summary.records,
-                    bytes=summary.bytes,
-                    findings=summary.findings,
-                )
+                yield to_value(VerifySummary, message.summary)

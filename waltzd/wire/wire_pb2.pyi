@@ -1521,7 +1521,7 @@ class ServerDescription(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     UPTIME_MS_FIELD_NUMBER: _builtins.int
-    COORDINATOR_CONNECTED_FIELD_NUMBER: _builtins.int
+    CONNECTED_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     IS_LEADER_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
@@ -1531,7 +1531,7 @@ class ServerDescription(_message.Message):
     instance: _builtins.bytes
     version: _builtins.str
     uptime_ms: _builtins.int
-    coordinator_connected: _builtins.bool
+    connected: _builtins.bool
     """False: it goes on with what it has and starts nothing new."""
     draining: _builtins.bool
     is_leader: _builtins.bool
@@ -1547,7 +1547,7 @@ class ServerDescription(_message.Message):
         instance: _builtins.bytes = ...,
         version: _builtins.str = ...,
         uptime_ms: _builtins.int = ...,
-        coordinator_connected: _builtins.bool = ...,
+        connected: _builtins.bool = ...,
         draining: _builtins.bool = ...,
         is_leader: _builtins.bool = ...,
         partitions: _abc.Iterable[Global___OwnedPartition] | None = ...,
@@ -1555,7 +1555,7 @@ class ServerDescription(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "coordinator_connected", b"coordinator_connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "connected", b"connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

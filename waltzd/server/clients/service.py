@@ -14,7 +14,7 @@ from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.batches import ClientFrame, ServerFrame
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import client_frames, heads_message, key_of, run_message, server_message, topology_message
+from waltzd.wire.codec import client_frames, heads_message, key_of, run_message, server_message, to_message
 from waltzd.wire.grpc import Server, abort, caller_of
 from waltzd.wire.rpc_server import first_message
 from waltzd.wire.wire_pb2_grpc import LogServicer, add_LogServicer_to_server
@@ -59,7 +59,7 @@ class LogService(LogServicer):
 
     async def Locate(self, request: wire.LocateRequest, context: Context) -> wire.Topology:
         try:
-            return topology_message(self._calls.locate())
+            return to_message(wire.Topology, self._calls.locate())
         except WaltzError as error:
             await abort(context, error)
 

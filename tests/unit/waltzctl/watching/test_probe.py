@@ -26,6 +26,7 @@ from waltzd.protocol.batches import (
     Refusals,
     Refused,
     Registration,
+    ServerAddress,
     ServerFrame,
     Topology,
 )
@@ -47,7 +48,7 @@ class Server:
 
     async def locate(self) -> Topology:
         place = Place(generation=3, server=self.owner, address=None if self.owner is None else "a:1")
-        return Topology(cluster="trial", cluster_key=KEY, places=(place,) * 4, servers=(("a", "a:1"),))
+        return Topology(cluster="trial", cluster_key=KEY, places=(place,) * 4, servers=(ServerAddress("a", "a:1"),))
 
     def expect(self, name: str | None) -> None:
         pass

@@ -20,7 +20,7 @@ from waltzd.cluster.documents import HistoryEntry
 from waltzd.daemon.logs import TEXT_CHARACTERS_MAX, Ring
 from waltzd.errors import BadArgument
 from waltzd.protocol.descriptions import Event, Events
-from waltzd.wire.codec import events_message, events_of
+from waltzd.wire.codec import to_message, to_value
 from waltzd.wire.wire_pb2 import EventsReply
 
 
@@ -80,7 +80,7 @@ def test_events_survive_the_wire() -> None:
             Event(number=2, time_ms=3, level="error", text="W3005 full", code="W3005"),
         ),
     )
-    assert events_of(EventsReply.FromString(events_message(some).SerializeToString())) == some
+    assert to_value(Events, EventsReply.FromString(to_message(EventsReply, some).SerializeToString())) == some
 
 
 # -- the story ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.timeless import run
 from waltzd.client.routes import Whereabouts
 from waltzd.errors import CannotConnect, NotOwner, NotReady
-from waltzd.protocol.batches import Place, Registration, Topology
+from waltzd.protocol.batches import Place, Registration, ServerAddress, Topology
 from waltzd.protocol.peers import ServerPort
 
 KEY = UUID(int=1)
@@ -30,7 +30,12 @@ class Server:
         self.asked += 1
         if self.is_silent:
             raise CannotConnect("no answer")
-        return Topology(cluster="c", cluster_key=KEY, places=(self.place,), servers=(("a", "a:1"), ("b", "b:1")))
+        return Topology(
+            cluster="c",
+            cluster_key=KEY,
+            places=(self.place,),
+            servers=(ServerAddress("a", "a:1"), ServerAddress("b", "b:1")),
+        )
 
     def expect(self, name: str | None) -> None:
         pass
@@ -119,7 +124,10 @@ def test_a_server_that_went_while_another_one_is_being_closed() -> None:
         async def locate(self) -> Topology:
             place = Place(generation=1, server="a", address="a:1")
             return Topology(
-                cluster="c", cluster_key=KEY, places=(place,), servers=tuple((name, f"{name}:1") for name in names)
+                cluster="c",
+                cluster_key=KEY,
+                places=(place,),
+                servers=tuple(ServerAddress(name, f"{name}:1") for name in names),
             )
 
         async def close(self) -> None:

@@ -13,7 +13,7 @@ from waltzd.errors import BadFrame, SessionEnded
 from waltzd.protocol.locks import LockExplanation, Mode, Reason
 from waltzd.server.core.locks import LockTable
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.servers import explanation_message, explanation_of
+from waltzd.wire.codec import to_message, to_value
 
 READ, WRITE, APPEND = Mode.READ, Mode.WRITE, Mode.APPEND
 
@@ -85,7 +85,7 @@ def test_a_pipeline_explains_and_one_that_has_ended_does_not() -> None:
         assert (found.mark, found.reason, found.committed, found.last_id) == (7, Reason.IN_FLIGHT, 6, 7)
         assert (found.low_mark, found.floor, found.locks, found.session) == (6, 6, 1, 11)
         assert room.pipe.explain(2).reason is Reason.NEW_OWNER
-        assert explanation_of(explanation_message(found)) == found
+        assert to_value(LockExplanation, to_message(wire.LockExplanation, found)) == found
         room.session.commit(7)
         assert room.pipe.explain(1 << 63).reason is Reason.REAL
         room.pipe.close(SessionEnded("over"))
@@ -96,5 +96,5 @@ def test_a_pipeline_explains_and_one_that_has_ended_does_not() -> None:
 
 
 def test_a_reason_that_is_not_known() -> None:
-    with pytest.raises(BadFrame, match="the reason 77"):
-        explanation_of(wire.LockExplanation(reason=77))
+    with pytest.raises(BadFrame, match="`reason` is 77"):
+        to_value(LockExplanation, wire.LockExplanation(reason=77))

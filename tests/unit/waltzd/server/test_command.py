@@ -18,7 +18,7 @@ from waltzd.errors import BadMetadata, NameInUse
 from waltzd.protocol.address import Address
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, ServerDescription
 from waltzd.server import command
-from waltzd.wire.servers import description_message, description_of
+from waltzd.wire.codec import to_message, to_value
 from waltzd.wire.wire_pb2 import ServerDescription as DescriptionMessage
 
 DESCRIPTION = ServerDescription(
@@ -52,8 +52,8 @@ DESCRIPTION = ServerDescription(
 
 
 def test_a_description_survives_the_wire() -> None:
-    message = DescriptionMessage.FromString(description_message(DESCRIPTION).SerializeToString())
-    assert description_of(message) == DESCRIPTION
+    message = DescriptionMessage.FromString(to_message(DescriptionMessage, DESCRIPTION).SerializeToString())
+    assert to_value(ServerDescription, message) == DESCRIPTION
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from waltzd.protocol.batches import (
     Place,
     Refusals,
     Refused,
+    ServerAddress,
     ServerFrame,
     Topology,
 )
@@ -41,8 +42,8 @@ from waltzd.wire.codec import (
     run_message,
     server_frames,
     server_message,
-    topology_message,
-    topology_of,
+    to_message,
+    to_value,
 )
 
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -138,9 +139,9 @@ def test_topology_survives() -> None:
         cluster="test",
         cluster_key=UUID(int=5),
         places=(Place(generation=2, server="one", address="h:1"), Place(generation=0, server=None, address=None)),
-        servers=(("one", "h:1"), ("two", "h:2")),
+        servers=(ServerAddress("one", "h:1"), ServerAddress("two", "h:2")),
     )
-    assert topology_of(wire.Topology.FromString(topology_message(topology).SerializeToString())) == topology
+    assert to_value(Topology, wire.Topology.FromString(to_message(wire.Topology, topology).SerializeToString())) == topology
 
 
 def test_the_bytes_of_a_whole_run_are_not_copied() -> None:
