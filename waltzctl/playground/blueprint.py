@@ -6,21 +6,21 @@ processes were started; it may be out of date, and whoever reads it looks whethe
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import zlib
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 from uuid import UUID, uuid4
 
 from waltzctl.playground.daemon import Life
+from waltzd.cluster.documents import Document, Name, decode, encode, whole
 from waltzd.disk.real import translate
 from waltzd.errors import LocalClusterDamaged, NoLocalCluster, PortInUse
+from waltzd.format.layout import PARTITIONS_MAX
 
-SCHEMA = 1
 HOST = "127.0.0.1"
 BLUEPRINT, STATE = "cluster.json", "state.json"
 PORTS = range(20_000, 32_000)
@@ -30,16 +30,23 @@ ZOOKEEPER = "zookeeper"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blueprint:
+class Blueprint(Document):
     key: UUID
-    partitions: int
+    partitions: Annotated[int, whole(1, PARTITIONS_MAX)]
     replication: int
-    storages: int
-    servers: int
-    ports: Mapping[str, tuple[int, ...]]
+    storages: Annotated[int, whole(0, STORAGES_MAX)]
+    servers: Annotated[int, whole(0, SERVERS_MAX)]
+    ports: Mapping[Name, tuple[Annotated[int, whole(1, 65535)], ...]]
     """For each daemon, the one for its callers, then the one for operators."""
     is_founded: bool = False
     """Its documents and replicas were made. From then on only the operator says which storages belong to it."""
+
+    def mistake(self) -> tuple[str, str] | None:
+        for name in self.names:
+            wanted = 1 if name == ZOOKEEPER else 2
+            if len(self.ports.get(name, ())) != wanted:
+                return f"ports.{name}", f"must be {wanted} of them"
+        return None
 
     @property
     def storage_names(self) -> list[str]:
@@ -101,12 +108,17 @@ def is_free(port: int) -> bool:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def write(path: Path, fields: Mapping[str, Any]) -> None:
+@dataclass(frozen=True)
+class _Lives(Document):
+    daemons: Mapping[Name, Life]
+
+
+def _write(path: Path, document: Document) -> None:
     """Whole or not at all."""
     beside = path.with_name(path.name + ".new")
     try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(json.dumps({"schema": SCHEMA, **fields}, indent=1) + "\n")
+        with beside.open("wb") as file:
+            file.write(encode(document))
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
@@ -114,58 +126,32 @@ def write(path: Path, fields: Mapping[str, Any]) -> None:
         raise translate(error, f"writing {path}") from error
 
 
-def read(path: Path) -> dict[str, Any] | None:
-    """The fields of the file; None when there is none."""
+def _read(path: Path) -> bytes | None:
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise translate(error, f"reading {path}") from error
-    except (ValueError, RecursionError) as error:
-        raise LocalClusterDamaged(f"{path} is not JSON: {error}") from error
-    if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
-        raise LocalClusterDamaged(f"{path} is not of schema {SCHEMA}, which is all that this version of Waltz knows")
-    return fields
 
 
 def save_blueprint(directory: Path, blueprint: Blueprint) -> None:
-    write(directory / BLUEPRINT, {**asdict(blueprint), "key": str(blueprint.key)})
+    _write(directory / BLUEPRINT, blueprint)
 
 
 def load_blueprint(directory: Path) -> Blueprint:
     path = directory / BLUEPRINT
-    fields = read(path)
-    if fields is None:
+    data = _read(path)
+    if data is None:
         raise NoLocalCluster(f"{directory} holds no cluster: there is no {BLUEPRINT}")
-    try:
-        ports = {str(name): tuple(int(port) for port in given) for name, given in fields["ports"].items()}
-        numbers = {name: int(fields[name]) for name in ("partitions", "replication", "storages", "servers")}
-        founded = bool(fields.get("is_founded", False))
-        blueprint = Blueprint(key=UUID(fields["key"]), ports=ports, is_founded=founded, **numbers)
-        if not (0 <= blueprint.storages <= STORAGES_MAX and 0 <= blueprint.servers <= SERVERS_MAX):
-            raise ValueError(f"{blueprint.storages} storages, {blueprint.servers} servers")
-        for name in blueprint.names:
-            if len(ports[name]) != (1 if name == ZOOKEEPER else 2):
-                raise ValueError(f"ports of {name}")
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise LocalClusterDamaged(f"{path} cannot be understood: {error!r}") from error
-    return blueprint
+    return decode(Blueprint, data, str(path), LocalClusterDamaged)
 
 
 def save_lives(directory: Path, lives: Mapping[str, Life]) -> None:
-    write(directory / STATE, {"daemons": {name: asdict(life) for name, life in lives.items()}})
+    _write(directory / STATE, _Lives(lives))
 
 
 def load_lives(directory: Path) -> dict[str, Life]:
     path = directory / STATE
-    fields = read(path)
-    if fields is None:
-        return {}
-    try:
-        return {
-            str(name): Life(int(life["pid"]), str(life["birth"]), int(life["log_from"]), bool(life["was_ready"]))
-            for name, life in fields["daemons"].items()
-        }
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise LocalClusterDamaged(f"{path} cannot be understood: {error!r}") from error
+    data = _read(path)
+    return {} if data is None else dict(decode(_Lives, data, str(path), LocalClusterDamaged).daemons)
