@@ -145,8 +145,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "undrain": ("waltzctl.placement.server:undrain", "Let a server take partitions again."),
     },
     "spark": {
-        "status": ("waltz_spark.engine.spark_command:status", "Which Java and which Spark an export here would run on."),
-        "warmup": ("waltz_spark.engine.spark_command:warmup", "Make exports start faster."),
+        "status": ("waltz_spark.exporting.spark_command:status", "Which Java and which Spark an export here would run on."),
+        "warmup": ("waltz_spark.exporting.spark_command:warmup", "Make exports start faster."),
     },
     "storage": {
         "add": ("waltzctl.placement.membership:add", "Take a storage into the cluster."),

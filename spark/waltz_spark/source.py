@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from waltz_spark.log.opening import given_options, open_origin
+from waltz_spark.exporting.opening import given_options, open_origin
 from waltz_spark.log.plan import sizing_of
 from waltz_spark.log.selection import selection_of, truth_of
 from waltz_spark.stream import WaltzStreamReader, limit_of

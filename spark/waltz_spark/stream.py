@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from waltz_spark.log.opening import given_options, open_origin
+from waltz_spark.exporting.opening import given_options, open_origin
 from waltz_spark.log.origin import Catalog
 from waltz_spark.log.plan import size_of, sizing_of
 from waltz_spark.log.selection import ENDING, number_of, selection_of

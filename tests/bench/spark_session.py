@@ -20,12 +20,10 @@ from waltz_spark.engine.session import SparkSettings, default_master, running
 from waltz_spark.exporting.destination import LocalDestination
 from waltz_spark.exporting.export import Range, Run, planned, wanted
 from waltz_spark.exporting.form import form_of
-from waltz_spark.exporting.manifest import Shape
-from waltz_spark.exporting.pace import Pace
-from waltz_spark.exporting.task import Assignment, Job, Written, schema_of
-from waltz_spark.exporting.wave import run_waves
-from waltz_spark.log.opening import open_origin
+from waltz_spark.exporting.opening import open_origin
+from waltz_spark.exporting.tasks import Assignment, Job, Written, run_waves
 from waltz_spark.log.origin import Origin
+from waltz_spark.log.throttle import NO_THROTTLE, Throttle
 
 from tests.bench.cost import Cost, cost_here, forget_peaks, medians, peak_bytes
 
@@ -70,30 +68,20 @@ class Exported:
     """From when the first task began until the last one ended."""
 
 
-def export(spark: Any, origin: Origin, output: Path, pace: Pace | None = None) -> Exported:
+def export(spark: Any, origin: Origin, output: Path, throttle: Throttle = NO_THROTTLE) -> Exported:
     """What `waltzctl spark-export` does once its Spark runs: plan, tasks, manifest."""
     destination, form = LocalDestination(str(output)), form_of("parquet", "zstd:3")
     catalog = origin.catalog()
     assignments = planned(catalog, wanted(catalog, None, Range()), is_lossless=False, file_data_bytes=None)
     told: list[Written] = []
 
-    def tasks(name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
-        job = Job(
-            run=name, origin=origin, destination=destination, cluster=str(catalog.key), form=form, is_lossless=False,
-            decoder=None, pace=pace,
-        )  # fmt: skip
+    def tasks(job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
         for written in run_waves(spark, job, given):
             told.append(written)
             yield written
 
-    shape = Shape(
-        format=form.format, compression=form.compression, lossless=False, decoder="", decoder_fingerprint="",
-        schema=tuple((field.name, str(field.type)) for field in schema_of(None)),
-    )  # fmt: skip
-    run = Run(
-        destination=destination, before=None, cluster=catalog.key, shape=shape, source=origin.describe(),
-        assignments=assignments, paths=[given.path(form) for given in assignments], watch=lambda told: None,
-    )  # fmt: skip
+    job = Job(origin=origin, destination=destination, cluster=catalog.key, form=form, throttle=throttle)
+    run = Run(job=job, before=None, assignments=assignments)
     newest = run.carry_out(tasks)
     assert newest is not None
     return Exported(

@@ -8,8 +8,8 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from waltz_spark.exporting.opening import open_origin
 from waltz_spark.log.live_origin import LiveOrigin, Route
-from waltz_spark.log.opening import open_origin
 from waltz_spark.log.origin import Catalog, Span
 
 from tests.process.certificates import Authority, Files

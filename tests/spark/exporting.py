@@ -9,10 +9,10 @@ from uuid import UUID
 from waltz_spark.exporting.destination import LocalDestination
 from waltz_spark.exporting.export import Range, Run, newest_manifest, planned, wanted
 from waltz_spark.exporting.form import form_of
-from waltz_spark.exporting.manifest import Manifest, Shape
-from waltz_spark.exporting.task import Assignment, Job, Written, schema_of, write
+from waltz_spark.exporting.manifest import Manifest
+from waltz_spark.exporting.tasks import Assignment, Job, Written, answer_of, write, written_of
 from waltz_spark.log.directory_origin import DirectoryOrigin
-from waltz_spark.payloads.payload import decoder_of
+from waltz_spark.payloads.decoders import decoder_of
 
 from waltzd.format.layout import HEADER_BYTES, FileHeader, index_name, segment_name
 from waltzd.format.record import encode_payloads
@@ -36,6 +36,12 @@ def storage_with(directory: Path, partitions: dict[int, list[bytes]], segment_re
     return directory
 
 
+def tasks(job: Job, assignments: Sequence[Assignment]) -> Generator[Written, None, None]:
+    """Here, one after the other; what they tell travels as it does from an executor."""
+    for given in assignments:
+        yield written_of(answer_of(write(job, given)))
+
+
 def export(
     output: Path,
     *storages: Path,
@@ -54,23 +60,11 @@ def export(
     asked = Range(partitions=partitions, first=first or {}, last=last or {})
     form = form_of("parquet", None)
     decoder = decoder_of(decode) if decode else None
-    shape = Shape(
-        format=form.format, compression=form.compression, lossless=is_lossless, decoder=decode,
-        decoder_fingerprint=decoder.fingerprint if decoder else "",
-        schema=tuple((field.name, str(field.type)) for field in schema_of(decoder)),
-    )  # fmt: skip
     assignments = planned(catalog, wanted(catalog, before, asked), is_lossless=is_lossless, file_data_bytes=None)
-
-    def runner(name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
-        job = Job(run=name, origin=origin, destination=destination, cluster=str(catalog.key), form=form,
-                  is_lossless=is_lossless, decoder=decoder, pace=None)  # fmt: skip
-        for one in given:
-            yield write(job, one)
-
-    run = Run(
-        destination=destination, before=before, cluster=catalog.key, shape=shape, source=origin.describe(),
-        assignments=assignments, paths=[given.path(form) for given in assignments], watch=lambda written: None,
-    )  # fmt: skip
-    found = run.carry_out(runner)
+    job = Job(
+        origin=origin, destination=destination, cluster=catalog.key, form=form, is_lossless=is_lossless, decoder=decoder
+    )
+    run = Run(job=job, before=before, assignments=assignments)
+    found = run.carry_out(tasks)
     assert found is not None
     return found

@@ -8,13 +8,13 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from waltz_spark.exporting.archive_origin import ArchiveOrigin
 from waltz_spark.exporting.destination import destination_of
 from waltz_spark.exporting.form import form_of
 from waltz_spark.exporting.manifest import Manifest, Piece, Shape, encode, manifest_path
-from waltz_spark.exporting.task import Job, assignments_of, write
-from waltz_spark.log.archive_origin import ArchiveOrigin
+from waltz_spark.exporting.opening import open_origin
+from waltz_spark.exporting.tasks import Job, assignments_of, write
 from waltz_spark.log.directory_origin import DirectoryOrigin
-from waltz_spark.log.opening import open_origin
 from waltz_spark.log.origin import Catalog, Span
 from waltz_spark.log.plan import Sizing, plan, runs
 
@@ -27,8 +27,7 @@ BATCH = 4 << 20
 def export(origin: DirectoryOrigin, output: Path, *, format_: str = "parquet", is_lossless: bool = False) -> Manifest:
     """As `waltzctl spark-export` does it, with the tasks one after the other."""
     catalog, destination, form = origin.catalog(), destination_of(str(output)), form_of(format_, None)
-    job = Job(run="r", origin=origin, destination=destination, cluster=str(catalog.key), form=form,
-              is_lossless=is_lossless, decoder=None, pace=None)  # fmt: skip
+    job = Job(origin=origin, destination=destination, cluster=catalog.key, form=form, is_lossless=is_lossless)
     pieces: list[Piece] = []
     splits = plan(catalog, catalog.spans, Sizing(records_max=150))
     for given in assignments_of(splits, is_lossless=is_lossless):

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -20,17 +20,16 @@ import pyarrow as pa
 import pytest
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
-from waltz_spark.exporting.delta import DeltaTable, TableState, address_of, differences, state_of
-from waltz_spark.exporting.delta_schema import table_schema
+from waltz_spark.exporting.delta import DeltaTable, TableState, address_of, differences, state_of, table_schema
 from waltz_spark.exporting.destination import LocalDestination, destination_of
 from waltz_spark.exporting.export import Range, Run, Table, newest_manifest, planned, wanted
 from waltz_spark.exporting.form import form_of, open_writer
 from waltz_spark.exporting.manifest import Manifest, Piece, Shape, manifest_path
-from waltz_spark.exporting.task import Assignment, Job, Written, schema_of, write
+from waltz_spark.exporting.tasks import Assignment, Job, Written, write
 from waltz_spark.log.decode import SCHEMA
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.origin import Span
-from waltz_spark.payloads import payload_avro, payload_json, payload_protobuf
+from waltz_spark.payloads import decoders, payload_avro, payload_protobuf
 
 from tests.spark.exporting import KEY, export
 from tests.spark.growing import GrowingStorage
@@ -50,7 +49,7 @@ class Exporting:
     table: Table = field(init=False)
 
     def __post_init__(self) -> None:
-        self.table = DeltaTable(self.destination, schema_of(None))
+        self.table = DeltaTable(self.destination, SCHEMA)
 
     @property
     def origin(self) -> DirectoryOrigin:
@@ -59,22 +58,14 @@ class Exporting:
     def prepared(self) -> Run:
         catalog = self.origin.catalog()
         before = newest_manifest(self.destination)
-        schema = tuple((column.name, str(column.type)) for column in schema_of(None))
-        shape = Shape(format=FORM.format, compression=FORM.compression, lossless=False, decoder="", decoder_fingerprint="",
-                      schema=schema)  # fmt: skip
         spans = wanted(catalog, before, Range())
         assignments = planned(catalog, spans, is_lossless=False, file_data_bytes=self.file_data_bytes)
-        return Run(
-            destination=self.destination, before=before, cluster=catalog.key, shape=shape, source=self.origin.describe(),
-            assignments=assignments, paths=[given.path(FORM) for given in assignments], watch=lambda written: None,
-            table=self.table,
-        )  # fmt: skip
+        job = Job(origin=self.origin, destination=self.destination, cluster=catalog.key, form=FORM)
+        return Run(job=job, before=before, assignments=assignments, table=self.table)
 
-    def tasks(self, name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
-        job = Job(run=name, origin=self.origin, destination=self.destination, cluster=str(KEY), form=FORM,
-                  is_lossless=False, decoder=None, pace=None)  # fmt: skip
+    def tasks(self, job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
         for one in given:
-            yield write(job, one)
+            yield write(replace(job, destination=self.destination), one)
 
     def export(self) -> Manifest:
         found = self.prepared().carry_out(self.tasks)
@@ -209,7 +200,8 @@ def test_killed_before_every_operation(growing: GrowingStorage, tmp_path: Path) 
         exporting.export()
         grow(storage)
         run, left = exporting.prepared(), [at]
-        run.destination = exporting.destination = Counting(destination, left)
+        exporting.destination = Counting(destination, left)
+        run.job = replace(run.job, destination=exporting.destination)
         run.table = Counting(run.table, left)
         try:
             run.carry_out(exporting.tasks)
@@ -487,7 +479,7 @@ def test_what_has_no_place_in_delta_is_refused(type_: pa.DataType, words: str) -
 
 def test_what_decoders_make_fits_but_for_times_of_day() -> None:
     made = {
-        *payload_json.TYPES.values(), *payload_avro._PLAIN.values(), *payload_avro._LOGICAL.values(),
+        *decoders.TYPES.values(), *payload_avro._PLAIN.values(), *payload_avro._LOGICAL.values(),
         *payload_protobuf._PLAIN.values(), pa.decimal128(38, 10), pa.binary(16),
     }  # fmt: skip
     refused = set()
@@ -530,7 +522,7 @@ def test_where_deltalake_finds_it(place: str, address: str, options: dict[str, s
 )
 def test_where_it_cannot_be(place: str) -> None:
     with pytest.raises(BadArgument, match="there can be no Delta table in"):
-        DeltaTable(destination_of(place), schema_of(None))
+        DeltaTable(destination_of(place), SCHEMA)
 
 
 # -- the tool ----------------------------------------------------------------------------------------------------------

@@ -14,10 +14,16 @@ from typing import Any, cast
 
 import pytest
 from pyarrow import fs
-from waltz_spark.exporting import remote_destination
-from waltz_spark.exporting.destination import Destination, Hold, LocalDestination, destination_of, who_we_are
+from waltz_spark.exporting import destination as destinations
+from waltz_spark.exporting.destination import (
+    Destination,
+    Hold,
+    LocalDestination,
+    RemoteDestination,
+    destination_of,
+    who_we_are,
+)
 from waltz_spark.exporting.manifest import LOCK
-from waltz_spark.exporting.remote_destination import RemoteDestination
 
 from waltzd.errors import BadArgument, DiskFull, ExportHeld, NoPermission, StoreFailed, WaltzError
 
@@ -101,7 +107,7 @@ def test_a_lock_ends_with_its_process(destination: Destination) -> None:
 import os, sys
 from pyarrow import fs
 from waltz_spark.exporting.destination import LocalDestination, who_we_are
-from waltz_spark.exporting.remote_destination import RemoteDestination
+from waltz_spark.exporting.destination import RemoteDestination
 place = sys.argv[1]
 with {kind}.hold(who_we_are("killed")):
     os.kill(os.getpid(), 9)
@@ -136,7 +142,7 @@ def overtake(destination: Destination, hold: Hold) -> None:
 
 
 def test_whoever_lost_the_lease_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_destination, "RENEWAL_SECONDS", 0.01)
+    monkeypatch.setattr(destinations, "RENEWAL_SECONDS", 0.01)
     destination = RemoteDestination(str(tmp_path), fs.LocalFileSystem())
     with destination.hold(who_we_are("a")) as hold, pytest.raises(ExportHeld, match="somebody else has taken it over"):
         overtake(destination, hold)

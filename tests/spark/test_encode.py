@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.log.decode import SCHEMA, read_segment, record_batch
+from waltz_spark.log.decode import SCHEMA, record_batch
+from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.encode import encode, resealed
 
-from waltzd.disk.real import RealDisk
 from waltzd.errors import ArchiveUnfit
 from waltzd.format.checksum import crc32
 from waltzd.format.layout import HEADER_BYTES
@@ -80,11 +80,15 @@ def test_no_rows_are_no_records() -> None:
 
 @pytest.mark.parametrize("storage", ["storage0", "storage1", "storage2"])
 def test_the_files_of_the_original(original: Path, storage: str) -> None:
-    paths = sorted((original / storage).glob("*/*.seg"))
-    assert len(paths) > 10
-    for path in paths:
+    origin = DirectoryOrigin(storages=(str(original / storage),), allows_uncommitted=True)
+    extents = origin.catalog().extents
+    paths = [path for path in (original / storage).glob("*/*.seg") if path.stat().st_size > HEADER_BYTES]
+    assert sorted(extent.place for extent in extents) == sorted(map(str, paths))
+    for extent in extents:
+        path = Path(extent.place)
         content = path.read_bytes()[HEADER_BYTES:]
-        runs = [encode(batch) for batch in read_segment(RealDisk(), str(path), batch_bytes=4096)]
+        found = origin.read(extent, extent.span, batch_bytes=4096)
+        runs = [encode(record_batch(run, extent.partition)) for run in found]
         assert b"".join(bytes(run.data) for run in runs) == content
         offsets = [HEADER_BYTES]
         for run in runs:

@@ -21,30 +21,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from waltz_spark.engine import java
-from waltz_spark.exporting import destination, pace
+from waltz_spark.exporting import destination
 from waltz_spark.exporting.destination import LocalDestination
 from waltz_spark.exporting.export import Range, Run, behind, has_leftovers, newest_manifest, planned, wanted
-from waltz_spark.exporting.form import KINDS, Form, form_of, read_batches
-from waltz_spark.exporting.manifest import Manifest, Shape, encode, manifest_path
-from waltz_spark.exporting.task import (
+from waltz_spark.exporting.form import KINDS, Form, base64_of, bytes_of, form_of, json_lines, read_batches
+from waltz_spark.exporting.manifest import Manifest, encode, manifest_path
+from waltz_spark.exporting.tasks import (
     Assignment,
     Job,
     Written,
-    answer_of,
     error_text,
     error_told,
     packed,
-    schema_of,
-    write,
-    written_of,
 )
-from waltz_spark.exporting.text_rows import base64_of, bytes_of, json_lines
 from waltz_spark.exporting.verification import check_files, check_log, strays
+from waltz_spark.log import throttle
 from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.origin import Catalog, Span
-from waltz_spark.payloads.payload import Decoder, decoder_of
+from waltz_spark.payloads.decoders import decoder_of
+from waltz_spark.payloads.payload import Decoder
 
+from tests.spark.exporting import tasks
 from tests.spark.growing import GrowingStorage
 from waltzctl.main import run as waltzctl
 from waltzd.errors import (
@@ -78,25 +76,16 @@ class Exporting:
     def prepared(self, asked: Range | None = None) -> Run:
         catalog = self.origin.catalog()
         before = newest_manifest(self.destination)
-        columns = schema_of(self.decoder)
-        shape = Shape(
-            format=self.form.format, compression=self.form.compression, lossless=self.is_lossless,
-            decoder=self.decoder.text if self.decoder else "",
-            decoder_fingerprint=self.decoder.fingerprint if self.decoder else "",
-            schema=tuple((column.name, str(column.type)) for column in columns),
-        )  # fmt: skip
         spans = wanted(catalog, before, asked or Range())
         assignments = planned(catalog, spans, is_lossless=self.is_lossless, file_data_bytes=self.file_data_bytes)
-        return Run(
-            destination=self.destination, before=before, cluster=catalog.key, shape=shape, source=self.origin.describe(),
-            assignments=assignments, paths=[given.path(self.form) for given in assignments], watch=lambda written: None,
+        job = Job(
+            origin=self.origin, destination=self.destination, cluster=catalog.key, form=self.form,
+            is_lossless=self.is_lossless, decoder=self.decoder,
         )  # fmt: skip
+        return Run(job=job, before=before, assignments=assignments)
 
-    def tasks(self, name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
-        job = Job(run=name, origin=self.origin, destination=self.destination, cluster=str(self.storage.key), form=self.form,
-                  is_lossless=self.is_lossless, decoder=self.decoder, pace=None)  # fmt: skip
-        for one in given:
-            yield written_of(answer_of(write(job, one)))
+    def tasks(self, job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+        yield from tasks(replace(job, destination=self.destination), given)
 
     def export(self, asked: Range | None = None) -> Manifest:
         found = self.prepared(asked).carry_out(self.tasks)
@@ -251,7 +240,8 @@ def test_killed_before_every_operation(exporting: Exporting, tmp_path: Path) -> 
         exporting.export(Range(last_of_others=5))
         before = newest_manifest(inner)
         run = exporting.prepared()
-        run.destination = exporting.destination = Dying(inner, at)
+        exporting.destination = Dying(inner, at)
+        run.job = replace(run.job, destination=exporting.destination)
         try:
             run.carry_out(exporting.tasks)
         except Killed:
@@ -271,7 +261,7 @@ def test_killed_before_every_operation(exporting: Exporting, tmp_path: Path) -> 
 
 def test_a_task_that_lives_on_after_its_run_leaves_nothing_that_counts(exporting: Exporting) -> None:
     run = exporting.prepared()
-    late = list(exporting.tasks("a run that is over", run.assignments[:1]))
+    late = list(exporting.tasks(run.job, run.assignments[:1]))
     assert has_leftovers(exporting.destination)
     exporting.export()
     exporting.check()
@@ -279,10 +269,10 @@ def test_a_task_that_lives_on_after_its_run_leaves_nothing_that_counts(exporting
 
 
 def test_a_task_that_ran_twice_counts_once(exporting: Exporting) -> None:
-    def twice(name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+    def twice(job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
         for one in given:
-            yield from exporting.tasks(name, [one])
-            yield from exporting.tasks(name, [one])
+            yield from exporting.tasks(job, [one])
+            yield from exporting.tasks(job, [one])
 
     exporting.prepared().carry_out(twice)
     exporting.check()
@@ -293,8 +283,8 @@ def test_files_count_in_the_order_of_their_ids(exporting: Exporting) -> None:
     run = exporting.prepared()
     missing = next(given for given in run.assignments if (given.partition, given.span.first) == (0, 0))
 
-    def stops(name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
-        yield from exporting.tasks(name, [one for one in given if one != missing])
+    def stops(job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+        yield from exporting.tasks(job, [one for one in given if one != missing])
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -346,9 +336,9 @@ def test_a_name_that_is_taken_while_a_run_is_at_work_stays(exporting: Exporting,
     run = exporting.prepared()
     path = tmp_path / "out" / run.assignments[-1].path(exporting.form)
 
-    def meanwhile(name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+    def meanwhile(job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
         path.write_bytes(b"somebody's")
-        yield from exporting.tasks(name, given)
+        yield from exporting.tasks(job, given)
 
     with pytest.raises(NotOurExport, match="is there, and no manifest has it"):
         run.carry_out(meanwhile)
@@ -399,11 +389,11 @@ def test_a_full_disk_is_said_and_what_was_finished_stays(
 
     run = exporting.prepared()
 
-    def until_it_is_full(name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
-        yield from exporting.tasks(name, given[:2])
+    def until_it_is_full(job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+        yield from exporting.tasks(job, given[:2])
         monkeypatch.setattr(destination._Flushed, "write", full)
         try:
-            found = list(exporting.tasks(name, given[2:3]))
+            found = list(exporting.tasks(job, given[2:3]))
         finally:
             monkeypatch.setattr(destination._Flushed, "write", sound)
         yield from found
@@ -528,7 +518,8 @@ def test_with_nothing_new_no_java_is_needed(exporting: Exporting, tool: Tool) ->
 
 def test_with_nothing_new_what_a_killed_run_left_goes_away_all_the_same(exporting: Exporting, tool: Tool) -> None:
     exporting.export()
-    list(exporting.tasks("killed", exporting.prepared(None).assignments))
+    killed = exporting.prepared()
+    list(exporting.tasks(killed.job, killed.assignments))
     exporting.destination.put_new("_waltz/plan/killed.json", b'{"run": "killed", "paths": ["partition-9.parquet"]}')
     exporting.destination.put_new("partition-9.parquet", b"x")
     assert tool("spark-export OUT SOURCE")[0] == 0
@@ -868,20 +859,19 @@ def test_tasks_of_one_machine_share_a_rate(tmp_path: Path, monkeypatch: pytest.M
     clock = SimpleNamespace(now=100.0)
     clock.monotonic = lambda: clock.now
     clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
-    monkeypatch.setattr(pace, "time", clock)
-    shared = pace.Pace(bytes_per_second=1000, path=str(tmp_path / "bucket"))
-    walks = [pace.Walk(shared) for _ in range(3)]
+    monkeypatch.setattr(throttle, "time", clock)
+    shared = [throttle.Throttle(1000).shared(3, tmp_path / "bucket") for _ in range(3)]
     pick = random.Random(2)
     done = 0
     for _ in range(200):
         size = pick.randrange(1, 500)
-        pick.choice(walks).wait(size)
+        pick.choice(shared).sleep(size)
         clock.now += pick.choice([0, 0, 0.01])
         done += size
     assert done / (clock.now - 100) == pytest.approx(1000, rel=0.02)
-    alone = pace.Walk(pace.Pace(bytes_per_second=100, path=None))
+    alone = throttle.Throttle(300).shared(3, None)
     start = clock.now
     for _ in range(10):
-        alone.wait(100)
+        alone.sleep(100)
     assert clock.now - start == pytest.approx(10, abs=1)
-    pace.Walk(None).wait(1 << 60)
+    throttle.NO_THROTTLE.sleep(1 << 60)

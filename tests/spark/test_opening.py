@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from waltz_spark.exporting.opening import OPTIONS, given_options, open_origin, paths_of
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.live_origin import Certificate, LiveOrigin
-from waltz_spark.log.opening import OPTIONS, given_options, open_origin, paths_of
 
 from waltzd.errors import BadArgument, NothingHere, PathMissing, WaltzError
 

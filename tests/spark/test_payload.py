@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waltz_spark.engine.shipping import needs_of
 from waltz_spark.log.decode import SCHEMA, record_batch
-from waltz_spark.payloads.payload import ERROR_COLUMN, Decoder, Method, Sieve, Undecodable, decoder_of
+from waltz_spark.payloads.decoders import decoder_of
+from waltz_spark.payloads.payload import ERROR_COLUMN, Decoder, Method, Sieve, Undecodable
 
 from waltzd.errors import BadDecoder, PathMissing
 from waltzd.format.record import encode_payloads

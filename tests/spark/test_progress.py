@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 from waltz_spark.exporting import progress
 from waltz_spark.exporting.progress import Course, Progress, picture
-from waltz_spark.exporting.task import Assignment, Written
-from waltz_spark.exporting.wave import in_waves
+from waltz_spark.exporting.tasks import Assignment, Written, in_waves
 from waltz_spark.log.origin import Extent, Span
 from waltz_spark.log.plan import Part, Split
 

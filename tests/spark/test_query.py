@@ -9,9 +9,10 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.exporting.asking import Wish, query_of
+from waltz_spark.exporting.export import Range
 from waltz_spark.exporting.form import KINDS, form_of
 from waltz_spark.exporting.manifest import Manifest
+from waltz_spark.exporting.options import Wish, query_of
 from waltz_spark.exporting.query import ARROW, SPARK, Query, items_of
 from waltz_spark.exporting.spark_form import PART, conf_for, options_of
 from waltz_spark.log.decode import SCHEMA
@@ -104,7 +105,10 @@ def asked(
     before: Query | None = None, *, is_lossless: bool = False, engine: str | None = None, select: str | None = None,
     where: str | None = None,
 ) -> Query:  # fmt: skip
-    wish = Wish(format=None, compression=None, decode=None, lossless=None, engine=engine, select=select, where=where)
+    wish = Wish(
+        format=None, compression=None, decode=None, lossless=None, engine=engine, select=select, where=where,
+        bytes_per_second=None, file_bytes=None, ids=Range(),
+    )  # fmt: skip
     there: Manifest | None = None
     if before is not None:
         there = replace(manifest_of(), shape=replace(SHAPE, query=before))

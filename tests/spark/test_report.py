@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 from waltz_spark.analysis import render_report, report, report_chart
 from waltz_spark.analysis.report import Measure, Part, Report
-from waltz_spark.log.decode import read_segment
+from waltz_spark.log.decode import record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 
 from tests.spark.exporting import export, storage_with
 from tests.spark.telling import run_examples
 from waltzctl.main import run
-from waltzd.disk.real import RealDisk
 from waltzd.errors import ExportDamaged, PartitionDamaged
 from waltzd.format.layout import HEADER_BYTES, FileHeader
 
@@ -44,11 +43,12 @@ def archive(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def counted(source: Path) -> dict[str, dict[str, list[int]]]:
     """The dumb twin: the sizes of the payloads, by what they are counted by."""
     found: dict[str, dict[str, list[int]]] = {key: {} for key in ("total", "partition", "header", "client", "day")}
-    for path in sorted(source.glob("*/*.seg")):
-        created = FileHeader.decode(path.read_bytes()[:HEADER_BYTES], str(path)).created_ms
+    origin = DirectoryOrigin(storages=(str(source),), allows_uncommitted=True)
+    for extent in origin.catalog().extents:
+        created = FileHeader.decode(Path(extent.place).read_bytes()[:HEADER_BYTES], extent.place).created_ms
         day = datetime.fromtimestamp(created / 1000, UTC).strftime("%Y-%m-%d")
-        for batch in read_segment(RealDisk(), str(path)):
-            for row in batch.to_pylist():
+        for records in origin.read(extent, extent.span, batch_bytes=1 << 20):
+            for row in record_batch(records, extent.partition).to_pylist():
                 names = {
                     "total": "",
                     "partition": row["partition"],

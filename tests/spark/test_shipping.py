@@ -26,7 +26,7 @@ from waltz_spark.engine.shipping import (
 )
 from waltz_spark.exporting.destination import LocalDestination
 from waltz_spark.exporting.form import form_of
-from waltz_spark.exporting.task import Job, assignments_of, packed, written_of
+from waltz_spark.exporting.tasks import Job, assignments_of, packed, written_of
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.plan import Sizing, plan
 
@@ -57,13 +57,13 @@ def test_the_zip_is_enough_for_a_task(tmp_path: Path) -> None:
     storage = storage_with(tmp_path / "storage", {0: [b"one", b"two", b"three"]})
     origin = DirectoryOrigin(storages=(str(storage),), allows_uncommitted=True)
     catalog = origin.catalog(None)
-    job = Job(run="r", origin=origin, destination=LocalDestination(str(tmp_path / "out")), cluster=str(catalog.key),
-              form=form_of("parquet", None), is_lossless=False, decoder=None, pace=None)  # fmt: skip
+    destination = LocalDestination(str(tmp_path / "out"))
+    job = Job(origin=origin, destination=destination, cluster=catalog.key, form=form_of("parquet", None))
     given = assignments_of(plan(catalog, catalog.spans, Sizing()), is_lossless=False)
     python = bare_python(tmp_path / "bare", FOR_FILES)
     assert "No module named 'waltzd'" in run(python, "import waltzd")
     code = f"""
-from waltz_spark.exporting.wave import write, answer_of, unpacked
+from waltz_spark.exporting.tasks import write, answer_of, unpacked
 from waltz_spark.engine.shipping import ALWAYS, OF_CLUSTERS, lacking
 assert lacking(ALWAYS) == []
 assert lacking(OF_CLUSTERS) == ["grpcio 1.85.1", "protobuf 7.35.1"], lacking(OF_CLUSTERS)
@@ -80,7 +80,7 @@ for given in unpacked({packed(given)!r}):
 def test_the_zip_is_enough_to_read_a_cluster(tmp_path: Path) -> None:
     python = bare_python(tmp_path / "bare", FOR_CLUSTERS)
     code = """
-import waltz_spark.log.live_origin, waltz_spark.engine.cluster_job, waltz_spark.exporting.wave
+import waltz_spark.log.live_origin, waltz_spark.exporting.submission, waltz_spark.exporting.tasks
 from waltz_spark.engine.shipping import ALWAYS, OF_CLUSTERS, lacking
 assert "kazoo" not in __import__("sys").modules
 print(lacking((*ALWAYS, *OF_CLUSTERS)))
@@ -92,7 +92,7 @@ def test_what_is_in_the_zip(tmp_path: Path) -> None:
     with zipfile.ZipFile(zipped(tmp_path / "job.zip", {"waltz_spark/more": b"content"})) as archive:
         names = archive.namelist()
         assert archive.read("waltz_spark/more") == b"content"
-    assert {"waltzd/errors.py", "waltzd/storage/offline/ledger.py", "waltz_spark/exporting/task.py"} < set(names)
+    assert {"waltzd/errors.py", "waltzd/storage/offline/ledger.py", "waltz_spark/exporting/tasks.py"} < set(names)
     assert {"waltzd/server/command.py", "waltzd/storage/command.py"}.isdisjoint(names), "no daemon"
     assert {name.partition("/")[0] for name in names} == {"waltzd", "waltz_spark"}, "no tool of operators"
 

@@ -15,20 +15,21 @@ import pytest
 from waltz_spark.analysis.replay import replay
 from waltz_spark.analysis.report import archive_log
 from waltz_spark.exporting import export as protocol
+from waltz_spark.exporting.archive_origin import ArchiveOrigin
 from waltz_spark.exporting.destination import LocalDestination
-from waltz_spark.exporting.export import Range, Run, has_leftovers, newest_manifest, planned, wanted
-from waltz_spark.exporting.exporter import Exporter
+from waltz_spark.exporting.export import Range, Run, by_spark, has_leftovers, newest_manifest, planned, wanted
 from waltz_spark.exporting.form import Form, form_of, read_batches
-from waltz_spark.exporting.manifest import HIDDEN, Manifest, Shape, encode, manifest_path
+from waltz_spark.exporting.manifest import HIDDEN, Manifest, encode, manifest_path
 from waltz_spark.exporting.query import SPARK, Query
 from waltz_spark.exporting.spark_form import NEEDED
-from waltz_spark.exporting.task import Assignment, Written
+from waltz_spark.exporting.tasks import Assignment, Job, Written
 from waltz_spark.exporting.verification import check_files, check_log, strays
-from waltz_spark.log.archive_origin import ArchiveOrigin
 from waltz_spark.log.decode import record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.origin import Span
-from waltz_spark.payloads.payload import Decoder, decoder_of
+from waltz_spark.log.throttle import Throttle
+from waltz_spark.payloads.decoders import decoder_of
+from waltz_spark.payloads.payload import Decoder
 from waltz_spark.restoring.restore import segments_of
 
 from tests.spark.growing import GrowingStorage
@@ -71,26 +72,18 @@ class Exporting:
 
     def prepared(self, asked: Range | None = None) -> Run:
         catalog, before = self.origin.catalog(), newest_manifest(self.destination)
-        shape = Shape(
-            format=self.form.format, compression=self.form.compression, lossless=False,
-            decoder=self.decoder.text if self.decoder else "",
-            decoder_fingerprint=self.decoder.fingerprint if self.decoder else "", schema=(), query=self.query,
-        )  # fmt: skip
         spans = wanted(catalog, before, asked or Range())
         assignments = planned(catalog, spans, is_lossless=False, file_data_bytes=self.file_data_bytes)
-        return Run(
-            destination=self.destination, before=before, cluster=catalog.key, shape=shape, source=self.origin.describe(),
-            assignments=assignments, paths=[given.path(self.form) for given in assignments], watch=lambda written: None,
+        job = Job(
+            origin=self.origin, destination=self.destination, cluster=catalog.key, form=self.form, decoder=self.decoder,
+            query=self.query, columns=tuple(before.shape.schema) if before else (),
+            throttle=Throttle(self.bytes_per_second),
         )  # fmt: skip
+        return Run(job=job, before=before, assignments=assignments)
 
-    def tasks(self, name: str, given: Sequence[Assignment]) -> Generator[Written, None, None]:
-        before = newest_manifest(self.destination)
-        exporter = Exporter(
-            origin=self.origin, destination=self.destination, cluster=str(self.storage.key), form=self.form,
-            is_lossless=False, decoder=self.decoder, bytes_per_second=self.bytes_per_second, query=self.query,
-            columns=before.shape.schema if before else None,
-        )  # fmt: skip
-        return exporter.tasks(self.spark, self.storage.directory.parent / "bucket", name, given)
+    def tasks(self, job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+        job = replace(job, destination=self.destination)
+        return by_spark(self.spark, job, given, bucket=self.storage.directory.parent / "bucket")
 
     def export(self, asked: Range | None = None) -> Manifest:
         found = self.prepared(asked).carry_out(self.tasks)
@@ -291,14 +284,14 @@ def test_sql_that_cannot_be(exporting: Exporting, query: dict[str, str], said: s
         path.write_bytes(path.read_bytes()[:128] + b"x" * 100)
     exporting.query = Query(engine=SPARK, **query)
     with pytest.raises(BadSql, match=said):
-        next(exporting.tasks("run", []))
+        next(exporting.tasks(exporting.prepared().job, []))
     assert exporting.destination.names() == []
 
 
 def test_what_nests_has_no_place_in_csv(exporting: Exporting) -> None:
     exporting.query, exporting.form = Query(engine=SPARK, select="array(txid) AS x"), form_of("csv", None)
     with pytest.raises(BadSql, match="the column x is array<bigint>, for which csv has no place"):
-        next(exporting.tasks("run", []))
+        next(exporting.tasks(exporting.prepared().job, []))
 
 
 def test_a_decoder_whose_type_spark_does_not_have(exporting: Exporting, tmp_path: Path, monkeypatch: Any) -> None:
@@ -309,7 +302,7 @@ def test_a_decoder_whose_type_spark_does_not_have(exporting: Exporting, tmp_path
     monkeypatch.syspath_prepend(str(tmp_path))
     exporting.decoder = decoder_of("odd_decoder:odd")
     with pytest.raises(BadDecoder, match="a column u of type uint32, for which Spark has none"):
-        next(exporting.tasks("run", []))
+        next(exporting.tasks(exporting.prepared().job, []))
 
 
 def test_other_columns_than_before_are_refused(exporting: Exporting) -> None:
@@ -356,7 +349,7 @@ def test_a_run_that_was_killed_goes_on_exactly(exporting: Exporting, monkeypatch
     exporting.file_data_bytes = 800
     run = exporting.prepared()
     assert len(run.assignments) > 4, "more than a wave"
-    run.destination = Mortal(exporting.destination.place)
+    run.job = replace(run.job, destination=Mortal(exporting.destination.place))
     with pytest.raises((Killed, WaltzError)):
         run.carry_out(exporting.tasks)
     reached = newest_manifest(exporting.destination)

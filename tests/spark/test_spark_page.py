@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from waltz_spark.log.opening import OPTIONS
+from waltz_spark.exporting.opening import OPTIONS
 from waltz_spark.table.columns import EVERY
 
 from tests.spark.growing import GrowingStorage

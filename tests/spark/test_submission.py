@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from waltz_spark.engine.cluster_job import failure, how_to_see, how_to_stop
 from waltz_spark.exporting.destination import LocalDestination
 from waltz_spark.exporting.export import has_leftovers, newest_manifest
+from waltz_spark.exporting.submission import failure, how_to_see, how_to_stop
 
 from tests.spark import stand_in_submit
 from tests.spark.bare import FOR_FILES, bare_python
@@ -72,13 +72,10 @@ def test_a_driver_on_the_cluster(
 DRIVER = """
 import sys
 sys.path.insert(0, next(line for line in open(sys.argv[6]) if "pyFiles" in line).strip().split("=")[1])
-from waltz_spark.engine.cluster_job import leaving, received
-from waltz_spark.exporting.task import Job, write
+from waltz_spark.exporting.submission import leaving, received
+from waltz_spark.exporting.tasks import write
 spec = received()
-def runner(name, assignments):
-    given = spec.exporter
-    job = Job(run=name, origin=given.origin, destination=given.destination, cluster=given.cluster, form=given.form,
-              is_lossless=given.is_lossless, decoder=given.decoder, pace=None)
+def runner(job, assignments):
     return (write(job, one) for one in assignments)
 print("application_1700000000000_0042", flush=True)
 with leaving(spec.run, "the log of the driver"):

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from waltz_spark.exporting import form
-from waltz_spark.exporting.text_rows import as_text, base64_of, bytes_of, json_lines, text_schema
+from waltz_spark.exporting.form import as_text, base64_of, bytes_of, json_lines, text_schema
 from waltz_spark.log.decode import record_batch
 
 from waltzd.errors import ExportDamaged

@@ -360,7 +360,7 @@ class FakeMount:
                     self._break()
                     return None
             if self.error is not None:
-                frames.append(Refused(self.error, self.last_sequence + 1))
+                frames.append(Refused(self.error))
                 self._break()
             if frames:
                 return frames

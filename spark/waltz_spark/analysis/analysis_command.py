@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from waltz_spark.exporting.asking import cluster_options, origin_of, sourced
+from waltz_spark.exporting.options import cluster_options, origin_of, sourced
 from waltzctl import render
 from waltzctl.main import exit_codes
 from waltzctl.reach import Reach, addressing

@@ -24,7 +24,8 @@ from waltz_spark.exporting import form
 from waltz_spark.exporting.destination import Destination
 from waltz_spark.exporting.manifest import Manifest, check_whole
 from waltz_spark.log.origin import Span
-from waltz_spark.payloads.payload import ERROR_COLUMN, Decoder, decoder_of
+from waltz_spark.payloads.decoders import decoder_of
+from waltz_spark.payloads.payload import ERROR_COLUMN, Decoder
 from waltzd.errors import ExportDamaged, NoSuchPartition, NotReplayable, PathMissing, ReplayDiffers
 
 ACCOUNTS, MARKS = "accounts", "waltz_marks"

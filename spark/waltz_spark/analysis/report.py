@@ -263,7 +263,7 @@ def gather(spark: Any, log: Log, *, top: int) -> Report:
 
 
 def _error_of(answer: str) -> WaltzError:
-    from waltz_spark.exporting.task import error_told
+    from waltz_spark.exporting.tasks import error_told
 
     return error_told(answer)
 

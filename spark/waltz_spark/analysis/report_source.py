@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from waltz_spark.exporting.task import error_text, packed, unpacked
+from waltz_spark.exporting.tasks import error_text, packed, unpacked
 from waltz_spark.log.origin import Origin
 from waltz_spark.log.plan import Sizing
 from waltz_spark.log.selection import Selection

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from waltz_spark.engine.class_archive import Place
     from waltz_spark.engine.session import SparkSettings
     from waltz_spark.engine.shipping import Need
-    from waltz_spark.exporting.destination import Destination
 
 _OPTIONS = ("master", "deploy_mode", "conf", "properties_file", "py_files", "archives", "shared_path", "executor_wait",
             "spark_submit", "java_home")  # fmt: skip
@@ -45,15 +44,14 @@ class SparkChoice:
     def is_driver_there(self) -> bool:
         return self.deploy_mode == "cluster"
 
-    def check_places(self, destination: Destination, sources: Sequence[str]) -> None:
-        """Whether all that read and write can reach what they have to."""
+    def check_places(self, places: Sequence[str]) -> None:
+        """Whether all that read and write can reach these directories of this machine."""
         from waltz_spark.engine.session import is_local
 
-        if is_local(self.master) or self.shared_path or not (destination.is_on_this_machine or sources):
+        if is_local(self.master) or self.shared_path or not places:
             return
-        which = destination.place if destination.is_on_this_machine else sources[0]
         raise BadArgument(
-            f"{which} is a directory of this machine, and the tasks run wherever the master {self.master} has workers",
+            f"{places[0]} is a directory of this machine, and the tasks run wherever the master {self.master} has workers",
             not_done="nothing was written",
             next_step="use storage that all of them reach, or say --shared-path if this directory is such",
         )

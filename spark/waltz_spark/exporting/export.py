@@ -6,7 +6,7 @@ order of their ids, and then publishes a manifest with all of them. A run that d
 and its plan says which names it may have given: the next run removes those that no manifest has. So each id is in exactly
 one file, whenever a run was stopped, and a run that was stopped goes on from its last manifest.
 
-Spark is not known here: whoever runs the tasks is a function from tasks to answers.
+Spark is known to `by_spark` alone: whoever runs the tasks is a function from tasks to answers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import zip_longest
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 from uuid import UUID
 
 from waltz_spark.exporting.destination import Destination, Hold, who_we_are
@@ -35,7 +36,8 @@ from waltz_spark.exporting.manifest import (
     encode,
     manifest_path,
 )
-from waltz_spark.exporting.task import Assignment, Written, assignments_of
+from waltz_spark.exporting.query import SPARK
+from waltz_spark.exporting.tasks import Assignment, Job, Watch, Written, assignments_of, run_waves, unseen
 from waltz_spark.log.origin import Catalog, Span
 from waltz_spark.log.plan import Sizing, Split, plan
 from waltzd.errors import (
@@ -55,8 +57,8 @@ its time."""
 KEPT_MANIFESTS = 3
 _NOT_WRITTEN = "nothing was written"
 
-Runner = Callable[[str, Sequence[Assignment]], Generator[Written, None, None]]
-"""Given the name of the run and its tasks: what they tell, in any order. Closing it stops what still runs."""
+Runner = Callable[[Job, Sequence[Assignment]], Generator[Written, None, None]]
+"""Given what is to be done and its tasks: what they tell, in any order. Closing it stops what still runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +246,10 @@ Watcher = Callable[[Written], None]
 """Told of each file that is finished."""
 
 
+def unwatched(_written: Written) -> None:
+    """What is published is in the output."""
+
+
 class Table(Protocol):
     """Says to readers of another kind what the manifests say: what an export is beside its files."""
 
@@ -258,29 +264,36 @@ class Table(Protocol):
 
 @dataclass(kw_only=True)
 class Run:
-    """One run over a destination."""
+    """What does a job: one run over a destination."""
 
-    destination: Destination
+    job: Job
     before: Manifest | None
-    cluster: UUID
-    shape: Shape
-    source: str
     assignments: Sequence[Assignment]
-    paths: Collection[str]
-    """The names that the files will get."""
-    watch: Watcher
+    watch: Watcher = unwatched
     table: Table | None = None
-    name: str = field(default_factory=lambda: uuid.uuid4().hex)
     _foreign: frozenset[str] = frozenset()
     """A name that somebody else took while this run was at work."""
 
+    def __post_init__(self) -> None:
+        if self.before is not None:
+            check_same(self.before, cluster=self.job.cluster, shape=self.job.shape, place=self.destination.place)
+
+    @property
+    def destination(self) -> Destination:
+        return self.job.destination
+
+    @property
+    def paths(self) -> list[str]:
+        """The names that the files will get."""
+        return [given.path(self.job.form) for given in self.assignments]
+
     def carry_out(self, runner: Runner) -> Manifest | None:
         """All of it, or the first error; what is finished is published in any case. The newest manifest."""
-        with self.destination.hold(who_we_are(self.name)) as hold:
+        with self.destination.hold(who_we_are(self.job.run)) as hold:
             newest = self._settle()
             self._check_names()
-            text = json.dumps({"run": self.name, "paths": sorted(self.paths)}).encode()
-            is_new = self.destination.put_new(f"{PLANS}/{self.name}.json", text)
+            text = json.dumps({"run": self.job.run, "paths": sorted(self.paths)}).encode()
+            is_new = self.destination.put_new(f"{PLANS}/{self.job.run}.json", text)
             assert is_new, "the name of a run is nobody else's"
             try:
                 return self._write(runner, hold, newest)
@@ -289,7 +302,7 @@ class Run:
 
     def tidy(self) -> None:
         """Only what an earlier run left."""
-        with self.destination.hold(who_we_are(self.name)):
+        with self.destination.hold(who_we_are(self.job.run)):
             self._settle()
 
     def _settle(self) -> Manifest | None:
@@ -326,7 +339,7 @@ class Run:
     def _write(self, runner: Runner, hold: Hold, newest: Manifest | None) -> Manifest | None:
         finished = Finished(self.assignments)
         ready: list[Written] = []
-        answers = runner(self.name, self.assignments)
+        answers = runner(self.job, self.assignments)
         due = time.monotonic() + PUBLISH_SECONDS
         try:
             for written in answers:
@@ -357,12 +370,12 @@ class Run:
                 self._foreign = frozenset({written.piece.path})
                 raise self._taken(written.piece.path)
         pieces: list[Piece] = [written.piece for written in ready if written.piece is not None]
-        now = datetime.now(UTC).isoformat(timespec="seconds")
+        now, source = datetime.now(UTC).isoformat(timespec="seconds"), self.job.origin.describe()
         if newest is None:
-            shape = replace(self.shape, schema=ready[0].columns or self.shape.schema)
-            newest = Manifest(number=0, export=uuid.uuid4(), cluster=self.cluster, source=self.source, written=now,
-                              shape=shape)  # fmt: skip
-        following = newest.extended(pieces, source=self.source, written=now)
+            shape = self.job.shape
+            newest = Manifest(number=0, export=uuid.uuid4(), cluster=self.job.cluster, source=source, written=now,
+                              shape=replace(shape, schema=ready[0].columns or shape.schema))  # fmt: skip
+        following = newest.extended(pieces, source=source, written=now)
         hold.check()
         if not self.destination.put_new(manifest_path(following.number), encode(following)):
             raise ExportHeld(f"another run has published number {following.number} in {self.destination.place}")
@@ -376,6 +389,23 @@ class Run:
         the two, so the next one begins with it; one that could not do it ends. A table is one manifest behind at most."""
         if self.table is not None and newest is not None:
             self.table.follow(newest)
+
+
+def by_spark(
+    spark: Any, job: Job, assignments: Sequence[Assignment], *, bucket: Path | None = None, watch: Watch = unseen
+) -> Generator[Written, None, None]:
+    """What became of them, in any order. `bucket`: a file that all tasks share, where all of them run on this machine."""
+    slots = min(spark.sparkContext.defaultParallelism, len(assignments))
+    job = replace(job, throttle=job.throttle.shared(slots, bucket))
+    if job.query.engine == SPARK:
+        from waltz_spark.exporting.spark_engine import SparkEngine
+
+        yield from SparkEngine(spark, job).tasks(assignments, watch)
+    else:
+        yield from run_waves(spark, job, assignments, watch)
+
+
+# -- clearing up --------------------------------------------------------------------------------------------------------
 
 
 def has_leftovers(destination: Destination) -> bool:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from waltz_spark.engine.spark_choice import sparked
-from waltz_spark.exporting.asking import (
+from waltz_spark.exporting.options import (
     Wish,
+    check_apart,
+    check_ends,
     data_bytes_of,
     make_importable,
     origin_of,
@@ -47,15 +49,10 @@ if TYPE_CHECKING:
     from waltz_spark.exporting.delta import TableState
     from waltz_spark.exporting.destination import Destination
     from waltz_spark.exporting.export import Range, Run, Table
-    from waltz_spark.exporting.exporter import Exporter
-    from waltz_spark.exporting.form import Form
     from waltz_spark.exporting.manifest import Manifest
-    from waltz_spark.exporting.query import Query
     from waltz_spark.exporting.render_export import Clock
-    from waltz_spark.exporting.sight import Watch
-    from waltz_spark.exporting.task import Assignment, Written
+    from waltz_spark.exporting.tasks import Assignment, Job, Watch, Written
     from waltz_spark.log.origin import Catalog, Origin, Span
-    from waltz_spark.payloads.payload import Decoder
 
 
 @click.command("spark-export", epilog=exit_codes())
@@ -120,63 +117,39 @@ def spark_export(
 
     clock = Clock()
     destination = _destination(output, sources, spark)
-    bytes_per_second, file_bytes = size_of_option("--rate", rate), _file_bytes(file_size)
-    asked = range_of(partitions, from_txn, to_txn)
+    wish = Wish(
+        format=format_, compression=compression, decode=decode, lossless=lossless, engine=engine, select=select,
+        where=where, bytes_per_second=size_of_option("--rate", rate), file_bytes=_file_bytes(file_size),
+        ids=range_of(partitions, from_txn, to_txn),
+    )  # fmt: skip
     make_importable(spark.py_files)
     before = newest_manifest(destination)
     if not incremental:
         _check_new(destination, before)
-    wish = Wish(
-        format=format_, compression=compression, decode=decode, lossless=lossless, engine=engine, select=select, where=where
-    )
-    opened = partial(origin_of, sources, allow_uncommitted, reach)
-    plan = _plan(destination, before, wish, asked, opened, file_bytes, is_live=not sources)
+    is_live = not sources
+    run, spans = _run(destination, before, wish, partial(origin_of, sources, allow_uncommitted, reach), is_live=is_live)
     if dry_run:
-        java = spark.place() if plan.assignments else None
-        planned(destination.place, plan.origin.describe(), plan.spans, plan.assignments, plan.form, java, shown)
-        if plan.query.select or plan.query.where:
+        planned(run, spans, spark.place() if run.assignments else None, shown)
+        if run.job.query.select or run.job.query.where:
             click.echo("The SQL was not checked: only Spark can do that, and it was not started.", err=True)
         return EXIT_OK
-    if plan.assignments:
-        return _carry_out(plan, spark, bytes_per_second, clock, shown, progress)
-    _tidy(plan.run)
-    table = _table_state(plan.run, before)
-    exported(destination.place, plan.origin.describe(), before, before, None, clock.seconds, shown, table)
+    if run.assignments:
+        return _carry_out(run, spark, clock, shown, progress, is_live=is_live)
+    _tidy(run)
+    exported(run, before, None, clock.seconds, shown, _table_state(run, before))
     return EXIT_OK
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What there is to do, and everything that had to be found out for it."""
-
-    run: Run
-    origin: Origin
-    form: Form
-    decoder: Decoder | None
-    is_live: bool
-    spans: dict[int, Span]
-    """Of the records that are to be added."""
-
-    @property
-    def assignments(self) -> Sequence[Assignment]:
-        return self.run.assignments
-
-    @property
-    def query(self) -> Query:
-        return self.run.shape.query
 
 
 def _destination(output: str, sources: tuple[str, ...], spark: SparkChoice) -> Destination:
     """That is not a part of what is read, and that the executors can reach."""
     from waltz_spark.exporting.destination import destination_of
-    from waltz_spark.exporting.refusal import check_apart
 
     if not output.strip():
         raise BadArgument("OUTPUT is empty")
     destination = destination_of(output)
     if destination.is_on_this_machine:
         check_apart(destination.place, sources)
-    spark.check_places(destination, sources)
+    spark.check_places([*([destination.place] if destination.is_on_this_machine else []), *sources])
     return destination
 
 
@@ -198,84 +171,80 @@ def _check_new(destination: Destination, before: Manifest | None) -> None:
     )
 
 
-def _plan(
-    destination: Destination, before: Manifest | None, wish: Wish, asked: Range, opened: Callable[[], Origin],
-    file_bytes: int | None, *, is_live: bool,
-) -> Plan:  # fmt: skip
-    from waltz_spark.exporting.export import planned, wanted
+def _run(
+    destination: Destination, before: Manifest | None, wish: Wish, opened: Callable[[], Origin], *, is_live: bool
+) -> tuple[Run, dict[int, Span]]:
+    """What there is to do, with everything that had to be found out for it, and the ids that are to be added."""
+    from waltz_spark.exporting.export import Run, planned, wanted
+    from waltz_spark.exporting.form import check_rows
     from waltz_spark.exporting.query import SPARK
-    from waltz_spark.exporting.refusal import check_rows
-    from waltz_spark.exporting.task import schema_of, segment_head
+    from waltz_spark.exporting.tasks import Job, segment_head
+    from waltz_spark.log.throttle import Throttle
 
     form, decoder, is_lossless = shape_of(wish, before)
     query = query_of(wish, before, form, is_lossless=is_lossless)
     origin = opened()
-    catalog = origin.catalog(asked.partitions)
-    spans = wanted(catalog, before, asked)
-    _say_beginnings(catalog, before, asked)
+    catalog = origin.catalog(wish.ids.partitions)
+    spans = wanted(catalog, before, wish.ids)
+    _say_beginnings(catalog, before, wish.ids)
     _say_ends(catalog, before, origin, is_live=is_live)
-    file_data = None if file_bytes is None else data_bytes_of(form, file_bytes)
+    file_data = None if wish.file_bytes is None else data_bytes_of(form, wish.file_bytes)
     assignments = planned(catalog, spans, is_lossless=is_lossless, file_data_bytes=file_data)
-    run = _run(destination, before, catalog.key, form, decoder, is_lossless, query, origin, assignments)
+    job = Job(
+        origin=origin, destination=destination, cluster=catalog.key, form=form, is_lossless=is_lossless, decoder=decoder,
+        query=query, columns=tuple(before.shape.schema) if before and query.engine == SPARK else (),
+        throttle=Throttle(wish.bytes_per_second),
+    )  # fmt: skip
+    run = Run(job=job, before=before, assignments=assignments, table=_table(job, before))
     if assignments and is_lossless:
         segment_head(origin, assignments[0].split.parts[0].extent)
     if assignments and query.engine != SPARK:
-        check_rows(form, schema_of(decoder))
-    return Plan(run=run, origin=origin, form=form, decoder=decoder, is_live=is_live, spans=spans)
+        check_rows(form, job.schema)
+    return run, spans
 
 
-def _carry_out(
-    plan: Plan, spark: SparkChoice, bytes_per_second: int | None, clock: Clock, shown: str, progress_shown: str
-) -> int:
+def _carry_out(run: Run, spark: SparkChoice, clock: Clock, shown: str, progress_shown: str, *, is_live: bool) -> int:
     from waltz_spark.engine.session import ended
     from waltz_spark.engine.shipping import needs_of
-    from waltz_spark.exporting.exporter import Exporter
     from waltz_spark.exporting.progress import Progress
     from waltz_spark.exporting.query import SPARK
     from waltz_spark.exporting.render_export import exported
     from waltz_spark.exporting.spark_form import conf_for
 
-    run, decoder, query = plan.run, plan.decoder, plan.query
-    destination, before = run.destination, run.before
-    settings = spark.settings(needs_of(is_live=plan.is_live, decoder=decoder.text if decoder else ""))
-    if query.engine == SPARK:
+    decoder = run.job.decoder
+    settings = spark.settings(needs_of(is_live=is_live, decoder=decoder.text if decoder else ""))
+    if run.job.query.engine == SPARK:
         settings = replace(settings, conf=conf_for(settings.conf), computes=True)
-    progress = Progress(plan.assignments, is_quiet=shown == "json", shown=progress_shown)
+    progress = Progress(run.assignments, is_quiet=shown == "json", shown=progress_shown)
     run.watch = progress.watch
-    exporter = Exporter(
-        origin=plan.origin, destination=destination, cluster=str(run.cluster), form=plan.form,
-        is_lossless=run.shape.lossless, decoder=decoder, bytes_per_second=bytes_per_second, query=query,
-        columns=None if before is None else before.shape.schema,
-    )  # fmt: skip
     with ending_in_order(partial(ended, settings)) as ending:
         try:
             with progress:
                 if spark.is_driver_there:
-                    newest: Manifest | None = _handed_over(spark.program, settings, run, exporter)
+                    newest: Manifest | None = _handed_over(spark.program, settings, run)
                 else:
-                    newest = run.carry_out(partial(_tasks, exporter, settings, progress.ended))
+                    newest = run.carry_out(partial(_tasks, settings, progress.ended))
         except KeyboardInterrupt as interruption:
             if spark.is_driver_there:
                 _say_abandoned(interruption)
             else:
-                _say_interrupted(destination, before)
+                _say_interrupted(run)
             return EXIT_INTERRUPTED
         except WaltzError as error:
             if ending.was_told:  # this is only what Spark said when it was ended
-                _say_interrupted(destination, before)
+                _say_interrupted(run)
                 return EXIT_INTERRUPTED
-            _explain(error, destination, before)
+            _explain(error, run)
             raise
-    table = _table_state(run, newest)
-    exported(destination.place, plan.origin.describe(), newest, before, progress, clock.seconds, shown, table)
+    exported(run, newest, progress, clock.seconds, shown, _table_state(run, newest))
     return EXIT_OK
 
 
-def _say_interrupted(destination: Destination, before: Manifest | None) -> None:
+def _say_interrupted(run: Run) -> None:
     from waltz_spark.exporting.export import newest_manifest
 
-    reached = newest_manifest(destination)
-    kept = (reached.number if reached else 0) > (before.number if before else 0)
+    reached = newest_manifest(run.destination)
+    kept = (reached.number if reached else 0) > (run.before.number if run.before else 0)
     click.echo(
         "Interrupted. What was finished is in the export, and the same command goes on from there."
         if kept
@@ -298,7 +267,6 @@ def _say_beginnings(catalog: Catalog, before: Manifest | None, asked: Range) -> 
 def _say_ends(catalog: Catalog, before: Manifest | None, origin: Origin, *, is_live: bool) -> None:
     """Directories may be those of a replica that is slow: that is said, and nothing is added."""
     from waltz_spark.exporting.export import behind
-    from waltz_spark.exporting.refusal import check_ends
 
     ends = behind(catalog, before)
     if before is None or not ends:
@@ -310,12 +278,12 @@ def _say_ends(catalog: Catalog, before: Manifest | None, origin: Origin, *, is_l
     click.echo(f"The export is ahead of what was read: partition {listed}{more}. Nothing of them was exported.", err=True)
 
 
-def _explain(error: WaltzError, destination: Destination, before: Manifest | None) -> None:
+def _explain(error: WaltzError, run: Run) -> None:
     """A failure after something was published is another one, unless it says that something is damaged."""
     from waltz_spark.exporting.export import newest_manifest
 
-    reached = newest_manifest(destination)
-    if reached is None or reached.number == (before.number if before else 0):
+    reached = newest_manifest(run.destination)
+    if reached is None or reached.number == (run.before.number if run.before else 0):
         return
     records = sum(total.span.count for total in reached.partitions.values())
     if error.exit_code == EXIT_FINDINGS:
@@ -327,30 +295,29 @@ def _explain(error: WaltzError, destination: Destination, before: Manifest | Non
 
 
 def _tasks(
-    exporter: Exporter, settings: SparkSettings, watch: Watch, run: str, assignments: Sequence[Assignment]
+    settings: SparkSettings, watch: Watch, job: Job, assignments: Sequence[Assignment]
 ) -> Generator[Written, None, None]:
     """The one place where Spark is started here."""
     from waltz_spark.engine.leftovers import scratch
     from waltz_spark.engine.session import new_log, running
+    from waltz_spark.exporting.export import by_spark
 
     with scratch() as place, running(settings, new_log(os.environ)) as spark:
-        bucket = place / "bucket"
-        yield from exporter.tasks(spark, bucket if settings.is_local else None, run, assignments, watch)
+        yield from by_spark(spark, job, assignments, bucket=place / "bucket" if settings.is_local else None, watch=watch)
 
 
-def _handed_over(program: str | None, settings: SparkSettings, run: Run, exporter: Exporter) -> Manifest:
+def _handed_over(program: str | None, settings: SparkSettings, run: Run) -> Manifest:
     """To a driver that the cluster runs."""
-    from waltz_spark.engine.cluster_job import Spec
     from waltz_spark.engine.session import new_log
-    from waltz_spark.engine.submission import carried_out, spark_submit
+    from waltz_spark.exporting.submission import Spec, carried_out, spark_submit
 
     found = spark_submit(program, os.environ)
-    spec = Spec(run=run, exporter=exporter, needs=settings.needs, executor_seconds=settings.executor_seconds)
+    spec = Spec(run=run, needs=settings.needs, executor_seconds=settings.executor_seconds)
     return carried_out(spec, settings, found, new_log(os.environ), is_own=program is None)
 
 
 def _say_abandoned(interruption: KeyboardInterrupt) -> None:
-    from waltz_spark.engine.submission import Abandoned
+    from waltz_spark.exporting.submission import Abandoned
 
     stop = interruption.stop if isinstance(interruption, Abandoned) else ""
     click.echo(
@@ -360,44 +327,13 @@ def _say_abandoned(interruption: KeyboardInterrupt) -> None:
     )
 
 
-def _run(
-    destination: Destination, before: Manifest | None, cluster: Any, form: Form, decoder: Decoder | None,
-    is_lossless: bool, query: Query, origin: Origin, assignments: Sequence[Assignment],
-) -> Run:  # fmt: skip
-    from waltz_spark.exporting.export import Run, check_same
-    from waltz_spark.exporting.manifest import Shape
-    from waltz_spark.exporting.query import SPARK
-    from waltz_spark.exporting.task import schema_of
-
-    shape = Shape(
-        format=form.format,
-        compression=form.compression,
-        lossless=is_lossless,
-        decoder=decoder.text if decoder else "",
-        decoder_fingerprint=decoder.fingerprint if decoder else "",
-        # what SQL makes, only Spark can tell: the engine compares that
-        schema=before.shape.schema if before and query.engine == SPARK
-        else tuple((field.name, str(field.type)) for field in schema_of(decoder)),
-        query=query,
-    )  # fmt: skip
-    table = _table(form, destination, decoder, before)
-    if before is not None:
-        check_same(before, cluster=cluster, shape=shape, place=destination.place)
-    return Run(
-        destination=destination, before=before, cluster=cluster, shape=shape, source=origin.describe(),
-        assignments=assignments, paths=[given.path(form) for given in assignments], watch=lambda written: None,
-        table=table,
-    )  # fmt: skip
-
-
-def _table(form: Form, destination: Destination, decoder: Decoder | None, before: Manifest | None) -> Table | None:
+def _table(job: Job, before: Manifest | None) -> Table | None:
     """Of `--format delta`. What there is against it is found here."""
-    if not form.is_table:
+    if not job.form.is_table:
         return None
     from waltz_spark.exporting.delta import DeltaTable
-    from waltz_spark.exporting.task import schema_of
 
-    found = DeltaTable(destination, schema_of(decoder))
+    found = DeltaTable(job.destination, job.schema)
     found.is_behind(before)
     return found
 

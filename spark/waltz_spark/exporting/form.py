@@ -3,24 +3,35 @@
 What a format can do is in one table. Payloads are never put in dictionaries and get no statistics, because both cost more
 than they give; the columns that hold nearly always the same value are nothing but a dictionary, and ids that rise by one
 take a few bits each.
+
+Neither JSON nor CSV can hold bytes, so they are written as base64, wherever they stand, and a payload comes back by
+`bytes_of`, exactly. Null stays null; NaN and the infinities, which JSON does not know, become null there. The columns of a
+log are written without a Python object per record; so are those of a decoder, but for floating point numbers and columns
+that nest, which take the way of `json.dumps`.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date, datetime, time
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from waltz_spark.exporting.text_rows import as_text, bytes_of, json_lines, text_schema
 from waltz_spark.log.decode import SCHEMA
 from waltzd.errors import BadArgument, ExportDamaged
 
 ROW_GROUP_BYTES, ROW_GROUP_ROWS = 64 << 20, 1 << 20
 """So much is held in memory until it is written; readers can skip as much by its statistics."""
+READ_BYTES = 4 << 20
 TEXT_BLOCK_BYTES = 16 << 20
 ROW_TEXT_MAX = 256 << 20
 GROUP_BYTES_MAX = 1 << 30
@@ -234,6 +245,64 @@ class _Csv:
         self._stream.close()
 
 
+def check_rows(form: Form, schema: pa.Schema) -> None:
+    """Whether the format has a place for each column: one row is written to nowhere, with nothing in the columns of a
+    decoder. All columns together first, because that is nearly always all that there is to do."""
+    try:
+        _try(form, schema)
+    except pa.ArrowException as error:
+        for field in schema:
+            if field.name not in SCHEMA.names and not _takes(form, field):
+                raise BadArgument(
+                    f"{form.format} has no place for the column {field.name} ({field.type}) of the decoder: {error}",
+                    not_done="nothing was written",
+                    next_step="choose parquet, or let the decoder make a simpler type",
+                ) from error
+        raise BadArgument(f"{form.format} cannot be written: {error}", not_done="nothing was written") from error
+
+
+def _takes(form: Form, field: pa.Field) -> bool:
+    try:
+        _try(form, pa.schema([field]))
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _try(form: Form, schema: pa.Schema) -> None:
+    nothing = {field.name: pa.array([b"" if pa.types.is_binary(field.type) else 0], field.type) for field in SCHEMA}
+    columns = [nothing[field.name] if field.name in nothing else pa.nulls(1, field.type) for field in schema]
+    writer = open_writer(form, _Nowhere(), schema, {})
+    writer.write(pa.RecordBatch.from_arrays(columns, schema=schema))
+    writer.close({})
+
+
+class _Nowhere:
+    """As much of a file as PyArrow's writers want."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        count = memoryview(data).nbytes
+        self._size += count
+        return count
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """There is nothing to keep."""
+
+    def close(self) -> None:
+        self.closed = True
+
+
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
@@ -311,6 +380,32 @@ def _read_csv(form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.Reco
             yield _from_text(batch, place)
 
 
+def row_count(form: Form, source: pa.NativeFile, place: str) -> int:
+    """How many rows a file has, whatever they are. `place`: its path, for messages."""
+    try:
+        match form.format:
+            case "parquet" | "delta":
+                import pyarrow.parquet as pq
+
+                return int(pq.ParquetFile(source).metadata.num_rows)
+            case "orc":
+                from pyarrow import orc
+
+                return int(orc.ORCFile(source).nrows)
+            case "json":
+                text, count = _plain(form, source), 0
+                while block := text.read(READ_BYTES):
+                    count += block.count(b"\n")  # within a value it would be escaped
+                return count
+            case _:
+                from pyarrow import csv
+
+                parse = csv.ParseOptions(newlines_in_values=True)
+                return sum(batch.num_rows for batch in csv.open_csv(_plain(form, source), parse_options=parse))
+    except (pa.ArrowException, OSError) as error:
+        raise ExportDamaged(f"{place} cannot be read: {' '.join(str(error).split())}") from error
+
+
 def _whole_rows(stream: Any, end: Callable[[bytes], int]) -> Iterator[bytes]:
     """A text in pieces of whole rows, however long a row is: PyArrow's readers want each row within one of their blocks.
     `end`: behind the last whole row of a text."""
@@ -339,6 +434,7 @@ _READERS = {"parquet": _read_parquet, "delta": _read_parquet, "orc": _read_orc, 
 
 
 def _plain(form: Form, source: pa.NativeFile) -> Any:
+    """The text of a file, or its bytes as they are."""
     return source if form.codec == "none" else pa.CompressedInputStream(source, form.codec)
 
 
@@ -353,3 +449,168 @@ def _right(batch: pa.RecordBatch, place: str) -> pa.RecordBatch:
     if any(column.null_count for column in found.columns):
         raise ExportDamaged(f"{place} has rows without a value in a column of the log")
     return found
+
+
+# -- rows as text ------------------------------------------------------------------------------------------------------
+
+_PAD = ord("=")
+_PADDING = pa.array([b"", b"\0", b"\0\0"], pa.large_binary())
+
+
+def _stretches(column: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The bytes of all values back to back, and where each begins and ends."""
+    wide = column.cast(pa.large_binary())
+    _, offsets, data = wide.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[wide.offset : wide.offset + len(wide) + 1]
+    raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    return raw[bounds[0] : bounds[-1]], bounds - bounds[0]
+
+
+def _packed(raw: NDArray[np.uint8], bounds: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(raw)])
+
+
+def _bounds(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    out = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=out[1:])
+    return out
+
+
+def base64_of(column: pa.Array) -> pa.Array:
+    """Of a binary column, as text. Filled up to threes, all values together are encoded in one go."""
+    wide = column.cast(pa.large_binary())
+    whole = wide.fill_null(b"") if wide.null_count else wide
+    _, bounds = _stretches(whole)
+    missing = -np.diff(bounds) % 3
+    filled = pc.binary_join_element_wise(whole, _PADDING.take(pa.array(missing)), _PADDING[0])
+    raw, bounds = _stretches(filled)
+    out = np.frombuffer(bytearray(binascii.b2a_base64(raw.data, newline=False)), np.uint8)
+    bounds = bounds // 3 * 4
+    for places in (1, 2):
+        out[bounds[1:][missing >= places] - places] = _PAD
+    text = _packed(out, bounds, pa.large_string())
+    return pc.if_else(wide.is_valid(), text, None) if wide.null_count else text
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Of whatever width."""
+    of = pa.types
+    return bool(of.is_binary(kind) or of.is_large_binary(kind) or of.is_fixed_size_binary(kind) or of.is_binary_view(kind))
+
+
+def bytes_of(column: pa.Array, place: str) -> pa.Array:
+    """The other way. `place`: what is read, for the message when it is no base64."""
+    raw, bounds = _stretches(column)
+    lengths, ends = np.diff(bounds), bounds[1:]
+    pads = np.flatnonzero(raw == _PAD)
+    missing = np.zeros(len(lengths), np.int64)
+    for places in (1, 2):
+        has_one = (lengths > 0) & (missing == places - 1)
+        has_one[has_one] = raw[ends[has_one] - places] == _PAD
+        missing += has_one
+    filled = raw.copy()
+    filled[pads] = ord("A")
+    try:
+        if (lengths % 4).any() or len(pads) != missing.sum():
+            raise binascii.Error("padding where there is none")
+        found = np.frombuffer(binascii.a2b_base64(filled.data, strict_mode=True), np.uint8)
+    except binascii.Error as error:
+        raise ExportDamaged(f"{place}: the column data holds what is not base64") from error
+    ends = ends // 4 * 3
+    surplus = np.concatenate([ends[missing >= places] - places for places in (1, 2)])
+    return _packed(np.delete(found, surplus), _bounds(lengths // 4 * 3 - missing), pa.large_binary()).cast(pa.binary())
+
+
+def as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Binary columns as base64; the others as they are."""
+    columns = [base64_of(column) if is_bytes(column.type) else column for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def text_schema(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(f.name, pa.large_string() if is_bytes(f.type) else f.type) for f in schema])
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def json_lines(batch: pa.RecordBatch) -> bytes:
+    """An object in a line for each row."""
+    if batch.num_rows == 0:
+        return b""
+    pieces: list[pa.Array | pa.Scalar] = []
+    for number, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
+        pieces.append(_wide(("{" if number == 0 else ",") + json.dumps(name) + ":"))
+        pieces.append(_json(column))
+    lines = pc.binary_join_element_wise(*pieces, _wide("}\n"), _wide(""))
+    raw, _ = _stretches(lines)
+    return raw.tobytes()
+
+
+def _wide(text: str) -> pa.Scalar:
+    return pa.scalar(text, pa.large_string())
+
+
+def _json(column: pa.Array) -> pa.Array:
+    """Each value as JSON."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _json(column.dictionary_decode())
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return column.cast(pa.large_string()).fill_null("null")
+    if is_bytes(kind):
+        return _quoted(base64_of(column))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return _quoted(_escaped(column.cast(pa.large_string())))
+    if pa.types.is_decimal(kind) or pa.types.is_date(kind):
+        return _quoted(column.cast(pa.large_string()))
+    if pa.types.is_time(kind):
+        return _quoted(pc.replace_substring_regex(column.cast(pa.large_string()), r"\.0+$", ""))
+    if pa.types.is_timestamp(kind):
+        return _quoted(_moments(column))
+    if pa.types.is_floating(kind):  # by the encoder of Python, which writes 1.0 where Arrow writes 1
+        finite = pc.if_else(pc.is_finite(column), column, None)
+        return pa.array(json.dumps(finite.to_pylist())[1:-1].split(", "), pa.large_string())
+    return pa.array([json.dumps(_json_value(value)) for value in column.to_pylist()], pa.large_string())
+
+
+def _json_value(value: Any) -> Any:
+    """What nests, by the rules of the columns that do not."""
+    match value:
+        case dict():
+            return {str(name): _json_value(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_json_value(inner) for inner in value]
+        case bytes():
+            return base64.b64encode(value).decode()
+        case float():
+            return value if math.isfinite(value) else None
+        case datetime() | date() | time():
+            return value.isoformat()
+        case None | bool() | int() | str():
+            return value
+        case _:
+            return str(value)
+
+
+def _moments(column: pa.Array) -> pa.Array:
+    """As ISO 8601 has them, in UTC where they say which moment they are."""
+    kind = column.type
+    zone = "" if kind.tz is None else "Z"
+    text = (column.cast(pa.timestamp(kind.unit, "UTC")) if zone else column).cast(pa.large_string())
+    text = pc.replace_substring_regex(text, rf"(\.0+)?{zone}$", "+00:00" if zone else "")
+    return pc.replace_substring(text, " ", "T", max_replacements=1)
+
+
+def _quoted(column: pa.Array) -> pa.Array:
+    quote = _wide('"')
+    return pc.binary_join_element_wise(quote, column, quote, _wide("")).fill_null("null")
+
+
+def _escaped(column: pa.Array) -> pa.Array:
+    for char in "\\", '"':
+        column = pc.replace_substring(column, char, "\\" + char)
+    raw, _ = _stretches(column)
+    for code in np.flatnonzero(np.bincount(raw, minlength=32)[:32]).tolist():
+        column = pc.replace_substring(column, chr(code), f"\\u{code:04x}")
+    return column

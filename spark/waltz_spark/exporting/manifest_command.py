@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from waltz_spark.exporting.asking import origin_of, sourced
+from waltz_spark.exporting.options import origin_of, sourced
 from waltzctl.main import exit_codes
 from waltzctl.progress import Progress, shown_progress
 from waltzctl.reach import Reach, addressing

@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from waltz_spark.exporting.task import Assignment, Written
+from waltz_spark.exporting.tasks import Assignment, Written
 from waltzctl.progress import Amount, Shown, duration, event
 from waltzctl.render import console, rate, size
 

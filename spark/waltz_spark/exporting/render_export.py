@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from waltz_spark.engine.class_archive import Place
-from waltz_spark.engine.render_spark import described, java_lines
-from waltz_spark.exporting.delta import TableState
-from waltz_spark.exporting.form import Form
 from waltz_spark.exporting.manifest import Manifest, Total
 from waltz_spark.exporting.progress import Progress
 from waltz_spark.exporting.query import SPARK
-from waltz_spark.exporting.task import Assignment
-from waltz_spark.exporting.verification import Finding
 from waltz_spark.log.origin import Span
 from waltzctl.render import console, count, put_json, rate, size, table
 from waltzd.errors import WaltzError
+
+if TYPE_CHECKING:
+    from waltz_spark.engine.class_archive import Place
+    from waltz_spark.exporting.delta import TableState
+    from waltz_spark.exporting.export import Run
+    from waltz_spark.exporting.verification import Finding
 
 
 class Clock:
@@ -32,11 +32,11 @@ class Clock:
 # -- spark-export ------------------------------------------------------------------------------------------------------
 
 
-def planned(
-    place: str, source: str, spans: Mapping[int, Span], assignments: Sequence[Assignment], form: Form,
-    java: Place | WaltzError | None, output: str,
-) -> None:  # fmt: skip
+def planned(run: Run, spans: Mapping[int, Span], java: Place | WaltzError | None, output: str) -> None:
     """What --dry-run shows. `java`: what it would run on, or why it would not."""
+    from waltz_spark.engine.render_spark import described, java_lines
+
+    place, source, form, assignments = run.destination.place, run.job.origin.describe(), run.job.form, run.assignments
     sizes: dict[int, int] = dict.fromkeys(spans, 0)
     files = dict.fromkeys(spans, 0)
     for given in assignments:
@@ -74,9 +74,9 @@ def planned(
 
 
 def exported(
-    place: str, source: str, newest: Manifest | None, before: Manifest | None, progress: Progress | None, seconds: float,
-    output: str, table_: TableState | None,
-) -> None:  # fmt: skip
+    run: Run, newest: Manifest | None, progress: Progress | None, seconds: float, output: str, table_: TableState | None
+) -> None:
+    place, source, before = run.destination.place, run.job.origin.describe(), run.before
     added = progress or Progress(())
     if output == "json":
         put_json({

@@ -18,15 +18,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from waltz_spark.exporting.destination import Destination
-from waltz_spark.exporting.form import KINDS, Form, read_batches
+from waltz_spark.exporting.form import KINDS, READ_BYTES, Form, read_batches, row_count
 from waltz_spark.exporting.manifest import HIDDEN, Manifest, Piece
 from waltz_spark.log.encode import encode, resealed
 from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Part, Split, runs
-from waltzd.errors import ExportDamaged, WaltzError
+from waltzd.errors import WaltzError
 from waltzd.format.checksum import crc32
 
-READ_BYTES = 4 << 20
 _OURS = re.compile(r"partition-\d+-\d{19}-\d{19}\..+")
 
 
@@ -99,36 +98,6 @@ def _each(pieces: Sequence[Piece], wrong: Callable[[Piece], str]) -> Iterator[Ch
             yield from pool.map(check, pieces)
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def row_count(form: Form, source: pa.NativeFile, place: str) -> int:
-    """How many rows a file has, whatever they are. `place`: its path, for messages."""
-    try:
-        match form.format:
-            case "parquet" | "delta":
-                import pyarrow.parquet as pq
-
-                return int(pq.ParquetFile(source).metadata.num_rows)
-            case "orc":
-                from pyarrow import orc
-
-                return int(orc.ORCFile(source).nrows)
-            case "json":
-                text, count = _plain(form, source), 0
-                while block := text.read(READ_BYTES):
-                    count += block.count(b"\n")  # within a value it would be escaped
-                return count
-            case _:
-                from pyarrow import csv
-
-                parse = csv.ParseOptions(newlines_in_values=True)
-                return sum(batch.num_rows for batch in csv.open_csv(_plain(form, source), parse_options=parse))
-    except (pa.ArrowException, OSError) as error:
-        raise ExportDamaged(f"{place} cannot be read: {' '.join(str(error).split())}") from error
-
-
-def _plain(form: Form, source: pa.NativeFile) -> pa.NativeFile:
-    return source if form.codec == "none" else pa.CompressedInputStream(source, form.codec)
 
 
 def _wrong_with(destination: Destination, form: Form, piece: Piece, *, has_records: bool) -> str:

@@ -6,32 +6,19 @@ as it does in all rows. Whether a payload decodes depends on nothing but the pay
 in pieces until that one is alone, so that the rest of it takes the same way as ever. That is slow where many do not, so
 a decoder may tell at a glance which ones are hopeless. A decoder is a value with a fingerprint, so that an export can
 refuse to go on with another one; its files are in it, and travel with it.
-
-    json:a bigint, b string    the named members of JSON objects; or a file: json:SCHEMA.json, a JSON schema
-    text                       UTF-8
-    binary                     the payload as it is
-    avro:FILE                  Avro without a container, by the schema in FILE
-    protobuf:FILE#MESSAGE      by a descriptor set (protoc --include_imports --descriptor_set_out=FILE)
-    module:function            a function from an Arrow array of payloads to a record batch of as many rows
-    cells:DECODER              the same as DECODER, with texts that no spreadsheet takes for a formula
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
-import re
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waltz_spark.table.columns import EVERY
 from waltzd.disk.real import translate
 from waltzd.errors import BadDecoder
 
@@ -163,46 +150,6 @@ def _reason(error: Exception) -> str:
     return text if len(text) <= _REASON_CHARACTERS else text[: _REASON_CHARACTERS - 1] + "…"
 
 
-def decoder_of(text: str) -> Decoder:
-    """What `--decode` says."""
-    if text.startswith(CELLS):
-        return replace(decoder_of(text.removeprefix(CELLS)), text=text)
-    kind, _, rest = text.partition(":")
-    match kind:
-        case "text":
-            method: Method = Text()
-        case "binary":
-            method = Binary()
-        case "json":
-            from waltz_spark.payloads.payload_json import json_method
-
-            return _named(text, json_method(rest))
-        case "avro":
-            from waltz_spark.payloads.payload_avro import avro_method
-
-            return _named(text, avro_method(rest))
-        case "protobuf":
-            from waltz_spark.payloads.payload_protobuf import protobuf_method
-
-            return _named(text, protobuf_method(rest))
-        case _:
-            return _named(text, _function(text))
-    if text != kind:
-        raise BadDecoder(f"--decode {text}: {kind} takes no argument")
-    return _named(text, method)
-
-
-def _named(text: str, method: Method) -> Decoder:
-    taken = {*EVERY.names, ERROR_COLUMN}
-    names: list[str] = []
-    for field in method.columns:
-        name = PREFIX + field.name if field.name.lower() in taken else field.name
-        if name.lower() in map(str.lower, names):
-            raise BadDecoder(f"--decode {text} makes two columns {name}, which differ in case at most")
-        names.append(name)
-    return Decoder(text, method, tuple(names))
-
-
 def read_file(path: str, what: str) -> bytes:
     """A small file that a decoder is described by. Its content goes to the executors, not its path."""
     try:
@@ -217,29 +164,7 @@ def read_file(path: str, what: str) -> bytes:
     return found
 
 
-# -- the plain ones ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Text:
-    columns = pa.schema([("text", pa.string())])
-    identity = b""
-
-    def parse(self, payloads: pa.Array) -> Sequence[pa.Array]:
-        return [utf8(payloads)]
-
-    def refused(self, payloads: pa.Array) -> pa.Array:
-        return not_utf8(payloads)
-
-
-@dataclass(frozen=True)
-class Binary:
-    columns = pa.schema([])
-    identity = b""
-
-    def parse(self, payloads: pa.Array) -> Sequence[pa.Array]:
-        return []
-
+# -- for methods --------------------------------------------------------------------------------------------------------
 
 _NOT_UTF8 = "it is not UTF-8"
 _UTF8 = (
@@ -272,70 +197,6 @@ def rows(payloads: pa.Array, columns: pa.Schema, take_apart: Callable[[bytes], d
         return [pa.array([row[field.name] for row in found], field.type) for field in columns]
     except (OverflowError, TypeError, ValueError) as error:
         raise Undecodable(f"it has a value that its column cannot hold: {error}") from error
-
-
-# -- a function of the user --------------------------------------------------------------------------------------------
-
-_FUNCTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
-
-
-@dataclass(frozen=True)
-class Function:
-    """It is found by its name on each executor: what `--py-files` ships, or what is installed there."""
-
-    module: str
-    name: str
-    columns: pa.Schema
-    identity: bytes
-
-    def parse(self, payloads: pa.Array) -> Sequence[pa.Array]:
-        found = _called(getattr(importlib.import_module(self.module), self.name), payloads)
-        if found.schema.remove_metadata() != self.columns:
-            raise Undecodable(f"{self.module}:{self.name} made the columns {_listed(found.schema)}")
-        if found.num_rows != len(payloads):
-            raise Undecodable(f"{self.module}:{self.name} made {found.num_rows} rows of {len(payloads)} payloads")
-        return list(found.columns)
-
-
-def _called(function: Any, payloads: pa.Array) -> pa.RecordBatch:
-    try:
-        found = function(payloads)
-    except Exception as error:  # the user's code: whatever it is, it is why a payload has no row
-        raise Undecodable(f"{type(error).__name__}: {error}") from error
-    if isinstance(found, pa.StructArray):
-        return pa.RecordBatch.from_struct_array(found)
-    if not isinstance(found, pa.RecordBatch):
-        raise Undecodable(f"it returned {type(found).__name__}, and not a pyarrow.RecordBatch")
-    return found
-
-
-def _function(text: str) -> Function:
-    given = _FUNCTION.fullmatch(text)
-    if given is None:
-        raise BadDecoder(f"there is no decoder {text!r}")
-    module_name, name = given[1], given[2]
-    try:
-        with redirect_stdout(sys.stderr):  # where results go is no place for what a module says when it is imported
-            module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise BadDecoder(
-            f"--decode {text}: {error}", next_step="say where the module is: PYTHONPATH here, --py-files for the executors"
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise BadDecoder(f"--decode {text}: {module_name} has no function {name}")
-    try:
-        none = _called(function, pa.array([], pa.binary()))
-    except Undecodable as error:
-        raise BadDecoder(
-            f"--decode {text} failed on an empty array, which is how its columns are found out: {error}"
-        ) from error
-    source = getattr(module, "__file__", None)
-    return Function(module_name, name, none.schema.remove_metadata(), read_file(source, "the module") if source else b"")
-
-
-def _listed(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema) or "none at all"
 
 
 def is_all(truths: pa.Array) -> bool:

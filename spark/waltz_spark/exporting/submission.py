@@ -1,32 +1,39 @@
-"""A run whose driver is on the cluster: handed over by spark-submit, waited for, and judged by what it left.
+"""A run whose driver is on the cluster: handed over by spark-submit, carried out there, and judged by what it left.
 
-What spark-submit returns differs from one kind of cluster to the next, so it decides nothing: an export is complete when
-its manifest says so, and an error is the one that the driver left in the output. Everything that goes along is one zip, and
-settings go in a file that only this user can read, as everywhere.
+The run that was planned here goes into the zip that travels, beside this code, so that there is nothing that could be
+missing or be of another run. What spark-submit returns differs from one kind of cluster to the next, so it decides nothing:
+an export is complete when its manifest says so, and what ended the driver is in the output, under a name that the next run
+clears away. Settings go in a file that only this user can read, as everywhere. Nothing here needs a tool of operators.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
+import pkgutil
+import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from waltz_spark.engine.cluster_job import OF_DRIVER, SPEC, START, Spec, failure, how_to_see, how_to_stop, left
+from waltz_spark.engine.executors import watched
 from waltz_spark.engine.leftovers import scratch
 from waltz_spark.engine.properties import encode
-from waltz_spark.engine.session import PATIENCE, SparkSettings, write_privately
-from waltz_spark.engine.shipping import zipped
-from waltz_spark.exporting.export import Run, newest_manifest
-from waltz_spark.exporting.manifest import Manifest
-from waltz_spark.exporting.task import Written
+from waltz_spark.engine.session import PATIENCE, SparkSettings, cause_in, told, write_privately
+from waltz_spark.engine.shipping import Need, zipped
+from waltz_spark.exporting.destination import Destination
+from waltz_spark.exporting.export import Run, by_spark, newest_manifest, unwatched
+from waltz_spark.exporting.manifest import UNFINISHED, Manifest
+from waltz_spark.exporting.tasks import Written, error_text, error_told
 from waltzd.errors import ClusterJobFailed, NoSpark, PathMissing, WaltzError
 
 END_SECONDS = 20.0
@@ -205,3 +212,120 @@ def _said(log: Path) -> str:
         return log.read_text(errors="replace")
     except OSError:
         return ""
+
+
+# -- the driver --------------------------------------------------------------------------------------------------------
+
+SPEC = "waltz_spark/cluster_job.plan"
+"""In the zip."""
+START = "from waltz_spark.exporting.submission import main\n\nmain()\n"
+"""The program that spark-submit is given: it wants a file that is no zip."""
+OF_DRIVER = "the log of the driver"
+_APPLICATION = re.compile(r"\bapplication_\d+_\d+\b")
+_POD = re.compile(r"submission ID ([\w.-]+):([\w.-]+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    run: Run
+    needs: tuple[Need, ...]
+    executor_seconds: float
+
+    def encode(self) -> bytes:
+        """Whoever watches the run here cannot do it there, where what is published is in the output."""
+        return pickle.dumps(replace(self, run=replace(self.run, watch=unwatched)))
+
+
+def main() -> None:
+    """On the cluster. The exit code is for its own lists; nobody here goes by it."""
+    from pyspark.sql import SparkSession
+
+    spec = received()
+    builder: Any = SparkSession.builder
+    spark = builder.getOrCreate()
+    log = f"{OF_DRIVER}, {spark.sparkContext.applicationId}"
+    try:
+        with leaving(spec.run, log), watched(spark, spark.sparkContext.master, spec.executor_seconds, spec.needs, log):
+            spec.run.carry_out(partial(by_spark, spark))
+    finally:
+        spark.stop()
+
+
+def received() -> Spec:
+    content = pkgutil.get_data(*SPEC.split("/"))
+    assert content is not None
+    found = pickle.loads(content)  # noqa: S301 - it came in one file with this code
+    assert isinstance(found, Spec)
+    return found
+
+
+# -- what went wrong, from there to here -------------------------------------------------------------------------------
+
+
+@contextmanager
+def leaving(run: Run, log: str) -> Iterator[None]:
+    """What ends the driver is in the output before it ends."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except WaltzError as error:
+        _leave(run, error)
+        raise SystemExit(error.exit_code) from error
+    except (PySparkException, Py4JError, ConnectionError) as error:
+        _leave(run, told(error, log))
+        raise
+
+
+def _leave(run: Run, error: WaltzError) -> None:
+    run.destination.put_new(_place(run), error_text(error).encode())
+
+
+def left(run: Run) -> WaltzError | None:
+    """Taken away."""
+    destination: Destination = run.destination
+    text = destination.read(_place(run))
+    if text is None:
+        return None
+    destination.remove(_place(run))
+    return error_told(text)
+
+
+def _place(run: Run) -> str:
+    return f"{UNFINISHED}/{run.job.run}.error"
+
+
+def how_to_see(said: str) -> str:
+    """What shows the log of a driver, out of what spark-submit said; empty if it never came so far."""
+    application, namespace, pod = _names(said)
+    if pod:
+        return f"kubectl logs --namespace {namespace} {pod}"
+    return f"yarn logs -applicationId {application}" if application else ""
+
+
+def how_to_stop(said: str) -> str:
+    application, namespace, pod = _names(said)
+    if pod:
+        return f"kubectl delete pod --namespace {namespace} {pod}"
+    return f"yarn application -kill {application}" if application else ""
+
+
+def _names(said: str) -> tuple[str, str, str]:
+    """An application of YARN, or a namespace and a pod."""
+    pod = _POD.search(said)
+    if pod is not None:
+        return "", pod[1], pod[2]
+    application = _APPLICATION.search(said)
+    return (application[0] if application else ""), "", ""
+
+
+def failure(said: str, master: str, code: int, log: str) -> ClusterJobFailed:
+    """Where the driver could not tell by itself."""
+    see = how_to_see(said)
+    cause = cause_in(said)
+    because = f": {cause}" if cause else ""
+    return ClusterJobFailed(
+        f"the job on {master} ended ({code}) before the export was complete{because}. What spark-submit said is in {log}",
+        next_step=f"`{see}` shows what the driver said; remove the cause, then run the same command again" if see else "",
+    )

@@ -72,8 +72,7 @@ def rehearsed(settings: SparkSettings) -> Cost:
     from waltz_spark.exporting.destination import LocalDestination
     from waltz_spark.exporting.export import Range, planned, wanted
     from waltz_spark.exporting.form import form_of
-    from waltz_spark.exporting.task import Job
-    from waltz_spark.exporting.wave import run_waves
+    from waltz_spark.exporting.tasks import Job, run_waves
     from waltz_spark.log.directory_origin import DirectoryOrigin
 
     with scratch() as place:
@@ -82,8 +81,8 @@ def rehearsed(settings: SparkSettings) -> Cost:
         assignments = planned(catalog, wanted(catalog, None, Range()), is_lossless=True, file_data_bytes=None)
         assert len(assignments) == _SEGMENTS
         job = Job(
-            run="rehearsal", origin=origin, destination=LocalDestination(str(place / "out")), cluster=str(catalog.key),
-            form=form_of("parquet", None), is_lossless=True, decoder=None, pace=None,
+            origin=origin, destination=LocalDestination(str(place / "out")), cluster=catalog.key,
+            form=form_of("parquet", None), is_lossless=True,
         )  # fmt: skip
         cpu, started = _cpu_seconds(), time.perf_counter()
         with running(settings, new_log(os.environ)) as spark:

@@ -43,7 +43,7 @@ def warmup(java_home: str | None, remove: bool, shown: str, progress: str) -> in
         render_spark.removed(remove_all(os.environ), shown)
         return EXIT_OK
     place = place_of(find_java(java_home), os.environ)
-    from waltz_spark.engine.rehearsal import build
+    from waltz_spark.exporting.rehearsal import build
 
     try:
         with ending_in_order(), Waiting(progress) as waiting:

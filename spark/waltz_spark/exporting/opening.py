@@ -147,7 +147,7 @@ def _storages(disk: Disk, place: str) -> list[str]:
 
 
 def _export(places: list[str], exports: list[str], *, is_plain: bool) -> Origin:
-    from waltz_spark.log.archive_origin import ArchiveOrigin
+    from waltz_spark.exporting.archive_origin import ArchiveOrigin
 
     if len(places) > 1:
         raise BadArgument(f"{PATH} names several places, and {exports[0]} is an export", not_done=_NOT_READ,

@@ -1,8 +1,15 @@
-"""What one task of an export does: some records in, one file out.
+"""The tasks of an export: what one of them does, and how Spark carries them out.
 
-A task writes to a name that nobody looks at, and tells what it wrote; only the driver gives files their names. So a task
-may run twice, be stopped anywhere, or live on after its driver: nobody will ever see what it left. An error of ours is an
-answer, too, and not a failure that Spark would try again: its class and its parts come back as they were.
+Some records in, one file out. A task writes to a name that nobody looks at, and tells what it wrote; only the driver gives
+files their names. So a task may run twice, be stopped anywhere, or live on after its driver: nobody will ever see what it
+left. An error of ours is an answer, too, and not a failure that Spark would try again: its class and its parts come back as
+they were.
+
+On Spark they are the plainest job that there is: a function over a list, on every master, on a driver of ours and on one
+that the cluster runs. Tasks go out in waves, two at a time, so that the next one fills the cores that the last tasks of the
+one before leave idle. What a wave tells arrives when it is over, and can be published then. A data source would do as well,
+and did: but Spark starts three Pythons to plan a reading of one, for each wave, and that costs more than all else in a
+small export.
 """
 
 from __future__ import annotations
@@ -14,9 +21,15 @@ import json
 import pickle
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -35,13 +48,15 @@ from waltz_spark.exporting.manifest import (
     UNFINISHED,
     Piece,
     SegmentHead,
+    Shape,
     path_of,
 )
-from waltz_spark.exporting.pace import Pace, Walk, batch_bytes_of
+from waltz_spark.exporting.query import Query
 from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.origin import Extent, Origin, Span
 from waltz_spark.log.plan import Split, runs
+from waltz_spark.log.throttle import NO_THROTTLE, Throttle
 from waltz_spark.payloads.payload import Decoder
 from waltzd.errors import BadArgument, ExportDamaged, WaltzError, tree
 from waltzd.format.checksum import crc32
@@ -51,16 +66,34 @@ from waltzd.storage.offline.ledger import read_whole
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What all tasks of a run have in common; goes with them to the executors."""
+    """What is to be done, as far as all tasks of a run have it in common; goes with them to the executors."""
 
-    run: str
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """The name of the run, which no other run has."""
     origin: Origin
     destination: Destination
-    cluster: str
+    cluster: UUID
     form: Form
-    is_lossless: bool
-    decoder: Decoder | None
-    pace: Pace | None
+    is_lossless: bool = False
+    decoder: Decoder | None = None
+    query: Query = field(default=Query())
+    columns: tuple[tuple[str, str], ...] = ()
+    """Names and types in the files of an export that goes on, where SQL makes them: only Spark can tell them."""
+    throttle: Throttle = NO_THROTTLE
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of what is read."""
+        return SCHEMA if self.decoder is None else self.decoder.schema(SCHEMA)
+
+    @property
+    def shape(self) -> Shape:
+        decoder = self.decoder
+        return Shape(
+            format=self.form.format, compression=self.form.compression, lossless=self.is_lossless,
+            decoder=decoder.text if decoder else "", decoder_fingerprint=decoder.fingerprint if decoder else "",
+            schema=self.columns or tuple((column.name, str(column.type)) for column in self.schema), query=self.query,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +128,6 @@ class Written:
     """By the clock of the machine that ran it: for showing how fast it went, for nothing else."""
     columns: tuple[tuple[str, str], ...] = ()
     """Names and types in the file, where nobody could tell before Spark was asked."""
-
-
-def schema_of(decoder: Decoder | None) -> pa.Schema:
-    return SCHEMA if decoder is None else decoder.schema(SCHEMA)
 
 
 def segment_head(origin: Origin, extent: Extent) -> SegmentHead:
@@ -136,7 +165,7 @@ def write(job: Job, given: Assignment) -> Written:
 
 def _written(job: Job, given: Assignment, place: str) -> Piece:
     head = segment_head(job.origin, given.split.parts[0].extent) if job.is_lossless else None
-    with job.destination.create(place, in_small_steps=job.pace is not None) as file:
+    with job.destination.create(place, in_small_steps=job.throttle.is_on) as file:
         sink = _Sink(file)
         try:
             crc, data_bytes = _fill(job, given, head, sink)
@@ -163,12 +192,12 @@ def _written(job: Job, given: Assignment, place: str) -> Piece:
 
 def _fill(job: Job, given: Assignment, head: SegmentHead | None, sink: _Sink) -> tuple[int, int]:
     """The checksum of the records, and how many bytes they are."""
-    decoder, walk = job.decoder, Walk(job.pace)
-    writer = open_writer(job.form, sink, schema_of(decoder), _metadata(job, given, head))
+    decoder = job.decoder
+    writer = open_writer(job.form, sink, job.schema, _metadata(job, given, head))
     crc = data_bytes = 0
     next_id = given.span.first
-    for run in runs(job.origin, given.split, batch_bytes=batch_bytes_of(job.pace)):
-        walk.wait(len(run.data))
+    for run in runs(job.origin, given.split, batch_bytes=job.throttle.batch_bytes):
+        job.throttle.sleep(len(run.data))
         assert run.first_id == next_id, f"id {run.first_id} came when {next_id} was to come"
         crc, data_bytes, next_id = crc32(run.data, crc), data_bytes + len(run.data), run.last_id + 1
         batch = record_batch(run, given.partition)
@@ -180,7 +209,7 @@ def _fill(job: Job, given: Assignment, head: SegmentHead | None, sink: _Sink) ->
 
 def _metadata(job: Job, given: Assignment, head: SegmentHead | None) -> Mapping[str, str]:
     found = {
-        META_CLUSTER: job.cluster,
+        META_CLUSTER: str(job.cluster),
         META_PARTITION: str(given.partition),
         META_FIRST: str(given.span.first),
         META_LAST: str(given.span.last),
@@ -284,3 +313,137 @@ def assignments_of(splits: Sequence[Split], *, is_lossless: bool) -> list[Assign
     if is_lossless:
         splits = [Split((part,)) for split in splits for part in split.parts]
     return [Assignment(number=number, split=split) for number, split in enumerate(splits)]
+
+
+# -- by Spark ----------------------------------------------------------------------------------------------------------
+
+Watch = Callable[[Collection[int]], None]
+"""Told again and again, also without news: the numbers of the tasks that have ended since the last time."""
+IN_FLIGHT = 2
+_TICK_SECONDS = 0.5
+_ATTEMPTS_MAX = 4
+_NAMES = count()
+
+
+def unseen(_ended: Collection[int]) -> None:
+    """Where nobody waits."""
+
+
+def carried_out(job: str, assignment: str) -> str:
+    """On an executor, which knows this package by its zip or because it has it: so what is sent there is packed."""
+    return answer_of(write(unpacked(job), unpacked(assignment)))
+
+
+def run_waves(
+    spark: Any, job: Job, assignments: Sequence[Assignment], watch: Watch = unseen
+) -> Generator[Written, None, None]:
+    """What the tasks tell, wave by wave. When it is closed, what still runs is cancelled."""
+    task = partial(carried_out, packed(job))
+
+    def run(wave: Sequence[Assignment]) -> list[Written]:
+        given = spark.sparkContext.parallelize([packed(assignment) for assignment in wave], len(wave))
+        return [written_of(answer) for answer in given.map(task).collect()]
+
+    yield from in_waves(spark, run, assignments, watch)
+
+
+def in_waves(
+    spark: Any, run: Callable[[Sequence[Assignment]], list[Written]], assignments: Sequence[Assignment],
+    watch: Watch = unseen,
+) -> Generator[Written, None, None]:  # fmt: skip
+    """`run`: carries out one wave, in a thread of its own, by jobs of this Spark."""
+    waves = deque(_waves(assignments, spark.sparkContext.defaultParallelism))
+    progress = TaskProgress(spark)
+
+    def seen(wave: Sequence[Assignment]) -> list[Written]:
+        with progress.of(wave):
+            return run(wave)
+
+    pool = ThreadPoolExecutor(IN_FLIGHT + 1, thread_name_prefix="waltz export wave")
+    running: set[Future[list[Written]]] = set()
+    looking = pool.submit(progress.ended)  # not in this thread: signals come here, and would meet a question half asked
+    try:
+        while waves or running:
+            while waves and len(running) < IN_FLIGHT:
+                running.add(pool.submit(seen, waves.popleft()))
+            done, running = wait(running, timeout=_TICK_SECONDS, return_when=FIRST_COMPLETED)
+            if looking.done():
+                watch(looking.result())
+                looking = pool.submit(progress.ended)
+            for future in done:
+                yield from future.result()
+    finally:
+        if running:
+            with suppress(*_gone()):  # a Java that is gone has no jobs
+                spark.sparkContext.cancelAllJobs()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _gone() -> tuple[type[Exception], ...]:
+    """What a Java that is gone, or about to go, answers with."""
+    from py4j.protocol import Py4JError
+
+    return Py4JError, OSError
+
+
+def _waves(assignments: Sequence[Assignment], slots: int) -> list[Sequence[Assignment]]:
+    """Small enough that finished work is published soon, large enough that planning them costs little."""
+    size = max(4, 2 * slots)
+    return [assignments[at : at + size] for at in range(0, len(assignments), size)]
+
+
+@dataclass
+class _Wave:
+    numbers: Sequence[int]
+    """Of its tasks, in the order in which Spark has them."""
+    ended: set[int] = field(default_factory=set)
+    """Places in that order."""
+
+
+class TaskProgress:
+    """Which tasks of a wave have ended, before the wave tells what they wrote, which may be minutes later. Spark is asked
+    again and again, for people who wait: nothing that counts depends on it, and an answer that does not come fails no run.
+    Waves come and go in threads of their own; whoever looks does it in another one."""
+
+    def __init__(self, spark: Any) -> None:
+        self._context = spark.sparkContext
+        self._waves: dict[str, _Wave] = {}
+
+    @contextmanager
+    def of(self, assignments: Sequence[Assignment]) -> Iterator[None]:
+        """For the thread that has this wave carried out."""
+        name = f"waltz wave {next(_NAMES)}"
+        self._context.setJobGroup(name, "waltz spark-export")
+        self._waves[name] = _Wave([given.number for given in assignments])
+        try:
+            yield
+        finally:
+            del self._waves[name]
+
+    def ended(self) -> list[int]:
+        """The tasks that have ended since this was asked before."""
+        found: list[int] = []
+        with suppress(*_gone()):  # it is about to end; whoever runs the wave hears why
+            for name, wave in list(self._waves.items()):
+                found += self._news(name, wave)
+        return found
+
+    def _news(self, name: str, wave: _Wave) -> list[int]:
+        tracker = self._context.statusTracker()
+        found: list[int] = []
+        for job in tracker.getJobIdsForGroup(name):
+            known = tracker.getJobInfo(job)
+            for stage in known.stageIds if known else ():
+                told = tracker.getStageInfo(stage)
+                if told is None or told.numCompletedTasks <= len(wave.ended):
+                    continue
+                news = self._succeeded(stage, told.currentAttemptId, len(wave.numbers)) - wave.ended
+                wave.ended |= news
+                found += [wave.numbers[place] for place in sorted(news) if place < len(wave.numbers)]
+        return found
+
+    def _succeeded(self, stage: int, attempt: int, tasks: int) -> set[int]:
+        store = self._context._jsc.sc().statusStore()
+        listed = store.taskList(stage, attempt, _ATTEMPTS_MAX * tasks)
+        each = (listed.apply(place) for place in range(listed.size()))
+        return {task.partitionId() for task in each if task.status() == "SUCCESS"}

@@ -1,10 +1,14 @@
-"""What was asked of an export, out of options: which log, which ids, which files. Nothing is written here."""
+"""What was asked of an export, out of options: which log, which ids, which files. Nothing is written here.
+
+What cannot end well is refused before Java is started.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from waltzctl.reach import GIVEN, Reach
-from waltzd.errors import BadArgument
+from waltzd.errors import BadArgument, ExportGap
 
 if TYPE_CHECKING:
     from waltz_spark.exporting.export import Range
@@ -43,7 +47,7 @@ def cluster_options() -> list[str]:
 
 
 def origin_of(sources: Sequence[str], allow_uncommitted: bool, reach: Callable[[], Reach]) -> Origin:
-    from waltz_spark.log import opening
+    from waltz_spark.exporting import opening
 
     if sources:
         for option in cluster_options():
@@ -72,9 +76,12 @@ class Wish:
     compression: str | None
     decode: str | None
     lossless: bool | None
-    engine: str | None = None
-    select: str | None = None
-    where: str | None = None
+    engine: str | None
+    select: str | None
+    where: str | None
+    bytes_per_second: int | None
+    file_bytes: int | None
+    ids: Range
 
 
 def shape_of(wish: Wish, before: Manifest | None) -> tuple[Form, Decoder | None, bool]:
@@ -94,7 +101,7 @@ def shape_of(wish: Wish, before: Manifest | None) -> tuple[Form, Decoder | None,
         )
     if not text:
         return form, None, is_lossless
-    from waltz_spark.payloads.payload import decoder_of
+    from waltz_spark.payloads.decoders import decoder_of
 
     return form, decoder_of(text), is_lossless
 
@@ -183,3 +190,32 @@ def make_importable(py_files: Sequence[str]) -> None:
         place = str(path.absolute() if path.suffix in (".zip", ".egg", ".whl") or path.is_dir() else path.absolute().parent)
         if place not in sys.path:
             sys.path.insert(0, place)
+
+
+# -- what cannot end well ----------------------------------------------------------------------------------------------
+
+
+def check_apart(output: str, sources: Sequence[str]) -> None:
+    """A storage takes every directory with a number for a partition, and an export takes every file for one of its own.
+    `output`: a directory of this machine."""
+    there = os.path.realpath(output)
+    for source in sources:
+        place = os.path.realpath(source)
+        if os.path.commonpath([there, place]) in (there, place):
+            raise BadArgument(
+                f"{output} and {source} lie within each other: the one would be damage to the other",
+                not_done="nothing was written",
+                next_step="name an output beside the directory that is read",
+            )
+
+
+def check_ends(ends: Mapping[int, int], reached: Mapping[int, int], place: str) -> None:
+    """Of a running cluster, which has everything that it ever committed. `ends`: the partitions whose log ends before the
+    export does, and where; `reached`: the first id that the export does not have."""
+    for number, last in sorted(ends.items()):
+        raise ExportGap(
+            f"partition {number}: the export has ids up to {reached[number] - 1}, and {place} ends at id {last}, as its "
+            "owner says",
+            next_step="run it again: an owner that was replaced just now may know less. If it stays so, the cluster was "
+            "set back, and what it appends now has ids that the export has already: take a new output",
+        )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from waltz_spark.exporting.form import KINDS, form_of
-from waltz_spark.exporting.refusal import check_apart, check_ends, check_rows
+from waltz_spark.exporting.form import KINDS, check_rows, form_of
+from waltz_spark.exporting.options import check_apart, check_ends
 from waltz_spark.log.decode import SCHEMA
 
 from waltzd.errors import BadArgument, ExportGap

@@ -1,0 +1,282 @@
+"""Which decoder a user means, and those that need nothing but Arrow.
+
+    json:a bigint, b string    the named members of JSON objects; or a file: json:SCHEMA.json, a JSON schema
+    text                       UTF-8
+    binary                     the payload as it is
+    avro:FILE                  Avro without a container, by the schema in FILE
+    protobuf:FILE#MESSAGE      by a descriptor set (protoc --include_imports --descriptor_set_out=FILE)
+    module:function            a function from an Arrow array of payloads to a record batch of as many rows
+    cells:DECODER              the same as DECODER, with texts that no spreadsheet takes for a formula
+
+JSON is read by PyArrow's own reader of blocks. The reader wants lines and gets all payloads of a batch at once, so what
+keeps the rows in step with the payloads matters. Each payload has to begin with `{` and end with `}`, with no zero byte in
+it, which ends a text for this reader. Two objects never touch without something between them inside a third, so an object
+never goes on from one payload to the next: each payload gives one object or more, and as many rows as payloads means one
+object each.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import json as arrow_json
+
+from waltz_spark.payloads.payload import (
+    CELLS,
+    ERROR_COLUMN,
+    PREFIX,
+    Decoder,
+    Method,
+    Undecodable,
+    is_all,
+    not_utf8,
+    read_file,
+    reason_where,
+    utf8,
+)
+from waltz_spark.table.columns import EVERY
+from waltzd.errors import BadDecoder
+
+
+def decoder_of(text: str) -> Decoder:
+    """What `--decode` says."""
+    if text.startswith(CELLS):
+        return replace(decoder_of(text.removeprefix(CELLS)), text=text)
+    kind, _, rest = text.partition(":")
+    match kind:
+        case "text":
+            method: Method = Text()
+        case "binary":
+            method = Binary()
+        case "json":
+            return _named(text, json_method(rest))
+        case "avro":
+            from waltz_spark.payloads.payload_avro import avro_method
+
+            return _named(text, avro_method(rest))
+        case "protobuf":
+            from waltz_spark.payloads.payload_protobuf import protobuf_method
+
+            return _named(text, protobuf_method(rest))
+        case _:
+            return _named(text, _function(text))
+    if text != kind:
+        raise BadDecoder(f"--decode {text}: {kind} takes no argument")
+    return _named(text, method)
+
+
+def _named(text: str, method: Method) -> Decoder:
+    taken = {*EVERY.names, ERROR_COLUMN}
+    names: list[str] = []
+    for field in method.columns:
+        name = PREFIX + field.name if field.name.lower() in taken else field.name
+        if name.lower() in map(str.lower, names):
+            raise BadDecoder(f"--decode {text} makes two columns {name}, which differ in case at most")
+        names.append(name)
+    return Decoder(text, method, tuple(names))
+
+
+# -- text and binary ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Text:
+    columns = pa.schema([("text", pa.string())])
+    identity = b""
+
+    def parse(self, payloads: pa.Array) -> Sequence[pa.Array]:
+        return [utf8(payloads)]
+
+    def refused(self, payloads: pa.Array) -> pa.Array:
+        return not_utf8(payloads)
+
+
+@dataclass(frozen=True)
+class Binary:
+    columns = pa.schema([])
+    identity = b""
+
+    def parse(self, payloads: pa.Array) -> Sequence[pa.Array]:
+        return []
+
+
+# -- JSON ---------------------------------------------------------------------------------------------------------------
+
+TYPES = {
+    "bigint": pa.int64(),
+    "long": pa.int64(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "smallint": pa.int16(),
+    "double": pa.float64(),
+    "float": pa.float32(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+"""As Spark calls them. A timestamp is text as in ISO 8601."""
+_OF_JSON_SCHEMA = {"integer": pa.int64(), "number": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
+_COLUMN = re.compile(r"\s*(?:`([^`]+)`|([^\s`,:]+))\s*[\s:]\s*(\w+)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?\s*")
+_OBJECT = r"^[ \t\r\n]*\{[^\x00]*\}[ \t\r\n]*$"
+_NO_OBJECT = "it is not a JSON object"
+_BLOCK_BYTES_MAX = (1 << 31) - 2
+
+
+@dataclass(frozen=True)
+class Json:
+    columns: pa.Schema
+    identity = b""
+
+    def parse(self, payloads: pa.Array) -> Sequence[pa.Array]:
+        texts = utf8(payloads)
+        if not is_all(pc.match_substring_regex(texts, _OBJECT)):
+            raise Undecodable(_NO_OBJECT)
+        size = int(pc.sum(pc.binary_length(payloads), min_count=0).as_py()) + len(payloads)
+        if size > _BLOCK_BYTES_MAX:
+            raise Undecodable(f"it has {size} bytes, and at most {_BLOCK_BYTES_MAX} are read as JSON")
+        lines = pc.binary_join_element_wise(payloads, b"", b"\n")
+        _, offsets, data = lines.buffers()
+        assert offsets is not None
+        table = arrow_json.read_json(
+            pa.BufferReader(data.slice(0, size)),
+            arrow_json.ReadOptions(use_threads=False, block_size=size + 1),
+            arrow_json.ParseOptions(
+                explicit_schema=self.columns, newlines_in_values=True, unexpected_field_behavior="ignore"
+            ),
+        )
+        if table.num_rows != len(payloads):
+            raise Undecodable("it is more than one JSON object")
+        return [table.column(name).combine_chunks() for name in self.columns.names]
+
+    def refused(self, payloads: pa.Array) -> pa.Array:
+        no_object = pc.invert(pc.match_substring_regex(payloads, _OBJECT))
+        return pc.coalesce(not_utf8(payloads), reason_where(no_object, _NO_OBJECT))
+
+
+def json_method(schema: str) -> Json:
+    """`schema`: a list of `name type`, or the path of a JSON schema."""
+    if not schema.strip():
+        raise BadDecoder("json needs the columns to make: json:'id bigint, name string', or json:SCHEMA.json")
+    columns = _of_file(schema) if schema.endswith(".json") else [_column(part) for part in _parts(schema)]
+    names = [name for name, _ in columns]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise BadDecoder(f"json:{schema} names {min(twice)} twice")
+    return Json(pa.schema(columns))
+
+
+def _parts(schema: str) -> list[str]:
+    return re.split(r",(?![^(]*\))", schema)
+
+
+def _column(text: str) -> tuple[str, pa.DataType]:
+    given = _COLUMN.fullmatch(text)
+    if given is None:
+        raise BadDecoder(f"json: {text.strip()!r} is no column", next_step="write it as `name type, …`: json:'id bigint'")
+    name, word = given[1] or given[2], given[3].lower()
+    if word == "decimal":
+        digits, behind = int(given[4] or 10), int(given[5] or 0)
+        if not 0 <= behind <= digits <= 38 or digits == 0:
+            raise BadDecoder(f"json: {text.strip()}: a decimal has 1 to 38 digits, and no more than that behind the point")
+        return name, pa.decimal128(digits, behind)
+    if word not in TYPES or given[4]:
+        raise BadDecoder(f"json: there is no type {text.strip()[len(name) :].strip()!r} for {name}",
+                         next_step=f"there are {', '.join(TYPES)} and decimal(10,2)")  # fmt: skip
+    return name, TYPES[word]
+
+
+def _of_file(path: str) -> list[tuple[str, pa.DataType]]:
+    """The properties of an object; those that nest are left out of the columns and stay in `data`."""
+    try:
+        found = json.loads(read_file(path, "the JSON schema"))
+        properties = found["properties"].items()
+        columns = [(str(name), _type_of(said)) for name, said in properties]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadDecoder(f"{path} is no JSON schema of an object with properties: {error!r}") from error
+    known = [(name, type_) for name, type_ in columns if type_ is not None]
+    if not known:
+        raise BadDecoder(f"{path} names no property that is a string, a number or a boolean")
+    return known
+
+
+def _type_of(said: dict[str, object]) -> pa.DataType | None:
+    kinds = said.get("type")
+    listed = [kind for kind in kinds if kind != "null"] if isinstance(kinds, list) else [kinds]
+    if len(listed) != 1 or not isinstance(listed[0], str):
+        return None
+    if listed[0] == "string" and said.get("format") == "date-time":
+        return TYPES["timestamp"]
+    return _OF_JSON_SCHEMA.get(listed[0])
+
+
+# -- a function of the user --------------------------------------------------------------------------------------------
+
+_FUNCTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True)
+class Function:
+    """It is found by its name on each executor: what `--py-files` ships, or what is installed there."""
+
+    module: str
+    name: str
+    columns: pa.Schema
+    identity: bytes
+
+    def parse(self, payloads: pa.Array) -> Sequence[pa.Array]:
+        found = _called(getattr(importlib.import_module(self.module), self.name), payloads)
+        if found.schema.remove_metadata() != self.columns:
+            raise Undecodable(f"{self.module}:{self.name} made the columns {_listed(found.schema)}")
+        if found.num_rows != len(payloads):
+            raise Undecodable(f"{self.module}:{self.name} made {found.num_rows} rows of {len(payloads)} payloads")
+        return list(found.columns)
+
+
+def _called(function: Any, payloads: pa.Array) -> pa.RecordBatch:
+    try:
+        found = function(payloads)
+    except Exception as error:  # the user's code: whatever it is, it is why a payload has no row
+        raise Undecodable(f"{type(error).__name__}: {error}") from error
+    if isinstance(found, pa.StructArray):
+        return pa.RecordBatch.from_struct_array(found)
+    if not isinstance(found, pa.RecordBatch):
+        raise Undecodable(f"it returned {type(found).__name__}, and not a pyarrow.RecordBatch")
+    return found
+
+
+def _function(text: str) -> Function:
+    given = _FUNCTION.fullmatch(text)
+    if given is None:
+        raise BadDecoder(f"there is no decoder {text!r}")
+    module_name, name = given[1], given[2]
+    try:
+        with redirect_stdout(sys.stderr):  # where results go is no place for what a module says when it is imported
+            module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise BadDecoder(
+            f"--decode {text}: {error}", next_step="say where the module is: PYTHONPATH here, --py-files for the executors"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise BadDecoder(f"--decode {text}: {module_name} has no function {name}")
+    try:
+        none = _called(function, pa.array([], pa.binary()))
+    except Undecodable as error:
+        raise BadDecoder(
+            f"--decode {text} failed on an empty array, which is how its columns are found out: {error}"
+        ) from error
+    source = getattr(module, "__file__", None)
+    return Function(module_name, name, none.schema.remove_metadata(), read_file(source, "the module") if source else b"")
+
+
+def _listed(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema) or "none at all"
