@@ -19,6 +19,7 @@ from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import CannotConnect, MetadataMissing, SessionEnded, WaltzError
 from waltzd.format.finding import Finding
 from waltzd.format.record import encode_payloads
+from waltzd.server.session.copying import SourceFailed
 from waltzd.server.session.owned import OpenSession, Store
 from waltzd.server.session.settings import StoreSettings
 from waltzd.server.session.wake import Ticker
@@ -35,11 +36,13 @@ class Appender:
         self.session = session
         self.ended: WaltzError | None = None
         self.mounts = 0
+        self.is_held = False
         self.changed = asyncio.Event()
         session.on_commit(lambda mark: self.changed.set())
 
     def append(self, count: int, *, size: int = 50) -> int:
         """The last id."""
+        assert not self.is_held
         first_id = self.session.tail.next_id
         payloads = [f"{self.session.session}:{first_id + n}".encode().ljust(size, b".") for n in range(count)]
         self.session.append(encode_payloads(first_id, payloads))
@@ -50,6 +53,9 @@ class Appender:
             while self.session.committed < mark:
                 self.changed.clear()
                 await self.changed.wait()
+
+    def hold(self) -> None:
+        self.is_held = True
 
     def close(self, error: WaltzError) -> None:
         self.ended = error
@@ -238,9 +244,29 @@ async def test_a_planned_hand_over_leaves_nothing_to_find_out() -> None:
         new = await c.own(2, previous=True)
         await old.close(hand_over=True)
         assert isinstance(first.ended, SessionEnded)
+        assert first.is_held
         second = await c.opened(new)
         assert second.session.low_mark == last_id
         assert not any("did not close" in line for line in c.log)
+
+
+@story
+async def test_a_source_that_leaves_while_another_copies_from_it_is_one_that_failed() -> None:
+    """Whoever copies goes on with the next source, or tries again; the server does not end."""
+    async with cell(4, members=3) as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        last_id = pipeline.append(200)
+        await pipeline.committed(last_id)
+        session = store._session
+        assert session is not None
+        copier = session.copier("s1")
+        roles, version = await c.cluster.replica_set(0)
+        await c.cluster.save_replica_set(0, {name: role for name, role in roles.items() if name != "s2"}, version)
+        await c.until(lambda: "s2" not in session.links)
+        with pytest.raises(SourceFailed, match="s2 has left partition 0"):
+            await copier.copy(0, last_id, "s2")
+        assert not session.doubt("s2", CannotConnect("it failed"))
 
 
 @story

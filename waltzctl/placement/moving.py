@@ -14,9 +14,9 @@ from typing import Protocol
 from waltzctl.placement import moves
 from waltzctl.placement.terms import Throttle
 from waltzctl.progress import Amount, Say
-from waltzctl.watching.overview import Overview, look
+from waltzctl.watching.overview import Overview, StorageView, look
 from waltzd.cluster.assignment import spell_numbers
-from waltzd.cluster.cluster import NO_VERSION, Cluster
+from waltzd.cluster.cluster import NO_VERSION, STORAGES, Cluster
 from waltzd.cluster.documents import Moves, ReplicaSets, Role, StorageMeta
 from waltzd.errors import ChangedMeanwhile, MoveUnfinished, WaltzError
 from waltzd.wire.storages import AdminClient
@@ -79,10 +79,11 @@ class Mover:
         found, _ = await self._cluster.moves()
         wanted = {**found.partitions, **{number: tuple(sorted(names)) for number, names in goals.items()}}
         versions = {number: version for number, version in versions.items() if number in goals}
+        there = [f"{STORAGES}/{name}" for name in sorted({name for names in goals.values() for name in names})]
         while True:
             try:
                 await self._cluster.save_moves(
-                    Moves(partitions=dict(sorted(wanted.items()))), moves_version, replicas=versions
+                    Moves(partitions=dict(sorted(wanted.items()))), moves_version, replicas=versions, there=there
                 )
             except ChangedMeanwhile as error:
                 now, found_versions = await self._cluster.replicas()
@@ -185,16 +186,18 @@ class Mover:
         for storage in found.storages:
             name = storage.meta.name
             there = {held.partition for held in storage.said.assigned} if storage.said is not None else set()
-            orphans = await self._orphans(name, sorted(there & goals.keys()))
+            orphans = await self._orphans(storage, sorted(there & goals.keys()))
             if orphans:
                 refusals = await self._daemons.remove_partitions(storage.meta, orphans, delete_files=delete_files)
                 done = [number for number, refusal in refusals.items() if refusal is None]
                 cleared |= {name: done} if done else {}
         return cleared
 
-    async def _orphans(self, name: str, numbers: Sequence[int]) -> list[int]:
+    async def _orphans(self, storage: StorageView, numbers: Sequence[int]) -> list[int]:
         """Looked at right before they are removed: somebody else may have given the storage one of them again. One that
-        still has a vote, or is to get a replica, is none."""
+        still has a vote, or is to get a replica, is none. Nor is one that holds anything while the partition's document,
+        which would say who has a vote, is gone, or one that has begun a session of which the document knows nothing."""
+        name = storage.meta.name
         if not numbers:
             return []
         wanted, _ = await self._cluster.moves()
@@ -205,7 +208,11 @@ class Mover:
             for number in numbers
             if name not in sets.partitions.get(number, {})
             and name not in wanted.partitions.get(number, ())
-            and ((meta := voting[number][0]) is None or name not in meta.members)
+            and (
+                name not in meta.members and not moves.is_ahead(storage, number, meta.session)
+                if (meta := voting[number][0])
+                else not moves.holds_anything(storage, number)
+            )
         ]
 
 

@@ -153,6 +153,8 @@ class Conversation:
         try:
             for frame in frames:
                 if isinstance(frame, Refused):
+                    with _damage_is_no_refusal():
+                        self._mount.ends(frame.untaken)
                     raise frame.error
                 if self._mount.state in GOING_ON:  # else the question is answered, and the rest is for nobody
                     with _damage_is_no_refusal():
@@ -254,6 +256,8 @@ class Gate:
 
 
 _log = logging.getLogger("waltz.client")
+REPLACED_SECONDS = 1.0
+"""How long an owner that was replaced has for its last word: it says what it has not taken, unless it hangs."""
 Fetch: TypeAlias = Callable[[Transaction], Awaitable[bytes]]
 
 
@@ -569,6 +573,8 @@ class Line:
         moving = asyncio.create_task(self._where.replaced(self.partition, place))
         try:
             await asyncio.wait((talking, moving), return_when=asyncio.FIRST_COMPLETED)
+            if not talking.done():
+                await asyncio.wait((talking,), timeout=REPLACED_SECONDS)
             if talking.done():
                 talking.result()
             else:

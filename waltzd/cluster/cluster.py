@@ -282,15 +282,18 @@ class Cluster:
             raise ChangedMeanwhile(f"the storage {meta.name} was changed by somebody else meanwhile")
         await self.coordinator.commit([Set(path, encode(meta), version)])
 
-    async def remove_storage(self, name: str) -> None:
-        """Refused while partitions have replicas there, also when one is given to it at this moment."""
+    async def remove_storage(self, name: str, *, moves: int | None = None) -> None:
+        """Refused while partitions have replicas there, also when one is given to it at this moment. `moves`: and when
+        moves are no longer what they were in this version."""
         all_of_them = Check(REPLICAS, await self._version_of(REPLICAS))
         replicas, versions = await self.replicas()
         held = [partition for partition, names in sorted(replicas.partitions.items()) if name in names]
         if held:
             raise StorageInUse(f"partitions {', '.join(map(str, held))} have replicas on {name}", storage=name)
         path = f"{STORAGES}/{name}"
-        await self.coordinator.commit([all_of_them, *_unchanged(versions), Delete(path, await self._version_of(path))])
+        aimed = [] if moves is None else _untouched(MOVES, moves)
+        gone = Delete(path, await self._version_of(path))
+        await self.coordinator.commit([all_of_them, *aimed, *_unchanged(versions), gone])
 
     async def replica_set(self, partition: int) -> tuple[Mapping[str, Role], int]:
         found, version = await self._document(replicas_path(partition), ReplicaSet)
@@ -432,9 +435,13 @@ class Cluster:
     async def moves(self) -> tuple[Moves, int]:
         return await self._perhaps(MOVES, Moves, Moves(partitions={}))
 
-    async def save_moves(self, moves: Moves, version: int, *, replicas: Mapping[int, int] | None = None) -> None:
-        """`replicas`: only if these partitions have the replicas that they had in these versions."""
-        await self.coordinator.commit([*_unchanged(replicas or {}), put(MOVES, encode(moves), version)])
+    async def save_moves(
+        self, moves: Moves, version: int, *, replicas: Mapping[int, int] | None = None, there: Iterable[str] = ()
+    ) -> None:
+        """`replicas`: only if these partitions have the replicas that they had in these versions. `there`: only if there
+        are these documents."""
+        checks = [Check(path, await self._version_of(path)) for path in there]
+        await self.coordinator.commit([*checks, *_unchanged(replicas or {}), put(MOVES, encode(moves), version)])
 
     async def copy_rate(self) -> CopyRate | None:
         node = await self.coordinator.get(COPY_RATE)
@@ -585,6 +592,11 @@ N = TypeVar("N", ServerMeta, StorageMeta)
 
 def _unchanged(versions: Mapping[int, int]) -> list[Change]:
     return [Check(replicas_path(partition), version) for partition, version in sorted(versions.items())]
+
+
+def _untouched(path: str, version: int) -> list[Change]:
+    """It has this version, or is not there."""
+    return [Create(path, b""), Delete(path, 0)] if version == NO_VERSION else [Check(path, version)]
 
 
 def put(path: str, data: bytes, version: int) -> Change:
