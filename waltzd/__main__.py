@@ -72,15 +72,9 @@ def zookeeper(directory: str, listen: str) -> None:
     importlib.import_module("waltzd.daemon.zookeeper_process").run(directory, address)
 
 
-def _run(daemon: str, settings: config.StorageConfig | config.ServerConfig, check_config: bool, **how: bool) -> None:
+def _run(daemon: str, settings: config.DaemonConfig, check_config: bool, **how: bool) -> None:
     if check_config:
-        from waltzd.protocol.role import Role
-        from waltzd.wire.tls import tls_for
-
-        if isinstance(settings, config.StorageConfig):
-            tls_for(settings, Role.STORAGE, settings.cluster_key)
-        else:
-            tls_for(settings, Role.SERVER, None)
+        config.check_files(settings)
         click.echo(config_file.show(settings))
         return
     # By name: the shared root does not depend on the daemons.

@@ -7,27 +7,24 @@ daemons themselves use, so nothing that passes here is refused there. No daemon 
 from __future__ import annotations
 
 import functools
-import re
 import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import click
-import yaml
 
 from waltzctl.listing import Column, Listing, put
 from waltzctl.main import exit_codes
 from waltzctl.reach import Reach, reaching, unknown
 from waltzctl.render import count, put_json
 from waltzd.daemon import config_file
-from waltzd.daemon.config import ServerConfig, StorageConfig
+from waltzd.daemon.config import ServerConfig, StorageConfig, check_files
+from waltzd.daemon.config_file import Problem
 from waltzd.daemon.settings import Setting, declared, spell
 from waltzd.errors import EXIT_OK, EXIT_USAGE, BadConfig, KindUnknown
 
 KINDS: dict[str, type[Any]] = {"storage": StorageConfig, "server": ServerConfig}
-_NOT_DONE = "nothing was started or changed"
-_PROBLEM = re.compile(r"line ([0-9]+): (.*)", re.DOTALL)
 _LABELS = {"storage": "a storage", "server": "a server"}
 
 _output = click.option(
@@ -43,97 +40,47 @@ _kind = click.option("--kind", type=click.Choice(list(KINDS)), help="Of which da
 class Verdict:
     path: str
     kind: str | None
-    problems: tuple[tuple[int | None, str], ...]
-    """(line, what is wrong)"""
+    settings: Any = None
+    """None when anything is wrong."""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Where its keys stand."""
+    problems: tuple[Problem, ...] = ()
 
 
-def keys_of(text: str) -> dict[str, int]:
-    """The keys of a file and their lines, as far as it can be followed. By events: nothing is believed or built."""
-    keys: dict[str, int] = {}
-    depth, is_key = 0, True
-    try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.CollectionStartEvent):
-                if depth == 0 and not isinstance(event, yaml.MappingStartEvent):
-                    break
-                depth += 1
-            elif isinstance(event, yaml.CollectionEndEvent):
-                depth -= 1
-            elif not isinstance(event, yaml.NodeEvent):
-                continue
-            if depth == 1 and isinstance(event, yaml.ScalarEvent) and is_key:
-                assert event.start_mark is not None
-                keys.setdefault(str(event.value), event.start_mark.line + 1)
-            if depth == 1 and not isinstance(event, yaml.MappingStartEvent):
-                is_key = not is_key
-    except (yaml.YAMLError, ValueError, OverflowError):  # the reader of settings says what is wrong there
-        pass
-    return keys
-
-
-def kind_of(keys: dict[str, int]) -> str | None:
+def kind_of(keys: Collection[str]) -> str | None:
     """The daemon whose own keys there are more of."""
     known = {kind: set(declared(settings)) for kind, settings in KINDS.items()}
     own = {kind: names - set().union(*(known[other] for other in KINDS if other != kind)) for kind, names in known.items()}
-    found = {kind: len(names & keys.keys()) for kind, names in own.items()}
+    found = {kind: len(names.intersection(keys)) for kind, names in own.items()}
     most = [kind for kind, number in found.items() if number == max(found.values())]
     return most[0] if len(most) == 1 else None
 
 
-def loaded(path: str, kind: str | None) -> tuple[str, Any, dict[str, int]]:
-    """Which daemon it is for, its settings, and the lines of its keys."""
-    try:
-        with open(path, "rb") as file:
-            keys = keys_of(file.read(config_file.TEXT_BYTES_MAX + 1).decode("utf-8"))
-    except (OSError, UnicodeDecodeError):  # said below, by the reader of settings
-        keys = {}
-        config_file.load(path, StorageConfig)
-    kind = kind or kind_of(keys)
+def looked_at(path: str, kind: str | None) -> Verdict:
+    text = config_file.text_of(path)
+    lines, problems = config_file.lines(text)
+    kind = kind or kind_of(lines)
+    if problems:
+        return Verdict(path=path, kind=kind, problems=tuple(problems))
     if kind is None:
         raise KindUnknown(f"{path}: its keys do not tell whether these are the settings of a storage or of a server")
-    try:
-        return kind, config_file.load(path, KINDS[kind]), keys
-    except BadConfig as error:
-        raise BadConfig(
-            error.message,
-            not_done=_NOT_DONE,
-            next_step="correct the file; `waltzctl config explain SETTING` says what a setting means",
-            kind=kind,
-        ) from error
+    settings, problems = config_file.read(text, KINDS[kind])
+    return Verdict(path=path, kind=kind, settings=settings, lines=lines, problems=tuple(problems))
 
 
 def verdict_of(path: str, kind: str | None, *, with_files: bool = True) -> Verdict:
     """`with_files`: the certificates that it names are on this machine."""
     try:
-        kind, settings, lines = loaded(path, kind)
-    except KindUnknown as error:
-        return Verdict(path=path, kind=None, problems=((None, f"{_without(path, error.message)}; say --kind"),))
-    except BadConfig as error:
-        return Verdict(path=path, kind=error.facts.get("kind", kind), problems=tuple(_problems(path, error.message)))
-    if with_files:
-        from waltzd.protocol.role import Role
-        from waltzd.wire.tls import tls_for
-
+        found = looked_at(path, kind)
+    except (KindUnknown, BadConfig) as error:
+        what = error.message.removeprefix(f"{path}: ") + ("; say --kind" if isinstance(error, KindUnknown) else "")
+        return Verdict(path=path, kind=kind, problems=(Problem(None, what),))
+    if with_files and found.settings is not None:
         try:
-            if isinstance(settings, StorageConfig):
-                tls_for(settings, Role.STORAGE, settings.cluster_key)
-            else:
-                tls_for(settings, Role.SERVER, None)
+            check_files(found.settings)
         except BadConfig as error:
-            return Verdict(path=path, kind=kind, problems=((lines.get("tls_certificate"), error.message),))
-    return Verdict(path=path, kind=kind, problems=())
-
-
-def _without(path: str, message: str) -> str:
-    return message.removeprefix(f"{path}: ")
-
-
-def _problems(path: str, message: str) -> list[tuple[int | None, str]]:
-    """The problems that one message tells, taken apart again."""
-    head, *lines = message.split("\n  ")
-    texts = lines if re.fullmatch(re.escape(path) + r" has [0-9]+ problems:", head) else [_without(path, message)]
-    found = [(_PROBLEM.fullmatch(text), text) for text in texts]
-    return [(int(match[1]), match[2]) if match else (None, text) for match, text in found]
+            return replace(found, problems=(Problem(found.lines.get("tls_certificate"), error.message),))
+    return found
 
 
 @click.command("validate", epilog=exit_codes())
@@ -162,7 +109,7 @@ def validate(files: tuple[str, ...], kind: str | None, elsewhere: bool, output: 
                     {
                         "path": verdict.path,
                         "kind": verdict.kind,
-                        "problems": [{"line": line, "text": text} for line, text in verdict.problems],
+                        "problems": [problem._asdict() for problem in verdict.problems],
                     }
                     for verdict in verdicts
                 ],
@@ -180,8 +127,8 @@ def _put_verdict(verdict: Verdict) -> None:
         click.echo(f"{verdict.path}: sound, {whose}")
         return
     click.echo(f"{verdict.path}: {whose} with {count(len(verdict.problems), 'problem')}")
-    for line, text in verdict.problems:
-        click.echo(textwrap.indent(f"line {line}: {text}" if line is not None else text, "  "))
+    for problem in verdict.problems:
+        click.echo(textwrap.indent(str(problem), "  "))
 
 
 @click.command("show", epilog=exit_codes())
@@ -196,16 +143,21 @@ def show(file: str, kind: str | None, output: str) -> int:
       waltzctl config show configs/storage.yml
       waltzctl config show configs/server.yml -o json
     """
-    kind, settings, lines = loaded(file, kind)
+    found = looked_at(file, kind)
+    try:
+        settings: Any = config_file.sound(file, found.settings, found.problems)
+    except BadConfig as error:
+        step = "correct the file; `waltzctl config explain SETTING` says what a setting means"
+        raise BadConfig(error.message, not_done="nothing was started or changed", next_step=step) from error
     rows = []
     for name, value in config_file.resolved(settings).items():
-        line = lines.get(name)
+        line = found.lines.get(name)
         origin = "default" if line is None else f"line {line}"
         rows.append(
             {"setting": name, "value": None if getattr(settings, name) is None else value, "origin": origin, "line": line}
         )
     columns = (Column("setting"), Column("value"), Column("origin"))
-    put(Listing(kind="settings", columns=columns, rows=rows, nothing=""), output, path=file, daemon=kind)
+    put(Listing(kind="settings", columns=columns, rows=rows, nothing=""), output, path=file, daemon=found.kind)
     return EXIT_OK
 
 
@@ -266,11 +218,8 @@ def explain(*, setting: str | None, output: str, **where: Any) -> int:
 def _explanation(name: str, about: Setting) -> tuple[str, ...]:
     """Below its name."""
     facts = {"Default": "none, it must be given" if about.required else spell(about.default, about)}
-    if about.choices:
-        facts["Bounds"] = f"one of {', '.join(about.choices)}"
-    elif about.minimum is not None and about.maximum is not None:
-        unit = f" {about.unit}" if about.unit not in ("", "bytes") else ""
-        facts["Bounds"] = f"from {spell(about.minimum, about)} to {spell(about.maximum, about)}{unit}"
+    if bounds := config_file.bounds(about):
+        facts["Bounds"] = bounds[0].lower() + bounds[1:-1]
     facts["Example"] = f"{name}: {_example(about)}"
     meaning = textwrap.wrap(about.doc, 78, initial_indent="  ", subsequent_indent="  ")
     return ("", *meaning, "", *(f"  {label + ':':<9}{text}" for label, text in facts.items()))
@@ -287,8 +236,8 @@ def _as_json(kind: str, about: Setting) -> dict[str, Any]:
         "meaning": about.doc,
         "is_required": about.required,
         "default": default,
-        "minimum": about.minimum,
-        "maximum": about.maximum,
+        "minimum": about.bounds and about.bounds[0],
+        "maximum": about.bounds and about.bounds[1],
         "unit": about.unit or None,
         "choices": list(about.choices),
         "example": _example(about),

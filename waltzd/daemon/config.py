@@ -10,40 +10,111 @@ import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from waltzd.daemon.config_file import document, sample
 from waltzd.daemon.settings import setting, spell_size
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.address import Address, is_name, parse_address
+from waltzd.protocol.role import Role
 
 MESSAGE_OVERHEAD_BYTES = 64 << 10
 """What a gRPC message may have around its records: columns, session, partition, lengths."""
 
-_TLS_CERTIFICATE = (
-    "Certificate of this process in PEM, with intermediate ones behind it. Together with `tls_key` and `tls_ca` it makes "
-    "every connection mutual TLS. A file that is replaced is used from the next connection on."
-)
-_TLS_KEY = "Private key of the certificate in PEM. Other users of the machine must not be able to read it."
-_TLS_CA = "Certificates in PEM of those whose signature on a certificate counts."
-_TLS_REVOKED = (
-    "Revocation lists in PEM, one or more. Whoever shows a certificate that one of them names is refused, and what is "
-    "open to it ends within some seconds. A file that is replaced counts at once."
-)
-_PLAINTEXT = (
-    "Where this daemon may listen without certificates. `loopback`: for this machine only. `anywhere`: whoever reaches the "
-    "port may do everything."
-)
+_ROOT = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
+_NUMBERS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+_WILDCARDS = ("0.0.0.0", "::")
+"""Addresses to listen on that nobody can connect to."""
+RECORD_BYTES_MAX = 16 << 20
+"""What storages take unless they are told otherwise: a payload with what stands around it in a record."""
 
 _HTTP_LISTEN = (
     "Address for machines that watch: `/metrics` for Prometheus, `/healthz` and `/readyz`. Nothing is secret there and "
     "nothing can be changed, and there is no TLS: use an internal address. Without one there is no such port."
 )
+_TLS_CERTIFICATE = (
+    "Certificate of this process in PEM, with intermediate ones behind it. Together with `tls_key` and `tls_ca` it makes "
+    "every connection mutual TLS. A file that is replaced is used from the next connection on."
+)
+_TLS_KEY = "Private key of the certificate in PEM. Other users of the machine must not be able to read it."
 
 
 @dataclass(frozen=True, kw_only=True)
-class StorageConfig:
+class DaemonConfig:
+    """What both daemons are told. Each declares the fields without a text itself, in words of its own."""
+
+    role: ClassVar[Role]
+
+    listen: Address
+    admin_listen: Address
+    http_listen: Address | None
+    tls_certificate: str | None
+    tls_key: str | None
+    tls_ca: str | None = setting(
+        "Certificates in PEM of those whose signature on a certificate counts.", default=None, example="/etc/waltz/ca.pem"
+    )
+    tls_revoked: str | None = setting(
+        "Revocation lists in PEM, one or more. Whoever shows a certificate that one of them names is refused, and what is "
+        "open to it ends within some seconds. A file that is replaced counts at once.",
+        default=None,
+        example="/etc/waltz/revoked.pem",
+    )
+    plaintext: str = setting(
+        "Where this daemon may listen without certificates. `loopback`: for this machine only. `anywhere`: whoever reaches "
+        "the port may do everything.",
+        default="loopback",
+        choices=("loopback", "anywhere"),
+    )
+    log_format: str = setting(
+        "How log lines look: `text` for people, `json` for collectors.", default="text", choices=("text", "json")
+    )
+    log_level: str = setting(
+        "The least important lines that are logged.", default="info", choices=("debug", "info", "warning", "error")
+    )
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Settings that are wrong in a way that their type does not show, or do not go together: (key, what is wrong)."""
+        if self.admin_listen == self.listen and self.listen.port != 0:
+            yield "admin_listen", f"{self.admin_listen} is also the address of `listen`; the two must differ"
+        yield from self._shared("listen", self.listen)
+        yield from self._shared("admin_listen", self.admin_listen)
+        missing = [name for name in ("tls_certificate", "tls_key", "tls_ca") if getattr(self, name) is None]
+        if 0 < len(missing) < 3:
+            yield missing[0], "it is missing: tls_certificate, tls_key and tls_ca go together"
+        if missing and self.tls_revoked is not None:
+            yield "tls_revoked", "without tls_certificate, tls_key and tls_ca nobody shows a certificate"
+        if len(missing) < 3 or self.plaintext == "anywhere":
+            return
+        for name, address in (("listen", self.listen), ("admin_listen", self.admin_listen)):
+            if not address.is_loopback:
+                yield (
+                    name,
+                    f"{address} can be reached from other machines, so it needs certificates: set tls_certificate, tls_key "
+                    "and tls_ca, or, where nobody else is on the network, plaintext: anywhere",
+                )
+
+    def _shared(self, name: str, other: Address) -> Iterator[tuple[str, str]]:
+        """Two ports cannot be one, also where one of them is at all addresses of the machine."""
+        http = self.http_listen
+        if http is None or http.port == 0 or http.port != other.port:
+            return
+        if http.host == other.host or http.host in _WILDCARDS or other.host in _WILDCARDS:
+            yield "http_listen", f"{http} is also the address of `{name}`; the two must differ"
+
+
+def check_files(config: DaemonConfig) -> None:
+    """The certificates that it names are there, fit together and say the role of the daemon; `BadConfig` otherwise."""
+    from waltzd.wire.tls import tls_for
+
+    tls_for(config, config.role, config.cluster_key if isinstance(config, StorageConfig) else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageConfig(DaemonConfig):
     """Settings of one storage daemon."""
+
+    role = Role.STORAGE
 
     directory: str = setting(
         "Where this storage keeps its files. One process holds it at a time. It is created when it does not exist.",
@@ -62,8 +133,7 @@ class StorageConfig:
     stream_port: int = setting(
         "Port for what servers append and copy, on the host of `listen`. 0 lets the system choose one: servers are told.",
         default=0,
-        minimum=0,
-        maximum=65535,
+        bounds=(0, 65535),
     )
     admin_listen: Address = setting(
         "Address for operators: health, partitions, verification. It must differ from `listen`.",
@@ -82,84 +152,65 @@ class StorageConfig:
     partitions: int | None = setting(
         "How many partitions the cluster has. Needed only the first time; afterwards it must agree when given.",
         default=None,
-        minimum=1,
-        maximum=PARTITIONS_MAX,
+        bounds=(1, PARTITIONS_MAX),
         example="16",
     )
     segment_bytes_max: int = setting(
         "Start a new segment when the current one is larger than this; the record that crosses it stays whole.",
         default=64 << 20,
-        minimum=1 << 10,
-        maximum=1 << 40,
+        bounds=(1 << 10, 1 << 40),
         unit="bytes",
     )
     record_bytes_max: int = setting(
         "The largest record that is accepted, with its 40 bytes around the payload. Use the same on all storages.",
         default=16 << 20,
-        minimum=1 << 10,
-        maximum=1 << 30,
+        bounds=(1 << 10, 1 << 30),
         unit="bytes",
     )
     frame_bytes_max: int = setting(
         "How many bytes of records travel in one message. A record larger than this travels in a message of its own.",
         default=4 << 20,
-        minimum=1 << 10,
-        maximum=1 << 30,
+        bounds=(1 << 10, 1 << 30),
         unit="bytes",
     )
     queue_bytes_max: int = setting(
         "Bytes of appends that may wait before senders wait, over all partitions; one may fill a quarter of it. One frame "
         "of each partition always may wait.",
         default=32 << 20,
-        minimum=1 << 10,
-        maximum=16 << 30,
+        bounds=(1 << 10, 16 << 30),
         unit="bytes",
     )
     read_chunk_bytes: int = setting(
         "How much is read from a file at once to serve a reader. A larger record is read whole.",
         default=1 << 20,
-        minimum=4 << 10,
-        maximum=1 << 30,
+        bounds=(4 << 10, 1 << 30),
         unit="bytes",
     )
     free_bytes_min: int = setting(
         "Appends are refused while the file system has less free space than this. Reads and administration go on.",
         default=64 << 20,
-        minimum=0,
-        maximum=1 << 50,
+        bounds=(0, 1 << 50),
         unit="bytes",
     )
     reserve_bytes: int = setting(
         "Size of the file that keeps space back, so that starting never needs free space on a full disk.",
         default=1 << 20,
-        minimum=64 << 10,
-        maximum=1 << 40,
+        bounds=(64 << 10, 1 << 40),
         unit="bytes",
     )
     flush_threads: int = setting(
         "Threads that write and flush. More of them help when the disk serves several flushes at once.",
         default=4,
-        minimum=1,
-        maximum=256,
+        bounds=(1, 256),
     )
     drain_seconds: int = setting(
         "How long calls that are under way may take to finish after a request to stop.",
         default=10,
-        minimum=0,
-        maximum=3600,
+        bounds=(0, 3600),
         unit="seconds",
     )
     tls_certificate: str | None = setting(_TLS_CERTIFICATE, default=None, example="/etc/waltz/storage.pem")
     tls_key: str | None = setting(_TLS_KEY, default=None, example="/etc/waltz/storage.key")
-    tls_ca: str | None = setting(_TLS_CA, default=None, example="/etc/waltz/ca.pem")
-    tls_revoked: str | None = setting(_TLS_REVOKED, default=None, example="/etc/waltz/revoked.pem")
-    plaintext: str = setting(_PLAINTEXT, default="loopback", choices=("loopback", "anywhere"))
-    log_format: str = setting(
-        "How log lines look: `text` for people, `json` for collectors.", default="text", choices=("text", "json")
-    )
-    log_level: str = setting(
-        "The least important lines that are logged.", default="info", choices=("debug", "info", "warning", "error")
-    )
 
     @property
     def message_bytes_max(self) -> int:
@@ -167,28 +218,19 @@ class StorageConfig:
         return max(self.frame_bytes_max, self.record_bytes_max) + MESSAGE_OVERHEAD_BYTES
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Settings that are wrong in a way that their type does not show, or do not go together: (key, what is wrong)."""
-        yield from _name(self.name)
-        if self.admin_listen == self.listen and self.listen.port != 0:
-            yield "admin_listen", f"{self.admin_listen} is also the address of `listen`; the two must differ"
+        if self.name is not None:
+            yield from _name(self.name)
+        yield from super().conflicts()
         if self.stream_port != 0 and self.stream_port in (self.listen.port, self.admin_listen.port):
             yield "stream_port", f"{self.stream_port} is also the port of `listen` or `admin_listen`; all three must differ"
-        streams = Address(self.listen.host, self.stream_port)
-        yield from _shared(self.http_listen, listen=self.listen, admin_listen=self.admin_listen, stream_port=streams)
-        yield from _unprotected(self)
-
-
-_ROOT = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
-_NUMBERS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
-_WILDCARDS = ("0.0.0.0", "::")
-"""Addresses to listen on that nobody can connect to."""
-RECORD_BYTES_MAX = 16 << 20
-"""What storages take unless they are told otherwise: a payload with what stands around it in a record."""
+        yield from self._shared("stream_port", Address(self.listen.host, self.stream_port))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig:
+class ServerConfig(DaemonConfig):
     """Settings of one server, the daemon that owns partitions."""
+
+    role = Role.SERVER
 
     name: str = setting(
         "The name of this server in its cluster, and its identity: a restarted server of the same name takes up where it "
@@ -203,8 +245,7 @@ class ServerConfig:
     session_seconds: int = setting(
         "How long ZooKeeper waits for a sign of life before it declares this server dead and its partitions move.",
         default=6,
-        minimum=1,
-        maximum=60,
+        bounds=(1, 60),
         unit="seconds",
     )
     listen: Address = setting(
@@ -234,89 +275,70 @@ class ServerConfig:
     payload_bytes_max: int = setting(
         "The largest payload of a transaction. With 40 bytes more it must fit into `record_bytes_max` of every storage.",
         default=1 << 20,
-        minimum=1,
-        maximum=RECORD_BYTES_MAX - OVERHEAD_BYTES,
+        bounds=(1, RECORD_BYTES_MAX - OVERHEAD_BYTES),
         unit="bytes",
     )
-    locks_max: int = setting("The most locks that one transaction may have.", default=1000, minimum=1, maximum=100_000)
+    locks_max: int = setting("The most locks that one transaction may have.", default=1000, bounds=(1, 100_000))
     frame_bytes_max: int = setting(
         "How many bytes of transactions travel in one message. A larger transaction travels in a message of its own.",
         default=4 << 20,
-        minimum=1 << 10,
-        maximum=64 << 20,
+        bounds=(1 << 10, 64 << 20),
         unit="bytes",
     )
     inflight_bytes_max: int = setting(
         "Bytes of a partition that may be on their way to its replicas before clients wait. At least one transaction and "
         "one frame must fit.",
         default=16 << 20,
-        minimum=1 << 10,
-        maximum=4 << 30,
+        bounds=(1 << 10, 4 << 30),
         unit="bytes",
     )
     mounts_max: int = setting(
         "How many clients may have a partition mounted or read by id, counted over all partitions of this server. One that "
         "does not read what it asked for holds up to about 2 MiB.",
         default=1024,
-        minimum=1,
-        maximum=1_000_000,
+        bounds=(1, 1_000_000),
     )
     lock_table_size: int = setting(
         "How many locks each partition remembers. A client that lags further behind than these reach is refused and has to "
         "catch up first. A hundred thousand take about 20 MiB.",
         default=50_000,
-        minimum=1,
-        maximum=100_000_000,
+        bounds=(1, 100_000_000),
     )
     tail_bytes_max: int = setting(
         "Memory for the newest transactions, shared evenly by all partitions of the cluster, because one server may have "
         "to take them all: readers that are nearly level are served from it, slower ones from a storage.",
         default=64 << 20,
-        minimum=1 << 20,
-        maximum=1 << 40,
+        bounds=(1 << 20, 1 << 40),
         unit="bytes",
     )
     session_bytes_max: int = setting(
         "A session of a partition ends, and a new one begins, after so many bytes: recovery never has to look at more than "
         "about that.",
         default=1 << 30,
-        minimum=1 << 20,
-        maximum=1 << 50,
+        bounds=(1 << 20, 1 << 50),
         unit="bytes",
     )
     storage_seconds: int = setting(
         "How long a call to a storage may take before the storage is taken as silent.",
         default=5,
-        minimum=1,
-        maximum=600,
+        bounds=(1, 600),
         unit="seconds",
     )
     catch_up_bytes_per_second: int = setting(
         "How much each replica that has to catch up may copy in a second, so that copying does not slow down writing. "
         "0 sets no bound.",
         default=64 << 20,
-        minimum=0,
-        maximum=1 << 40,
+        bounds=(0, 1 << 40),
         unit="bytes",
     )
     drain_seconds: int = setting(
         "How long other servers may take to take over the partitions after a request to stop.",
         default=30,
-        minimum=0,
-        maximum=3600,
+        bounds=(0, 3600),
         unit="seconds",
     )
     tls_certificate: str | None = setting(_TLS_CERTIFICATE, default=None, example="/etc/waltz/server.pem")
     tls_key: str | None = setting(_TLS_KEY, default=None, example="/etc/waltz/server.key")
-    tls_ca: str | None = setting(_TLS_CA, default=None, example="/etc/waltz/ca.pem")
-    tls_revoked: str | None = setting(_TLS_REVOKED, default=None, example="/etc/waltz/revoked.pem")
-    plaintext: str = setting(_PLAINTEXT, default="loopback", choices=("loopback", "anywhere"))
-    log_format: str = setting(
-        "How log lines look: `text` for people, `json` for collectors.", default="text", choices=("text", "json")
-    )
-    log_level: str = setting(
-        "The least important lines that are logged.", default="info", choices=("debug", "info", "warning", "error")
-    )
 
     @property
     def message_bytes_max(self) -> int:
@@ -342,12 +364,19 @@ class ServerConfig:
         return partitions_of(self.preferred) if self.preferred is not None else ()
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Settings that are wrong in a way that their type does not show, or do not go together: (key, what is wrong)."""
-        yield from _texts(self)
-        if self.admin_listen == self.listen and self.listen.port != 0:
-            yield "admin_listen", f"{self.admin_listen} is also the address of `listen`; the two must differ"
-        yield from _shared(self.http_listen, listen=self.listen, admin_listen=self.admin_listen)
-        yield from _unprotected(self)
+        yield from _name(self.name)
+        for part in self.coordinator.split(","):
+            try:
+                parse_address(part.strip())
+            except ValueError as error:
+                yield "coordinator", str(error)
+        if not _ROOT.fullmatch(self.cluster):
+            yield "cluster", f"{self.cluster!r} is not a path; write it as in /waltz or /waltz/production"
+        try:
+            _ = self.preferred_partitions
+        except ValueError as error:
+            yield "preferred", str(error)
+        yield from super().conflicts()
         if self.advertise is None and self.listen.host in _WILDCARDS:
             yield "advertise", f"nobody can connect to {self.listen.host}; say which address applications are to use"
         if self.advertise is not None and (self.advertise.host in _WILDCARDS or self.advertise.port == 0):
@@ -358,32 +387,6 @@ class ServerConfig:
                 "inflight_bytes_max",
                 f"{spell_size(self.inflight_bytes_max)} cannot hold one transaction and one frame; raise it to "
                 f"{spell_size(needed)}, or lower payload_bytes_max and frame_bytes_max",
-            )
-
-
-def _shared(http: Address | None, **others: Address) -> Iterator[tuple[str, str]]:
-    """Two ports cannot be one, also where one of them is at all addresses of the machine."""
-    for name, other in others.items():
-        if http is None or http.port == 0 or http.port != other.port:
-            continue
-        if http.host == other.host or http.host in _WILDCARDS or other.host in _WILDCARDS:
-            yield "http_listen", f"{http} is also the address of `{name}`; the two must differ"
-
-
-def _unprotected(config: StorageConfig | ServerConfig) -> Iterator[tuple[str, str]]:
-    missing = [name for name in ("tls_certificate", "tls_key", "tls_ca") if getattr(config, name) is None]
-    if 0 < len(missing) < 3:
-        yield missing[0], "it is missing: tls_certificate, tls_key and tls_ca go together"
-    if missing and config.tls_revoked is not None:
-        yield "tls_revoked", "without tls_certificate, tls_key and tls_ca nobody shows a certificate"
-    if len(missing) < 3 or config.plaintext == "anywhere":
-        return
-    for name, address in (("listen", config.listen), ("admin_listen", config.admin_listen)):
-        if not address.is_loopback:
-            yield (
-                name,
-                f"{address} can be reached from other machines, so it needs certificates: set tls_certificate, tls_key and "
-                "tls_ca, or, where nobody else is on the network, plaintext: anywhere",
             )
 
 
@@ -400,25 +403,9 @@ def partitions_of(text: str) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-def _name(name: str | None) -> Iterator[tuple[str, str]]:
-    if name is not None and not is_name(name):
+def _name(name: str) -> Iterator[tuple[str, str]]:
+    if not is_name(name):
         yield "name", f"{name!r} is not a name: use letters, digits, dots, dashes and underscores, at most 64"
-
-
-def _texts(config: ServerConfig) -> Iterator[tuple[str, str]]:
-    yield from _name(config.name)
-    for part in config.coordinator.split(","):
-        try:
-            parse_address(part.strip())
-        except ValueError as error:
-            yield "coordinator", str(error)
-    if not _ROOT.fullmatch(config.cluster):
-        yield "cluster", f"{config.cluster!r} is not a path; write it as in /waltz or /waltz/production"
-    if config.preferred is not None:
-        try:
-            partitions_of(config.preferred)
-        except ValueError as error:
-            yield "preferred", str(error)
 
 
 FILES = {

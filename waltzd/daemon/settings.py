@@ -16,54 +16,47 @@ from typing import Any
 
 from waltzd.protocol.address import Address, parse_address
 
+_REQUIRED: Any = object()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """What is declared about one setting, apart from its name and type."""
 
     doc: str
-    required: bool
     default: Any
-    minimum: int | None
-    maximum: int | None
+    bounds: tuple[int, int] | None
+    """Of a number: the least and the largest."""
     unit: str
     choices: tuple[str, ...]
     example: str
 
-
-_REQUIRED: Any = object()
+    @property
+    def required(self) -> bool:
+        return self.default is _REQUIRED
 
 
 def setting(
     doc: str,
     *,
     default: Any = _REQUIRED,
-    minimum: int | None = None,
-    maximum: int | None = None,
+    bounds: tuple[int, int] | None = None,
     unit: str = "",
     choices: tuple[str, ...] = (),
     example: str = "",
 ) -> Any:
     """A field of a settings class. `unit="bytes"` accepts sizes such as 64MiB; without a default it must be given."""
-    about = Setting(
-        doc=doc,
-        required=default is _REQUIRED,
-        default=None if default is _REQUIRED else default,
-        minimum=minimum,
-        maximum=maximum,
-        unit=unit,
-        choices=choices,
-        example=example,
-    )
-    if default is _REQUIRED:
-        return dataclasses.field(metadata={"setting": about})
-    return dataclasses.field(default=default, metadata={"setting": about})
+    about = Setting(doc=doc, default=default, bounds=bounds, unit=unit, choices=choices, example=example)
+    is_optional: dict[str, Any] = {} if about.required else {"default": default}
+    return dataclasses.field(**is_optional, metadata={"setting": about})
 
 
 def declared(kind: type[Any]) -> dict[str, tuple[Any, Setting]]:
-    """Name → (type, declaration), in the order of declaration."""
+    """Name → (type, declaration), in the order of declaration: first its own, then those of the class that it extends."""
     hints = typing.get_type_hints(kind)
-    return {item.name: (hints[item.name], item.metadata["setting"]) for item in dataclasses.fields(kind)}
+    found = {item.name: item.metadata["setting"] for item in dataclasses.fields(kind)}
+    names = dict.fromkeys([name for name in kind.__annotations__ if name in found] + list(found))
+    return {name: (hints[name], found[name]) for name in names}
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -109,10 +102,11 @@ def _integer(text: str, about: Setting) -> int:
         if len(text) > _DIGITS_MAX or not _INTEGER.fullmatch(text):
             raise ValueError(f"{text!r} is not a whole number")
         value = int(text.replace("_", ""))
-    if about.minimum is not None and value < about.minimum:
-        raise ValueError(f"{text} is below the minimum, {spell_bound(about.minimum)}")
-    if about.maximum is not None and value > about.maximum:
-        raise ValueError(f"{text} is above the maximum, {spell_bound(about.maximum)}")
+    least, most = about.bounds or (value, value)
+    if value < least:
+        raise ValueError(f"{text} is below the minimum, {spell_bound(least)}")
+    if value > most:
+        raise ValueError(f"{text} is above the maximum, {spell_bound(most)}")
     return value
 
 
