@@ -5,6 +5,17 @@ from __future__ import annotations
 import enum
 from dataclasses import asdict, dataclass
 
+from waltzd.errors import (
+    ControlDamaged,
+    ForeignCluster,
+    HeaderDamaged,
+    NotRegularFile,
+    PartitionDamaged,
+    ReadFailed,
+    UnknownVersion,
+    WaltzError,
+)
+
 
 class Code(enum.StrEnum):
     """What is wrong. The value is what JSON output and scripts see."""
@@ -75,6 +86,16 @@ INDEX_CODES = frozenset(
 HARMLESS_CODES = INDEX_CODES | {Code.TORN_TAIL, Code.CONTROL_STRUCT, Code.PROMISE_SLOT, Code.DAMAGED_PAYLOAD}
 """A replica with only these still holds everything that it acknowledged, as it was sent."""
 
+_ERRORS: dict[Code, type[WaltzError]] = {
+    Code.DAMAGED_HEADER: HeaderDamaged,
+    Code.UNKNOWN_VERSION: UnknownVersion,
+    Code.FOREIGN_KEY: ForeignCluster,
+    Code.CONTROL_FILE: ControlDamaged,
+    Code.NOT_A_FILE: NotRegularFile,
+    Code.UNREADABLE: ReadFailed,
+}
+"""What a daemon raises where it cannot go on; `PartitionDamaged` for all others."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -106,6 +127,12 @@ class Finding:
             ids = f"id {self.first_id}" if self.first_id == self.last_id else f"ids {self.first_id} to {self.last_id}"
             where += f", {ids}"
         return f"{self.code}: {where}: {self.detail}"
+
+    def error(self) -> WaltzError:
+        error = _ERRORS.get(self.code, PartitionDamaged)(f"{self.path}: {self.detail}")
+        if self.partition is not None:
+            error.facts["partition"] = str(self.partition)
+        return error
 
     def as_dict(self) -> dict[str, object]:
         return {**asdict(self), "code": str(self.code), "remedy": self.remedy}

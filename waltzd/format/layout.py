@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from waltzd.errors import ControlDamaged, HeaderDamaged, UnknownVersion
+from waltzd.format.finding import Code, Finding
 
 VERSION = 0
 """The only format version there is. Each file header carries it, and each reader dispatches on it."""
@@ -111,6 +112,52 @@ class FileHeader:
         if version != VERSION:
             raise UnknownVersion(f"{where} has format version {version}; this program knows version {VERSION}")
         return FileHeader(created_ms=created_ms, key=UUID(bytes=key), partition=partition, first_id=first_id)
+
+
+def read_header(
+    raw: bytes, path: str, key: UUID | None, partition: int | None, first_id: int
+) -> tuple[FileHeader | None, list[Finding]]:
+    """What the header of a segment or of an index says, and all that is wrong with it in this place. A key or partition
+    that is None is not known."""
+    findings: list[Finding] = []
+
+    def bad(code: Code, detail: str, first_byte: int, last_byte: int) -> None:
+        findings.append(
+            Finding(code=code, path=path, detail=detail, partition=partition, first_byte=first_byte, last_byte=last_byte)
+        )
+
+    try:
+        header = FileHeader.decode(raw, "the file")
+    except HeaderDamaged as error:
+        bad(Code.DAMAGED_HEADER, error.message, 0, HEADER_BYTES - 1)
+        return None, findings
+    except UnknownVersion as error:
+        bad(Code.UNKNOWN_VERSION, error.message, 0, 3)
+        return None, findings
+    if key is not None and header.key != key:
+        bad(Code.FOREIGN_KEY, f"belongs to the cluster {header.key}, not to {key}", 12, 27)
+    if partition is not None and header.partition != partition:
+        bad(Code.DAMAGED_HEADER, f"the header says partition {header.partition}, the directory {partition}", 28, 31)
+    if header.first_id != first_id:
+        bad(Code.DAMAGED_HEADER, f"the header says first id {header.first_id}, the file name {first_id}", 32, 39)
+    filled = [at for at in range(_FILE_HEADER.size, HEADER_BYTES) if raw[at]]
+    if filled:
+        bad(Code.DAMAGED_HEADER, "the reserved part of the header must be zero", filled[0], filled[-1])
+    return header, findings
+
+
+def check_header(raw: bytes, path: str, expected: FileHeader) -> FileHeader:
+    """The header, which must be that of this place. Its date is its own, and its reserved part means nothing."""
+    header, findings = read_header(raw, path, expected.key, expected.partition, expected.first_id)
+    for finding in misplaced(findings):
+        raise finding.error()
+    assert header is not None
+    return header
+
+
+def misplaced(findings: list[Finding]) -> list[Finding]:
+    """Of the findings of a header, those that make it one of another file."""
+    return [finding for finding in findings if finding.first_byte is None or finding.first_byte < _FILE_HEADER.size]
 
 
 # -- control file ------------------------------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ writing); a report says what is there. Both travel between processes. Nothing is
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import numpy as np
 
 from waltzd.disk.seam import Disk, File, join
-from waltzd.errors import HeaderDamaged, NotRegularFile, PathMissing, ReadFailed, UnknownVersion
+from waltzd.errors import NotRegularFile, PathMissing, ReadFailed
 from waltzd.format.checksum import I64, crc_of_rows, shift
 from waltzd.format.finding import Code, Finding
 from waltzd.format.index import offsets_of
@@ -26,6 +26,8 @@ from waltzd.format.layout import (
     index_entries,
     index_name,
     index_offset,
+    misplaced,
+    read_header,
     segment_name,
 )
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, heads, id_and_length, trailers
@@ -67,6 +69,8 @@ class SegmentReport:
     """The same, with the ids that a finding about the end already names."""
     in_flight_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
+    header: FileHeader | None = None
+    """None when the file has that of another one, or none."""
 
 
 def inspect_segment(disk: Disk, task: SegmentTask) -> SegmentReport:
@@ -184,39 +188,23 @@ class _Inspection:
 
     def _check_header(self, file: File) -> int | None:
         """The id to start with, or None when this cannot be read as a segment."""
-        task = self._task
-        raw = file.read(0, HEADER_BYTES)
-        try:
-            header = FileHeader.decode(raw, "the segment")
-        except HeaderDamaged as error:
-            self._find(Code.DAMAGED_HEADER, error.message, first_byte=0, last_byte=HEADER_BYTES - 1)
+        task, raw = self._task, file.read(0, HEADER_BYTES)
+        header, findings = self._read_header(raw, self._path)
+        self._report.findings += findings
+        if header is None:
             return None
-        except UnknownVersion as error:
-            self._find(Code.UNKNOWN_VERSION, error.message, first_byte=0, last_byte=3)
-            return None
+        if not misplaced(findings):
+            self._report.header = header
         if self._partition is None:
             self._partition = header.partition
-        if task.key is not None and header.key != task.key:
-            detail = f"belongs to the cluster {header.key}, not to {task.key}"
-            self._find(Code.FOREIGN_KEY, detail, first_byte=12, last_byte=27)
-        for first, last, problem in self._header_problems(header, raw):
-            self._find(Code.DAMAGED_HEADER, problem, first_byte=first, last_byte=last)
         if header.first_id != task.first_id:  # the first record says which of name and header to go by
             head = file.read(HEADER_BYTES, HEAD_BYTES)
             if len(head) == HEAD_BYTES and id_and_length(head)[0] == header.first_id:
                 return header.first_id
         return task.first_id
 
-    def _header_problems(self, header: FileHeader, raw: bytes) -> list[tuple[int, int, str]]:
-        out: list[tuple[int, int, str]] = []
-        if header.partition != self._partition:
-            out.append((28, 31, f"the header says partition {header.partition}, the directory {self._partition}"))
-        if header.first_id != self._task.first_id:
-            out.append((32, 39, f"the header says first id {header.first_id}, the file name {self._task.first_id}"))
-        filled = [at for at in range(40, HEADER_BYTES) if raw[at]]
-        if filled:
-            out.append((filled[0], filled[-1], "the reserved part of the header must be zero"))
-        return out
+    def _read_header(self, raw: bytes, path: str) -> tuple[FileHeader | None, list[Finding]]:
+        return read_header(raw, path, self._task.key, self._partition, self._task.first_id)
 
     def _open_index(self) -> None:
         try:
@@ -229,21 +217,12 @@ class _Inspection:
             return
         self._index = index
         raw = index.read(0, HEADER_BYTES)
-        try:
-            header = FileHeader.decode(raw, "the index")
-        except (HeaderDamaged, UnknownVersion) as error:
-            last = HEADER_BYTES - 1 if isinstance(error, HeaderDamaged) else 3
-            self._find(Code.DAMAGED_INDEX, error.message, in_index=True, first_byte=0, last_byte=last)
-            if len(raw) < HEADER_BYTES:  # there are no entries to say more about
-                index.close()
-                self._index = None
-                return
-        else:
-            problems = self._header_problems(header, raw)
-            if self._task.key is not None and header.key != self._task.key:
-                problems.append((12, 27, f"the header says cluster {header.key}, not {self._task.key}"))
-            for first, last, problem in problems:
-                self._find(Code.DAMAGED_INDEX, problem, in_index=True, first_byte=first, last_byte=last)
+        for finding in self._read_header(raw, self._index_path)[1]:
+            self._report.findings.append(replace(finding, code=Code.DAMAGED_INDEX))
+        if len(raw) < HEADER_BYTES:  # there are no entries to say more about
+            index.close()
+            self._index = None
+            return
         self._entries = index_entries(index.size())
 
     # -- each run of sound records

@@ -26,25 +26,14 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from waltzd.disk.seam import Disk, File, join
-from waltzd.errors import HeaderDamaged, NotRegularFile, PathMissing, ReadFailed, UnknownVersion, WaltzError
-from waltzd.format.finding import Code, Finding
+from waltzd.errors import PathMissing, ReadFailed, WaltzError
+from waltzd.format.finding import INDEX_CODES, Code, Finding
 from waltzd.format.index import IndexWriter, install_index
-from waltzd.format.layout import (
-    CONTROL_NAME,
-    HEADER_BYTES,
-    JOURNAL_NAME,
-    NEW_SUFFIX,
-    NO_MARK,
-    SEGMENT_SUFFIX,
-    FileHeader,
-    first_id_of,
-    index_name,
-    segment_name,
-)
-from waltzd.format.scan import Survey, Tail, judge_tail, survey
-from waltzd.storage.offline.inspection import SegmentTask, inspect_segment
-from waltzd.storage.offline.ledger import Ledger, marks_of, read_ledger, read_promise
-from waltzd.storage.offline.verify import OnProgress, Target, partition_of, wanted_targets
+from waltzd.format.layout import CONTROL_NAME, JOURNAL_NAME, NEW_SUFFIX, index_name, segment_name
+from waltzd.format.scan import survey
+from waltzd.storage.offline.inspection import SegmentReport, SegmentTask, inspect_segment
+from waltzd.storage.offline.ledger import Ledger, read_ledger
+from waltzd.storage.offline.verify import OnProgress, Report, Target, plans, wanted_targets
 from waltzd.storage.offline.workers import run
 
 BYTES_MAX = 64 << 20
@@ -119,14 +108,7 @@ class State(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexTask:
-    directory: str
-    first_id: int
-    partition: int | None
-    key: UUID | None
-    next_first_id: int | None = None
-    """Where the next segment starts; None for the last one."""
-    floor: int = NO_MARK
+class IndexTask(SegmentTask):
     left_out: tuple[IdRange, ...] = ()
     """Ids that may be missing from the index."""
 
@@ -157,154 +139,88 @@ class Built:
 
 
 def build_index(disk: Disk, task: IndexTask) -> Built:
-    """One scan of the data. The new index is sealed beside the old one unless that one is right already."""
-    path = join(task.directory, segment_name(task.first_id))
-    try:
-        data = disk.open(path)
-    except (PathMissing, NotRegularFile) as error:
-        return _refused(task, _header_finding(path, Code.NOT_A_FILE, error))
-    try:
-        try:
-            header = FileHeader.decode(data.read(0, HEADER_BYTES), path)
-        except UnknownVersion as error:
-            return _refused(task, _header_finding(path, Code.UNKNOWN_VERSION, error))
-        except HeaderDamaged as error:
-            return _refused(task, _header_finding(path, Code.DAMAGED_HEADER, error))
-        problem = _foreign(header, task)
-        if problem:
-            code = Code.FOREIGN_KEY if task.key is not None and header.key != task.key else Code.DAMAGED_HEADER
-            return _refused(task, Finding(code=code, path=path, detail=problem, partition=task.partition))
-        return _build(disk, task, header, data)
-    except ReadFailed as error:
-        return _refused(task, _header_finding(path, Code.UNREADABLE, error))
-    finally:
-        data.close()
-
-
-def _foreign(header: FileHeader, task: IndexTask) -> str:
-    if task.key is not None and header.key != task.key:
-        return f"belongs to the cluster {header.key}, not to {task.key}"
-    if task.partition is not None and header.partition != task.partition:
-        return f"the header says partition {header.partition}, the directory {task.partition}"
-    if header.first_id != task.first_id:
-        return f"the header says first id {header.first_id}, the file name {task.first_id}"
-    return ""
-
-
-def _header_finding(path: str, code: Code, error: WaltzError) -> Finding:
-    return Finding(code=code, path=path, detail=error.message)
-
-
-def _refused(task: IndexTask, *findings: Finding) -> Built:
-    return Built(directory=task.directory, first_id=task.first_id, state=State.REFUSED, findings=findings)
-
-
-def _build(disk: Disk, task: IndexTask, header: FileHeader, data: File) -> Built:
-    writer = IndexWriter(disk, task.directory, replace(header, created_ms=disk.now_ms()))
-    old = _open_old(disk, task, header)
-    end = data.size()
-    sealed = False
-    try:
-        found = survey(data, first_id=task.first_id, end=end, id_limit=task.next_first_id, index=old, on_run=writer.add)
-        ids, missing, torn = _what_is_missing(found, task)
-        if not all(_may_be_left_out(task, first, last) for first, last in missing):
-            report = inspect_segment(
-                disk,
-                SegmentTask(
-                    directory=task.directory, first_id=task.first_id, partition=task.partition, key=task.key,
-                    next_first_id=task.next_first_id, floor=task.floor,
-                ),
-            )  # fmt: skip
-            damage = [finding for finding in report.findings if finding.code is Code.DAMAGED_RECORD]
-            return _refused(task, *(damage or [_cut_short(task, found)]))
-        writer.seal(ids)
-        sealed = True
-    finally:
-        if not sealed:
-            writer.abandon()
-        if old is not None:
-            old.close()
-    new_path = join(task.directory, index_name(task.first_id) + NEW_SUFFIX)
-    size, crc = sum_of(disk, new_path)
+    """Unless the index is right already, a new one is sealed beside the old one."""
+    report = inspect_segment(disk, task)
+    damage = [finding for finding in report.findings if finding.is_damage]
+    if report.header is None or report.next_id is None or any(finding.code in _HOPELESS for finding in damage):
+        return _refused(task, damage)
+    missing = [finding for finding in damage if finding.code is Code.DAMAGED_RECORD]
+    if report.reaches is not None and task.next_first_id is not None and report.reaches < task.next_first_id:
+        missing.append(_cut_short(task, report.reaches, task.next_first_id - 1))
+    in_the_way = [finding for finding in missing if not _may_be_left_out(task, finding)]
+    if in_the_way:
+        return _refused(task, in_the_way)
+    ends = max(report.next_id, task.next_first_id or 0)
     built = Built(
         directory=task.directory,
         first_id=task.first_id,
-        state=State.REBUILT,
-        records=found.next_id - task.first_id - sum(last - first + 1 for first, last in _id_gaps(found)),
-        left_out=sum(last - first + 1 for first, last in missing if first < ids),
-        data_bytes=end,
-        index_bytes=size,
-        index_crc=crc,
-        torn_bytes=torn,
+        state=State.RIGHT,
+        records=report.records,
+        left_out=sum(last - first + 1 for first, last in map(_ids, missing) if first < ends),
+        data_bytes=report.bytes,
+        torn_bytes=sum(_bytes(finding) for finding in report.findings if finding.code is Code.TORN_TAIL),
     )
-    if old is None or not _same_entries(disk, new_path, built.path):
-        return built
-    disk.remove(new_path)
-    size, crc = sum_of(disk, built.path)
-    return replace(built, state=State.RIGHT, index_bytes=size, index_crc=crc)
+    path = built.path
+    if missing or any(finding.code in INDEX_CODES for finding in report.findings):
+        try:
+            _write(disk, task, report, ends)
+        except ReadFailed as error:
+            return _refused(task, [Finding(code=Code.UNREADABLE, path=built.data_path, detail=error.message)])
+        built, path = replace(built, state=State.REBUILT), path + NEW_SUFFIX
+    size, crc = sum_of(disk, path)
+    return replace(built, index_bytes=size, index_crc=crc)
 
 
-def _cut_short(task: IndexTask, found: Survey) -> Finding:
-    assert task.next_first_id is not None
+_HOPELESS = (Code.UNREADABLE, Code.NOT_A_FILE)
+
+
+def _refused(task: IndexTask, findings: Sequence[Finding]) -> Built:
+    return Built(directory=task.directory, first_id=task.first_id, state=State.REFUSED, findings=tuple(findings))
+
+
+def _cut_short(task: IndexTask, first_id: int, last_id: int) -> Finding:
     return Finding(
         code=Code.SEGMENT_GAP,
         path=join(task.directory, segment_name(task.first_id)),
         partition=task.partition,
         detail="the segment ends before the next one starts",
-        first_id=found.next_id,
-        last_id=task.next_first_id - 1,
+        first_id=first_id,
+        last_id=last_id,
     )
 
 
-def _open_old(disk: Disk, task: IndexTask, header: FileHeader) -> File | None:
-    """The present index, when its header is right: a hint for the scan, and perhaps all that is needed."""
-    try:
-        file = disk.open(join(task.directory, index_name(task.first_id)))
-    except (PathMissing, NotRegularFile):
-        return None
-    try:
-        raw = file.read(0, HEADER_BYTES)
-        old = FileHeader.decode(raw, file.path)
-    except (HeaderDamaged, UnknownVersion, ReadFailed):
-        file.close()
-        return None
-    if replace(old, created_ms=header.created_ms) != header or raw != old.encode():
-        file.close()
-        return None
-    return file
+def _ids(finding: Finding) -> IdRange:
+    assert finding.first_id is not None
+    assert finding.last_id is not None
+    return finding.first_id, finding.last_id
 
 
-def _id_gaps(found: Survey) -> list[IdRange]:
-    return [(gap.first_id, gap.last_id) for gap in found.gaps if gap.last_id >= gap.first_id]
+def _bytes(finding: Finding) -> int:
+    assert finding.first_byte is not None
+    assert finding.last_byte is not None
+    return finding.last_byte - finding.first_byte + 1
 
 
-def _what_is_missing(found: Survey, task: IndexTask) -> tuple[int, list[IdRange], int]:
-    """Where the entries end, the ids that are damage, and how many bytes are a torn tail."""
-    missing = [(gap.first_id, max(gap.first_id, gap.last_id)) for gap in found.gaps]
-    verdict = judge_tail(
-        tail_bytes=found.tail_bytes,
-        next_id=found.next_id,
-        is_last=task.next_first_id is None,
-        has_gaps=bool(found.gaps),
-        floor=task.floor,
-        rest=found.rest,
-    )
-    if verdict is Tail.TORN:
-        return found.next_id, missing, found.tail_bytes
-    if task.next_first_id is not None and found.next_id < task.next_first_id:
-        missing.append((found.next_id, task.next_first_id - 1))
-        return task.next_first_id, missing, 0
-    if verdict is Tail.DAMAGED:
-        missing.append((found.next_id, max(found.next_id, task.floor)))
-    return found.next_id, missing, 0
-
-
-def _may_be_left_out(task: IndexTask, first: int, last: int) -> bool:
-    id_ = first
+def _may_be_left_out(task: IndexTask, finding: Finding) -> bool:
+    id_, last = _ids(finding)
     for start, stop in sorted(task.left_out):
         if start <= id_ <= stop:
             id_ = stop + 1
     return id_ > last
+
+
+def _write(disk: Disk, task: IndexTask, report: SegmentReport, ends: int) -> None:
+    assert report.header is not None
+    data = disk.open(join(task.directory, segment_name(task.first_id)))
+    writer = IndexWriter(disk, task.directory, replace(report.header, created_ms=disk.now_ms()))
+    try:
+        survey(data, first_id=task.first_id, end=report.bytes, id_limit=task.next_first_id, on_run=writer.add)
+        writer.seal(ends)
+    except BaseException:
+        writer.abandon()
+        raise
+    finally:
+        data.close()
 
 
 def sum_of(disk: Disk, path: str) -> tuple[int, int]:
@@ -317,22 +233,6 @@ def sum_of(disk: Disk, path: str) -> tuple[int, int]:
         return at, crc
     finally:
         file.close()
-
-
-def _same_entries(disk: Disk, one: str, other: str) -> bool:
-    first, second = disk.open(one), disk.open(other)
-    try:
-        at = HEADER_BYTES
-        while True:
-            piece = first.read(at, COMPARE_BYTES)
-            if piece != second.read(at, COMPARE_BYTES):
-                return False
-            if not piece:
-                return True
-            at += len(piece)
-    finally:
-        first.close()
-        second.close()
 
 
 def install(disk: Disk, built: Built) -> Built:
@@ -374,8 +274,9 @@ def rebuild(
         control = _take(disk, storage) if storage else None
         try:
             ledger = read_ledger(disk, storage, control) if storage else Ledger()
+            ledger.key = ledger.key or key
             out.storage_findings += ledger.findings
-            tasks = list(_tasks(disk, storage, ledger, mine, tuple(left_out), key))
+            tasks = list(_tasks(disk, storage, ledger, mine, tuple(left_out)))
             home = storage or mine[0].directory
             for built in _rebuild_all(disk, home, tasks, jobs, on_progress):
                 out.built.append(built)
@@ -402,35 +303,13 @@ def _take(disk: Disk, storage: str) -> File | None:
 
 
 def _tasks(
-    disk: Disk, storage: str, ledger: Ledger, targets: list[Target], left_out: tuple[IdRange, ...], key: UUID | None
+    disk: Disk, storage: str, ledger: Ledger, targets: list[Target], left_out: tuple[IdRange, ...]
 ) -> Iterator[IndexTask]:
-    directories: dict[str, set[int]] = {}
-    for target in targets:
-        if target.directory:
-            only = directories.setdefault(target.directory, set())
-            if target.first_id != NO_MARK:
-                only.add(target.first_id)
-            continue
-        for entry in disk.list(storage):
-            if entry.is_directory and partition_of(entry.name) is not None:
-                directories[join(storage, entry.name)] = set()
-    for directory, only in sorted(directories.items()):
-        partition = partition_of(directory)
-        struct = ledger.structs.get(partition) if partition is not None else None
-        promise, _ = read_promise(disk, directory, partition, ledger.key, is_expected=False)
-        floor = marks_of(struct, promise).floor
-        names = [entry.name for entry in disk.list(directory)]
-        first_ids = sorted(
-            number for name in names if name.endswith(SEGMENT_SUFFIX) and (number := first_id_of(name)) is not None
-        )
-        for position, first_id in enumerate(first_ids):
-            if only and first_id not in only:
-                continue
-            following = first_ids[position + 1] if position + 1 < len(first_ids) else None
-            yield IndexTask(
-                directory=directory, first_id=first_id, partition=partition, key=ledger.key or key,
-                next_first_id=following, floor=floor, left_out=left_out,
-            )  # fmt: skip
+    for plan in plans(disk, storage, ledger, targets, Report()):
+        for task in plan.tasks:
+            if task.first_id in plan.first_ids:
+                # What the machine has gone through says what a torn end means, and an index ends in front of it either way.
+                yield IndexTask(**{**vars(task), "was_cut": True, "left_out": left_out})
 
 
 def _rebuild_all(

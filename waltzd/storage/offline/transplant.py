@@ -28,14 +28,12 @@ from waltzd.errors import (
     DirectoryHeld,
     DiskFull,
     ForeignCluster,
-    HeaderDamaged,
     NoSuchPartition,
     NothingHere,
     NotRegularFile,
     PathMissing,
     ReadFailed,
     SourceDamaged,
-    UnknownVersion,
     WaltzError,
 )
 from waltzd.format.index import IndexChecker, IndexWriter
@@ -53,6 +51,7 @@ from waltzd.format.layout import (
     ControlHeader,
     FileHeader,
     aside_name,
+    check_header,
     first_id_of,
     index_name,
     index_offset,
@@ -66,6 +65,7 @@ from waltzd.storage.offline.ledger import marks_of, read_promise
 from waltzd.storage.offline.verify import is_held
 from waltzd.storage.replica.control import ControlFile, check_blank, check_identity, new_identity
 from waltzd.storage.replica.promise import PromiseFile
+from waltzd.storage.replica.segment import UNUSABLE
 
 OnBytes = Callable[[int], None]
 """Called with the bytes that were read since the last call."""
@@ -173,7 +173,8 @@ def _is_whole(disk: Disk, build: str, expected: FileHeader, following: int, on_b
         if data is None or index is None or data.size() < HEADER_BYTES:
             return False
         header = data.read(0, HEADER_BYTES)
-        if replace(FileHeader.decode(header, data.path), created_ms=0) != expected or index.read(0, HEADER_BYTES) != header:
+        check_header(header, data.path, expected)
+        if index.read(0, HEADER_BYTES) != header:
             return False
         checker = IndexChecker(index, expected.first_id)
         stop = scan(
@@ -190,7 +191,7 @@ def _is_whole(disk: Disk, build: str, expected: FileHeader, following: int, on_b
             on_bytes(data.size())
             return True
         return False
-    except UnknownVersion:  # a header that a crash left half written
+    except UNUSABLE:  # a header that a crash left half written
         return False
     finally:
         for file in (data, index):
@@ -258,14 +259,9 @@ def _opened(disk: Disk, path: str) -> File | None:
 
 def _header_of(data: File, origin: Origin, expected: FileHeader) -> FileHeader:
     try:
-        found = FileHeader.decode(data.read(0, HEADER_BYTES), data.path)
-    except (HeaderDamaged, UnknownVersion) as error:
+        return check_header(data.read(0, HEADER_BYTES), data.path, expected)
+    except UNUSABLE as error:
         raise origin.damaged(error.message) from error
-    if replace(found, created_ms=0) != expected:
-        raise origin.damaged(
-            f"the header of {data.path} says cluster {found.key}, partition {found.partition}, first id {found.first_id}",
-        )
-    return found
 
 
 def _explained(disk: Disk, origin: Origin, expected: FileHeader, following: int | None, next_id: int) -> SourceDamaged:

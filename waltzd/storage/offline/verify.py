@@ -86,7 +86,7 @@ class Report:
 
 def verify(disk: Disk, targets: list[Target], options: Options, on_progress: OnProgress | None = None) -> Report:
     report = Report()
-    plans: list[_Plan] = []
+    found: list[Plan] = []
     wanted = wanted_targets(targets)
     storages = dict.fromkeys(target.storage for target in wanted)
     report.held = [storage for storage in storages if storage and is_held(disk, storage)]
@@ -97,9 +97,9 @@ def verify(disk: Disk, targets: list[Target], options: Options, on_progress: OnP
         _check_given_key(ledger, storage, options.key)
         report.storage_findings += ledger.findings
         mine = [target for target in wanted if target.storage == storage]
-        plans += _plans(disk, storage, ledger, mine, options, is_live=storage in report.held, report=report)
-    tasks = [task for plan in plans for task in plan.tasks]
-    report.partitions = [plan.judge() for plan in _inspect(disk, plans, tasks, options, on_progress)]
+        found += plans(disk, storage, ledger, mine, report, is_live=storage in report.held, is_deep=options.is_deep)
+    _inspect(disk, found, options, on_progress)
+    report.partitions = [plan.judge() for plan in found]
     taken = [storage for storage in storages if storage and storage not in report.held and is_held(disk, storage)]
     if taken and not options.is_read_only:
         raise _held(taken[0], "was taken by another process during the check")
@@ -133,7 +133,7 @@ def verify_partition(
     """One partition while its storage is running: its findings, a segment at a time, and the whole report at last.
 
     Ids above `durable_id` are not looked at, and the small files, which the daemon itself holds open, are not opened."""
-    plan = _Plan(disk, directory, partition, key, marks=marks or Marks(), durable_id=durable_id)
+    plan = Plan(disk, directory, partition, key, marks=marks or Marks(), durable_id=durable_id)
     told = 0
     for task in plan.tasks:
         report = plan.reports[task.first_id] = inspect_segment(disk, task)
@@ -157,9 +157,11 @@ def _check_given_key(ledger: Ledger, storage: str, key: UUID | None) -> None:
 # -- what there is to look at ------------------------------------------------------------------------------------------
 
 
-def _plans(
-    disk: Disk, storage: str, ledger: Ledger, targets: list[Target], options: Options, *, is_live: bool, report: Report
-) -> list[_Plan]:
+def plans(
+    disk: Disk, storage: str, ledger: Ledger, targets: list[Target], report: Report, *, is_live: bool = False,
+    is_deep: bool = False,
+) -> list[Plan]:  # fmt: skip
+    """What there is of the targets; the report is told of what is not there."""
     directories: dict[str, list[int]] = {}
     for target in targets:
         if not target.directory:
@@ -168,20 +170,20 @@ def _plans(
             directories[target.directory] = []
         else:
             directories.setdefault(target.directory, []).append(target.first_id)
-    plans: list[_Plan] = []
+    found: list[Plan] = []
     boot = disk.boot_id()
     for directory, only in directories.items():
         partition = partition_of(directory)
         struct = ledger.structs.get(partition) if partition is not None and storage else None
         is_expected = ledger.has_identity and struct is not None and struct.is_assigned
         promise, findings = read_promise(disk, directory, partition, ledger.key, is_expected=is_expected)
-        plan = _Plan(
+        plan = Plan(
             disk, directory, partition, ledger.key, marks=marks_of(struct, promise), is_live=is_live,
-            is_deep=options.is_deep, only=only, was_cut=promise is None or boot == NO_BOOT or promise.boot != boot,
+            is_deep=is_deep, only=only, was_cut=promise is None or boot == NO_BOOT or promise.boot != boot,
         )  # fmt: skip
         plan.findings += findings
-        plans.append(plan)
-    return plans
+        found.append(plan)
+    return found
 
 
 def partition_of(directory: str) -> int | None:
@@ -219,7 +221,7 @@ def _partition_directories(disk: Disk, storage: str, ledger: Ledger, report: Rep
     return [path for number, path in sorted(found.items()) if path not in broken]
 
 
-class _Plan:
+class Plan:
     """The segments of one partition: what to look at, and what it means together."""
 
     def __init__(
@@ -241,11 +243,11 @@ class _Plan:
             elif first_id is not None and entry.name.endswith(INDEX_SUFFIX):
                 lone.add(first_id)
         lone -= set(data)
-        self._first_ids = sorted(data)
+        self.first_ids = sorted(data)
         if key is None:
-            key, self.partition = _by_majority(disk, directory, self._first_ids, partition)
-        following: list[int | None] = [*self._first_ids[1:], None]
-        next_of: dict[int, int | None] = dict(zip(self._first_ids, following, strict=True)) if data else {}
+            key, self.partition = _by_majority(disk, directory, self.first_ids, partition)
+        following: list[int | None] = [*self.first_ids[1:], None]
+        next_of: dict[int, int | None] = dict(zip(self.first_ids, following, strict=True)) if data else {}
         next_of.update(dict.fromkeys(lone))
         wanted = sorted(set(self._only) & set(next_of)) if self._only else sorted(next_of)
         self.sizes = {first_id: data.get(first_id, 0) for first_id in wanted}
@@ -267,7 +269,7 @@ class _Plan:
 
     def judge(self) -> PartitionReport:
         out = PartitionReport(directory=self.directory, partition=self.partition, findings=list(self.findings))
-        ids = [first_id for first_id in self._first_ids if first_id in self.reports]
+        ids = [first_id for first_id in self.first_ids if first_id in self.reports]
         for first_id in sorted(self.reports):
             report = self.reports[first_id]
             out.findings += report.findings
@@ -333,11 +335,10 @@ def _by_majority(disk: Disk, directory: str, first_ids: list[int], partition: in
     return key, number if partition is None else partition
 
 
-def _inspect(
-    disk: Disk, plans: list[_Plan], tasks: list[SegmentTask], options: Options, on_progress: OnProgress | None
-) -> list[_Plan]:
-    by_directory = {plan.directory: plan for plan in plans}
-    total = sum(sum(plan.sizes.values()) for plan in plans)
+def _inspect(disk: Disk, found: list[Plan], options: Options, on_progress: OnProgress | None) -> None:
+    by_directory = {plan.directory: plan for plan in found}
+    tasks = [task for plan in found for task in plan.tasks]
+    total = sum(sum(plan.sizes.values()) for plan in found)
     done = 0
     for task, report in run(inspect_segment, disk, tasks, jobs=options.jobs, total_bytes=total):
         plan = by_directory[task.directory]
@@ -345,4 +346,3 @@ def _inspect(
         done += plan.sizes[task.first_id]
         if on_progress is not None:
             on_progress(done, total)
-    return plans

@@ -17,9 +17,17 @@ from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import DiskFull, ForeignCluster, HeaderDamaged, PartitionDamaged, PathMissing, UnknownVersion, WaltzError
 from waltzd.format.finding import Code, Finding
 from waltzd.format.index import IndexChecker, IndexWriter, offsets_of
-from waltzd.format.layout import HEADER_BYTES, FileHeader, index_entries, index_name, segment_name
+from waltzd.format.layout import (
+    HEADER_BYTES,
+    FileHeader,
+    check_header,
+    index_entries,
+    index_name,
+    read_header,
+    segment_name,
+)
 from waltzd.format.scan import Gap, Survey, survey
-from waltzd.storage.replica.segment import Segment, check_header
+from waltzd.storage.replica.segment import UNUSABLE, Segment
 
 
 class Quarantine:
@@ -207,9 +215,8 @@ def examine_segment(
     number = expected.partition
     try:
         data = active.data if active and disk.exists(path) else disk.open(path)
-        header = FileHeader.decode(data.read(0, HEADER_BYTES), path)
-        check_header(header, expected, path)
-    except (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing) as error:
+        header = check_header(data.read(0, HEADER_BYTES), path, expected)
+    except UNUSABLE as error:
         return [header_finding(error, path, partition=number, first_id=expected.first_id, last_id=next_id - 1)]
     if data.read(0, HEADER_BYTES) != header.encode():
         _write_header(active.data if active else disk.open(path, write=True), header, say)
@@ -276,13 +283,8 @@ def _open_index(disk: Disk, directory: str, header: FileHeader) -> File | None:
 
 def _has_right_header(index: File, header: FileHeader) -> bool:
     """In every byte, apart from its date, which is its own."""
-    raw = index.read(0, HEADER_BYTES)
-    try:
-        found = FileHeader.decode(raw, index.path)
-        check_header(found, header, index.path)
-    except (HeaderDamaged, UnknownVersion, ForeignCluster):
-        return False
-    return raw == found.encode()
+    raw, place = index.read(0, HEADER_BYTES), (header.key, header.partition, header.first_id)
+    return not read_header(raw, index.path, *place)[1]
 
 
 def _write_header(file: File, header: FileHeader, say: Callable[[str], None]) -> None:

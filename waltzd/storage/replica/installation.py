@@ -13,10 +13,10 @@ import numpy as np
 from waltzd.disk.seam import Buffer, Disk, File, join
 from waltzd.errors import DiskFull, HeaderDamaged, TooLarge, UnfitSegment, WaltzError
 from waltzd.format.index import offsets_of
-from waltzd.format.layout import HEADER_BYTES, NEW_SUFFIX, FileHeader, index_name, index_offset, segment_name
+from waltzd.format.layout import HEADER_BYTES, NEW_SUFFIX, FileHeader, check_header, index_name, index_offset, segment_name
 from waltzd.format.record import OVERHEAD_BYTES, Run, id_and_length
 from waltzd.format.scan import Stop, read_index, scan
-from waltzd.storage.replica.segment import Segment, check_header
+from waltzd.storage.replica.segment import Segment
 
 
 class Room:
@@ -123,11 +123,9 @@ class Installation:
     def _header(self) -> FileHeader:
         where = f"the file for the segment at id {self.first_id}"
         try:
-            header = FileHeader.decode(self._data.read(0, HEADER_BYTES), where)
-            check_header(header, self.expected, where)
+            return check_header(self._data.read(0, HEADER_BYTES), where, self.expected)
         except HeaderDamaged as error:
             raise UnfitSegment(error.message) from error
-        return header
 
     def _bad_record(self, stop: Stop) -> UnfitSegment | TooLarge:
         head = self._data.read(stop.offset, OVERHEAD_BYTES)

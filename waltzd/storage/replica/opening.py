@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from waltzd.disk.seam import Disk, File, join
-from waltzd.errors import ForeignCluster, HeaderDamaged, PartitionDamaged, PathMissing, UnknownVersion
+from waltzd.errors import PartitionDamaged, PathMissing
 from waltzd.format.finding import Finding
 from waltzd.format.index import offsets_of
 from waltzd.format.layout import (
@@ -29,6 +29,7 @@ from waltzd.format.layout import (
     SEGMENT_SUFFIX,
     ControlStruct,
     FileHeader,
+    check_header,
     first_id_of,
     index_entries,
     index_name,
@@ -49,7 +50,7 @@ from waltzd.storage.replica.examine import (
 )
 from waltzd.storage.replica.partition import Partition, PartitionSettings
 from waltzd.storage.replica.promise import PromiseFile, floor_of
-from waltzd.storage.replica.segment import Segment, check_header
+from waltzd.storage.replica.segment import UNUSABLE, Segment
 from waltzd.storage.replica.shelf import Shelf
 
 
@@ -248,9 +249,8 @@ class _Opening:
                 self._say(f"{path} was left unfinished by a crash while it was made; it is made again")
                 Segment.create(self._disk, self._directory, self._header(first_id)).close()
             data = self._disk.open(path, write=True)
-            header = FileHeader.decode(data.read(0, HEADER_BYTES), path)
-            check_header(header, self._header(first_id), path)
-        except (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing) as error:
+            header = check_header(data.read(0, HEADER_BYTES), path, self._header(first_id))
+        except UNUSABLE as error:
             last_id = max(first_id, self._floor)
             finding = header_finding(error, path, partition=self._number, first_id=first_id, last_id=last_id)
             return _Found(None, [finding], first_id, True)
@@ -269,9 +269,9 @@ class _Opening:
         if self._disk.exists(path):
             index = self._disk.open(path, write=True)
             try:
-                check_header(FileHeader.decode(index.read(0, HEADER_BYTES), path), header, path)
+                check_header(index.read(0, HEADER_BYTES), path, header)
                 return index
-            except (HeaderDamaged, UnknownVersion, ForeignCluster):
+            except UNUSABLE:
                 index.close()
                 self._say(f"{path} is no index of this segment; it is made again")
         index = self._disk.create(path)

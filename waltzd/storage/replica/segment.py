@@ -15,12 +15,14 @@ import numpy as np
 from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import FlushFailed, ForeignCluster, HeaderDamaged, PathMissing, UnknownVersion, WaltzError
 from waltzd.format.checksum import I64
-from waltzd.format.layout import HEADER_BYTES, NEW_SUFFIX, FileHeader, index_name, index_offset, segment_name
+from waltzd.format.layout import HEADER_BYTES, NEW_SUFFIX, FileHeader, check_header, index_name, index_offset, segment_name
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length
 from waltzd.format.scan import read_index
 
 WRITE_AGAIN_BYTES = 1 << 20
 PAGE_BYTES = 4096
+UNUSABLE = (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing)
+"""Why a file cannot be the segment, or the index, that should be in this place."""
 
 
 class Suspect(Exception):
@@ -87,9 +89,8 @@ class Segment:
         segment that is part of the question."""
         try:
             data = disk.open(join(directory, segment_name(expected.first_id)), write=write)
-            header = FileHeader.decode(data.read(0, HEADER_BYTES), data.path)
-            check_header(header, expected, data.path)
-        except (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing) as error:
+            header = check_header(data.read(0, HEADER_BYTES), data.path, expected)
+        except UNUSABLE as error:
             if next_id is None:
                 raise
             raise Suspect(expected.first_id) from error
@@ -98,8 +99,8 @@ class Segment:
             raise Suspect(expected.first_id)
         index = disk.open(path, write=write)
         try:
-            check_header(FileHeader.decode(index.read(0, HEADER_BYTES), path), expected, path)
-        except (HeaderDamaged, UnknownVersion, ForeignCluster) as error:
+            check_header(index.read(0, HEADER_BYTES), path, expected)
+        except UNUSABLE as error:
             raise Suspect(expected.first_id) from error
         segment = Segment(directory, header, data, index, end=data.size(), next_id=expected.first_id)
         if next_id is not None:
@@ -235,13 +236,3 @@ class Segment:
         if found != id_ or not 0 <= length <= self.end - offset - OVERHEAD_BYTES:
             raise Suspect(self.first_id)
         return offset + OVERHEAD_BYTES + length
-
-
-def check_header(found: FileHeader, expected: FileHeader, path: str) -> None:
-    if found.key != expected.key:
-        raise ForeignCluster(f"{path} belongs to the cluster {found.key}, not to {expected.key}")
-    if found.partition != expected.partition or found.first_id != expected.first_id:
-        raise HeaderDamaged(
-            f"{path} says partition {found.partition}, first id {found.first_id}; in this place it must be partition "
-            f"{expected.partition}, first id {expected.first_id}"
-        )

@@ -10,10 +10,9 @@ from collections import OrderedDict
 from uuid import UUID
 
 from waltzd.disk.seam import Disk, join
-from waltzd.errors import ForeignCluster, HeaderDamaged, PathMissing, UnknownVersion
 from waltzd.format.finding import Finding
 from waltzd.format.layout import FileHeader, first_id_of, index_name, segment_name
-from waltzd.storage.replica.segment import Segment, Suspect
+from waltzd.storage.replica.segment import UNUSABLE, Segment, Suspect
 
 OPEN_SEGMENTS_MAX = 4
 """Sealed segments kept open for reading, per partition: with 64 partitions still below the usual limit of open files."""
@@ -126,7 +125,7 @@ class Shelf:
         expected = self.header(first_id)
         try:
             return Segment.open(self._disk, self.directory, expected=expected, next_id=None, write=True)
-        except (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing, Suspect):
+        except (*UNUSABLE, Suspect):
             if not is_emptied:
                 raise
             return Segment.create(self._disk, self.directory, expected)
