@@ -30,7 +30,7 @@ from tests.simulation.sample import (
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BelowFloor, PartitionDamaged, WaltzError
 from waltzd.format.finding import Code
-from waltzd.format.layout import HEADER_BYTES, decode_promise_file
+from waltzd.format.layout import HEADER_BYTES, read_promise_file
 from waltzd.format.record import encode_payloads
 
 RECORDS = 12
@@ -67,7 +67,7 @@ def id_at(first_id: int, offset: int) -> int | None:
 
 
 def durable_id(disk: SimDisk) -> int:
-    promise = decode_promise_file(bytes(disk.content(promise_path(0))), "promise")
+    promise = read_promise_file(bytes(disk.content(promise_path(0))), "promise")[0]
     assert promise is not None
     return promise.durable
 

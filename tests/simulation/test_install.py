@@ -43,7 +43,7 @@ from waltzd.errors import (
     UnfitSegment,
     WaltzError,
 )
-from waltzd.format.layout import HEADER_BYTES, FileHeader, decode_promise_file
+from waltzd.format.layout import HEADER_BYTES, FileHeader, read_promise_file
 from waltzd.format.record import encode_payloads
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.installation import Installation
@@ -267,7 +267,7 @@ def test_a_file_that_is_too_long_for_its_place_is_cut_to_it() -> None:
     assert first_ids(disk) == FIRSTS
     assert disk.content(segment_path(0, FIRSTS[1])) == segment_file(FIRSTS[1], FIRSTS[2] - 1)
     assert disk.size(index_path(0, FIRSTS[1])) == HEADER_BYTES + 8 * (FIRSTS[2] - FIRSTS[1])
-    promise = decode_promise_file(bytes(disk.content(promise_path(0))), "promise")
+    promise = read_promise_file(bytes(disk.content(promise_path(0))), "promise")[0]
     assert promise is not None
     assert promise.segments == len(FIRSTS)
     assert served(partition, SENT) == ALL

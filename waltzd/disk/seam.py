@@ -97,4 +97,13 @@ def join(directory: str, name: str) -> str:
     return f"{directory}/{name}"
 
 
+def read_whole(disk: Disk, path: str, limit: int) -> bytes:
+    """A small file, as far as the limit."""
+    file = disk.open(path)
+    try:
+        return file.read(0, limit)
+    finally:
+        file.close()
+
+
 Buffer: TypeAlias = bytes | bytearray | memoryview

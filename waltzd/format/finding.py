@@ -138,4 +138,27 @@ class Finding:
         return {**asdict(self), "code": str(self.code), "remedy": self.remedy}
 
 
+class Findings(list[Finding]):
+    """What is wrong with one file."""
+
+    def __init__(self, path: str, partition: int | None = None) -> None:
+        super().__init__()
+        self._path = path
+        self._partition = partition
+
+    def find(self, code: Code, detail: str, first_byte: int | None = None, size: int = 1) -> None:
+        last_byte = None if first_byte is None else first_byte + size - 1
+        self.append(
+            Finding(
+                code=code, path=self._path, detail=detail, partition=self._partition,
+                first_byte=first_byte, last_byte=last_byte,
+            )
+        )  # fmt: skip
+
+
+def unreadable(path: str, error: NotRegularFile | ReadFailed) -> Finding:
+    code = Code.NOT_A_FILE if isinstance(error, NotRegularFile) else Code.UNREADABLE
+    return Finding(code=code, path=path, detail=error.message)
+
+
 assert set(REMEDY) == set(Code)

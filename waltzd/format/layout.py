@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from waltzd.errors import ControlDamaged, HeaderDamaged, UnknownVersion
-from waltzd.format.finding import Code, Finding
+from waltzd.format.checksum import single_byte_error
+from waltzd.format.finding import Code, Finding, Findings
 
 VERSION = 0
 """The only format version there is. Each file header carries it, and each reader dispatches on it."""
@@ -119,30 +120,27 @@ def read_header(
 ) -> tuple[FileHeader | None, list[Finding]]:
     """What the header of a segment or of an index says, and all that is wrong with it in this place. A key or partition
     that is None is not known."""
-    findings: list[Finding] = []
-
-    def bad(code: Code, detail: str, first_byte: int, last_byte: int) -> None:
-        findings.append(
-            Finding(code=code, path=path, detail=detail, partition=partition, first_byte=first_byte, last_byte=last_byte)
-        )
-
+    findings = Findings(path, partition)
     try:
         header = FileHeader.decode(raw, "the file")
     except HeaderDamaged as error:
-        bad(Code.DAMAGED_HEADER, error.message, 0, HEADER_BYTES - 1)
+        findings.find(Code.DAMAGED_HEADER, error.message, 0, HEADER_BYTES)
         return None, findings
     except UnknownVersion as error:
-        bad(Code.UNKNOWN_VERSION, error.message, 0, 3)
+        findings.find(Code.UNKNOWN_VERSION, error.message, 0, 4)
         return None, findings
     if key is not None and header.key != key:
-        bad(Code.FOREIGN_KEY, f"belongs to the cluster {header.key}, not to {key}", 12, 27)
+        findings.find(Code.FOREIGN_KEY, f"belongs to the cluster {header.key}, not to {key}", 12, 16)
     if partition is not None and header.partition != partition:
-        bad(Code.DAMAGED_HEADER, f"the header says partition {header.partition}, the directory {partition}", 28, 31)
+        detail = f"the header says partition {header.partition}, the directory {partition}"
+        findings.find(Code.DAMAGED_HEADER, detail, 28, 4)
     if header.first_id != first_id:
-        bad(Code.DAMAGED_HEADER, f"the header says first id {header.first_id}, the file name {first_id}", 32, 39)
+        detail = f"the header says first id {header.first_id}, the file name {first_id}"
+        findings.find(Code.DAMAGED_HEADER, detail, 32, 8)
     filled = [at for at in range(_FILE_HEADER.size, HEADER_BYTES) if raw[at]]
     if filled:
-        bad(Code.DAMAGED_HEADER, "the reserved part of the header must be zero", filled[0], filled[-1])
+        detail = "the reserved part of the header must be zero"
+        findings.find(Code.DAMAGED_HEADER, detail, filled[0], filled[-1] - filled[0] + 1)
     return header, findings
 
 
@@ -263,24 +261,71 @@ class ControlInfo:
         return struct_
 
 
-def decode_control_info(raw: bytes, partition: int, where: str) -> ControlInfo:
-    """Partition `partition`'s record out of the whole control file; refused, by name, when no struct can be believed."""
-    start = HEADER_BYTES + CONTROL_INFO_BYTES * partition
+def read_control_header(raw: bytes, path: str) -> tuple[ControlHeader | None, list[Finding]]:
+    """Of the whole control file, which has as many bytes as its header says."""
+    findings = Findings(path)
+    try:
+        header = ControlHeader.decode(raw, "the control file")
+    except UnknownVersion as error:
+        findings.find(Code.UNKNOWN_VERSION, error.message, 0, 4)
+        return None, findings
+    except ControlDamaged as error:
+        findings.find(Code.CONTROL_FILE, error.message, 0, HEADER_BYTES)
+        return None, findings
+    expected = control_bytes(header.partitions)
+    if len(raw) != expected:
+        detail = f"has {len(raw)} bytes; for {header.partitions} partitions it must have {expected}"
+        findings.find(Code.CONTROL_FILE, detail, 28, 4)
+    return header, findings
+
+
+def read_control_info(raw: bytes, partition: int, path: str) -> tuple[ControlInfo | None, list[Finding]]:
+    """Partition `partition`'s record out of the whole control file; None when neither struct can be believed."""
+    findings = Findings(path, partition)
+    start = control_struct_offset(partition, 0) - 4
     record = raw[start : start + CONTROL_INFO_BYTES]
     if len(record) < CONTROL_INFO_BYTES:
-        raise ControlDamaged(f"{where} ends before the record of partition {partition}", partition=partition)
+        missing = start + CONTROL_INFO_BYTES - len(raw)
+        findings.find(Code.CONTROL_FILE, f"ends before the record of partition {partition}", len(raw), missing)
+        return None, findings
     (number,) = struct.unpack_from(">i", record)
     if number != partition:
-        raise ControlDamaged(f"{where}: the record of partition {partition} says partition {number}", partition=partition)
-    first = ControlStruct.decode(record[4 : 4 + CONTROL_STRUCT_BYTES])
-    second = ControlStruct.decode(record[4 + CONTROL_STRUCT_BYTES :])
-    if first is None and second is None:
-        raise ControlDamaged(f"{where}: both structs of partition {partition} fail their checksum", partition=partition)
+        findings.find(Code.CONTROL_FILE, f"the record of partition {partition} says partition {number}", start, 4)
+    raws = record[4 : 4 + CONTROL_STRUCT_BYTES], record[4 + CONTROL_STRUCT_BYTES :]
+    first, second = structs = ControlStruct.decode(raws[0]), ControlStruct.decode(raws[1])
+    for slot in (0, 1):
+        if structs[slot] is None:
+            offset = control_struct_offset(partition, slot)
+            changed = changed_byte(raws[slot], offset, "struct")
+            if structs[1 - slot] is None:
+                detail = f"both structs of partition {partition} fail their checksum{changed}"
+                findings.find(Code.CONTROL_FILE, detail, offset, CONTROL_STRUCT_BYTES)
+            else:
+                detail = f"struct {slot + 1} of partition {partition} fails its checksum{changed}"
+                findings.find(Code.CONTROL_STRUCT, detail, offset, CONTROL_STRUCT_BYTES)
     if first and second and first.sequence == second.sequence:
-        raise ControlDamaged(
-            f"{where}: both structs of partition {partition} have sequence {first.sequence}", partition=partition
-        )
-    return ControlInfo(partition=partition, structs=(first, second))
+        detail = f"both structs of partition {partition} have sequence {first.sequence}, so neither is known to be current"
+        findings.find(Code.CONTROL_FILE, detail, start + 4, 2 * CONTROL_STRUCT_BYTES)
+    return ControlInfo(partition=partition, structs=structs) if first or second else None, findings
+
+
+def decode_control_info(raw: bytes, partition: int, path: str) -> ControlInfo:
+    """The same, and refused, by name, where anything but one struct is wrong."""
+    info, findings = read_control_info(raw, partition, path)
+    for finding in findings:
+        if finding.is_damage:
+            raise finding.error()
+    assert info is not None
+    return info
+
+
+def changed_byte(raw: bytes, start: int, what: str) -> str:
+    """The one byte that explains a failed checksum of a small structure, as a phrase."""
+    error = single_byte_error(raw) if len(raw) >= 4 else None
+    if error is None:
+        return ""
+    position, right = error
+    return f"; byte {start + position} is 0x{raw[position]:02x}, a sound {what} has 0x{right:02x}"
 
 
 # -- identity file -----------------------------------------------------------------------------------------------------
@@ -321,6 +366,28 @@ class Identity:
             raise ControlDamaged(f"{where} has a name that is none")
         control = ControlHeader(created_ms=created_ms, key=UUID(bytes=key), partitions=partitions)
         return Identity(control=control, directory=UUID(bytes=directory), name=name.rstrip(b"\0").decode("ascii"))
+
+
+def read_identity(raw: bytes, path: str) -> tuple[Identity | None, list[Finding]]:
+    findings = Findings(path)
+    try:
+        return Identity.decode(raw, "the identity file"), findings
+    except UnknownVersion as error:
+        findings.find(Code.UNKNOWN_VERSION, error.message)
+    except ControlDamaged as error:
+        findings.find(Code.CONTROL_FILE, error.message + changed_byte(raw, 0, "identity file"), 0, max(1, len(raw)))
+    return None, findings
+
+
+def compare_identity(header: ControlHeader, identity: Identity, path: str) -> list[Finding]:
+    """What the header of the control file at `path` and the copy of it in the identity file do not agree about."""
+    findings = Findings(path)
+    for name, first_byte, size in (("created_ms", 4, 8), ("key", 12, 16), ("partitions", 28, 4)):
+        ours, theirs = getattr(header, name), getattr(identity.control, name)
+        if ours != theirs:
+            detail = f"this and the identity file disagree about {name}: {ours} and {theirs}"
+            findings.find(Code.CONTROL_FILE, detail, first_byte, size)
+    return findings
 
 
 # -- promise file ------------------------------------------------------------------------------------------------------
@@ -393,7 +460,51 @@ class Promise:
         )  # fmt: skip
 
 
-def decode_promise_file(raw: bytes, where: str) -> Promise | None:
-    """The believable slot with the higher sequence, or None when there is none."""
-    slots = [Promise.decode(raw[at : at + PROMISE_SLOT_BYTES], where) for at in (0, PROMISE_SLOT_SPACING)]
-    return max((slot for slot in slots if slot), key=lambda slot: slot.sequence, default=None)
+def read_promise_file(
+    raw: bytes, path: str, key: UUID | None = None, partition: int | None = None
+) -> tuple[Promise | None, list[Finding]]:
+    """The believable slot with the higher sequence, and all that is wrong with the file. A slot of zeros was never written
+    and is fine. No promise is believed beside a slot of a format that is not known, nor one that belongs elsewhere."""
+    findings = Findings(path, partition)
+    sound: list[Promise] = []
+    wrong: list[tuple[str, int, int]] = []
+    for start in (0, PROMISE_SLOT_SPACING):
+        page, slot = raw[start : start + PROMISE_SLOT_SPACING], f"slot {1 + start // PROMISE_SLOT_SPACING}"
+        if not any(page):
+            continue
+        try:
+            promise = Promise.decode(page, slot)
+        except UnknownVersion as error:
+            findings.find(Code.UNKNOWN_VERSION, error.message, start, len(page))
+            continue
+        rest = page[PROMISE_SLOT_BYTES:].lstrip(b"\0")
+        if promise is None:
+            detail = f"{slot} fails its checksum" + changed_byte(page[:PROMISE_SLOT_BYTES], start, "slot")
+            wrong.append((detail, start, len(page)))
+            continue
+        sound.append(promise)
+        if promise.slot_offset != start:
+            wrong.append(
+                (f"{slot} holds the promise number {promise.sequence}, which belongs in the other", start, len(page))
+            )
+        elif rest:
+            at = start + len(page) - len(rest)
+            wrong.append((f"byte {at}, behind {slot}, is 0x{rest[0]:02x}; it must be zero", start, len(page)))
+    if findings:
+        sound = []
+    elif not sound and not wrong:
+        findings.find(
+            Code.PROMISE_FILE, "neither slot holds a promise" + ("" if partition is None else f" of partition {partition}")
+        )
+    for detail, start, size in wrong:
+        findings.find(Code.PROMISE_SLOT if sound else Code.PROMISE_FILE, detail, start, size)
+    if len(raw) != PROMISE_BYTES:
+        findings.find(Code.PROMISE_FILE, f"has {len(raw)} bytes or more, {PROMISE_BYTES} are right", 0, max(1, len(raw)))
+    newest = max(sound, key=lambda slot: slot.sequence, default=None)
+    if newest is not None and key is not None and newest.key != key:
+        findings.find(Code.FOREIGN_KEY, f"belongs to the cluster {newest.key}, not to {key}")
+        return None, findings
+    if newest is not None and partition is not None and newest.partition != partition:
+        findings.find(Code.PROMISE_FILE, f"belongs to partition {newest.partition}, not to {partition}")
+        return None, findings
+    return newest, findings

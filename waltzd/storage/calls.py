@@ -55,8 +55,7 @@ from waltzd.protocol.descriptions import ReplicaStatus, SetAside, Statistics, St
 from waltzd.protocol.peers import Link
 from waltzd.storage import description
 from waltzd.storage.lane import Lane, RunBlocking, Stream, Waiting, refuse
-from waltzd.storage.offline.ledger import Marks
-from waltzd.storage.offline.verify import PartitionReport, verify_partition
+from waltzd.storage.offline.verify import Marks, PartitionReport, verify_partition
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.fence import check_jump
 from waltzd.storage.replica.installation import Installation

@@ -58,10 +58,10 @@ from waltz_spark.log.origin import Extent, Origin, Span
 from waltz_spark.log.plan import Split, runs
 from waltz_spark.log.throttle import NO_THROTTLE, Throttle
 from waltz_spark.payloads.payload import Decoder
+from waltzd.disk.seam import read_whole
 from waltzd.errors import BadArgument, ExportDamaged, WaltzError, tree
 from waltzd.format.checksum import crc32
 from waltzd.format.layout import HEADER_BYTES, SEGMENT_SUFFIX, first_id_of, index_name
-from waltzd.storage.offline.ledger import read_whole
 
 
 @dataclass(frozen=True, kw_only=True)

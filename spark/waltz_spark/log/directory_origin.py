@@ -25,7 +25,7 @@ import numpy as np
 
 from waltz_spark.log.origin import Catalog, Extent, Span
 from waltzd.disk.real import RealDisk
-from waltzd.disk.seam import Disk, Entry, File, join
+from waltzd.disk.seam import Disk, Entry, File, join, read_whole
 from waltzd.errors import (
     ControlDamaged,
     ForeignCluster,
@@ -59,8 +59,9 @@ from waltzd.format.layout import (
 )
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length, join_runs
 from waltzd.format.scan import Tail, judge_tail, read_index, scan, survey
-from waltzd.storage.offline.ledger import Ledger, marks_of, read_ledger, read_promise, read_whole
 from waltzd.storage.offline.verify import partition_of
+from waltzd.storage.replica.control import Ledger, read_ledger
+from waltzd.storage.replica.promise import floor_of, read_promise
 
 _log = logging.getLogger("waltz.spark")
 _UNFIT = (ControlDamaged, HeaderDamaged, NotRegularFile, PartitionDamaged, PathMissing, ReadFailed, UnknownVersion)
@@ -283,7 +284,7 @@ class DirectoryOrigin:
         if mark is None:
             return _complaining(bare, "its record in the control file is damaged, so nothing says what is committed")
         if self.allows_uncommitted:
-            return self._whole(bare, floor=marks_of(struct, promise).floor)
+            return self._whole(bare, floor=floor_of(struct, promise))
         newest = promise.newest if promise is not None else NO_MARK
         return self._shelved(bare, mark, newest=newest)
 

@@ -32,9 +32,9 @@ from waltzd.format.index import IndexWriter, install_index
 from waltzd.format.layout import CONTROL_NAME, JOURNAL_NAME, NEW_SUFFIX, index_name, segment_name
 from waltzd.format.scan import survey
 from waltzd.storage.offline.inspection import SegmentReport, SegmentTask, inspect_segment
-from waltzd.storage.offline.ledger import Ledger, read_ledger
 from waltzd.storage.offline.verify import OnProgress, Report, Target, plans, wanted_targets
 from waltzd.storage.offline.workers import run
+from waltzd.storage.replica.control import Ledger, read_ledger
 
 BYTES_MAX = 64 << 20
 """A quarter of a million segments; what stands behind is done again."""

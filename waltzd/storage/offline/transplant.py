@@ -61,10 +61,9 @@ from waltzd.format.layout import (
 from waltzd.format.record import OVERHEAD_BYTES, Run
 from waltzd.format.scan import scan
 from waltzd.storage.offline.inspection import SegmentTask, inspect_segment
-from waltzd.storage.offline.ledger import marks_of, read_promise
 from waltzd.storage.offline.verify import is_held
 from waltzd.storage.replica.control import ControlFile, check_blank, check_identity, new_identity
-from waltzd.storage.replica.promise import PromiseFile
+from waltzd.storage.replica.promise import PromiseFile, floor_of, read_promise
 from waltzd.storage.replica.segment import UNUSABLE
 
 OnBytes = Callable[[int], None]
@@ -124,7 +123,7 @@ def examine(disk: Disk, storage: str, control: ControlFile, number: int, *, has_
         first_ids=tuple(first_ids),
         certain=certain,
         session=promise.session if promise is not None else struct.session if struct is not None else NO_SESSION,
-        required=min(certain, marks_of(struct, promise).floor),
+        required=min(certain, floor_of(struct, promise)),
         bytes=data,
         room=data + indexes + PROMISE_BYTES,
     )

@@ -1,9 +1,9 @@
 """Is a storage directory what it should be? Every byte that a checksum or a second copy can speak for is checked.
 
-Three layers: the small files (`ledger`), each segment with its index by itself (`inspection`, in parallel), and here what
-only shows between them: gaps between segments, a log shorter than the marks that were given, files and partitions that are
-missing. Nothing is ever written. A directory that another process holds is refused, because what that process is writing
-would look like damage; with `is_read_only` the end of each log is then left out of the judgement.
+Three layers: the small files (`replica.control` and `promise`), each segment with its index by itself (`inspection`, in
+parallel), and here what only shows between them: gaps between segments, a log shorter than the marks that were given, files
+and partitions that are missing. Nothing is ever written. A directory that another process holds is refused, because what
+that process is writing would look like damage; with `is_read_only` the end of each log is then left out of the judgement.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from waltzd.disk.seam import Disk, join
+from waltzd.disk.seam import Disk, join, read_whole
 from waltzd.errors import DirectoryHeld, HeaderDamaged, NotRegularFile, PathMissing, ReadFailed, UnknownVersion
 from waltzd.format.finding import Code, Finding
 from waltzd.format.layout import (
@@ -23,13 +23,40 @@ from waltzd.format.layout import (
     NO_BOOT,
     NO_MARK,
     SEGMENT_SUFFIX,
+    ControlStruct,
     FileHeader,
+    Promise,
     first_id_of,
     segment_name,
 )
 from waltzd.storage.offline.inspection import SegmentReport, SegmentTask, inspect_segment
-from waltzd.storage.offline.ledger import Ledger, Marks, marks_of, read_ledger, read_promise, read_whole
 from waltzd.storage.offline.workers import run
+from waltzd.storage.replica.control import Ledger, read_ledger
+from waltzd.storage.replica.promise import read_promise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """How far a replica's log must reach, and who says so."""
+
+    named: tuple[tuple[str, int], ...] = ()
+    newest: int = NO_MARK
+    """A segment that starts here or later must exist."""
+
+    @property
+    def floor(self) -> int:
+        return max((mark for _, mark in self.named), default=NO_MARK)
+
+
+def marks_of(struct: ControlStruct | None, promise: Promise | None) -> Marks:
+    named: list[tuple[str, int]] = []
+    if struct is not None:
+        named.append(("the control file's local low-water mark", struct.local_low_mark))
+    if promise is not None:
+        named.append(("the promised committed mark", promise.committed))
+        named.append(("the promised durable mark", promise.durable))
+    return Marks(named=tuple(named), newest=NO_MARK if promise is None else promise.newest)
+
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes to do."""

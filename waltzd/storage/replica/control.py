@@ -1,17 +1,30 @@
-"""The control file: which sessions, marks and flags each partition of this storage has.
+"""The control file: which sessions, marks and flags each partition of this storage has; and the identity file beside it.
 
 Each partition has two structs; a change writes the one that is not current, flushes, and only then counts. A partition
 whose two structs are both damaged is refused by name, and the others go on. The file is made once, whole, by a rename;
 one that is missing or short beside existing data is never made anew, because it holds what this storage promised.
+
+The daemon stops at the first thing that is wrong (`ControlFile`, `check_identity`); the tools for stopped storages read on
+(`read_ledger`) and have every doubt as a finding.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from waltzd.disk.seam import Disk, Entry, File, join
-from waltzd.errors import BadConfig, ControlDamaged, ForeignCluster, MarkWentDown, NoSuchPartition
+from waltzd.disk.seam import Disk, Entry, File, join, read_whole
+from waltzd.errors import (
+    BadConfig,
+    ControlDamaged,
+    ForeignCluster,
+    MarkWentDown,
+    NoSuchPartition,
+    NotRegularFile,
+    PathMissing,
+    ReadFailed,
+)
+from waltzd.format.finding import Code, Finding, unreadable
 from waltzd.format.layout import (
     CONTROL_NAME,
     IDENTITY_BYTES,
@@ -23,10 +36,14 @@ from waltzd.format.layout import (
     ControlInfo,
     ControlStruct,
     Identity,
+    compare_identity,
     control_bytes,
     control_struct_offset,
     decode_control_info,
     initial_structs,
+    read_control_header,
+    read_control_info,
+    read_identity,
 )
 
 
@@ -79,14 +96,12 @@ class ControlFile:
 
     @staticmethod
     def _read(file: File) -> ControlFile:
-        path, size = file.path, file.size()
-        raw = file.read(0, min(size, control_bytes(PARTITIONS_MAX)))
-        header = ControlHeader.decode(raw, path)
-        if size != control_bytes(header.partitions):
-            raise ControlDamaged(
-                f"{path} has {size} bytes; for {header.partitions} partitions it must have "
-                f"{control_bytes(header.partitions)}"
-            )
+        path = file.path
+        raw = file.read(0, min(file.size(), control_bytes(PARTITIONS_MAX) + 1))
+        header, findings = read_control_header(raw, path)
+        for finding in findings:
+            raise finding.error()
+        assert header is not None
         infos: list[ControlInfo | ControlDamaged] = []
         for number in range(header.partitions):
             try:
@@ -210,15 +225,11 @@ def check_identity(disk: Disk, directory: str, header: ControlHeader) -> Identit
     path = join(directory, IDENTITY_NAME)
     if not disk.exists(path):
         return None
-    file = disk.open(path)
-    try:
-        identity = Identity.decode(file.read(0, IDENTITY_BYTES + 1), path)
-    finally:
-        file.close()
-    for name in ("key", "partitions", "created_ms"):
-        ours, theirs = getattr(header, name), getattr(identity.control, name)
-        if ours != theirs:
-            raise ControlDamaged(f"{join(directory, CONTROL_NAME)} and {path} disagree about {name}: {ours} and {theirs}")
+    identity, findings = read_identity(read_whole(disk, path, IDENTITY_BYTES + 1), path)
+    if identity is not None:
+        findings += compare_identity(header, identity, join(directory, CONTROL_NAME))
+    for finding in findings:
+        raise finding.error()
     return identity
 
 
@@ -229,3 +240,54 @@ def check_blank(path: str, entries: list[Entry]) -> None:
         stem = name.split(".")[0]
         if name == IDENTITY_NAME or name.endswith(SEGMENT_SUFFIX) or (entry.is_directory and stem.isdigit()):
             raise ControlDamaged(f"{join(path, CONTROL_NAME)} is missing, but {path} holds {name}")
+
+
+@dataclass(kw_only=True)
+class Ledger:
+    """The storage directory's own account: of which cluster it is, and what each partition's current struct says."""
+
+    key: UUID | None = None
+    has_identity: bool = False
+    structs: dict[int, ControlStruct] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def assigned(self) -> list[int]:
+        return [number for number, struct in self.structs.items() if struct.is_assigned]
+
+
+def read_ledger(disk: Disk, directory: str, control: File | None = None) -> Ledger:
+    """Both files all the way through, with everything that is wrong. `control` is the open control file of a caller who
+    holds its lock: closing another one would let the lock go."""
+    ledger, path, limit = Ledger(), join(directory, CONTROL_NAME), control_bytes(PARTITIONS_MAX) + 1
+    identity, header = None, None
+    if disk.exists(join(directory, IDENTITY_NAME)):
+        ledger.has_identity = True
+        raw = _readable(disk, join(directory, IDENTITY_NAME), IDENTITY_BYTES + 1, ledger)
+        if raw is not None:
+            identity, found = read_identity(raw, join(directory, IDENTITY_NAME))
+            ledger.findings += found
+    raw = control.read(0, limit) if control is not None else _readable(disk, path, limit, ledger)
+    if raw is not None:
+        header, found = read_control_header(raw, path)
+        ledger.findings += found
+        for number in range(header.partitions if header is not None else 0):
+            info, found = read_control_info(raw, number, path)
+            ledger.findings += found
+            if info is not None:
+                ledger.structs[number] = info.current
+    if header is not None and identity is not None:
+        ledger.findings += compare_identity(header, identity, path)
+    known = identity.control if identity is not None else header
+    ledger.key = known.key if known is not None else None
+    return ledger
+
+
+def _readable(disk: Disk, path: str, limit: int, ledger: Ledger) -> bytes | None:
+    try:
+        return read_whole(disk, path, limit)
+    except PathMissing:
+        ledger.findings.append(Finding(code=Code.CONTROL_FILE, path=path, detail="the control file is missing"))
+    except (NotRegularFile, ReadFailed) as error:
+        ledger.findings.append(unreadable(path, error))
+    return None

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from waltzd.disk.seam import Disk, File, Inode, join
-from waltzd.errors import DiskFull, ForeignCluster, HeaderDamaged, PartitionDamaged, PathMissing
+from waltzd.disk.seam import Disk, File, Inode, join, read_whole
+from waltzd.errors import DiskFull, NotRegularFile, PathMissing, ReadFailed
+from waltzd.format.finding import Code, Finding, unreadable
 from waltzd.format.layout import (
     NEW_SUFFIX,
     NO_MARK,
@@ -22,14 +23,30 @@ from waltzd.format.layout import (
     PROMISE_SLOT_BYTES,
     ControlStruct,
     Promise,
-    decode_promise_file,
+    read_promise_file,
 )
 from waltzd.storage.replica.control import write_new_file
 
 
-def floor_of(info: ControlStruct, promise: Promise) -> int:
+def floor_of(info: ControlStruct | None, promise: Promise | None) -> int:
     """The highest id that a replica is known to have had on its disk."""
-    return max(info.local_low_mark, promise.committed, promise.durable)
+    marks = () if promise is None else (promise.committed, promise.durable)
+    return max(NO_MARK if info is None else info.local_low_mark, *marks, NO_MARK)
+
+
+def read_promise(
+    disk: Disk, directory: str, partition: int | None, key: UUID | None, *, is_expected: bool
+) -> tuple[Promise | None, list[Finding]]:
+    """What the promise file of a partition directory says, and all that is wrong with it."""
+    path = join(directory, PROMISE_NAME)
+    if not disk.exists(path):
+        detail = "the promise file is missing, and the storage's identity file says that there is one"
+        missing = Finding(code=Code.PROMISE_FILE, path=path, detail=detail, partition=partition)
+        return None, [missing] if is_expected else []
+    try:
+        return read_promise_file(read_whole(disk, path, PROMISE_BYTES + 1), path, key, partition)
+    except (NotRegularFile, ReadFailed) as error:
+        return None, [unreadable(path, error)]
 
 
 class PromiseFile:
@@ -78,13 +95,9 @@ class PromiseFile:
     def open(disk: Disk, directory: str, *, key: UUID, partition: int) -> PromiseFile:
         path = join(directory, PROMISE_NAME)
         file = disk.open(path, write=True)
-        promise = decode_promise_file(file.read(0, PROMISE_BYTES), path)
+        promise, findings = read_promise_file(file.read(0, PROMISE_BYTES), path, key, partition)
         if promise is None:
-            raise PartitionDamaged(f"{path}: neither slot passes its checksum; partition {partition} is refused")
-        if promise.key != key:
-            raise ForeignCluster(f"{path} belongs to the cluster {promise.key}, not to {key}")
-        if promise.partition != partition:
-            raise HeaderDamaged(f"{path} belongs to partition {promise.partition}, not to {partition}")
+            raise next(finding for finding in findings if finding.is_damage).error()
         return PromiseFile(disk, directory, file, promise, disk.inode(path))
 
     @property

@@ -34,12 +34,12 @@ from waltzd.format.layout import (
     control_bytes,
     control_struct_offset,
     decode_control_info,
-    decode_promise_file,
     first_id_of,
     index_entries,
     index_name,
     index_offset,
     initial_structs,
+    read_promise_file,
     segment_name,
 )
 from waltzd.format.record import encode_run, walk
@@ -295,12 +295,12 @@ def promise_file(*promises: Promise) -> bytearray:
 
 def test_the_later_slot_counts() -> None:
     later = replace(PROMISE, sequence=6, durable=9)
-    assert decode_promise_file(bytes(promise_file(PROMISE)), "it") == PROMISE
-    assert decode_promise_file(bytes(promise_file(PROMISE, later)), "it") == later
-    assert decode_promise_file(bytes(promise_file(later, replace(PROMISE, sequence=7))), "it") == replace(
+    assert read_promise_file(bytes(promise_file(PROMISE)), "it")[0] == PROMISE
+    assert read_promise_file(bytes(promise_file(PROMISE, later)), "it")[0] == later
+    assert read_promise_file(bytes(promise_file(later, replace(PROMISE, sequence=7))), "it")[0] == replace(
         PROMISE, sequence=7
     )
-    assert decode_promise_file(bytes(PROMISE_BYTES), "it") is None
+    assert read_promise_file(bytes(PROMISE_BYTES), "it")[0] is None
 
 
 def test_every_flipped_bit_of_a_slot_leaves_the_other_one() -> None:
@@ -310,7 +310,7 @@ def test_every_flipped_bit_of_a_slot_leaves_the_other_one() -> None:
         assert Promise.decode(wrong, "it") is None
         if at % 7 == 0:
             whole = wrong + raw[len(wrong) :]
-            assert decode_promise_file(whole, "it") == PROMISE
+            assert read_promise_file(whole, "it")[0] == PROMISE
 
 
 def test_a_torn_slot_leaves_the_other_one() -> None:
@@ -319,7 +319,7 @@ def test_a_torn_slot_leaves_the_other_one() -> None:
     raw = bytes(promise_file(PROMISE, old))
     for size in range(PROMISE_SLOT_BYTES + 1):
         torn = new.encode()[:size] + raw[size:]
-        found = decode_promise_file(torn, "it")
+        found = read_promise_file(torn, "it")[0]
         assert found in (PROMISE, new)
         assert (found == new) == (size == PROMISE_SLOT_BYTES)
 
@@ -327,7 +327,7 @@ def test_a_torn_slot_leaves_the_other_one() -> None:
 def test_a_short_promise_file_is_no_promise() -> None:
     raw = bytes(promise_file(replace(PROMISE, sequence=4)))
     for size in range(PROMISE_SLOT_BYTES):
-        assert decode_promise_file(raw[:size], "it") is None
+        assert read_promise_file(raw[:size], "it")[0] is None
 
 
 def test_something_else_with_a_right_checksum_is_no_promise() -> None:

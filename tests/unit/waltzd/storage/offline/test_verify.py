@@ -40,7 +40,6 @@ from waltzd.format.layout import (
 )
 from waltzd.format.record import encode_payloads
 from waltzd.storage.offline.inspection import SegmentTask, inspect_segment
-from waltzd.storage.offline.ledger import read_promise
 from waltzd.storage.offline.verify import (
     Options,
     PartitionReport,
@@ -51,6 +50,7 @@ from waltzd.storage.offline.verify import (
     wanted_targets,
 )
 from waltzd.storage.offline.workers import run
+from waltzd.storage.replica.promise import read_promise
 
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
 OTHER_KEY = UUID(int=7)
