@@ -301,7 +301,7 @@ def read_control_info(raw: bytes, partition: int, path: str) -> tuple[ControlInf
                 detail = f"both structs of partition {partition} fail their checksum{changed}"
                 findings.find(Code.CONTROL_FILE, detail, offset, CONTROL_STRUCT_BYTES)
             else:
-                detail = f"struct {slot + 1} of partition {partition} fails its checksum{changed}"
+                detail = f"struct {slot + 1} fails its checksum{changed}"
                 findings.find(Code.CONTROL_STRUCT, detail, offset, CONTROL_STRUCT_BYTES)
     if first and second and first.sequence == second.sequence:
         detail = f"both structs of partition {partition} have sequence {first.sequence}, so neither is known to be current"
