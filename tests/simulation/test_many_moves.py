@@ -72,9 +72,9 @@ class Plant:
             await storage.start(create=number < 3)
             assert storage.calls is not None
             disk = self.disks[name] = SlowDisk(storage.disk)
-            keeper: Any = storage.calls
-            keeper._run_writing = keeper._arrivals._run_writing = disk.run
-            for lane in keeper._lanes.values():
+            calls: Any = storage.calls
+            calls._run_writing = calls._arrivals._run_writing = disk.run
+            for lane in calls._lanes.values():
                 lane._run_blocking = disk.run
         await Cluster.create(
             self.cluster.coordinator,

@@ -92,7 +92,7 @@ def test_what_is_in_the_zip(tmp_path: Path) -> None:
     with zipfile.ZipFile(zipped(tmp_path / "job.zip", {"waltz_spark/more": b"content"})) as archive:
         names = archive.namelist()
         assert archive.read("waltz_spark/more") == b"content"
-    assert {"waltzd/errors.py", "waltzd/storage/offline/ledger.py", "waltz_spark/exporting/tasks.py"} < set(names)
+    assert {"waltzd/errors.py", "waltzd/storage/replica/control.py", "waltz_spark/exporting/tasks.py"} < set(names)
     assert {"waltzd/server/command.py", "waltzd/storage/command.py"}.isdisjoint(names), "no daemon"
     assert {name.partition("/")[0] for name in names} == {"waltzd", "waltz_spark"}, "no tool of operators"
 
