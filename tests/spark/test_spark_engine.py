@@ -308,9 +308,10 @@ def test_a_decoder_whose_type_spark_does_not_have(exporting: Exporting, tmp_path
 def test_other_columns_than_before_are_refused(exporting: Exporting) -> None:
     exporting.query = Query(engine=SPARK, select="txid")
     exporting.export(Range(last={0: 5, 1: 5}))
-    exporting.query = Query(engine=SPARK, select="txid, header")
+    run = exporting.prepared()
+    run.job = replace(run.job, query=Query(engine=SPARK, select="txid, header"))
     with pytest.raises(NotOurExport, match="its columns are txid int64, and the SQL makes txid int64, header int32 now"):
-        exporting.prepared().carry_out(exporting.tasks)
+        run.carry_out(exporting.tasks)
 
 
 # -- what goes wrong on the way ----------------------------------------------------------------------------------------
