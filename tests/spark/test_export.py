@@ -45,6 +45,7 @@ from waltz_spark.payloads.payload import Decoder
 from tests.spark.exporting import tasks
 from tests.spark.growing import GrowingStorage
 from waltzctl.main import run as waltzctl
+from waltzctl.playground.java import Java
 from waltzd.errors import (
     BadArgument,
     DiskFull,
@@ -531,7 +532,7 @@ def test_a_dry_run_writes_nothing(
     exporting: Exporting, tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    there = java.Java(home="/opt/java", version="17.0.9", place="$JAVA_HOME")
+    there = Java(program="/opt/java/bin/java", version="17.0.9", place="$JAVA_HOME")
     monkeypatch.setattr(java, "find_java", lambda home: there)
     code, out, _ = tool("spark-export OUT SOURCE --dry-run --partitions 1 --from-txn 1=4 -o json")
     found = json.loads(out)
@@ -551,7 +552,7 @@ def test_a_dry_run_writes_nothing(
 def test_a_dry_run_says_that_there_is_no_java(
     exporting: Exporting, tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def found(_home: str | None) -> java.Java:
+    def found(_home: str | None) -> Java:
         raise NoSparkJava("no Java 17 or later was found. $JAVA_HOME: nothing there")
 
     monkeypatch.setattr(java, "find_java", found)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waltz_spark.engine.java import Java
 from waltz_spark.engine.session import (
     SparkSettings,
     _py4j_into,
@@ -24,6 +23,7 @@ from waltz_spark.engine.spark_choice import SparkChoice, chosen
 from tests.spark.bare import bare_python
 from tests.spark.growing import GrowingStorage
 from tests.spark.telling import Outcome, Tool
+from waltzctl.playground.java import Java
 from waltzd.errors import BadArgument, PythonDiffers, WaltzError
 
 
@@ -106,7 +106,7 @@ def test_settings_that_are_none() -> None:
 def test_whose_python(monkeypatch: pytest.MonkeyPatch) -> None:
     def python(master: str, **conf: str) -> str:
         named = {name.replace("_", "."): value for name, value in conf.items()}
-        return SparkSettings(master=master, java=Java(home="", version="", place=""), conf=named).python
+        return SparkSettings(master=master, java=Java(program="", version="", place=""), conf=named).python
 
     monkeypatch.setenv("PYSPARK_PYTHON", "/of/the/environment")
     assert python("local[2]") == sys.executable

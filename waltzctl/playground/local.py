@@ -32,13 +32,13 @@ from waltzctl.playground.obstacle import check_machine, check_ports
 from waltzctl.playground.opening import Opening, closed, unfinished, unseen
 from waltzctl.playground.removal import check_whole, remove
 from waltzctl.playground.turn import LOCK, taking_turn, undisturbed
+from waltzctl.playground.zookeeper_process import java_command
 from waltzctl.watching.overview import Overview, look
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
-from waltzd.daemon.zookeeper_process import java_command
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, DaemonEnded, DirectoryHeld, NodeMissing, NoLocalCluster, WaltzError
 

@@ -27,10 +27,10 @@ from waltzctl.playground.log_lines import Tail, merged
 from waltzctl.playground.obstacle import check_machine, command_of
 from waltzctl.playground.removal import Belongings, is_cluster, is_whole, remove, survey
 from waltzctl.playground.turn import taking_turn, wait_for_turn
+from waltzctl.playground.zookeeper_process import java_command
 from waltzctl.reach import LOCAL_DIRECTORY, LOCAL_ROOT, Reach, load_contexts, resolve, unknown
 from waltzctl.render import count, size
 from waltzctl.watching.overview import Overview
-from waltzd.daemon.zookeeper_process import java_command
 from waltzd.errors import EXIT_ERROR, EXIT_OK, BadArgument, NoLocalCluster, WaltzError
 
 WATCH_SECONDS = 0.3

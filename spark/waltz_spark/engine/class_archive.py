@@ -21,11 +21,15 @@ from hashlib import sha256
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from waltz_spark.engine.java import Java, cache_directory
+from waltz_spark.engine.java import cache_directory
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, NoSpark, NoSparkJava
 from waltzd.format.checksum import crc32
+
+if TYPE_CHECKING:
+    from waltzctl.playground.java import Java
 
 _CACHE_VERSION_MIN = 25
 """Of Java: it has caches, which need no archive of its own classes below them."""

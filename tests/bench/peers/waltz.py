@@ -9,8 +9,8 @@ from uuid import UUID
 
 from tests.bench.peers.system import Facts, NotCommittedError, System
 from tests.process.cluster import Cluster
+from waltzctl.playground.zookeeper_process import java_command
 from waltzd.client.client import Client
-from waltzd.daemon.zookeeper_process import java_command
 from waltzd.errors import WaltzError
 from waltzd.protocol.locks import Committed, write_lock
 from waltzd.wire.storages import AdminClient

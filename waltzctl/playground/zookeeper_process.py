@@ -13,7 +13,7 @@ import socket
 from pathlib import Path
 from typing import NoReturn
 
-from waltzd.daemon.java import find_java, zookeeper_jars
+from waltzctl.playground.java import find_java, zookeeper_jars
 from waltzd.errors import BadArgument, DirectoryHeld, PortInUse
 from waltzd.protocol.address import Address
 
@@ -80,7 +80,7 @@ def run(directory: str, listen: Address) -> NoReturn:
 def java_command() -> list[str]:
     """Runs ZooKeeper with the settings in the working directory."""
     return [
-        os.path.abspath(find_java()), f"-Xmx{HEAP}", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError",
+        os.path.abspath(find_java().program), f"-Xmx{HEAP}", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError",
         "-Dzookeeper.preAllocSize=4096", "-Dlog4j.configurationFile=log4j2.properties",
         "-cp", ":".join(zookeeper_jars()), MAIN, "./zoo.cfg",
     ]  # fmt: skip
