@@ -52,7 +52,8 @@ class Say(Protocol):
 class Course:
     """How fast it goes, of late. Pure: moments are given to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, lately: float = _LATELY_SECONDS) -> None:
+        self._lately = lately
         self._seen: deque[tuple[float, int]] = deque()
 
     def see(self, at: float, amount: Amount) -> tuple[float, float] | None:
@@ -60,7 +61,7 @@ class Course:
         if self._seen and amount.done < self._seen[-1][1]:
             self._seen.clear()  # something began anew
         self._seen.append((at, amount.done))
-        while len(self._seen) > 2 and self._seen[1][0] <= at - _LATELY_SECONDS:
+        while len(self._seen) > 2 and self._seen[1][0] <= at - self._lately:
             self._seen.popleft()
         (start, before), (end, after) = self._seen[0], self._seen[-1]
         if after <= before or end <= start:

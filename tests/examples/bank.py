@@ -11,6 +11,7 @@ with it every branch adds up to zero at any moment. A branch is a partition.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,6 @@ from typing import Any
 import click
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
-from waltz_spark.analysis.bank import MINT, Movement, movement_of, payload_of
 
 from waltzd.client import loop
 from waltzd.client.client import Client
@@ -27,6 +27,7 @@ from waltzd.client.view import Builder, Declined, Handler, Transaction, Transact
 from waltzd.protocol.locks import Committed, Outcome, Rejected, append_lock, write_lock
 from waltzd.sql import SqlView, sqlite
 
+MINT = 0
 FROM_THE_MINT = 4
 """Every so many transfers bring new money."""
 PATIENCE_SECONDS = 60
@@ -39,6 +40,26 @@ ACCOUNTS = sa.Table(
     sa.Column("balance", sa.BigInteger, nullable=False),
     sa.CheckConstraint("number = 0 OR balance >= 0", name="nobody_overdraws"),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Movement:
+    """A transfer within a branch: `waltzctl analysis replay` reads it out of an export, too."""
+
+    payer: int
+    receiver: int
+    amount: int
+
+
+def payload_of(movement: Movement, by: str) -> bytes:
+    """`by`: who asked for it, for people."""
+    found = {"from": movement.payer, "to": movement.receiver, "amount": movement.amount, "by": by}
+    return json.dumps(found).encode()
+
+
+def movement_of(payload: bytes) -> Movement:
+    found = json.loads(payload)
+    return Movement(payer=found["from"], receiver=found["to"], amount=found["amount"])
 
 
 class Bank:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from waltz_spark.exporting import progress
-from waltz_spark.exporting.progress import Course, Progress, picture
+from waltz_spark.exporting.progress import Progress, Tasks, picture
 from waltz_spark.exporting.tasks import Assignment, Written, in_waves
 from waltz_spark.log.origin import Extent, Span
 from waltz_spark.log.plan import Part, Split
@@ -30,7 +30,7 @@ def assignments(files: int, partitions: int) -> list[Assignment]:
     return [given(number, number % partitions) for number in range(files)]
 
 
-def shown(course: Course, now: float, *, parts: int = 12, width: int = 80) -> list[str]:
+def shown(course: Tasks, now: float, *, parts: int = 12, width: int = 80) -> list[str]:
     out = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     out.print(picture(course, now, waited=3.0, parts=parts))
     assert isinstance(out.file, io.StringIO)
@@ -38,7 +38,7 @@ def shown(course: Course, now: float, *, parts: int = 12, width: int = 80) -> li
 
 
 def test_a_task_counts_once_whoever_tells_it() -> None:
-    course = Course(assignments(4, 2))
+    course = Tasks(assignments(4, 2))
     for number in (0, 1, 0, 1, 2):
         course.end(number, 1.0)
     assert (course.records_done, course.records, course.percent) == (300, 400, 75)
@@ -46,23 +46,22 @@ def test_a_task_counts_once_whoever_tells_it() -> None:
 
 
 def test_the_estimate_goes_by_what_has_ended_and_runs_down_between_two_tasks() -> None:
-    course = Course(assignments(10, 1))
-    assert course.seconds_left(5.0) is None
+    course = Tasks(assignments(10, 1))
+    assert course.forecast(5.0) is None
     course.begin(10.0)
     course.end(0, 14.0)
     course.end(1, 20.0)
-    assert course.rate == 2000.0
-    assert [course.seconds_left(at) for at in (20.0, 25.0, 70.0)] == [40.0, 35.0, 0.0]
+    assert course.forecast(20.0) == (2000.0, 40.0)
+    assert [course.forecast(at) for at in (25.0, 70.0)] == [(2000.0, 35.0), (2000.0, 0.0)]
     assert course.sentence(20.0) == "20.0 kB of 100.0 kB, 0.0 MB/s, about 0:40 left"
 
 
 def test_the_estimate_forgets_how_fast_it_was_long_ago() -> None:
-    course = Course(assignments(10, 1))
+    course = Tasks(assignments(10, 1))
     course.begin(0.0)
     for number, at in enumerate((100.0, 200.0, 210.0, 220.0, 230.0, 240.0, 250.0, 260.0, 270.0)):
         course.end(number, at)
-    assert course.rate == 1000.0
-    assert course.seconds_left(270.0) == 10.0
+    assert course.forecast(270.0) == (1000.0, 10.0)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (61, "1:01"), (3600 * 25 + 62, "25:01:02")])
@@ -71,7 +70,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_a_terminal_of_80_columns() -> None:
-    course = Course(assignments(8, 2))
+    course = Tasks(assignments(8, 2))
     assert shown(course, 3.0) == ["Starting Spark: 0:03"]
     course.end(0, 10.0)
     course.end(2, 20.0)
@@ -83,7 +82,7 @@ def test_a_terminal_of_80_columns() -> None:
 
 
 def test_of_many_partitions_those_at_work_are_shown_and_the_others_counted() -> None:
-    course = Course(assignments(100, 50))
+    course = Tasks(assignments(100, 50))
     for number in (0, 50, 1, 51, 3):
         course.end(number, 1.0)
     lines = shown(course, 2.0, parts=3)

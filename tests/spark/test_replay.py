@@ -16,12 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from waltz_spark.analysis import replay
-from waltz_spark.analysis.bank import MINT, Movement, movement_of, payload_of
 from waltz_spark.exporting.destination import LocalDestination
 from waltz_spark.exporting.export import the_manifest
 from waltz_spark.log.decode import record_batch
 
-from tests.examples.bank import Bank
+from tests.examples.bank import MINT, Bank, Movement, movement_of, payload_of
 from tests.spark.exporting import export, storage_with
 from tests.spark.telling import run_examples
 from waltzctl.main import run

@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from waltz_spark.analysis import bank
 from waltz_spark.exporting import form
 from waltz_spark.exporting.destination import Destination
 from waltz_spark.exporting.manifest import Manifest, check_whole
@@ -28,6 +27,10 @@ from waltz_spark.payloads.decoders import decoder_of
 from waltz_spark.payloads.payload import ERROR_COLUMN, Decoder
 from waltzd.errors import ExportDamaged, NoSuchPartition, NotReplayable, PathMissing, ReplayDiffers
 
+COLUMNS = {"from": "bigint", "to": "bigint", "amount": "bigint"}
+"""The members of a transfer as `tests/examples/bank.py` writes it, a JSON object, and their types as decoders call them."""
+MINT = 0
+"""Where money comes from: the one account that may be below zero."""
 ACCOUNTS, MARKS = "accounts", "waltz_marks"
 """The tables of the example's database."""
 AMOUNT_MAX = 1 << 40
@@ -58,7 +61,7 @@ class Branch:
 
 
 def transfers() -> Decoder:
-    return decoder_of("json:" + ", ".join(f"`{name}` {kind}" for name, kind in bank.COLUMNS.items()))
+    return decoder_of("json:" + ", ".join(f"`{name}` {kind}" for name, kind in COLUMNS.items()))
 
 
 # -- from an export ----------------------------------------------------------------------------------------------------
@@ -120,7 +123,7 @@ def apply(branch: Branch, batch: pa.RecordBatch) -> None:
     base = before - np.where(starts > 0, sums[starts - 1], 0)
     balances = np.empty_like(sums)
     balances[order] = sums + base[which[order]]
-    low = np.where(accounts == bank.MINT, 0, balances)
+    low = np.where(accounts == MINT, 0, balances)
     if low.min() < 0:
         at = int(np.argmax(low < 0))
         raise ReplayDiffers(
@@ -140,11 +143,11 @@ def _columns(batch: pa.RecordBatch, ids: NDArray[Any]) -> dict[str, NDArray[np.i
     if wrong.null_count < len(wrong):
         at = int(np.argmax(wrong.is_valid().to_numpy(zero_copy_only=False)))
         raise _no_transfer(batch, ids, at, wrong[at].as_py())
-    for name in bank.COLUMNS:
+    for name in COLUMNS:
         missing = batch.column(name).is_null().to_numpy(zero_copy_only=False)
         if missing.any():
             raise _no_transfer(batch, ids, int(np.argmax(missing)), f"it has no {name}")
-    found = {name: batch.column(name).to_numpy() for name in bank.COLUMNS}
+    found = {name: batch.column(name).to_numpy() for name in COLUMNS}
     large = (found["amount"] > AMOUNT_MAX) | (found["amount"] < -AMOUNT_MAX)
     if large.any():
         raise _no_transfer(batch, ids, int(np.argmax(large)), "nobody has that much money")

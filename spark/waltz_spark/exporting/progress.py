@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,7 +20,7 @@ from typing import Any
 import click
 
 from waltz_spark.exporting.tasks import Assignment, Written
-from waltzctl.progress import Amount, Shown, duration, event
+from waltzctl.progress import Amount, Course, Shown, duration, event
 from waltzctl.render import console, rate, size
 
 PARTS_MAX = 12
@@ -44,7 +43,7 @@ class Part:
         return self.records_done == self.records
 
 
-class Course:
+class Tasks:
     """What is known of the tasks, and what follows from it. Pure: moments are given to it."""
 
     def __init__(self, assignments: Sequence[Assignment]) -> None:
@@ -55,17 +54,21 @@ class Course:
         self.records = sum(part.records for part in self.parts.values())
         self.data_bytes = sum(given.split.bytes for given in assignments)
         self.records_done = self.data_bytes_done = 0
-        self._moves: deque[tuple[float, int]] = deque()
-        """Moments at which a task ended, of late, and how many bytes were done then."""
+        self.has_begun = False
+        self._course = Course(_LATELY_SECONDS)
+        self._ended_at = 0.0
+        self._forecast: tuple[float, float] | None = None
+        """Bytes a second and seconds left, when a task ended last: what the others have done since then is not known."""
 
     def begin(self, at: float) -> None:
         """The tasks run from now on; told again, nothing changes."""
-        if not self._moves:
-            self._moves.append((at, 0))
+        if not self.has_begun:
+            self.has_begun = True
+            self._course.see(at, self.amount)
 
     @property
-    def has_begun(self) -> bool:
-        return bool(self._moves)
+    def amount(self) -> Amount:
+        return Amount(done=self.data_bytes_done, total=self.data_bytes, unit="bytes")
 
     def end(self, number: int, at: float) -> None:
         self.begin(at)
@@ -75,21 +78,14 @@ class Course:
         self.parts[given.partition].records_done += given.span.count
         self.records_done += given.span.count
         self.data_bytes_done += given.split.bytes
-        self._moves.append((at, self.data_bytes_done))
-        while len(self._moves) > 2 and self._moves[1][0] <= at - _LATELY_SECONDS:
-            self._moves.popleft()
+        self._ended_at, self._forecast = at, self._course.see(at, self.amount)
 
-    @property
-    def rate(self) -> float:
-        """Bytes a second of late, up to when a task ended last: what the others have done since then is not known."""
-        if len(self._moves) < 2:
-            return 0.0
-        (start, before), (end, after) = self._moves[0], self._moves[-1]
-        return (after - before) / (end - start) if end > start else 0.0
-
-    def seconds_left(self, at: float) -> float | None:
-        speed = self.rate
-        return max(0.0, (self.data_bytes - self.data_bytes_done) / speed - (at - self._moves[-1][0])) if speed else None
+    def forecast(self, at: float) -> tuple[float, float] | None:
+        """Bytes a second of late, and how many seconds are left."""
+        if self._forecast is None:
+            return None
+        speed, left = self._forecast
+        return speed, max(0.0, left - (at - self._ended_at))
 
     def shown(self, lines: int) -> tuple[list[Part], int, int]:
         """The parts to show, and how many others there are, and how many of those are done. Those at work come first."""
@@ -101,10 +97,9 @@ class Course:
         return first[:lines], len(others), sum(part.is_done for part in others)
 
     def sentence(self, at: float) -> str:
-        left = self.seconds_left(at)
         words = [f"{size(self.data_bytes_done)} of {size(self.data_bytes)}"]
-        if left is not None:
-            words += [f"{rate(int(self.rate), 1)} MB/s", f"about {duration(left)} left"]
+        if (forecast := self.forecast(at)) is not None:
+            words += [f"{rate(int(forecast[0]), 1)} MB/s", f"about {duration(forecast[1])} left"]
         return ", ".join(words)
 
     @property
@@ -119,7 +114,7 @@ class Progress:
         """`is_quiet`: no lines where there is no terminal, unless somebody asked for objects."""
         self.records = self.data_bytes = self.files = 0
         self._first = self._last = 0.0
-        self._course = Course(assignments)
+        self._tasks = Tasks(assignments)
         self._said = self._started = time.monotonic()
         self._is_live = shown == Shown.AUTO and sys.stderr.isatty()
         self._says = shown == Shown.AUTO and not is_quiet and not self._is_live
@@ -131,29 +126,27 @@ class Progress:
     def ended(self, numbers: Collection[int]) -> None:
         """Told again and again while tasks run, also without news."""
         now = time.monotonic()
-        if not self._course.has_begun:
+        if not self._tasks.has_begun:
             self._said = now
-        self._course.begin(now)
-        before = self._course.records_done
+        self._tasks.begin(now)
+        before = self._tasks.records_done
         for number in numbers:
-            self._course.end(number, now)
-        if self._writes_json and self._course.records_done > before:
+            self._tasks.end(number, now)
+        if self._writes_json and self._tasks.records_done > before:
             click.echo(json.dumps(self._event(now)), err=True)
-        if self._says and self._course.records_done and now - self._said >= LINE_SECONDS:
+        if self._says and self._tasks.records_done and now - self._said >= LINE_SECONDS:
             self._said = now
-            course = self._course
+            tasks = self._tasks
             click.echo(
-                f"{course.percent} %: {course.records_done:,} of {course.records:,} records, {course.sentence(now)}",
+                f"{tasks.percent} %: {tasks.records_done:,} of {tasks.records:,} records, {tasks.sentence(now)}",
                 err=True,
             )
 
     def _event(self, now: float) -> dict[str, object]:
-        course = self._course
-        left = course.seconds_left(now)
-        amount = Amount(done=course.data_bytes_done, total=course.data_bytes, unit="bytes")
-        found = event(now - self._started, "export", amount, None if left is None else (course.rate, left))
-        found["records"], found["records_total"] = course.records_done, course.records
-        found["partitions"] = {str(number): part.records_done for number, part in course.parts.items()}
+        tasks = self._tasks
+        found = event(now - self._started, "export", tasks.amount, tasks.forecast(now))
+        found["records"], found["records_total"] = tasks.records_done, tasks.records
+        found["partitions"] = {str(number): part.records_done for number, part in tasks.parts.items()}
         return found
 
     def watch(self, written: Written) -> None:
@@ -173,7 +166,7 @@ class Progress:
 
     def _picture(self) -> Any:
         now = time.monotonic()
-        return picture(self._course, now, waited=now - self._started, parts=self._parts_max)
+        return picture(self._tasks, now, waited=now - self._started, parts=self._parts_max)
 
     def __enter__(self) -> Progress:
         if self._is_live:
@@ -196,28 +189,28 @@ class Progress:
             self._file.close()
 
 
-def picture(course: Course, now: float, *, waited: float, parts: int) -> Any:
+def picture(tasks: Tasks, now: float, *, waited: float, parts: int) -> Any:
     """What a terminal shows; `parts`: how many partitions at most."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    if not course.has_begun:
+    if not tasks.has_begun:
         return Text(f"Starting Spark: {duration(waited)}")
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(no_wrap=True)
     grid.add_column(ratio=1, min_width=5)
     grid.add_column(justify="right", no_wrap=True)
-    shown, others, others_done = course.shown(parts)
+    shown, others, others_done = tasks.shown(parts)
     for part in shown:
         bar = ProgressBar(total=part.records, completed=part.records_done)
         grid.add_row(f"partition {part.partition}", bar, _of(part.records_done, part.records))
     if others:
         grid.add_row(f"and {others:,} more", "", f"{others_done:,} of them complete")
-    bar = ProgressBar(total=course.records, completed=course.records_done)
-    grid.add_row("together", bar, _of(course.records_done, course.records))
-    return Group(grid, Text(course.sentence(now), no_wrap=True, overflow="ellipsis"))
+    bar = ProgressBar(total=tasks.records, completed=tasks.records_done)
+    grid.add_row("together", bar, _of(tasks.records_done, tasks.records))
+    return Group(grid, Text(tasks.sentence(now), no_wrap=True, overflow="ellipsis"))
 
 
 def _of(done: int, total: int) -> str:
