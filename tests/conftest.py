@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from waltzctl.playground import blueprint
+from waltzctl import blueprint
 
 settings.register_profile("waltz", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("waltz")

@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from waltzctl.playground.blueprint import BLUEPRINT
+from waltzctl.blueprint import BLUEPRINT
+from waltzctl.picture.picture import PartitionView
 from waltzctl.playground.local import LocalCluster
-from waltzctl.watching.overview import PartitionView
 from waltzd.client import loop
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNHEALTHY, WaltzError
 
@@ -98,7 +98,7 @@ def race(cluster: LocalCluster, directory: Path) -> None:
 def kill_owner(cluster: LocalCluster) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        found = loop.run(cluster.overview()).partitions
+        found = loop.run(cluster.picture()).partitions
         committed = min(marks(found, COUNTER_PARTITION), marks(found, BANK_PARTITION))
         if committed >= KILL_AFTER:
             break

@@ -13,11 +13,11 @@ from typing import Any
 import click
 
 from waltzctl import completion
+from waltzctl.blueprint import load_blueprint
 from waltzctl.certificate import OPTIONS as TLS_OPTIONS
 from waltzctl.certificate import tls_of
 from waltzctl.listing import Column, Listing, listed, put
 from waltzctl.main import exit_codes
-from waltzctl.playground.blueprint import load_blueprint
 from waltzctl.reach import (
     LOCAL_ROOT,
     Context,

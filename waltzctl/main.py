@@ -84,7 +84,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "recovery": ("waltzctl.bench.command:recovery", "Take an owner and a storage away."),
     },
     "certificate": {
-        "issue": ("waltzctl.setup.certificates:issue", "Certificates of one role, from an authority in a directory."),
+        "issue": ("waltzctl.config.certificates:issue", "Certificates of one role, from an authority in a directory."),
     },
     "cluster": {
         "delete": ("waltzctl.placement.cluster:delete", "Take the documents of a cluster out of ZooKeeper."),
@@ -93,9 +93,9 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),
     },
     "config": {
-        "explain": ("waltzctl.setup.configuration:explain", "What a setting means, or where a value came from."),
-        "show": ("waltzctl.setup.configuration:show", "The settings in force of a configuration file."),
-        "validate": ("waltzctl.setup.configuration:validate", "Check configuration files."),
+        "explain": ("waltzctl.config.configuration:explain", "What a setting means, or where a value came from."),
+        "show": ("waltzctl.config.configuration:show", "The settings in force of a configuration file."),
+        "validate": ("waltzctl.config.configuration:validate", "Check configuration files."),
     },
     "context": {
         "add": ("waltzctl.context:add", "Give a cluster a name."),

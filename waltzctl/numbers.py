@@ -1,9 +1,11 @@
-"""Partitions as people type them: `0-3,7`, and whether there are any of these numbers."""
+"""Partitions as people type and read them: `0-3,7`, and whether there are any of these numbers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
+from waltzd.cluster.assignment import spell_numbers
 from waltzd.errors import BadArgument, NoSuchPartition
 
 RANGE_MAX = 1 << 16
@@ -32,3 +34,10 @@ def check_partition(number: int, count: int, *, not_done: str = "nothing was ask
             not_done=not_done,
             next_step="`waltzctl partition list` shows them",
         )
+
+
+def spell(numbers: Iterable[int], one: str = "", more: str = "") -> str:
+    """With the verb that fits: `one` for one of them, `more` for several."""
+    found = sorted(numbers)
+    noun, verb = ("partition", one) if len(found) == 1 else ("partitions", more)
+    return " ".join(word for word in (noun, spell_numbers(found), verb) if word)

@@ -19,9 +19,9 @@ import yaml
 
 from waltzctl import completion
 from waltzctl.aloud import waiting_aloud
+from waltzctl.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
 from waltzctl.certificate import OPTIONS as TLS_OPTIONS
 from waltzctl.certificate import tls_of
-from waltzctl.playground.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, ContextsDamaged, NoClusterNamed, NoSuchName
 from waltzd.protocol.address import is_name

@@ -45,9 +45,9 @@ async def who_does_what(world: World, load: Load) -> str:
     waiting = sorted(((now - since, who) for who, since in load.pending.items()), reverse=True)
     lines += [f"{who} waits for {seconds:.1f} s" for seconds, who in waiting[:5]]
     try:
-        found = await world.cluster.local.overview()
+        found = await world.cluster.local.picture()
     except WaltzError as error:
-        lines.append(f"no overview: {error}")
+        lines.append(f"no picture: {error}")
     else:
         for view in found.partitions:
             replicas = view.said.replicas if view.said is not None else ()

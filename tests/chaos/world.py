@@ -20,7 +20,7 @@ from tests.chaos.network import Network
 from tests.chaos.plan import DAEMONS, SERVERS, STORAGES, STORAGES_AT_ONCE, ZOOKEEPER
 from tests.chaos.preload import Preload
 from tests.process.cluster import Cluster
-from waltzctl.playground.blueprint import Blueprint, draw
+from waltzctl.blueprint import Blueprint, draw
 from waltzctl.playground.local import LocalCluster
 from waltzctl.playground.zookeeper_process import java_command, write_settings
 from waltzd.errors import DaemonEnded

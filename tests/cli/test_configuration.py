@@ -9,8 +9,8 @@ import pytest
 
 from tests.cli.conftest import Tool
 from tests.cli.example import examples
+from waltzctl.config.configuration import KINDS, kind_of
 from waltzctl.playground.local import LocalCluster
-from waltzctl.setup.configuration import KINDS, kind_of
 from waltzd.daemon import config_file
 from waltzd.daemon.settings import declared
 

@@ -21,9 +21,9 @@ from tests.cli.document_tree import document_tree
 from tests.cli.example import examples
 from tests.cli.moving_words import PATIENCE_SECONDS, bounded
 from tests.cli.numbered_load import NumberedLoad
+from waltzctl.picture.picture import Picture
 from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import resolve, using
-from waltzctl.watching.overview import Overview
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import CopyRate, Role
@@ -60,14 +60,14 @@ class Place:
     def new(self, name: str, group: str = "") -> str:
         return ",".join([f"{name}={','.join(self.local.blueprint.addresses(name))}", *([group] if group else [])])
 
-    def overview(self) -> Overview:
-        return loop.run(self.local.overview())
+    def picture(self) -> Picture:
+        return loop.run(self.local.picture())
 
     def replicas(self) -> dict[int, dict[str, Role]]:
-        return {found.partition: dict(found.replicas) for found in self.overview().partitions}
+        return {found.partition: dict(found.replicas) for found in self.picture().partitions}
 
     def names(self) -> list[str]:
-        return [view.meta.name for view in self.overview().storages]
+        return [view.meta.name for view in self.picture().storages]
 
     def held(self, name: str) -> list[int]:
         return [int(number) for number in self.tool("storage", "partitions", name, "-o", "name").out.split()]
@@ -81,9 +81,9 @@ class Place:
     def copy_rate(self) -> CopyRate | None:
         return using(resolve({"directory": self.directory}), Cluster.copy_rate)
 
-    def wait_until(self, what: str, true: Callable[[Overview], bool]) -> None:
+    def wait_until(self, what: str, true: Callable[[Picture], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not true(found := self.overview()):
+        while not true(found := self.picture()):
             assert time.monotonic() < deadline, f"{what}: {found}"
             time.sleep(0.1)
 

@@ -21,12 +21,12 @@ import pytest
 from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from waltzctl import change
+from waltzctl.picture.look import look
 from waltzctl.placement import handover
-from waltzctl.placement.ownership import Picture, preference_rows, save, transfer_of, transfer_plan
+from waltzctl.placement.ownership import Owners, preference_rows, save, transfer_of, transfer_plan
 from waltzctl.placement.server import drain_plan, undrain_plan
 from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import resolve, using
-from waltzctl.watching.overview import look
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, HistoryEntry, Ownership, Preferences, ServerMeta
 from waltzd.cluster.memory import MemoryTree
@@ -52,7 +52,7 @@ def is_settled(directory: Path) -> bool:
     """Both servers are there, the leader has nothing more to move, and everything is open with all its replicas."""
 
     async def ask(cluster: Cluster) -> bool:
-        found = await Picture.of(cluster)
+        found = await Owners.of(cluster)
         is_planned = found.planned(found.servers, found.preferences) == found.assignment
         return len(found.servers) == 2 and is_planned and (await look(cluster.coordinator)).is_healthy
 
@@ -321,8 +321,8 @@ def server(name: str, preferred: tuple[int, ...] = (), *, is_draining: bool = Fa
     )  # fmt: skip
 
 
-def picture(*servers: ServerMeta, owners: str = "aabb", preferred: dict[int, str] | None = None) -> Picture:
-    return Picture(
+def owners_of(*servers: ServerMeta, owners: str = "aabb", preferred: dict[int, str] | None = None) -> Owners:
+    return Owners(
         meta=META,
         servers={found.name: found for found in servers},
         assignment=Assignment(owners=tuple(Ownership(owner, 3) for owner in owners)),
@@ -335,19 +335,19 @@ def picture(*servers: ServerMeta, owners: str = "aabb", preferred: dict[int, str
 def test_transfers_that_are_refused() -> None:
     both = (server("a"), server("b"))
     for found, numbers, to, kind, said in (
-        (picture(*both), [4], "b", NoSuchPartition, "there is no partition 4: the cluster has 4"),
-        (picture(*both), [0], "c", NoSuchName, "there is no server c"),
-        (picture(server("a"), server("b", is_draining=True)), [0], "b", ServerDraining, "b is draining"),
-        (picture(server("a", (0,)), server("b")), [0], "b", WouldNotLast, "a prefers partition 0 by itself"),
+        (owners_of(*both), [4], "b", NoSuchPartition, "there is no partition 4: the cluster has 4"),
+        (owners_of(*both), [0], "c", NoSuchName, "there is no server c"),
+        (owners_of(server("a"), server("b", is_draining=True)), [0], "b", ServerDraining, "b is draining"),
+        (owners_of(server("a", (0,)), server("b")), [0], "b", WouldNotLast, "a prefers partition 0 by itself"),
     ):
         with pytest.raises(kind, match=said):
             transfer_of(found, numbers, to)
-    found = picture(server("a", (0,)), server("b"), preferred={0: "b"}, owners="baba")
+    found = owners_of(server("a", (0,)), server("b"), preferred={0: "b"}, owners="baba")
     assert transfer_of(found, [0], "b") == found.assignment, "an operator goes before a server"
 
 
 def test_a_transfer_tells_first_what_was_asked() -> None:
-    found = picture(server("a"), server("b"))
+    found = owners_of(server("a"), server("b"))
     made = transfer_plan(found.assignment, transfer_of(found, [1], "b"), [1])
     assert made.steps[0] == "move 1 from a to b"
     assert made.steps[1].endswith(" from b to a, so that servers own equally many")
@@ -358,9 +358,9 @@ def test_somebody_was_faster() -> None:
     async def work() -> None:
         coordinator = MemoryTree().connect()
         cluster = await Cluster.create(coordinator, META)
-        before = replace(picture(server("a"), server("b")).assignment)
+        before = replace(owners_of(server("a"), server("b")).assignment)
         version = await cluster.save_assignment(before, 0)
-        found = replace(picture(server("a"), server("b")), version=version)
+        found = replace(owners_of(server("a"), server("b")), version=version)
         moved = Assignment(owners=(Ownership("a", 3), Ownership("b", 4), Ownership("a", 4), Ownership("b", 3)))
         await cluster.save_assignment(moved, version)
         with pytest.raises(ChangedMeanwhile, match="partitions moved meanwhile: 1 from a to b; 2 from b to a") as told:
@@ -372,7 +372,7 @@ def test_somebody_was_faster() -> None:
 
 
 def test_preferences_and_why_they_are_not_met() -> None:
-    found = picture(
+    found = owners_of(
         server("a", (3,)), server("b", (3,)), server("c", is_draining=True), owners="aaab",
         preferred={0: "b", 1: "c", 2: "gone"},
     )  # fmt: skip
@@ -386,7 +386,7 @@ def test_preferences_and_why_they_are_not_met() -> None:
 
 
 def test_drains_as_plans() -> None:
-    found = picture(server("a"), server("b"), server("c", is_draining=True))
+    found = owners_of(server("a"), server("b"), server("c", is_draining=True))
     made, after = drain_plan(found, "a", [0, 1])
     assert made.steps == ("a takes no partitions any more", "the leader moves 0-1 from a to b")
     assert after is not None
@@ -395,7 +395,7 @@ def test_drains_as_plans() -> None:
     assert (made.steps, made.unsafe) == ((), ())
     made, after = drain_plan(found, "c", [2])
     assert made.steps == ("c closes 2",), "it has not closed all that it gave away"
-    alone = picture(server("a"), server("c", is_draining=True), owners="aaaa")
+    alone = owners_of(server("a"), server("c", is_draining=True), owners="aaaa")
     made, after = drain_plan(alone, "a", [0, 1, 2, 3])
     assert (made.unsafe, after) == (("a is the only server that takes partitions: nobody would take over 0-3",), None)
     made, _ = undrain_plan(found, "c")

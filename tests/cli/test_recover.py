@@ -21,11 +21,11 @@ from tests.cli.conftest import LASTING
 from tests.cli.document_tree import document_tree
 from tests.cli.example import examples
 from tests.unit import pictures
+from waltzctl.picture.picture import PartitionView
 from waltzctl.placement.recover import GIVEN_UP, State, plan_for, standing
 from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import resolve, using
 from waltzctl.safety import Danger
-from waltzctl.watching.overview import PartitionView
 from waltzd import BlockingClient
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Create

@@ -10,10 +10,10 @@ from uuid import UUID
 
 import pytest
 
+from waltzctl.picture.picture import PartitionView, Picture, ServerView, StorageView
+from waltzctl.placement import render_cluster
 from waltzctl.placement.creation import Creation
 from waltzctl.render import ROWS_MAX
-from waltzctl.watching import render_cluster
-from waltzctl.watching.overview import Overview, PartitionView, ServerView, StorageView
 from waltzd.cluster.documents import ClusterMeta, Role, ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, ServerDescription, Statistics, StorageDescription
@@ -60,7 +60,7 @@ def view(number: int, owner: str | None, said: OwnedPartition | None) -> Partiti
 
 BOTH = (replica("one"), replica("two"), replica("three", counts=False, state="CATCHING_UP", story="at id 20 of 41"))
 WELL = tuple(owned(number, *BOTH) for number in range(3))
-HEALTHY = Overview(
+HEALTHY = Picture(
     meta=META,
     leader="alpha",
     servers=(server("alpha", WELL[0], WELL[2]), server("beta", WELL[1])),
@@ -97,8 +97,8 @@ def check_golden(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("name", "found"), [("cluster", HEALTHY), ("cluster-unwell", UNWELL)])
 @pytest.mark.parametrize(("output", "suffix"), [("table", "txt"), ("json", "json")])
-def test_a_description(name: str, found: Overview, output: str, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    render_cluster.overview(found, output, where="127.0.0.1:2181/waltz")
+def test_a_description(name: str, found: Picture, output: str, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    render_cluster.picture(found, output, where="127.0.0.1:2181/waltz")
     check_golden(f"{name}.{suffix}", capsys)
 
 
@@ -112,7 +112,7 @@ def test_of_very_many_partitions_those_with_something_to_say_are_shown(capsys: p
     many = ROWS_MAX + 5
     well = tuple(view(number, "alpha", owned(number, *BOTH)) for number in range(many))
     found = replace(HEALTHY, partitions=(*well[:17], view(17, None, None), *well[18:]))
-    render_cluster.overview(found, "table", where="127.0.0.1:2181/waltz")
+    render_cluster.picture(found, "table", where="127.0.0.1:2181/waltz")
     shown = capsys.readouterr().out
     assert f"{many - 1} of {many} partitions open" in shown
     assert "partition 17: no server owns it" in shown

@@ -21,10 +21,10 @@ import pytest
 from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from tests.unit.pictures import server, well
-from waltzctl.playground.blueprint import save_lives
-from waltzctl.playground.daemon import Daemon, Life, birth
+from waltzctl.blueprint import Life, save_lives
+from waltzctl.playground.daemon import Daemon, birth
 from waltzctl.playground.local import LocalCluster
-from waltzctl.watching.lookout import processes
+from waltzctl.watching.poll import processes
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60

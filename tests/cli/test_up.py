@@ -25,14 +25,14 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.cli.example import examples
+from waltzctl.blueprint import BLUEPRINT, PORTS, STATE, ZOOKEEPER, is_free
 from waltzctl.placement import creation
-from waltzctl.playground import daemon, local, obstacle, opening, removal, up
-from waltzctl.playground.blueprint import BLUEPRINT, PORTS, STATE, ZOOKEEPER, is_free
+from waltzctl.playground import daemon, directory, local, preflight, up
 from waltzctl.playground.daemon import Daemon, State, birth
+from waltzctl.playground.directory import directory_lock
 from waltzctl.playground.local import LocalCluster
-from waltzctl.playground.obstacle import command_of
+from waltzctl.playground.preflight import command_of
 from waltzctl.playground.render_local import Board
-from waltzctl.playground.turn import taking_turn
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta
@@ -138,7 +138,7 @@ def test_the_examples_of_the_help_run(home: Path, waltzctl: Tool) -> None:
     assert re.match(r"ready after \d+\.\d s: 8 partitions open, on 1 server and 3 storages\n", brought.out)
     assert "waltzctl down trial" in brought.out
     assert all(len(line) <= 80 for line in brought.out.splitlines())
-    found = loop.run(LocalCluster.find(home / "trial").overview())
+    found = loop.run(LocalCluster.find(home / "trial").picture())
     assert found.is_healthy
     assert [partition.counting for partition in found.partitions] == [3] * 8
     assert {path.name for path in home.iterdir()} == {"waltz-local", "trial", "up.out", "up.err"}
@@ -372,10 +372,10 @@ def test_what_runs_of_a_cluster_that_was_made_before_stays(
     cluster = LocalCluster.make(home / "small", storages=2, servers=1, partitions=2, replication=1)
     cluster.start()
     everybody = ["zookeeper", "storage-1", "storage-2", "server-1"]
-    closed = next(view.partition for view in loop.run(cluster.overview()).partitions if "storage-2" in view.replicas)
+    closed = next(view.partition for view in loop.run(cluster.picture()).partitions if "storage-2" in view.replicas)
     admin = cluster.blueprint.addresses("storage-2")[1]
     assert waltzctl("storage", "availability", admin, closed, "--offline").code == 0
-    monkeypatch.setattr(opening, "OPEN_SECONDS", 0.0)
+    monkeypatch.setattr(local, "OPEN_SECONDS", 0.0)
     refused(
         waltzctl("up", "small", "--detach"), 10, f"W2096 1 partition is not open after 0 seconds. partition {closed}: ",
         f"Not done: partition {closed} takes no transactions yet; {', '.join(everybody)} run, and nothing was stopped",
@@ -389,7 +389,7 @@ def test_what_runs_of_a_cluster_that_was_made_before_stays(
         assert cluster.daemons[name].wait_end(PATIENCE_SECONDS)
     control = home / "small" / "storage-2" / "data" / "waltz-storage.ctl"
     control.write_bytes(control.read_bytes()[:100])
-    monkeypatch.setattr(opening, "SETTLE_SECONDS", 0.5)
+    monkeypatch.setattr(local, "SETTLE_SECONDS", 0.5)
     told = waltzctl("up", "small", "--detach")
     refused(
         told, 1, "W2094 storage-2 ended with exit code", "Not done: storage-2 is not ready; partition",
@@ -462,7 +462,7 @@ def test_no_java(home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_system_on_which_processes_cannot_be_told_apart(
     home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(obstacle, "birth", lambda _: None)
+    monkeypatch.setattr(preflight, "birth", lambda _: None)
     refused(waltzctl("up", "small"), 2, "needs Linux")
     assert not (home / "small").exists()
 
@@ -476,7 +476,7 @@ def test_a_replica_that_does_not_come_is_not_waited_for(
     admin = cluster.blueprint.addresses("storage-1")[1]
     assert waltzctl("storage", "availability", admin, "0", "--offline").code == 0
     cluster.daemons["server-1"].kill()
-    monkeypatch.setattr(opening, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(local, "SETTLE_SECONDS", 0.0)
     found = cluster.start()
     assert (found.closed, [partition.partition for partition in found.short]) == ([], [0])
     assert not found.is_healthy
@@ -536,7 +536,7 @@ def test_two_at_the_same_time(home: Path) -> None:
 def test_who_comes_second_is_not_in_the_way_of_the_first(home: Path) -> None:
     """Who has made the cluster is about to start it."""
     make_small(home / "small")
-    with taking_turn(home / "small"), pytest.raises(DirectoryHeld, match="has just made a cluster"):
+    with directory_lock(home / "small"), pytest.raises(DirectoryHeld, match="has just made a cluster"):
         make_small(home / "small")
 
 
@@ -744,14 +744,14 @@ def test_who_watches_waits_for_the_end_of_a_removal(home: Path, monkeypatch: pyt
 
     def watch() -> bool:
         assert up._watch(LocalCluster.find(home / "small")) == ["storage-1"]
-        return removal.is_whole(home / "small")
+        return directory.is_whole(home / "small")
 
     with ThreadPoolExecutor(1) as thread:
-        with taking_turn(home / "small"):
+        with directory_lock(home / "small"):
             watching = thread.submit(watch)
             cluster.daemons["storage-1"].kill()
             assert told.get(timeout=PATIENCE_SECONDS).startswith("storage-1 ended; ")
-            removal.remove(home / "small")
+            directory.remove(home / "small")
         assert watching.result(PATIENCE_SECONDS) is False
 
 
@@ -770,7 +770,7 @@ def test_reset_goes_on_where_it_was_killed(home: Path, waltzctl: Tool, monkeypat
     cluster.start_one("storage-1")
     cluster.start_one(ZOOKEEPER)
     cluster.stop()
-    files = len(removal.survey(home / "small").files) + 1
+    files = len(directory.survey(home / "small").files) + 1
     before_it_dies = range(files)[last]
     gone: list[Path] = []
 
@@ -844,7 +844,10 @@ def test_a_long_log_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for _ in range(3):
         one = Daemon("one", ["--version"], log, lambda words: "waltzd" in words)
         life = one.spawn()
-        one.wait_ready(PATIENCE_SECONDS)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not one.is_ready():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         assert log.read_text().splitlines()[0].endswith("Z INFO     waltzctl starts one")
         assert life.log_from < 60, "the one before is in another file"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.log", "one.log.old"]
@@ -870,6 +873,6 @@ def test_ports_are_free_and_of_one_cluster_each(tmp_path: Path) -> None:
 
 
 def test_no_port_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("waltzctl.playground.blueprint.is_free", lambda port: False)
+    monkeypatch.setattr("waltzctl.blueprint.is_free", lambda port: False)
     with pytest.raises(PortInUse, match=f"no port from {PORTS[0]} to {PORTS[-1]}"):
         make_small(tmp_path / "small")

@@ -131,7 +131,7 @@ class Caller:
 
 async def besiege(cluster: Cluster, siege: Siege) -> None:
     address, admin = cluster.local.blueprint.addresses(cluster.server_names[0])
-    found = await cluster.local.overview()
+    found = await cluster.local.picture()
     async with ServerClient(address, cluster.key) as server:
         given = [await server.register() for _ in range(3)]
     caller = Caller(

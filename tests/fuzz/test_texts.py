@@ -18,11 +18,9 @@ from hypothesis import strategies as st
 from tests.checker.history import BadHistory, Observed, Operation, Seen, Writer
 from tests.checker.history import load as load_history
 from tests.fuzz.mutate import SEED, count, each, little_memory, mutated, mutated_text, nonsense, parsed, told
-from waltzctl import numbers
+from waltzctl import blueprint, numbers
+from waltzctl.blueprint import Blueprint, Life
 from waltzctl.placement import cluster
-from waltzctl.playground import blueprint
-from waltzctl.playground.blueprint import Blueprint
-from waltzctl.playground.daemon import Life
 from waltzctl.records import index
 from waltzd.client.routes import addresses_of
 from waltzd.cluster.documents import (

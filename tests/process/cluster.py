@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from waltzctl.playground.blueprint import ZOOKEEPER
+from waltzctl.blueprint import ZOOKEEPER
+from waltzctl.picture.picture import Picture
 from waltzctl.playground.local import LocalCluster
-from waltzctl.watching.overview import Overview
 from waltzd.errors import WaltzError
 from waltzd.wire.storages import AdminClient
 
@@ -101,14 +101,14 @@ class Cluster:
 
     # -- what a test waits for
 
-    async def until(self, what: str, true: Callable[[Overview], Any]) -> Any:
-        found: Overview | None = None
+    async def until(self, what: str, true: Callable[[Picture], Any]) -> Any:
+        found: Picture | None = None
         error: WaltzError | None = None
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while True:
                     try:
-                        found = await self.local.overview()
+                        found = await self.local.picture()
                         if answer := true(found):
                             return answer
                     except WaltzError as failed:
@@ -120,7 +120,7 @@ class Cluster:
     async def settled(self) -> None:
         """Every server and every storage is there, and every partition is open with all its replicas."""
 
-        def is_settled(found: Overview) -> bool:
+        def is_settled(found: Picture) -> bool:
             return found.is_healthy and len(found.servers) == len(self.server_names)
 
         await self.until("the cluster settles", is_settled)
@@ -128,7 +128,7 @@ class Cluster:
     async def owner(self, partition: int) -> str:
         """Who serves it at this moment."""
 
-        def serving(found: Overview) -> str | None:
+        def serving(found: Picture) -> str | None:
             view = found.partitions[partition]
             return view.owner if view.is_open else None
 
@@ -136,7 +136,7 @@ class Cluster:
         return name
 
     async def owned_by(self, partition: int, name: str) -> None:
-        def is_there(found: Overview) -> bool:
+        def is_there(found: Picture) -> bool:
             view = found.partitions[partition]
             return view.owner == name and view.is_open
 

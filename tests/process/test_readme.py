@@ -9,7 +9,7 @@ import sys
 from itertools import islice
 from pathlib import Path
 
-from waltzctl.playground import blueprint
+from waltzctl import blueprint
 
 ROOT = Path(__file__).parents[2]
 

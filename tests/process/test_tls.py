@@ -19,7 +19,7 @@ import pytest
 from tests.process.certificates import Authority, Files, mistakable
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.test_storage import append, runs_of
-from waltzctl.setup.configuration import verdict_of
+from waltzctl.config.configuration import verdict_of
 from waltzd.client import loop
 from waltzd.errors import CannotConnect, NoSuchPartition, NotPermitted, WaltzError, WrongPeer
 from waltzd.protocol.address import Address

@@ -13,10 +13,10 @@ from typing import Any
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, World
 from tests.simulation.ports import SimAdminPort, SimServerAdminPort
+from waltzctl.picture.picture import PartitionView, Picture, ServerView, StorageView, compared
 from waltzctl.placement.membership import take_out
 from waltzctl.placement.relocation import carry_out, situation
 from waltzctl.placement.terms import Terms
-from waltzctl.watching.overview import Overview, PartitionView, ServerView, StorageView, compared
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ServerMeta, StorageMeta
 from waltzd.errors import ChangedMeanwhile, WaltzError
@@ -113,7 +113,7 @@ class _Tool:
     async def pause(self) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
-    async def look(self) -> Overview:
+    async def look(self) -> Picture:
         cluster = self._cluster
         assignment, _ = await cluster.assignment()
         sets, _ = await cluster.replicas()
@@ -126,7 +126,7 @@ class _Tool:
             if view.said is not None
             for found in view.said.partitions
         }
-        return Overview(
+        return Picture(
             meta=self._world.meta,
             leader=None,
             servers=tuple(servers),

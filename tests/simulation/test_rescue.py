@@ -10,9 +10,9 @@ import pytest
 
 from tests.simulation.storages import KEY
 from tests.simulation.test_store import Cell, cell, story
+from waltzctl.picture.picture import PartitionView, Picture, StorageView
 from waltzctl.placement.rescue import Scene
 from waltzctl.placement.rescuing import carry_out, seen
-from waltzctl.watching.overview import Overview, PartitionView, StorageView
 from waltzd.cluster.cluster import partition_path
 from waltzd.cluster.coordinator import Delete, Set
 from waltzd.cluster.documents import ClusterMeta, Role, StorageMeta
@@ -30,9 +30,9 @@ class Hands:
         self.between: Any = None
         """Called once, when the first replica is fenced."""
 
-    async def look(self) -> Overview:
+    async def look(self) -> Picture:
         sets, _ = await self.cell.cluster.replicas()
-        return Overview(
+        return Picture(
             meta=ClusterMeta(name="test", key=KEY, partitions=1, created=""), leader=None, servers=(),
             storages=tuple([await self._view(name) for name in self.cell.storages]),
             partitions=(PartitionView(partition=0, owner="a", generation=1, replicas=sets.partitions[0], said=None),),

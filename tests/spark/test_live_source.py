@@ -10,7 +10,7 @@ import pytest
 
 from tests.spark.test_spark_page import PAGE, programs
 from tests.spark.test_stream import Sink
-from waltzctl.playground.blueprint import ZOOKEEPER
+from waltzctl.blueprint import ZOOKEEPER
 from waltzctl.playground.local import ROOT, LocalCluster
 from waltzd import BlockingClient, FeedMode
 

@@ -1,4 +1,4 @@
-"""Pictures of a cluster as `waltzctl.watching.overview` makes them, for tests: all well, and then made worse."""
+"""Pictures of a cluster as `waltzctl.picture.picture` makes them, for tests: all well, and then made worse."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from waltzctl.watching.overview import Call, Overview, PartitionView, ServerView, StorageView, compared
+from waltzctl.picture.picture import Call, PartitionView, Picture, ServerView, StorageView, compared
 from waltzd.cluster.documents import ClusterMeta, Role, ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.descriptions import (
@@ -82,7 +82,7 @@ def partition(number: int, *, owner: str | None = None, **changes: Any) -> Parti
     return PartitionView(**{**fields, **changes})
 
 
-def well(**changes: Any) -> Overview:
+def well(**changes: Any) -> Picture:
     """Two servers, three storages, four partitions."""
     fields: dict[str, Any] = {
         "meta": ClusterMeta(name="trial", key=KEY, partitions=len(changes.get("partitions", "four")), created="2026-01-01"),
@@ -91,10 +91,10 @@ def well(**changes: Any) -> Overview:
         "storages": tuple(storage(name) for name in STORAGES),
         "partitions": tuple(partition(number) for number in range(4)),
     }
-    return Overview(**{**fields, **changes})
+    return Picture(**{**fields, **changes})
 
 
-def offline(**refusing: tuple[int, ...]) -> Overview:
+def offline(**refusing: tuple[int, ...]) -> Picture:
     """All well, until an operator took these partitions offline on these storages, which their owners have not noticed."""
     storages = tuple(
         storage(

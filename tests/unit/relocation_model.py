@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from waltzctl.change import Asked, Plan, recorded
+from waltzctl.picture.picture import PartitionView, Picture, StorageView
 from waltzctl.safety import margin
-from waltzctl.watching.overview import Overview, PartitionView, StorageView
 from waltzd.cluster.cluster import MOVES, NO_VERSION, STORAGES, Cluster, partition_path, replicas_path
 from waltzd.cluster.coordinator import Change, Create, Set
 from waltzd.cluster.documents import (
@@ -162,7 +162,7 @@ class Tool:
 
     # -- `waltzctl.placement.moving.Daemons`
 
-    async def look(self) -> Overview:
+    async def look(self) -> Picture:
         world = self.world
         storages = world.storages
         sets, moves = world.sets, world.moves
@@ -175,7 +175,7 @@ class Tool:
         views = tuple(world.storage_view(storages[name]) for name in sorted(storages))
         partitions = tuple(owner.view(sets) for owner in world.owners)
         await world.pause()
-        return Overview(
+        return Picture(
             meta=world.meta, leader=SERVER, servers=(), storages=views, partitions=partitions, moves=moves.partitions
         )
 

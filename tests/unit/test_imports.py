@@ -25,6 +25,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzd.sql", "waltzd.server.clients", "waltzd.storage"),
     ("waltzd.server",),
     ("waltzd.testing", "waltzctl"),
+    ("waltzctl.picture",),
+    ("waltzctl.placement",),
+    ("waltzctl.playground",),
+    ("waltzctl.watching",),
+    ("waltzctl.records", "waltzctl.bench", "waltzctl.config"),
     ("waltz_spark.log", "waltz_spark.engine"),
     ("waltz_spark.table",),
     ("waltz_spark.payloads",),
@@ -46,7 +51,8 @@ OFFLINE = ("waltzd.storage.offline", "waltzd.storage.replica")
 """What tools may use of a daemon: files that no daemon holds."""
 
 DECIDING = (
-    "waltzctl.placement.plan", "waltzctl.placement.rescue",
+    "waltzctl.picture.picture", "waltzctl.placement.plan", "waltzctl.placement.rescue",
+    "waltzctl.watching.diagnosis", "waltzctl.watching.rates", "waltzctl.watching.verdict",
     "waltz_spark.engine.failure", "waltz_spark.engine.properties", "waltz_spark.exporting.manifest",
     "waltz_spark.exporting.query", "waltz_spark.log.plan", "waltz_spark.log.selection", "waltz_spark.table.position",
     "waltz_spark.table.pushdown", "waltzd.cluster.assignment", "waltzd.cluster.documents",
@@ -238,6 +244,8 @@ def test_a_circle_is_noticed_also_inside_functions() -> None:
 
 BREACHES = dict.fromkeys((room for floor in FLOORS for room in floor), "import waltzd.testing.cluster") | {
     **dict.fromkeys((room for floor in FLOORS for room in floor if "waltz_spark." in room), "import waltz_spark.source"),
+    **dict.fromkeys((room for floor in FLOORS for room in floor if "waltzctl." in room), "import waltzctl.config"),
+    "waltzctl.config": "import waltzctl.bench",
     "waltzd.testing": "import waltzd.__main__",
     "waltzctl": "from waltzd.server.core.recovery import Recovery",
     "waltz_spark": "from waltzd.storage.calls import StorageCalls",

@@ -18,10 +18,10 @@ from waltzctl.bench.render_bench import Live
 from waltzctl.bench.render_bench import result as show
 from waltzctl.bench.result import Result
 from waltzctl.bench.site import Site, scratch
+from waltzctl.blueprint import SERVERS_MAX, STORAGES_MAX
 from waltzctl.certificate import secured
 from waltzctl.interruption import ending_in_order
 from waltzctl.main import exit_codes
-from waltzctl.playground.blueprint import SERVERS_MAX, STORAGES_MAX
 from waltzd.client import loop
 from waltzd.daemon.settings import parse_size
 from waltzd.errors import EXIT_OK, EXIT_USAGE, BadArgument

@@ -20,9 +20,8 @@ from waltzctl.bench.figures import Latencies
 from waltzctl.bench.load import Load
 from waltzctl.bench.result import Result, Series
 from waltzctl.bench.tally import Tally
-from waltzctl.playground.local import LocalCluster
-from waltzctl.playground.opening import is_even
-from waltzctl.watching.overview import Overview
+from waltzctl.picture.picture import Picture
+from waltzctl.playground.local import LocalCluster, is_even
 from waltzd.client.client import Client
 from waltzd.errors import DaemonSilent, WaltzError
 from waltzd.format.record import OVERHEAD_BYTES
@@ -141,7 +140,7 @@ def _copy_seconds(directory: Path, size: int) -> float:
 
 
 async def _owner(cluster: LocalCluster) -> str:
-    found = await cluster.overview()
+    found = await cluster.picture()
     owner = found.partitions[0].owner
     assert owner is not None
     return owner
@@ -157,7 +156,7 @@ async def _settled(cluster: LocalCluster) -> None:
 
     async def is_settled() -> bool:
         try:
-            found = await cluster.overview()
+            found = await cluster.picture()
         except WaltzError:
             return False
         are_back = len(found.servers) == cluster.blueprint.servers
@@ -166,7 +165,7 @@ async def _settled(cluster: LocalCluster) -> None:
     await _until("the cluster settles", is_settled)
 
 
-def _is_level(found: Overview) -> bool:
+def _is_level(found: Picture) -> bool:
     return all(
         replica.state == "LIVE" for view in found.partitions if view.said is not None for replica in view.said.replicas
     )

@@ -17,6 +17,9 @@ from waltzctl.change import Asked, Plan, changing
 from waltzctl.interruption import interruptible
 from waltzctl.job import NOTHING_BEGUN, Job, perform
 from waltzctl.main import exit_codes
+from waltzctl.picture import last_seen
+from waltzctl.picture.look import look
+from waltzctl.placement import render_cluster
 from waltzctl.placement.creation import Wish, check_wish, create_cluster
 from waltzctl.placement.partition import spread_all
 from waltzctl.placement.terms import Terms, moving
@@ -24,8 +27,6 @@ from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching, using
 from waltzctl.render import is_line
 from waltzctl.safety import Danger
-from waltzctl.watching import last_seen, render_cluster
-from waltzctl.watching.overview import look
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
 from waltzd.cluster.documents import StorageMeta
 from waltzd.disk.real import translate
@@ -133,7 +134,7 @@ def describe(reach: Reach, output: str) -> int:
       waltzctl cluster describe --coordinator 127.0.0.1:2181 --root /waltz -o json
     """
     found = using(reach, lambda cluster: look(cluster.coordinator, tls=reach.tls))
-    render_cluster.overview(found, output, where=reach.where)
+    render_cluster.picture(found, output, where=reach.where)
     return EXIT_OK if found.is_healthy else EXIT_UNHEALTHY
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from waltzctl.picture.picture import Picture, StorageView
 from waltzctl.safety import without
-from waltzctl.watching.overview import Overview, StorageView
 from waltzd.cluster.documents import PartitionMeta, ReplicaSets, Role
 
 
@@ -141,7 +141,7 @@ def applied(sets: ReplicaSets, steps: Mapping[int, Step]) -> ReplicaSets:
 
 
 def view_of(
-    found: Overview, number: int, goal: Iterable[str], roles: Mapping[str, Role], meta: PartitionMeta | None
+    found: Picture, number: int, goal: Iterable[str], roles: Mapping[str, Role], meta: PartitionMeta | None
 ) -> View:
     partition = found.partitions[number]
     replicas = partition.said.replicas if partition.said is not None else ()
@@ -179,7 +179,7 @@ def _is_full(storage: StorageView, number: int) -> bool:
     return any(one.partition == number and one.status is not None and one.status.is_full for one in held)
 
 
-def goals(found: Overview, sets: ReplicaSets) -> dict[int, tuple[str, ...]]:
+def goals(found: Picture, sets: ReplicaSets) -> dict[int, tuple[str, ...]]:
     """Where replicas shall be, as far as that was ever said: what moves already counts as moved. A goal that names a
     storage that was taken out since then cannot be reached, and counts for nothing."""
     there = {view.meta.name for view in found.storages}

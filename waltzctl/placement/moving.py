@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from waltzctl.picture.look import look
+from waltzctl.picture.picture import Picture, StorageView
 from waltzctl.placement import moves
 from waltzctl.placement.terms import Throttle
 from waltzctl.progress import Amount, Say
-from waltzctl.watching.overview import Overview, StorageView, look
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import NO_VERSION, STORAGES, Cluster
 from waltzd.cluster.documents import Moves, ReplicaSets, Role, StorageMeta
@@ -34,7 +35,7 @@ Goals = Mapping[int, tuple[str, ...]]
 class Daemons(Protocol):
     """Those of one cluster, as far as whoever moves replicas asks them for something. Tests have their own."""
 
-    async def look(self) -> Overview: ...
+    async def look(self) -> Picture: ...
     async def remove_partitions(
         self, storage: StorageMeta, numbers: Sequence[int], *, delete_files: bool
     ) -> dict[int, WaltzError | None]: ...
@@ -48,7 +49,7 @@ class RealDaemons:
         self._cluster = cluster
         self._tls = tls
 
-    async def look(self) -> Overview:
+    async def look(self) -> Picture:
         return await look(self._cluster.coordinator, tls=self._tls)
 
     async def remove_partitions(
@@ -174,7 +175,7 @@ class Mover:
         }
         self._copied = {replica: (total, total) for replica, (_, total) in self._copied.items()} | copying
 
-    async def _view(self, found: Overview, sets: ReplicaSets, number: int, goal: tuple[str, ...]) -> tuple[int, moves.View]:
+    async def _view(self, found: Picture, sets: ReplicaSets, number: int, goal: tuple[str, ...]) -> tuple[int, moves.View]:
         meta, _ = await self._cluster.partition(number)
         return number, moves.view_of(found, number, goal, sets.partitions.get(number, {}), meta)
 
@@ -216,7 +217,7 @@ class Mover:
         ]
 
 
-def _bytes_of(found: Overview, number: int) -> int:
+def _bytes_of(found: Picture, number: int) -> int:
     """Of the largest replica of this partition: owners say how many transactions each has, and storages how many bytes."""
     assigned = (one for view in found.storages if view.said is not None for one in view.said.assigned)
     return max((one.disk_bytes for one in assigned if one.partition == number), default=0)
@@ -246,7 +247,7 @@ def _check_goals(left: Goals, found: Moves, sets: ReplicaSets) -> None:
             )
 
 
-def _check_storages(moving: Goals, found: Overview) -> None:
+def _check_storages(moving: Goals, found: Picture) -> None:
     there = {view.meta.name for view in found.storages}
     for name in sorted({name for goal in moving.values() for name in goal} - there):
         numbers = [number for number, goal in moving.items() if name in goal]

@@ -31,7 +31,7 @@ TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class Owners:
     """What the leader decides by, with the versions that it was read at."""
 
     meta: ClusterMeta
@@ -42,7 +42,7 @@ class Picture:
     preferences_version: int
 
     @classmethod
-    async def of(cls, cluster: Cluster) -> Picture:
+    async def of(cls, cluster: Cluster) -> Owners:
         preferences, preferences_version = await cluster.preferences()
         assignment, version = await cluster.assignment()
         return cls(
@@ -123,7 +123,7 @@ def transfer(partitions: str, server: str, wait: bool, timeout: float, output: s
       waltzctl partition transfer 0,1 --to server-1 --yes --reason "the new machine" -o json
     """
     numbers = partitions_of(partitions)
-    found = using(reach, Picture.of)
+    found = using(reach, Owners.of)
     after = transfer_of(found, numbers, server)
     made = transfer_plan(found.assignment, after, numbers)
     if not agree(made, asked, reach, output):
@@ -146,7 +146,7 @@ def transfer(partitions: str, server: str, wait: bool, timeout: float, output: s
     return EXIT_OK
 
 
-def transfer_of(found: Picture, numbers: Collection[int], to: str) -> Assignment:
+def transfer_of(found: Owners, numbers: Collection[int], to: str) -> Assignment:
     """The assignment that a transfer leads to; an error where it cannot be, or would not last."""
     found.check_numbers(numbers)
     if to not in found.servers:
@@ -189,7 +189,7 @@ def rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
 
 
-async def save(cluster: Cluster, found: Picture, after: Assignment) -> None:
+async def save(cluster: Cluster, found: Owners, after: Assignment) -> None:
     """Only if nobody moved anything since the plan; else the error says what was moved."""
     try:
         await cluster.save_assignment(after, found.version)
@@ -234,7 +234,7 @@ def preferred(partitions: str | None, server: str | None, clear: bool, output: s
         raise BadArgument("it was not said for which partitions", next_step="name them, like 0-3,7")
     if output not in ("table", "json"):
         raise BadArgument(f"-o {output} is for the list only", next_step="use -o table or -o json")
-    found = using(reach, Picture.of)
+    found = using(reach, Owners.of)
     found.check_numbers(numbers)
     if server is not None and server not in found.servers:
         raise unknown("server", server, found.servers)
@@ -279,7 +279,7 @@ def wishes_of(before: Preferences, numbers: Collection[int], server: str | None)
 
 
 def preference_plan(
-    found: Picture, wishes: Preferences, after: Assignment, numbers: Collection[int], server: str | None
+    found: Owners, wishes: Preferences, after: Assignment, numbers: Collection[int], server: str | None
 ) -> Plan:
     verb, subject = "partition preferred", spell(numbers)
     if wishes == found.preferences:
@@ -309,7 +309,7 @@ def unmet_wish(number: int, server: str, after: Assignment, servers: Mapping[str
 
 
 def _list(reach: Reach, numbers: Collection[int] | None, output: str) -> int:
-    found = using(reach, Picture.of)
+    found = using(reach, Owners.of)
     found.check_numbers(numbers or ())
     put(
         Listing(
@@ -326,7 +326,7 @@ def _list(reach: Reach, numbers: Collection[int] | None, output: str) -> int:
     return EXIT_OK
 
 
-def preference_rows(found: Picture) -> list[dict[str, Any]]:
+def preference_rows(found: Owners) -> list[dict[str, Any]]:
     by_servers = preferring(found.servers, Preferences(partitions={}), found.meta.partitions)
     rows = []
     for number, owner in enumerate(found.assignment.owners):

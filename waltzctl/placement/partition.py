@@ -13,14 +13,15 @@ from waltzctl.job import Job, perform
 from waltzctl.listing import Column, Listing, listed, put
 from waltzctl.main import exit_codes
 from waltzctl.numbers import partitions_of
+from waltzctl.picture.look import look
+from waltzctl.picture.picture import PartitionView
+from waltzctl.placement import render_cluster
 from waltzctl.placement.moves import Wait, next_step, view_of
 from waltzctl.placement.moving import Goals
 from waltzctl.placement.relocation import Situation, carry_out, interrupted, plan_for, situation
 from waltzctl.placement.terms import Terms, moving
 from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching, using
-from waltzctl.watching import render_cluster
-from waltzctl.watching.overview import PartitionView, look
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Role
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument

@@ -20,13 +20,14 @@ from waltzctl.change import Asked, Plan, changing
 from waltzctl.job import Job, perform
 from waltzctl.main import exit_codes
 from waltzctl.numbers import partitions_of
+from waltzctl.picture.look import look
+from waltzctl.picture.picture import PartitionView, Picture, StorageView
 from waltzctl.placement.moving import POLL_SECONDS
 from waltzctl.placement.relocation import Situation, situation
 from waltzctl.placement.terms import Terms, Throttle, moving
 from waltzctl.progress import Amount, Say
 from waltzctl.reach import Reach, addressing
 from waltzctl.safety import Danger, Step, without
-from waltzctl.watching.overview import Overview, PartitionView, StorageView, look
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import CannotConnect, NoSuchPartition, RecoveryUnfinished, Unsafe
 from waltzd.protocol.descriptions import PartitionDescription
@@ -141,7 +142,7 @@ def level_without(name: str, view: PartitionView) -> list[str]:
     return sorted(view.counted - {name})
 
 
-def plan_for(name: str, found: Overview, standings: Mapping[int, Standing]) -> Plan:
+def plan_for(name: str, found: Picture, standings: Mapping[int, Standing]) -> Plan:
     """What has to be done, and what is only waited for."""
     steps, margins, unsafe = [], list[Step](), []
     for number, one in standings.items():
@@ -212,11 +213,11 @@ def _replicas_of(now: Situation, name: str, wanted: list[int] | None) -> list[in
     return wanted
 
 
-def _storage(name: str, found: Overview) -> StorageView:
+def _storage(name: str, found: Picture) -> StorageView:
     return next(view for view in found.storages if view.meta.name == name)
 
 
-def _standings(name: str, found: Overview, chosen: list[int]) -> dict[int, Standing]:
+def _standings(name: str, found: Picture, chosen: list[int]) -> dict[int, Standing]:
     """Raises when the storage does not run: nobody can bring anything back there."""
     view = _storage(name, found)
     if view.said is None:
@@ -256,7 +257,7 @@ async def _follow(
     reach: Reach,
     name: str,
     standings: dict[int, Standing],
-    found: Overview,
+    found: Picture,
     lost: list[int],
     *,
     terms: Terms,
@@ -291,7 +292,7 @@ async def _follow(
         raise RecoveryUnfinished(f"not done within {terms.seconds:g} seconds: {why}") from None
 
 
-def _copied(standings: Mapping[int, Standing], found: Overview) -> Amount:
+def _copied(standings: Mapping[int, Standing], found: Picture) -> Amount:
     done = total = 0
     for number, one in standings.items():
         said = found.partitions[number].said
@@ -313,7 +314,7 @@ def _check_hope(name: str, left: Mapping[int, Standing], lost: list[int]) -> Non
             raise RecoveryUnfinished(f"partition {number} on {name} cannot come back by itself: {one.why}")
 
 
-def _spell(left: Mapping[int, Standing], found: Overview, most: int) -> str:
+def _spell(left: Mapping[int, Standing], found: Picture, most: int) -> str:
     told = []
     for number, one in list(left.items())[:most]:
         said = found.partitions[number].said

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from waltzctl.change import Plan
+from waltzctl.picture.picture import Picture
 from waltzctl.placement import moves
 from waltzctl.placement.moving import Daemons, Goals, Mover, RealDaemons
 from waltzctl.placement.plan import crowded, reassign_replicas
@@ -14,7 +15,6 @@ from waltzctl.progress import Say, duration
 from waltzctl.reach import Reach, unknown
 from waltzctl.render import size
 from waltzctl.safety import Danger, Margin, Step, danger, margin
-from waltzctl.watching.overview import Overview
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ReplicaSets, Role, StorageMeta
@@ -27,7 +27,7 @@ from waltzd.wire.tls import Tls
 class Situation:
     """Everything that a plan is made from, and the versions that it had."""
 
-    found: Overview
+    found: Picture
     storages: Mapping[str, StorageMeta]
     sets: ReplicaSets
     versions: Mapping[int, int]

@@ -21,14 +21,13 @@ from waltzctl.change import Asked, Plan, changing, check_again
 from waltzctl.interruption import interruptible
 from waltzctl.job import Job, perform
 from waltzctl.main import exit_codes
-from waltzctl.numbers import partitions_of
+from waltzctl.numbers import partitions_of, spell
 from waltzctl.placement import render_storage
 from waltzctl.placement.relocation import Situation, situation
 from waltzctl.placement.storage import Certificate, LookUp, common, settle, with_admin
 from waltzctl.progress import Say
 from waltzctl.reach import Reach
 from waltzctl.safety import Danger, Step, danger, without
-from waltzctl.watching.verdict import spell
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import PartitionMeta, Role
 from waltzd.errors import EXIT_USAGE, ForeignCluster, NoSuchPartition, PartitionExists, WaltzError

@@ -18,12 +18,13 @@ from waltzctl.change import Asked, Plan, changing
 from waltzctl.job import Job, perform
 from waltzctl.main import exit_codes
 from waltzctl.numbers import partitions_of
+from waltzctl.picture.look import look
+from waltzctl.picture.picture import Picture
 from waltzctl.placement.relocation import situation
 from waltzctl.placement.rescue import Scene
 from waltzctl.progress import Say
 from waltzctl.reach import Reach, reaching
 from waltzctl.safety import Danger
-from waltzctl.watching.overview import Overview, look
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
 from waltzd.cluster.documents import PartitionMeta, StorageMeta, decode
 from waltzd.errors import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe
@@ -41,7 +42,7 @@ POLL_SECONDS = 0.2
 class Storages(Protocol):
     """Those of one cluster, as far as a rescue asks them for something. Tests have their own."""
 
-    async def look(self) -> Overview: ...
+    async def look(self) -> Picture: ...
     async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus: ...
 
 
@@ -50,7 +51,7 @@ class RealStorages:
         self._cluster = cluster
         self._tls = tls
 
-    async def look(self) -> Overview:
+    async def look(self) -> Picture:
         return await look(self._cluster.coordinator, tls=self._tls)
 
     async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
@@ -127,7 +128,7 @@ def plan_for(subject: str, scenes: Mapping[int, Scene]) -> Plan:
     return Plan(verb=VERB, subject=subject, steps=tuple(steps), danger=Danger.TYPED, unsafe=tuple(against))
 
 
-async def seen(cluster: Cluster, found: Overview, number: int) -> tuple[Scene, int]:
+async def seen(cluster: Cluster, found: Picture, number: int) -> tuple[Scene, int]:
     """With the version of the partition's document."""
     path = partition_path(number)
     node = await cluster.coordinator.get(path)

@@ -19,11 +19,12 @@ from waltzctl.interruption import interruptible
 from waltzctl.job import STAYS
 from waltzctl.listing import Column, Listing, listed, put
 from waltzctl.main import exit_codes
+from waltzctl.picture.look import look
+from waltzctl.picture.picture import Picture, ServerView
 from waltzctl.placement.handover import Handover, arrival
-from waltzctl.placement.ownership import Picture, moves_json, patient, rounded, shown
+from waltzctl.placement.ownership import Owners, moves_json, patient, rounded, shown
 from waltzctl.reach import Reach, reaching, unknown, using
 from waltzctl.safety import Danger
-from waltzctl.watching.overview import Overview, ServerView, look
 from waltzd.cluster.assignment import moved, spell_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ServerMeta
@@ -66,7 +67,7 @@ def list_(output: str, reach: Reach) -> int:
     return EXIT_OK
 
 
-def row_of(view: ServerView, found: Overview) -> dict[str, Any]:
+def row_of(view: ServerView, found: Picture) -> dict[str, Any]:
     name = view.meta.name
     owned = [partition.partition for partition in found.partitions if partition.owner == name]
     words = {"silent": view.error is not None, "leader": name == found.leader, "draining": view.meta.is_draining}
@@ -125,7 +126,7 @@ def drain(server: str, wait: bool, timeout: float, output: str, asked: Asked, re
 
     async def do(cluster: Cluster) -> float | None:
         async with recorded(cluster, made, asked):
-            check_again(drain_plan(await Picture.of(cluster), server, numbers)[0], asked)
+            check_again(drain_plan(await Owners.of(cluster), server, numbers)[0], asked)
             await announce(reach, found, server, is_draining=True)
             if not wait or after is None:
                 return None
@@ -152,7 +153,7 @@ def undrain(server: str, output: str, asked: Asked, reach: Reach) -> int:
       waltzctl server undrain server-1
       waltzctl server undrain server-1 --dry-run -o json
     """
-    found = using(reach, Picture.of)
+    found = using(reach, Owners.of)
     made, after = undrain_plan(found, server)
     if not agree(made, asked, reach, output):
         return EXIT_OK
@@ -208,9 +209,9 @@ def remove(server: str, output: str, asked: Asked, reach: Reach) -> int:
     return EXIT_OK
 
 
-async def look_before(cluster: Cluster, reach: Reach, server: str) -> tuple[Picture, list[int]]:
+async def look_before(cluster: Cluster, reach: Reach, server: str) -> tuple[Owners, list[int]]:
     """And the partitions that the server has to give away, or has not closed yet."""
-    found = await Picture.of(cluster)
+    found = await Owners.of(cluster)
     address = meta_of(found, server).admin_listen
     admin = ServerAdminClient(address, found.meta.key, tls=reach.tls, name=server)
     async with admin, first_contact(address, reach.tls):
@@ -219,14 +220,14 @@ async def look_before(cluster: Cluster, reach: Reach, server: str) -> tuple[Pict
     return found, sorted({*assigned, *(held.partition for held in said.partitions)})
 
 
-async def announce(reach: Reach, found: Picture, server: str, *, is_draining: bool) -> None:
+async def announce(reach: Reach, found: Owners, server: str, *, is_draining: bool) -> None:
     address = found.servers[server].admin_listen
     admin = ServerAdminClient(address, found.meta.key, tls=reach.tls, name=server)
     async with admin, first_contact(address, reach.tls):
         await admin.drain(is_draining)
 
 
-def drain_plan(found: Picture, server: str, numbers: Sequence[int]) -> tuple[Plan, Assignment | None]:
+def drain_plan(found: Owners, server: str, numbers: Sequence[int]) -> tuple[Plan, Assignment | None]:
     """And the assignment that the leader will come to; None when nobody could take the partitions."""
     before = meta_of(found, server)
     servers = {**found.servers, server: replace(before, is_draining=True)}
@@ -242,7 +243,7 @@ def drain_plan(found: Picture, server: str, numbers: Sequence[int]) -> tuple[Pla
     return Plan(verb=VERB, subject=server, steps=tuple(steps)), after
 
 
-def undrain_plan(found: Picture, server: str) -> tuple[Plan, Assignment]:
+def undrain_plan(found: Owners, server: str) -> tuple[Plan, Assignment]:
     before = meta_of(found, server)
     servers = {**found.servers, server: replace(before, is_draining=False)}
     after = found.planned(servers, found.preferences)
@@ -255,7 +256,7 @@ def undrain_plan(found: Picture, server: str) -> tuple[Plan, Assignment]:
     return Plan(verb="server undrain", subject=server, steps=steps, danger=Danger.NONE), after
 
 
-def meta_of(found: Picture, server: str) -> ServerMeta:
+def meta_of(found: Owners, server: str) -> ServerMeta:
     if server not in found.servers:
         raise unknown("server", server, found.servers)
     return found.servers[server]

@@ -18,9 +18,10 @@ from waltzctl.certificate import first_contact
 from waltzctl.listing import Column, Listing, listed, put
 from waltzctl.main import exit_codes
 from waltzctl.numbers import partitions_of
+from waltzctl.picture.look import look
+from waltzctl.picture.picture import StorageView
 from waltzctl.placement import render_storage
 from waltzctl.reach import Reach, addressing, reaching, unknown, using
-from waltzctl.watching.overview import StorageView, look
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta

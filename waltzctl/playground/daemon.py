@@ -15,10 +15,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from waltzctl.blueprint import Life
 from waltzd.disk.real import translate
 from waltzd.errors import DaemonEnded, DaemonSilent
 
@@ -59,17 +60,6 @@ class State(enum.Enum):
     @property
     def is_passing(self) -> bool:
         return self in (State.STARTS, State.ENDS)
-
-
-@dataclass(frozen=True)
-class Life:
-    """A process that was started."""
-
-    pid: int
-    birth: str
-    log_from: int
-    """Where its words begin in the log."""
-    was_ready: bool = False
 
 
 class Daemon:
@@ -166,13 +156,6 @@ class Daemon:
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"{now} INFO     waltzctl starts {self.name}\n")
             return log.tell()
-
-    def wait_ready(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not self.is_ready():
-            if time.monotonic() > deadline:
-                raise self.silent(seconds)
-            time.sleep(POLL_SECONDS)
 
     def is_ready(self) -> bool:
         """Whether it has become ready; an error when it has ended instead."""

@@ -1,22 +1,30 @@
 """A real cluster on this machine: ZooKeeper, storages and servers as processes under one directory, on loopback.
 
-Nothing outside the directory is written. The cluster is its blueprint; the processes come and go, outlive whoever started
-them, and whoever comes next finds them by what is written down in the directory. One at a time changes anything there.
+Nothing outside the directory is written. The cluster is its blueprint; the processes come and go, outlive the command that
+started them, and the next command finds them by what is written down in the directory. One command at a time changes it.
+
+A cluster that was made earlier holds transactions, and a part of it may be enough to work, or to mend the rest with: what
+runs is left running, whatever else fails, and the error says what does and what to type. What cannot come up for the first
+time holds nothing, and is stopped again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shlex
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from waltzctl.playground.blueprint import (
+from waltzctl.blueprint import (
     BLUEPRINT,
     ZOOKEEPER,
     Blueprint,
@@ -27,20 +35,28 @@ from waltzctl.playground.blueprint import (
     save_blueprint,
     save_lives,
 )
+from waltzctl.numbers import spell
+from waltzctl.picture.look import look
+from waltzctl.picture.picture import Picture
 from waltzctl.playground.daemon import Daemon, State
-from waltzctl.playground.obstacle import check_machine, check_ports
-from waltzctl.playground.opening import Opening, closed, unfinished, unseen
-from waltzctl.playground.removal import check_whole, remove
-from waltzctl.playground.turn import LOCK, taking_turn, undisturbed
+from waltzctl.playground.directory import LOCK, check_whole, directory_lock, remove
+from waltzctl.playground.preflight import check_machine, check_ports
 from waltzctl.playground.zookeeper_process import java_command
-from waltzctl.watching.overview import Overview, look
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, DaemonEnded, DirectoryHeld, NodeMissing, NoLocalCluster, WaltzError
+from waltzd.errors import (
+    BadArgument,
+    DaemonEnded,
+    DirectoryHeld,
+    NodeMissing,
+    NoLocalCluster,
+    PartitionsClosed,
+    WaltzError,
+)
 
 if TYPE_CHECKING:
     from waltzctl.placement.creation import Wish
@@ -50,6 +66,14 @@ SESSION_SECONDS, DRAIN_SECONDS = 4, 10
 """Of servers: shorter than what is good in earnest, so that something happens while somebody watches."""
 START_SECONDS, END_SECONDS = 60.0, 45.0
 POLL_SECONDS = 0.05
+LOOK_SECONDS = 0.1
+OPEN_SECONDS = 60.0
+SETTLE_SECONDS = 15.0
+"""How long to wait for the last replicas, when all partitions take transactions already; and for partitions to open, when
+it is known that a daemon is missing."""
+STILL_SECONDS = 2.0
+"""Partitions that did not move for so long are where they are wanted, although servers do not have equally many."""
+TOLD_PARTITIONS = 5
 PROBE_SECONDS = 2.0
 MAKING = {"log", LOCK, BLUEPRINT, f"{BLUEPRINT}.new"}
 """What is there when another one makes a cluster at this moment, or was killed while it did."""
@@ -57,12 +81,8 @@ Say = Callable[[str], None]
 Show = Callable[[str, State], None]
 
 
-def silence(_sentence: str) -> None:
-    """For those who do not want to hear of progress."""
-
-
-def overlook(_name: str, _state: State) -> None:
-    """For those who do not want to see each daemon come and go."""
+def ignore(*_: object) -> None:
+    """For callers that show no progress."""
 
 
 class LocalCluster:
@@ -74,8 +94,8 @@ class LocalCluster:
         directory: Path,
         blueprint: Blueprint,
         *,
-        say: Say = silence,
-        show: Show = overlook,
+        say: Say = ignore,
+        show: Show = ignore,
         settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         self.directory = directory
@@ -95,8 +115,8 @@ class LocalCluster:
         storages: int = 3,
         servers: int = 2,
         replication: int = 3,
-        say: Say = silence,
-        show: Show = overlook,
+        say: Say = ignore,
+        show: Show = ignore,
         settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> LocalCluster:
         """A new one; nothing is started yet."""
@@ -107,25 +127,25 @@ class LocalCluster:
                 not_done="nothing was made or started",
                 next_step="name a new directory, or an empty one",
             )
-        _check_unmade(directory)  # also before it is our turn, or whoever has made one could not start it now
+        _check_unmade(directory)  # also before the lock, which would keep its maker from starting it
         try:
             (directory / "log").mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise translate(error, f"making the directory {directory}") from error
-        with taking_turn(directory):
+        with directory_lock(directory):
             _check_unmade(directory)
             blueprint = draw(directory, partitions=partitions, replication=replication, storages=storages, servers=servers)
             save_blueprint(directory, blueprint)
         return cls(directory, blueprint, say=say, show=show, settings=settings)
 
     @classmethod
-    def find(cls, directory: Path, *, say: Say = silence, show: Show = overlook) -> LocalCluster:
+    def find(cls, directory: Path, *, say: Say = ignore, show: Show = ignore) -> LocalCluster:
         """The one that was made in this directory."""
         return cls(directory, load_blueprint(directory), say=say, show=show)
 
     def grow(self, *, storages: int, servers: int) -> None:
         """More daemons, for the next start. Servers take part at once; a storage waits until an operator adds it."""
-        with taking_turn(self.directory):
+        with directory_lock(self.directory):
             self.recall()
             check_whole(self.directory)
             more = {"storages": max(storages, self.blueprint.storages), "servers": max(servers, self.blueprint.servers)}
@@ -225,12 +245,12 @@ class LocalCluster:
 
     # -- up
 
-    def start(self) -> Overview:
+    def start(self) -> Picture:
         """Everything that does not run yet; return when every partition is open.
 
         When that fails, a cluster that holds nothing yet is stopped again, as far as it was started here. One that was made
         before runs on, as far as it runs: what is left may be enough, and is what it can be mended with."""
-        with taking_turn(self.directory):
+        with directory_lock(self.directory):
             self.recall()
             before = self.running
             is_new = not self.blueprint.is_founded
@@ -246,28 +266,58 @@ class LocalCluster:
                 was_started = True
                 found = loop.run(self._wait_open(failed, is_new=is_new))
                 if is_new and found.closed:
-                    raise closed(found)
+                    raise closed_error(found)
             except BaseException as error:
                 if is_new or not was_started or not isinstance(error, WaltzError):
                     self._end([name for name in self.running if name not in before])
                     raise
-                raise unseen(self.directory, error, self.running) from error
-            missed = unfinished(self.directory, found, self.running, failed)
+                raise unseen_error(self.directory, error, self.running) from error
+            missed = unfinished_error(self.directory, found, self.running, failed)
             if missed is not None:
                 raise missed
             return found
 
-    async def _wait_open(self, failed: dict[str, WaltzError], *, is_new: bool) -> Overview:
-        opening = Opening(self.daemons, self.blueprint.server_names, failed, is_new=is_new, say=self._say, show=self._show)
-        coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT)
-        await coordinator.start()
-        try:
-            return await opening.wait(coordinator)
-        finally:
-            await coordinator.close()
+    async def _wait_open(self, failed: dict[str, WaltzError], *, is_new: bool) -> Picture:
+        """Until every partition takes transactions with all of its replicas. When that takes long: without some of them,
+        or with partitions that are closed. `failed`: daemons that did not come up, and why; one that ends meanwhile is
+        added. Of a cluster that is new, the first that fails is raised instead."""
+        started = moved = time.monotonic()
+        owners: list[str | None] = []
+        async with self._coordinator() as coordinator:
+            while True:
+                self._check_running(failed, is_new=is_new)
+                found = await look(coordinator)
+                now = time.monotonic()
+                if owners != (owners := [partition.owner for partition in found.partitions]):
+                    moved = now
+                seconds = now - started
+                is_settled = self._is_whole(found) and (is_even(found) or now - moved > STILL_SECONDS)
+                if not found.closed and (failed or seconds > SETTLE_SECONDS or is_settled):
+                    return found
+                if seconds > (SETTLE_SECONDS if failed else OPEN_SECONDS):
+                    return found
+                self._say(f"waiting for partitions: {len(found.partitions) - len(found.closed)} are open")
+                await asyncio.sleep(LOOK_SECONDS)
+
+    def _check_running(self, failed: dict[str, WaltzError], *, is_new: bool) -> None:
+        for name, daemon in self.daemons.items():
+            if name in failed:
+                continue
+            try:
+                daemon.check_running()
+            except DaemonEnded as error:
+                self._show(name, State.ENDED)
+                if is_new or name == ZOOKEEPER:
+                    raise
+                failed[name] = error
+
+    def _is_whole(self, found: Picture) -> bool:
+        """Every replica takes part, and every server is there."""
+        there = {view.meta.name for view in found.servers if view.said is not None}
+        return not found.short and there.issuperset(self.blueprint.server_names)
 
     def start_one(self, name: str) -> None:
-        with taking_turn(self.directory):
+        with directory_lock(self.directory):
             self._start([name], is_new=True)
 
     def _check(self) -> None:
@@ -326,17 +376,13 @@ class LocalCluster:
         """Its documents and empty replicas, once. What the operator did with it since then is not undone by a start."""
         from waltzctl.placement.creation import create_cluster  # a look at a cluster that is there needs none of it
 
-        coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT)
-        await coordinator.start()
-        try:
+        async with self._coordinator() as coordinator:
             there = await self._written_down(coordinator)
             if there is not None and self.blueprint.is_founded:
                 return
             self._say("writing down the cluster, making its replicas")
             now = datetime.now(UTC).isoformat(timespec="seconds")
             await create_cluster(coordinator, there or self._wish(), created=now)
-        finally:
-            await coordinator.close()
         self.blueprint = replace(self.blueprint, is_founded=True)
         save_blueprint(self.directory, self.blueprint)
 
@@ -370,11 +416,16 @@ class LocalCluster:
             ),
         )
 
-    async def overview(self) -> Overview:
+    async def picture(self) -> Picture:
+        async with self._coordinator() as coordinator:
+            return await look(coordinator)
+
+    @asynccontextmanager
+    async def _coordinator(self) -> AsyncIterator[Coordinator]:
         coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT)
         await coordinator.start()
         try:
-            return await look(coordinator)
+            yield coordinator
         finally:
             await coordinator.close()
 
@@ -382,13 +433,13 @@ class LocalCluster:
 
     def stop(self) -> list[str]:
         """In order: servers, storages, ZooKeeper. The names of those that had to be killed."""
-        with taking_turn(self.directory):
+        with directory_lock(self.directory):
             self.recall()
             return self._end(self.running)
 
     def clear(self) -> list[str]:
         """Stop everything, and remove all that is ours. The names of those that had to be killed."""
-        with taking_turn(self.directory):
+        with directory_lock(self.directory):
             self.recall()
             killed = self._end(self.running)
             self._say("removing its files")
@@ -416,6 +467,27 @@ class LocalCluster:
         return killed
 
 
+def is_even(found: Picture) -> bool:
+    owned = [len(view.said.partitions) for view in found.servers if view.said is not None and not view.meta.is_draining]
+    return not owned or max(owned) - min(owned) <= 1
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C waits until this is over. It reaches the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        signal.raise_signal(signal.SIGINT)
+
+
 def _check_unmade(directory: Path) -> None:
     if (directory / BLUEPRINT).exists():
         raise DirectoryHeld(
@@ -438,3 +510,61 @@ def _serves(address: str) -> bool:
             return connection.recv(64).startswith(b"Zookeeper version")
     except OSError:
         return False
+
+
+# -- what is said when it does not come up -----------------------------------------------------------------------------
+
+
+def closed_error(found: Picture) -> PartitionsClosed:
+    """Of a cluster that is new: nothing of it stays."""
+    return _closed(found, DaemonEnded.not_done, "read the logs of the daemons; `waltzctl up` again goes on from here")
+
+
+def unfinished_error(
+    directory: Path, found: Picture, running: Sequence[str], failed: Mapping[str, WaltzError]
+) -> WaltzError | None:
+    """Of a cluster that was there before: what is missing, while the rest runs."""
+    if not failed:
+        stays = f"{_stays(running)}, and nothing was stopped"
+        takes = spell((view.partition for view in found.closed), "takes", "take")
+        return _closed(found, f"{takes} no transactions yet; {stays}", _mending(directory)) if found.closed else None
+    if found.closed:
+        partitions = f"{spell((view.partition for view in found.closed), 'takes', 'take')} no transactions"
+    else:
+        partitions = "every partition takes transactions all the same"
+    missing = f"{', '.join(failed)} {'is' if len(failed) == 1 else 'are'} not ready"
+    first = next(iter(failed.values()))
+    again = f"read what it says in its log, then `waltzctl up {shlex.quote(str(directory))} --detach` again"
+    return type(first)(
+        "\n".join(error.message for error in failed.values()),
+        not_done=f"{missing}; {partitions}. {_stays([name for name in running if name not in failed])}",
+        next_step=f"{again}. {_mending(directory)}; a storage that is lost is replaced by `waltzctl storage replace`",
+    )
+
+
+def unseen_error(directory: Path, error: WaltzError, running: Sequence[str]) -> WaltzError:
+    """It ran, and then nobody could say how it is."""
+    return type(error)(
+        error.message,
+        not_done=f"whether the partitions are open is not known; {_stays(running)}, and nothing was stopped",
+        next_step=_mending(directory),
+    )
+
+
+def _closed(found: Picture, not_done: str, next_step: str) -> PartitionsClosed:
+    waiting = "; ".join(f"partition {view.partition}: {view.waiting}" for view in found.closed[:TOLD_PARTITIONS])
+    number = len(found.closed)
+    return PartitionsClosed(
+        f"{number} partition{' is' if number == 1 else 's are'} not open after {OPEN_SECONDS:g} seconds. {waiting}",
+        not_done=not_done,
+        next_step=next_step,
+    )
+
+
+def _stays(running: Sequence[str]) -> str:
+    return f"{', '.join(running)} {'runs' if len(running) == 1 else 'run'}" if running else "nothing runs"
+
+
+def _mending(directory: Path) -> str:
+    place = shlex.quote(str(directory))
+    return f"`waltzctl status --directory {place}` says what is missing, `waltzctl down {place}` stops everything"

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from waltzctl.playground.blueprint import ZOOKEEPER
+from waltzctl.blueprint import ZOOKEEPER
+from waltzctl.placement.render_cluster import sentence
 from waltzctl.playground.daemon import State
 from waltzctl.reach import LOCAL_DIRECTORY
 from waltzctl.render import console, count, printable, table
-from waltzctl.watching.render_cluster import sentence
 from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
+    from waltzctl.picture.picture import Picture
     from waltzctl.playground.local import LocalCluster
-    from waltzctl.watching.overview import Overview
 
 REFRESHES_PER_SECOND = 10
 FRAMES, FRAMES_ASCII = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\"
@@ -170,7 +170,7 @@ def processes_json(cluster: LocalCluster) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def ready(cluster: LocalCluster, found: Overview, *, seconds: float, stays: bool, is_meant: bool) -> None:
+def ready(cluster: LocalCluster, found: Picture, *, seconds: float, stays: bool, is_meant: bool) -> None:
     """The screen at the end of `waltzctl up`. `is_meant`: commands that are told nothing mean this cluster."""
     out = console()
     style = "bold green" if found.is_healthy else "bold yellow"
@@ -193,13 +193,13 @@ def ready(cluster: LocalCluster, found: Overview, *, seconds: float, stays: bool
         out.print("Ctrl-C stops everything.")
 
 
-def outsiders(cluster: LocalCluster, found: Overview) -> list[str]:
+def outsiders(cluster: LocalCluster, found: Picture) -> list[str]:
     """Storages of this machine that the cluster does not know: brought up later, or taken out."""
     known = {view.meta.name for view in found.storages}
     return [name for name in cluster.blueprint.storage_names if name not in known]
 
 
-def _tries(cluster: LocalCluster, found: Overview, *, place: str, here: str, stays: bool) -> list[tuple[str, str]]:
+def _tries(cluster: LocalCluster, found: Picture, *, place: str, here: str, stays: bool) -> list[tuple[str, str]]:
     up_here = "" if str(cluster.directory) == LOCAL_DIRECTORY else f" {place}"
     tries = [
         (f"waltzctl txn append 0 hello{here}", "append to partition 0"),

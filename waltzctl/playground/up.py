@@ -16,21 +16,20 @@ from pathlib import Path
 import click
 
 from waltzctl import render_change
+from waltzctl.blueprint import BLUEPRINT, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
 from waltzctl.change import Asked, Plan, agree
 from waltzctl.interruption import ending_in_order
 from waltzctl.main import EXIT_INTERRUPTED, exit_codes
+from waltzctl.picture.picture import Picture
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.playground import render_local
-from waltzctl.playground.blueprint import BLUEPRINT, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
+from waltzctl.playground.directory import Belongings, directory_lock, is_cluster, is_whole, remove, survey, wait_unlocked
 from waltzctl.playground.local import LocalCluster
 from waltzctl.playground.log_lines import Tail, merged
-from waltzctl.playground.obstacle import check_machine, command_of
-from waltzctl.playground.removal import Belongings, is_cluster, is_whole, remove, survey
-from waltzctl.playground.turn import taking_turn, wait_for_turn
+from waltzctl.playground.preflight import check_machine, command_of
 from waltzctl.playground.zookeeper_process import java_command
 from waltzctl.reach import LOCAL_DIRECTORY, LOCAL_ROOT, Reach, load_contexts, resolve, unknown
 from waltzctl.render import count, size
-from waltzctl.watching.overview import Overview
 from waltzd.errors import EXIT_ERROR, EXIT_OK, BadArgument, NoLocalCluster, WaltzError
 
 WATCH_SECONDS = 0.3
@@ -144,7 +143,7 @@ def _strangers(cluster: LocalCluster) -> list[str]:
     ]
 
 
-def _ready(cluster: LocalCluster, found: Overview, *, seconds: float, stays: bool) -> None:
+def _ready(cluster: LocalCluster, found: Picture, *, seconds: float, stays: bool) -> None:
     try:
         meant = resolve({}).directory
     except WaltzError:  # nothing is meant, or what is meant cannot be told
@@ -153,7 +152,7 @@ def _ready(cluster: LocalCluster, found: Overview, *, seconds: float, stays: boo
     render_local.ready(cluster, found, seconds=seconds, stays=stays, is_meant=is_meant)
 
 
-def _stay(cluster: LocalCluster, found: Overview, seconds: float) -> int:
+def _stay(cluster: LocalCluster, found: Picture, seconds: float) -> int:
     """Tell what comes and goes, until told to end or until nothing is left."""
     names = cluster.running
     try:
@@ -196,7 +195,7 @@ def _watch(cluster: LocalCluster) -> list[str]:
                 _tell(f"{name} runs again" if name in known else f"{name} runs")
         known |= set(now)
         if not now:
-            wait_for_turn(cluster.directory)
+            wait_unlocked(cluster.directory)
             if not cluster.running:
                 return before
         before = now
@@ -325,7 +324,7 @@ def reset(directory: Path, yes: bool, confirm: str | None, dry_run: bool, output
             with render_local.Board() as board:
                 killed = LocalCluster.find(directory, say=board.say, show=board.show).clear()
         else:
-            with taking_turn(directory):
+            with directory_lock(directory):
                 remove(directory)
     render_change.plan(plan, output, result="done", foreign=list(found.foreign))
     render_local.told_killed(killed)

@@ -33,7 +33,7 @@ from waltzd.errors import (
 )
 
 if TYPE_CHECKING:
-    from waltzctl.watching.overview import Overview, StorageView
+    from waltzctl.picture.picture import Picture, StorageView
     from waltzd.cluster.cluster import Cluster
     from waltzd.format.digest import Digest
     from waltzd.format.record import Record
@@ -105,11 +105,11 @@ def compare(partition: int, names: tuple[str, ...], seconds: float, output: str,
 async def _compare(
     cluster: Cluster, reach: Reach, partition: int, names: tuple[str, ...], seconds: float, waiting: Waiting
 ) -> Comparison:
-    from waltzctl.watching.overview import look
+    from waltzctl.picture.look import look
 
-    overview = await look(cluster.coordinator, tls=reach.tls)
-    views = _chosen(overview, partition, names)
-    roles = overview.partitions[partition].replicas
+    picture = await look(cluster.coordinator, tls=reach.tls)
+    views = _chosen(picture, partition, names)
+    roles = picture.partitions[partition].replicas
     marks: dict[str, int] = {}
     troubles: dict[str, WaltzError] = {}
     last_ids: dict[str, int] = {}
@@ -119,9 +119,9 @@ async def _compare(
             troubles[name] = found
         else:
             marks[name], last_ids[name] = visible_mark(found), found.last_id
-    owned = overview.partitions[partition].said
+    owned = picture.partitions[partition].said
     committed = max([-1 if owned is None else owned.committed, *marks.values()])
-    async with _Asking(partition, overview.meta.key, views, reach, seconds, waiting) as asking:
+    async with _Asking(partition, picture.meta.key, views, reach, seconds, waiting) as asking:
         standings = await asking.run(marks)
         ids = {standing.difference[0] for standing in standings.values() if standing.difference is not None}
         differing = {id_: await asking.records([name for name in marks if marks[name] >= id_], id_) for id_ in sorted(ids)}
@@ -150,10 +150,10 @@ def visible_mark(status: ReplicaStatus) -> int:
     return max(status.committed, min(status.low_mark, status.last_id))
 
 
-def _chosen(overview: Overview, partition: int, names: tuple[str, ...]) -> dict[str, StorageView]:
-    check_partition(partition, len(overview.partitions), not_done="nothing was compared")
-    there = {view.meta.name: view for view in overview.storages}
-    replicas = overview.partitions[partition].replicas
+def _chosen(picture: Picture, partition: int, names: tuple[str, ...]) -> dict[str, StorageView]:
+    check_partition(partition, len(picture.partitions), not_done="nothing was compared")
+    there = {view.meta.name: view for view in picture.storages}
+    replicas = picture.partitions[partition].replicas
     for name in names:
         if name not in there:
             raise unknown("storage", name, there, not_done="nothing was compared")

@@ -7,7 +7,7 @@ import re
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from waltzctl.watching.overview import Overview
+from waltzctl.picture.picture import Picture
 from waltzd.cluster.cluster import CLIENT_IDS
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.errors import WaltzError
@@ -30,7 +30,7 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def describe(found: Overview) -> dict[str, Any]:
+def describe(found: Picture) -> dict[str, Any]:
     """What each daemon said of itself, by its name."""
     return {view.meta.name: plain(view.said) for view in found.nodes if view.said is not None}
 

@@ -11,11 +11,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from waltzctl.numbers import spell
+from waltzctl.picture.picture import Picture, ServerView, StorageView
 from waltzctl.placement.plan import crowded, sizes
 from waltzctl.placement.plan import together as together_in_one
 from waltzctl.safety import margin
-from waltzctl.watching.overview import Overview, ServerView, StorageView
-from waltzctl.watching.verdict import MEND, spell
+from waltzctl.watching.verdict import MEND
 from waltzd.cluster.documents import Role
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.protocol.quorum import majority
@@ -70,7 +71,7 @@ class ZooKeeperServer:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    overview: Overview
+    picture: Picture
     coordinator_error: str | None
     coordinator_ms: float | None
     ensemble: tuple[ZooKeeperServer, ...]
@@ -115,16 +116,16 @@ def _graded(name: str, fails: Iterable[str], warns: Iterable[str], unknowns: Ite
 
 
 def _silent(facts: Facts, kind: type[ServerView] | type[StorageView] | None = None) -> list[str]:
-    nodes = [view for view in facts.overview.nodes if kind is None or isinstance(view, kind)]
+    nodes = [view for view in facts.picture.nodes if kind is None or isinstance(view, kind)]
     return [f"{view.meta.name} does not answer" for view in nodes if view.said is None]
 
 
 def _processes(facts: Facts) -> Check:
-    silent = [f"{name}: {error.code} {error.message}" for name, error in sorted(facts.overview.silent.items())]
-    silent += [f"{meta.name} is not up, and should be" for meta in facts.overview.missing]
-    if not facts.overview.servers:
+    silent = [f"{name}: {error.code} {error.message}" for name, error in sorted(facts.picture.silent.items())]
+    silent += [f"{meta.name} is not up, and should be" for meta in facts.picture.missing]
+    if not facts.picture.servers:
         silent.append("no server is up")
-    total = len(facts.overview.nodes)
+    total = len(facts.picture.nodes)
     return _graded(
         "processes",
         silent,
@@ -138,9 +139,9 @@ def _processes(facts: Facts) -> Check:
 def _margins(facts: Facts) -> Check:
     """How many replicas of a partition may fail before it stops."""
     stopped, thin, single, unknown, lonely = [], [], [], [], []
-    for view in facts.overview.partitions:
+    for view in facts.picture.partitions:
         members = sum(role is Role.MEMBER for role in view.replicas.values())
-        surely = margin(view.partition, view.replicas, facts.overview.level(view.partition))
+        surely = margin(view.partition, view.replicas, facts.picture.level(view.partition))
         if members == 0 or (view.said is None and view.owner is not None):
             unknown.append(view.partition)
         elif not view.is_open or margin(view.partition, view.replicas, view.counted).spare < 0:
@@ -169,14 +170,14 @@ def _margins(facts: Facts) -> Check:
 def _replicas(facts: Facts) -> Check:
     bad = [
         f"{view.meta.name}: {held.story}"
-        for view in facts.overview.storages
+        for view in facts.picture.storages
         if view.said is not None
         for held in view.said.assigned
         if held.status is None or not held.status.is_sound
     ]
     offline = [
         f"{view.meta.name}: {held.story}"
-        for view in facts.overview.storages
+        for view in facts.picture.storages
         if view.said is not None
         for held in view.said.assigned
         if held.status is not None and held.status.is_sound and not held.status.is_available
@@ -191,12 +192,12 @@ def _replicas(facts: Facts) -> Check:
 
 def _documents(facts: Facts) -> Check:
     passed = "every document of the coordinator can be understood"
-    return _graded("documents", facts.overview.spoiled, [], _silent(facts, ServerView), passed, MEND)
+    return _graded("documents", facts.picture.spoiled, [], _silent(facts, ServerView), passed, MEND)
 
 
 def _space(facts: Facts) -> Check:
     fails, warns, least = [], [], None
-    for view in facts.overview.storages:
+    for view in facts.picture.storages:
         if view.said is None:
             continue
         free, share, hours = view.said.free_bytes, _free_share(view.said), _hours_left(view.said)
@@ -230,7 +231,7 @@ def _hours_left(said: StorageDescription) -> float:
 
 def _flushes(facts: Facts) -> Check:
     fails, warns, unknown, worst = [], [], _silent(facts, StorageView), 0.0
-    for view in facts.overview.storages:
+    for view in facts.picture.storages:
         if view.said is None:
             continue
         done = view.said.statistics
@@ -253,7 +254,7 @@ def _flushes(facts: Facts) -> Check:
 
 def _lag(facts: Facts) -> Check:
     warns, unknown = [], []
-    for view in facts.overview.partitions:
+    for view in facts.picture.partitions:
         if view.said is None:
             unknown.append(view.partition)
             continue
@@ -269,10 +270,10 @@ def _lag(facts: Facts) -> Check:
 
 
 def _groups(facts: Facts) -> Check:
-    group_of = {view.meta.name: view.meta.group for view in facts.overview.storages}
+    group_of = {view.meta.name: view.meta.group for view in facts.picture.storages}
     together, most = dict[str, list[int]](), dict[str, list[int]]()
     unknown = []
-    for view in facts.overview.partitions:
+    for view in facts.picture.partitions:
         if not view.replicas:
             unknown.append(view.partition)
             continue
@@ -301,7 +302,7 @@ def _could_be_apart(group_of: Mapping[str, str], replicas: int) -> bool:
 def _moves(facts: Facts) -> Check:
     if facts.coordinator_error is not None:
         return Check(name="unfinished moves", grade=Grade.UNKNOWN, finding="ZooKeeper does not answer")
-    moves = sorted(facts.overview.moves)
+    moves = sorted(facts.picture.moves)
     return _graded(
         "unfinished moves", [], [f"replicas of {spell(moves)} are on their way"] if moves else [], [],
         "none", "wait for the command that moves them, or run it again: it goes on from here",
@@ -311,7 +312,7 @@ def _moves(facts: Facts) -> Check:
 def _draining(facts: Facts) -> Check:
     forgotten = [
         f"{view.meta.name} takes no partitions since somebody drained it, and owns none"
-        for view in facts.overview.servers
+        for view in facts.picture.servers
         if view.said is not None and view.said.is_draining and not view.said.partitions
     ]
     return _graded(
@@ -324,9 +325,9 @@ def _orphans(facts: Facts) -> Check:
     """Replicas that no document names: they are never removed by themselves."""
     if facts.coordinator_error is not None:
         return Check(name="forgotten replicas", grade=Grade.UNKNOWN, finding="ZooKeeper does not answer")
-    sets = {view.partition: view.replicas for view in facts.overview.partitions}
+    sets = {view.partition: view.replicas for view in facts.picture.partitions}
     found = []
-    for view in facts.overview.storages:
+    for view in facts.picture.storages:
         if view.said is not None:
             numbers = [held.partition for held in view.said.assigned if view.meta.name not in sets.get(held.partition, {})]
             if numbers:
@@ -371,7 +372,7 @@ def _clocks(facts: Facts) -> Check:
     """Each offset is as good as half the time that the answer took."""
     offsets: dict[str, tuple[float, float]] = {}
     unknown = _silent(facts)
-    for view in facts.overview.nodes:
+    for view in facts.picture.nodes:
         if view.said is None:
             continue
         if view.said.vitals is None:
@@ -394,7 +395,7 @@ def _clocks(facts: Facts) -> Check:
 
 def _files(facts: Facts) -> Check:
     fails, warns, unknown, most = [], [], _silent(facts), 0.0
-    for view in facts.overview.nodes:
+    for view in facts.picture.nodes:
         vitals = view.said.vitals if view.said is not None else None
         if view.said is None:
             continue
@@ -436,7 +437,7 @@ def _certificates(facts: Facts) -> Check:
 
 def _versions(facts: Facts) -> Check:
     names: dict[str, list[str]] = {facts.tool_version: ["waltzctl"]}
-    for view in facts.overview.nodes:
+    for view in facts.picture.nodes:
         if view.said is not None:
             names.setdefault(view.said.version, []).append(view.meta.name)
     told = [f"{version}: {', '.join(having)}" for version, having in sorted(names.items())]

@@ -9,7 +9,7 @@ from waltzctl.reach import Reach, reaching
 from waltzctl.watching import render_doctor
 from waltzctl.watching.diagnosis import Check, Grade, diagnose
 from waltzctl.watching.examination import examine
-from waltzctl.watching.lookout import CALL_SECONDS, Lookout
+from waltzctl.watching.poll import CALL_SECONDS, Poll
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY
 
@@ -36,5 +36,5 @@ def doctor(reach: Reach, seconds: float, output: str) -> int:
 
 
 async def _checks(reach: Reach, seconds: float) -> list[Check]:
-    async with Lookout(reach, seconds=seconds, aloud=True) as lookout:
-        return diagnose(await examine(reach, await lookout.look(), seconds=seconds))
+    async with Poll(reach, seconds=seconds, aloud=True) as poll:
+        return diagnose(await examine(reach, await poll.look(), seconds=seconds))

@@ -13,7 +13,7 @@ import click
 from waltzctl.main import exit_codes
 from waltzctl.reach import Reach, reaching, unknown
 from waltzctl.watching import render_event
-from waltzctl.watching.lookout import CALL_SECONDS, Lookout, Sighting
+from waltzctl.watching.poll import CALL_SECONDS, Poll, Sighting
 from waltzctl.watching.story import LEVELS, OPERATOR, Line, Listening, history_of, merged
 from waltzd.client import loop
 from waltzd.cluster.documents import HistoryEntry
@@ -68,12 +68,12 @@ def events(reach: Reach, since: str, follow: bool, names: tuple[str, ...], level
 
 
 async def _once(reach: Reach, since_ms: int, names: Sequence[str], level: str) -> tuple[list[Line], dict[str, WaltzError]]:
-    async with Lookout(reach) as lookout:
-        sighting = await lookout.look()
+    async with Poll(reach) as poll:
+        sighting = await poll.look()
         _check(sighting, names)
-        async with Listening(sighting.overview.meta.key, reach.tls, seconds=CALL_SECONDS) as listening:
-            told = await listening.listen(sighting.overview, names)
-            history = await _history(lookout, sighting)
+        async with Listening(sighting.picture.meta.key, reach.tls, seconds=CALL_SECONDS) as listening:
+            told = await listening.listen(sighting.picture, names)
+            history = await _history(poll, sighting)
         silent = dict(listening.silent)
         if sighting.lost is not None:
             silent["ZooKeeper"] = sighting.lost.cause
@@ -81,18 +81,18 @@ async def _once(reach: Reach, since_ms: int, names: Sequence[str], level: str) -
 
 
 async def _follow(reach: Reach, since_ms: int, names: Sequence[str], level: str, output: str) -> None:
-    async with Lookout(reach) as lookout:
-        sighting = await lookout.look()
+    async with Poll(reach) as poll:
+        sighting = await poll.look()
         _check(sighting, names)
         told_before: set[Line] = set()
         told_silent: set[str] = set()
-        async with Listening(sighting.overview.meta.key, reach.tls, seconds=CALL_SECONDS) as listening:
+        async with Listening(sighting.picture.meta.key, reach.tls, seconds=CALL_SECONDS) as listening:
             rounds = 0
             while True:
                 if rounds and rounds % LOOK_EVERY == 0:
-                    sighting = await lookout.look()
-                told = await listening.listen(sighting.overview, names)
-                history = await _history(lookout, sighting)
+                    sighting = await poll.look()
+                told = await listening.listen(sighting.picture, names)
+                history = await _history(poll, sighting)
                 lines = merged(told, history, since_ms=since_ms, level=level, names=names)
                 render_event.followed([line for line in lines if line not in told_before], output)
                 told_before |= {line for line in lines if line.kind == OPERATOR}
@@ -103,17 +103,17 @@ async def _follow(reach: Reach, since_ms: int, names: Sequence[str], level: str,
                 await asyncio.sleep(FOLLOW_SECONDS)
 
 
-async def _history(lookout: Lookout, sighting: Sighting) -> list[HistoryEntry]:
+async def _history(poll: Poll, sighting: Sighting) -> list[HistoryEntry]:
     if sighting.lost is not None:
         return []
     try:
-        return await history_of(await lookout.cluster())
+        return await history_of(await poll.cluster())
     except CannotConnect:  # it went away just now; the next look says so
         return []
 
 
 def _check(sighting: Sighting, names: Sequence[str]) -> None:
-    there = [view.meta.name for view in sighting.overview.nodes]
+    there = [view.meta.name for view in sighting.picture.nodes]
     for name in names:
         if name not in there:
             raise unknown("daemon", name, there, not_done="nobody was asked for events")

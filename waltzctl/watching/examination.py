@@ -12,7 +12,7 @@ from importlib.metadata import version
 from waltzctl.reach import Reach
 from waltzctl.watching.diagnosis import Facts, ZooKeeperServer
 from waltzctl.watching.expiry import days_left, own_days
-from waltzctl.watching.lookout import Sighting
+from waltzctl.watching.poll import Sighting
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.role import Role
 
@@ -20,7 +20,7 @@ ANSWER_BYTES_MAX = 4096
 
 
 async def examine(reach: Reach, sighting: Sighting, *, seconds: float) -> Facts:
-    found = sighting.overview
+    found = sighting.picture
     daemons = [
         *((view.meta.name, Role.SERVER, view.meta.admin_listen) for view in found.servers),
         *((view.meta.name, Role.STORAGE, view.meta.admin_listen) for view in found.storages),
@@ -31,7 +31,7 @@ async def examine(reach: Reach, sighting: Sighting, *, seconds: float) -> Facts:
         files = [reach.origins[f"tls_{name}"][0] for name in ("certificate", "key", "ca")]
         days = {"waltzctl": own_days(*files), **await days_left(reach.tls, daemons, seconds=seconds)}
     return Facts(
-        overview=found,
+        picture=found,
         coordinator_error=None if sighting.lost is None else sighting.lost.cause.message,
         coordinator_ms=sighting.coordinator_ms,
         ensemble=tuple(ensemble),

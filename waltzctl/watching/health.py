@@ -8,7 +8,7 @@ from waltzctl.main import exit_codes
 from waltzctl.numbers import partitions_of
 from waltzctl.reach import Reach, reaching
 from waltzctl.watching import render_health
-from waltzctl.watching.lookout import Lookout
+from waltzctl.watching.poll import Poll
 from waltzctl.watching.probe import Probing, connecting, probe_all
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, NoSuchPartition, WaltzError
@@ -46,10 +46,10 @@ async def _probe(
 ) -> tuple[Probing, float | None, WaltzError | None]:
     """With the milliseconds to the coordinator and back, or why it did not answer."""
     wanted = [number for text in named for number in partitions_of(text)]
-    async with Lookout(reach, seconds=seconds, aloud=True) as lookout:
-        sighting = await lookout.look()
+    async with Poll(reach, seconds=seconds, aloud=True) as poll:
+        sighting = await poll.look()
         contact_ms = sighting.coordinator_ms
-        found = sighting.overview
+        found = sighting.picture
         for number in wanted:
             if number >= found.meta.partitions:
                 raise NoSuchPartition(

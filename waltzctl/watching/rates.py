@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from waltzctl.watching.overview import Overview, PartitionView, StorageView
+from waltzctl.picture.picture import PartitionView, Picture, StorageView
 from waltzd.protocol.histogram import Histogram
 
 
@@ -54,7 +54,7 @@ class Rates:
     storages: tuple[StorageRates, ...]
 
 
-def rates(before: Overview, now: Overview, seconds: float) -> Rates:
+def rates(before: Picture, now: Picture, seconds: float) -> Rates:
     """`seconds` between the two."""
     assert seconds > 0
     earlier = {view.partition: view for view in before.partitions}

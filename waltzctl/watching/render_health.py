@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from waltzctl.numbers import spell
 from waltzctl.render import ROWS_MAX, console, count, put_json, table
 from waltzctl.watching.probe import Probe, Probing
 from waltzctl.watching.render_status import paragraph, put_next
-from waltzctl.watching.verdict import spell
 from waltzd.errors import WaltzError
 
 

@@ -9,17 +9,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from waltzctl.listing import put_yaml
+from waltzctl.placement.render_cluster import picture_json
 from waltzctl.render import ROWS_MAX, console, count, put_json, size, table
-from waltzctl.watching.render_cluster import overview_json
 from waltzctl.watching.verdict import SLOW_MS, Health, Reason, Verdict
 from waltzd.cluster.assignment import spell_numbers
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from waltzctl.picture.picture import PartitionView, ServerView, StorageView
     from waltzctl.playground.local import LocalCluster
-    from waltzctl.watching.lookout import Sighting
-    from waltzctl.watching.overview import PartitionView, ServerView, StorageView
+    from waltzctl.watching.poll import Sighting
     from waltzd.errors import WaltzError
 
 STYLES = {Health.HEALTHY: "bold green", Health.DEGRADED: "bold yellow", Health.DOWN: "bold red"}
@@ -41,12 +41,12 @@ def show(out: Console, found: Sighting, cluster: LocalCluster | None) -> None:
     out.print(f"{verdict.health}: {verdict.sentence}", style=STYLES[verdict.health], soft_wrap=True)
     reasons(out, verdict.reasons)
     nodes(out, found)
-    rows = [_group_row(views) for views in _groups(found.overview.partitions)]
+    rows = [_group_row(views) for views in _groups(found.picture.partitions)]
     names = ("partitions", "owner", "state", "counting", "mounts", "tail")
     table(out, names, rows[:ROWS_MAX], right=("counting", "mounts", "tail"))
     contact = "" if found.coordinator_ms is None else f", ZooKeeper answered in {found.coordinator_ms:.0f} ms"
-    leader = f", leader {found.overview.leader}" if found.overview.leader is not None else ""
-    out.print(f"cluster {found.overview.meta.name}{leader}{contact}, {found.at}", soft_wrap=True)
+    leader = f", leader {found.picture.leader}" if found.picture.leader is not None else ""
+    out.print(f"cluster {found.picture.meta.name}{leader}{contact}, {found.at}", soft_wrap=True)
     if cluster is not None:
         from waltzctl.playground import render_local
 
@@ -79,22 +79,22 @@ def paragraph(out: Console, text: str, style: str) -> None:
 
 
 def nodes(out: Console, found: Sighting) -> None:
-    overview = found.overview
+    picture = found.picture
     servers = [
         (view.meta.name, view.meta.admin_listen,
          f"{len(view.said.partitions):,}" if view.said is not None else "", answer(view),
-         _state(view.error, [("leader", view.meta.name == overview.leader), ("draining", _is_draining(view)),
+         _state(view.error, [("leader", view.meta.name == picture.leader), ("draining", _is_draining(view)),
                              ("no contact with ZooKeeper", view.said is not None and not view.said.is_connected)]))
-        for view in overview.servers
+        for view in picture.servers
     ]  # fmt: skip
-    servers += [(meta.name, meta.admin_listen, "", "", "down") for meta in overview.missing]
+    servers += [(meta.name, meta.admin_listen, "", "", "down") for meta in picture.missing]
     table(out, ("server", "admin address", "owns", "answered", "state"), servers, right=("owns", "answered"))
     storages = [
         (view.meta.name, view.meta.admin_listen, view.meta.group,
          f"{len(view.said.assigned):,}" if view.said is not None else "",
          size(view.said.free_bytes) if view.said is not None else "", answer(view),
          _state(view.error, [("stopping", view.said is not None and view.said.is_draining), *_ills(view)]))
-        for view in overview.storages
+        for view in picture.storages
     ]  # fmt: skip
     names = ("storage", "admin address", "group", "replicas", "free", "answered", "state")
     table(out, names, storages, right=("replicas", "free", "answered"))
@@ -173,7 +173,7 @@ def verdict_json(found: Verdict) -> dict[str, Any]:
 
 
 def status_json(found: Sighting, cluster: LocalCluster | None) -> dict[str, Any]:
-    overview = found.overview
+    picture = found.picture
     lost = found.lost
     told: dict[str, Any] = {
         **verdict_json(found.verdict),
@@ -183,10 +183,10 @@ def status_json(found: Sighting, cluster: LocalCluster | None) -> dict[str, Any]
         "coordinator_seen": found.at if lost is None else lost.seen,
         "error": None if lost is None else {"code": lost.cause.code, "message": lost.cause.message},
         "answered_milliseconds": {
-            view.meta.name: None if view.error is not None else round(view.call.milliseconds, 1) for view in overview.nodes
+            view.meta.name: None if view.error is not None else round(view.call.milliseconds, 1) for view in picture.nodes
         },
-        "moves": {str(partition): list(names) for partition, names in sorted(overview.moves.items())},
-        "cluster": overview_json(overview),
+        "moves": {str(partition): list(names) for partition, names in sorted(picture.moves.items())},
+        "cluster": picture_json(picture),
     }
     if cluster is not None:
         from waltzctl.playground import render_local

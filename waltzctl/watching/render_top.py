@@ -11,7 +11,7 @@ from waltzctl.watching.rates import PartitionRates, Rates, by
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from waltzctl.watching.lookout import Sighting
+    from waltzctl.watching.poll import Sighting
 
 HEAD_LINES, TABLE_LINES = 4, 4
 """Of a screen: what stands beside the rows of the two tables."""

@@ -13,7 +13,7 @@ from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import Reach, reaching
 from waltzctl.render import printable
 from waltzctl.watching import render_status
-from waltzctl.watching.lookout import CALL_SECONDS, Lookout, Sighting
+from waltzctl.watching.poll import CALL_SECONDS, Poll, Sighting
 from waltzctl.watching.render_status import Screen
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, WaltzError
@@ -49,8 +49,8 @@ def status(reach: Reach, watch: float | None, seconds: float, output: str) -> in
 
 
 async def _look(reach: Reach, seconds: float) -> Sighting:
-    async with Lookout(reach, seconds=seconds, aloud=True) as lookout:
-        return await lookout.look()
+    async with Poll(reach, seconds=seconds, aloud=True) as poll:
+        return await poll.look()
 
 
 def _processes(reach: Reach) -> LocalCluster | None:
@@ -66,11 +66,11 @@ def _watch(reach: Reach, every: float, seconds: float, output: str) -> int:
 
     async def go_on(screen: Screen | None) -> None:
         nonlocal last
-        async with Lookout(reach, seconds=seconds) as lookout:
+        async with Poll(reach, seconds=seconds) as poll:
             while True:
                 started = time.monotonic()
                 try:
-                    last = await lookout.look()
+                    last = await poll.look()
                 except WaltzError as error:  # it may be another one the next time
                     last = None
                     _put_error(screen, error, every)

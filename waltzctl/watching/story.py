@@ -15,7 +15,7 @@ from typing import Self
 from uuid import UUID
 
 from waltzctl.certificate import first_contact
-from waltzctl.watching.overview import Overview
+from waltzctl.picture.picture import Picture
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.errors import WaltzError
@@ -115,7 +115,7 @@ class Listening:
         for client in self._clients.values():
             await client.close()
 
-    async def listen(self, found: Overview, names: Sequence[str] = ()) -> dict[tuple[str, str], Events]:
+    async def listen(self, found: Picture, names: Sequence[str] = ()) -> dict[tuple[str, str], Events]:
         """What every daemon has said since the last time."""
         turn = asyncio.Semaphore(CALLS_MAX)
         daemons = [

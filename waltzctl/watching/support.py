@@ -58,7 +58,7 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
     from waltzctl.watching.description import describe, metadata_tree, plain
     from waltzctl.watching.diagnosis import diagnose
     from waltzctl.watching.examination import examine
-    from waltzctl.watching.lookout import Lookout
+    from waltzctl.watching.poll import Poll
     from waltzctl.watching.render_doctor import checks_json
     from waltzctl.watching.render_event import line_json
     from waltzctl.watching.render_status import status_json
@@ -66,19 +66,19 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
     from waltzd.errors import WaltzError
 
     found = Bundle()
-    async with Lookout(reach, seconds=seconds, aloud=True) as lookout:
-        sighting = await lookout.look()
-        overview = sighting.overview
+    async with Poll(reach, seconds=seconds, aloud=True) as poll:
+        sighting = await poll.look()
+        picture = sighting.picture
         found.put_json("status.json", status_json(sighting, None))
         found.put_json("doctor.json", checks_json(diagnose(await examine(reach, sighting, seconds=seconds))))
-        for name, error in overview.silent.items():
+        for name, error in picture.silent.items():
             found.missing[f"daemons/{name}.json"] = f"{error.code} {error.message}"
-        for name, described in describe(overview).items():
+        for name, described in describe(picture).items():
             found.put_json(f"daemons/{name}.json", described)
         history = []
         if sighting.lost is None:
             try:
-                cluster = await lookout.cluster()
+                cluster = await poll.cluster()
                 for path, document in (await metadata_tree(cluster.coordinator)).items():
                     found.put(f"metadata{path}", document)
                 history = await history_of(cluster)
@@ -87,13 +87,13 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
         else:
             found.missing["metadata"] = f"{sighting.lost.cause.code} {sighting.lost.cause.message}"
         found.put_json("history.json", {"history": [plain(entry) for entry in history]})
-        async with Listening(overview.meta.key, reach.tls, seconds=seconds) as listening:
-            told = await listening.listen(overview)
+        async with Listening(picture.meta.key, reach.tls, seconds=seconds) as listening:
+            told = await listening.listen(picture)
         lines = merged(told, history, since_ms=0, level="debug")
         found.put_json("events.json", {"events": [line_json(line) for line in lines]})
         for name, silent in listening.silent.items():
             found.missing[f"events of {name}"] = f"{silent.code} {silent.message}"
-        versions = {view.meta.name: None if view.said is None else view.said.version for view in overview.nodes}
+        versions = {view.meta.name: None if view.said is None else view.said.version for view in picture.nodes}
         tool = {"waltzctl": version("waltz"), "python": python_version()}
         found.put_json("versions.json", {**tool, "daemons": versions, "collected": sighting.at, "epoch": int(time.time())})
     if reach.directory is not None:
@@ -103,4 +103,4 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
             except (OSError, UnicodeDecodeError) as trouble:
                 found.missing[f"config/{file.parent.name}.yml"] = str(trouble)
     found.put_json("missing.json", {"missing": found.missing})
-    return found, overview.meta.name, sighting.at
+    return found, picture.meta.name, sighting.at

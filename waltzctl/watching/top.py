@@ -14,7 +14,7 @@ import click
 from waltzctl.main import exit_codes
 from waltzctl.reach import Reach, reaching
 from waltzctl.watching import render_top
-from waltzctl.watching.lookout import Lookout, Sighting
+from waltzctl.watching.poll import Poll, Sighting
 from waltzctl.watching.rates import SORTS, Rates, rates
 from waltzctl.watching.render_status import Screen, paragraph
 from waltzd.client import loop
@@ -54,28 +54,28 @@ def top(reach: Reach, sort: str, rows_max: int | None, every: float, once: bool,
 
 
 async def _twice(reach: Reach, every: float) -> tuple[Rates, Sighting]:
-    async with Lookout(reach) as lookout:
-        before, at = await lookout.look(), time.monotonic()
+    async with Poll(reach) as poll:
+        before, at = await poll.look(), time.monotonic()
         await asyncio.sleep(every)
-        now, then = await lookout.look(), time.monotonic()
-        return rates(before.overview, now.overview, then - at), now
+        now, then = await poll.look(), time.monotonic()
+        return rates(before.picture, now.picture, then - at), now
 
 
 async def _live(reach: Reach, every: float, put: Callable[[Rates, Sighting], None], screen: Screen) -> int:
-    async with Lookout(reach) as lookout:
+    async with Poll(reach) as poll:
         before: tuple[Sighting, float] | None = None
         while True:
             started = time.monotonic()
             try:
-                now, at = await lookout.look(), time.monotonic()
+                now, at = await poll.look(), time.monotonic()
             except WaltzError as error:  # it may be another one the next time
                 before = None
                 screen.put(partial(paragraph, text=" ".join(error.lines()), style="bold red"), _foot(every))
             else:
                 if before is None:  # nothing to compare it with yet
-                    put(rates(replace(now.overview, partitions=(), storages=()), now.overview, every), now)
+                    put(rates(replace(now.picture, partitions=(), storages=()), now.picture, every), now)
                 else:
-                    put(rates(before[0].overview, now.overview, at - before[1]), now)
+                    put(rates(before[0].picture, now.picture, at - before[1]), now)
                 before = now, at
             await asyncio.sleep(max(0.0, every - (time.monotonic() - started)))
 

@@ -1,6 +1,6 @@
 """Whether a cluster is well, and if not, why: sentences that name the partition, the replica, the cause and the next step.
 
-Pure: it judges a picture (`overview`) that somebody else has made. What has one cause is one reason, however many
+Pure: it judges a picture (`picture`) that somebody else has made. What has one cause is one reason, however many
 partitions suffer from it. Since when something holds nobody in the cluster writes down; what is told is since when whoever
 looks has seen it without interruption.
 """
@@ -11,8 +11,9 @@ import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from waltzctl.playground.blueprint import ZOOKEEPER
-from waltzctl.watching.overview import Overview, PartitionView, ServerView, StorageView
+from waltzctl.blueprint import ZOOKEEPER
+from waltzctl.numbers import spell
+from waltzctl.picture.picture import PartitionView, Picture, ServerView, StorageView
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import Role
 from waltzd.errors import BadMetadata, CannotConnect, ForeignCluster, NodeMissing, TlsMismatch, WaltzError
@@ -76,7 +77,7 @@ class Lost:
 
 
 def judge(
-    found: Overview,
+    found: Picture,
     *,
     lost: Lost | None = None,
     down: Sequence[str] = (),
@@ -116,7 +117,7 @@ def with_since(reasons: Iterable[Reason], before: Mapping[str, str], now: str) -
     return told, {reason.key: reason.since or now for reason in told}
 
 
-def _sentence(found: Overview, opened: int) -> str:
+def _sentence(found: Picture, opened: int) -> str:
     total = max(len(found.partitions), found.meta.partitions)
     partitions = "1 partition is open" if (opened, total) == (1, 1) else f"{opened} of {total} partitions are open"
     if opened == total > 1:
@@ -132,17 +133,10 @@ def _of(some: int, total: int, noun: str) -> str:
     return f"{total} {name}" if some == total else f"{some} of {total} {name}"
 
 
-def spell(numbers: Iterable[int], one: str = "", more: str = "") -> str:
-    """With the verb that fits: `one` for one of them, `more` for several."""
-    found = sorted(numbers)
-    noun, verb = ("partition", one) if len(found) == 1 else ("partitions", more)
-    return " ".join(word for word in (noun, spell_numbers(found), verb) if word)
-
-
 # -- one kind of reason after the other --------------------------------------------------------------------------------
 
 
-def _coordination(found: Overview, lost: Lost | None, repair: str) -> Iterator[Reason]:
+def _coordination(found: Picture, lost: Lost | None, repair: str) -> Iterator[Reason]:
     if lost is not None:
         seen = f"; it was last seen from here at {lost.seen}" if lost.seen else ""
         if isinstance(lost.cause, NodeMissing | BadMetadata):
@@ -179,7 +173,7 @@ def _coordination(found: Overview, lost: Lost | None, repair: str) -> Iterator[R
         )
 
 
-def _silent(found: Overview, down: Sequence[str], repair: str) -> Iterator[Reason]:
+def _silent(found: Picture, down: Sequence[str], repair: str) -> Iterator[Reason]:
     there: list[tuple[str, ServerView | StorageView]] = [
         *(("server", view) for view in found.servers),
         *(("storage", view) for view in found.storages),
@@ -225,7 +219,7 @@ def _silent(found: Overview, down: Sequence[str], repair: str) -> Iterator[Reaso
             yield Reason(key=f"silent {name}", sentence=f"{name} does not run", next_step=repair, names=(name,))
 
 
-def _missing(found: Overview, told: Collection[str], repair: str) -> Iterator[Reason]:
+def _missing(found: Picture, told: Collection[str], repair: str) -> Iterator[Reason]:
     """Servers that were there once. `told`: of whom more is known."""
     for meta in found.missing:
         if meta.name not in told:
@@ -250,11 +244,11 @@ def _unlisted(unlisted: Mapping[str, int], repair: str) -> Iterator[Reason]:
         )
 
 
-def _touched(found: Overview, name: str) -> tuple[int, ...]:
+def _touched(found: Picture, name: str) -> tuple[int, ...]:
     return tuple(view.partition for view in found.partitions if name in view.replicas or name == view.owner)
 
 
-def _closed(found: Overview, down: Sequence[str], repair: str) -> Iterator[Reason]:
+def _closed(found: Picture, down: Sequence[str], repair: str) -> Iterator[Reason]:
     grouped: dict[str, list[PartitionView]] = {}
     up = {view.meta.name for view in found.servers}
     for view in found.closed:
@@ -300,7 +294,7 @@ def _why(views: Sequence[PartitionView]) -> str:
     return first.said.waiting or f"{first.owner} is recovering them"
 
 
-def _lonely(found: Overview) -> Iterator[Reason]:
+def _lonely(found: Picture) -> Iterator[Reason]:
     """Owners notice late that a storage is silent; whoever looks may know before. Or cannot reach it while they can, so
     this says less than that the partition is closed."""
     grouped: dict[tuple[int, int], list[int]] = {}
@@ -319,7 +313,7 @@ def _lonely(found: Overview) -> Iterator[Reason]:
         )
 
 
-def _short(found: Overview, down: Sequence[str]) -> Iterator[Reason]:
+def _short(found: Picture, down: Sequence[str]) -> Iterator[Reason]:
     """Replicas that should count and do not, where the storage itself answers."""
     grouped: dict[tuple[str, str], list[tuple[int, str]]] = {}
     silent = {*found.silent, *down}
@@ -349,7 +343,7 @@ def _short(found: Overview, down: Sequence[str]) -> Iterator[Reason]:
         )
 
 
-def _replicas(found: Overview) -> Iterator[Reason]:
+def _replicas(found: Picture) -> Iterator[Reason]:
     """What storages say of the replicas that they have."""
     for view in found.storages:
         said, name = view.said, view.meta.name
@@ -386,7 +380,7 @@ def _replicas(found: Overview) -> Iterator[Reason]:
             )
 
 
-def _servers(found: Overview, lost: Lost | None) -> Iterator[Reason]:
+def _servers(found: Picture, lost: Lost | None) -> Iterator[Reason]:
     if lost is not None:  # one cause, told once
         return
     apart = [view.meta.name for view in found.servers if view.said is not None and not view.said.is_connected]
@@ -399,11 +393,11 @@ def _servers(found: Overview, lost: Lost | None) -> Iterator[Reason]:
         )
 
 
-def slow(found: Overview) -> list[ServerView | StorageView]:
+def slow(found: Picture) -> list[ServerView | StorageView]:
     return [view for view in found.nodes if view.error is None and view.call.milliseconds > SLOW_MS]
 
 
-def _slow(found: Overview) -> Iterator[Reason]:
+def _slow(found: Picture) -> Iterator[Reason]:
     for view in slow(found):
         yield Reason(
             key=f"slow {view.meta.name}",
@@ -413,7 +407,7 @@ def _slow(found: Overview) -> Iterator[Reason]:
         )
 
 
-def _moves(found: Overview) -> Iterator[Reason]:
+def _moves(found: Picture) -> Iterator[Reason]:
     grouped: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
     for partition, wanted in sorted(found.moves.items()):
         replicas = found.partitions[partition].replicas if partition < len(found.partitions) else {}
@@ -429,7 +423,7 @@ def _moves(found: Overview) -> Iterator[Reason]:
         )
 
 
-def _documents(found: Overview) -> Iterator[Reason]:
+def _documents(found: Picture) -> Iterator[Reason]:
     for trouble, numbers in found.spoiled.items():
         who = f"; the owners of {spell(numbers)} go on with what is known" if numbers else ""
         yield Reason(key=f"documents {trouble}", sentence=trouble + who, next_step=MEND, partitions=tuple(numbers))

@@ -382,7 +382,7 @@ def _reader(kind: Any) -> _Reader:
     if outer is tuple:
         return _list(_reader(inner[0]), may_repeat=inner[0] != Name)
     if outer is Mapping:
-        return _mapping(_by_name if inner[0] == Name else _by_number, _reader(inner[1]))
+        return _mapping(_KEYS[inner[0]], _reader(inner[1]))
     if dataclasses.is_dataclass(kind):
         return _object(typing.cast(type[Any], kind))
     if issubclass(kind, enum.Enum):
@@ -433,6 +433,13 @@ def _by_number(members: dict[str, Any], place: str) -> Mapping[int, str]:
         if not _NUMBER.fullmatch(name) or int(name) > ID_MAX:
             raise _Wrong(_below(place, name), "is not the number of a partition")
     return {int(name): name for name in sorted(members, key=int)}
+
+
+def _by_text(members: dict[str, Any], place: str) -> Mapping[str, str]:
+    return {name: name for name in members}
+
+
+_KEYS: dict[Any, Callable[[dict[str, Any], str], Mapping[Any, str]]] = {Name: _by_name, int: _by_number, str: _by_text}
 
 
 def _numbered(reader: _Reader) -> _Reader:

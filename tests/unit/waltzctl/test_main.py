@@ -13,9 +13,10 @@ from tests.unit.pictures import NOW_MS, partition, storage, well
 from waltzctl import change, render_change
 from waltzctl.listing import Column, Listing, put
 from waltzctl.main import run
+from waltzctl.placement import render_cluster
 from waltzctl.placement.cluster import storage_of
 from waltzctl.render import console, is_line, printable
-from waltzctl.watching import render_cluster, render_event
+from waltzctl.watching import render_event
 from waltzctl.watching.story import Line
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.errors import BadArgument, CannotConnect
@@ -64,8 +65,8 @@ def test_a_picture_of_the_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     said = partition(0).said
     assert said is not None
     waiting = partition(0, said=replace(said, waiting=NASTY))
-    render_cluster.overview(replace(found, partitions=(waiting, *found.partitions[1:])), "table", where="here")
-    render_cluster.overview(found, "json", where="here")
+    render_cluster.picture(replace(found, partitions=(waiting, *found.partitions[1:])), "table", where="here")
+    render_cluster.picture(found, "json", where="here")
     check(capsys.readouterr().out)
 
 

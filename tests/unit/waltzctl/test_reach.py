@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzctl.playground.blueprint import ZOOKEEPER, Blueprint, save_blueprint
+from waltzctl.blueprint import ZOOKEEPER, Blueprint, save_blueprint
 from waltzctl.reach import (
     LOCAL_DIRECTORY,
     Context,

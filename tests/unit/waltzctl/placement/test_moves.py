@@ -10,11 +10,11 @@ from uuid import UUID
 
 import pytest
 
+from waltzctl.picture.picture import PartitionView, Picture, StorageView
 from waltzctl.placement.membership import take_out
 from waltzctl.placement.moves import Add, Done, Drop, Step, View, Wait, applied, goals, next_step, view_of
 from waltzctl.placement.moving import Mover
 from waltzctl.placement.terms import Throttle
-from waltzctl.watching.overview import Overview, PartitionView, StorageView
 from waltzd.cluster.cluster import NO_VERSION, Cluster
 from waltzd.cluster.documents import ClusterMeta, Decision, PartitionMeta, ReplicaSets, Role, StorageMeta
 from waltzd.cluster.memory import MemoryTree
@@ -154,11 +154,11 @@ def storage(name: str, *assigned: PartitionDescription, is_silent: bool = False)
     return StorageView(meta=meta, said=None if is_silent else said, error=None)
 
 
-def overview(
+def picture(
     found: OwnedPartition | None = None, *storages: StorageView, owner: str | None = "server-1", **more: Any
-) -> Overview:
+) -> Picture:
     view = PartitionView(partition=0, owner=owner, generation=1, replicas={}, said=found)
-    return Overview(
+    return Picture(
         meta=ClusterMeta(name="x", key=KEY, partitions=4, created=""), leader=None, servers=(), partitions=(view,),
         storages=storages or tuple(storage(name, replica()) for name in "abc"), **more,
     )  # fmt: skip
@@ -167,7 +167,7 @@ def overview(
 def test_what_is_seen_of_a_partition() -> None:
     owned = said({"a": ("LIVE", 9, True), "b": ("CATCHING_UP", 4, False), "c": ("DOWN", -1, False)})
     meta = PartitionMeta(generation=1, session=4, opened=4, members=("a", "x"))
-    found = view_of(overview(owned), 0, ("a", "b"), roles("abC"), meta)
+    found = view_of(picture(owned), 0, ("a", "b"), roles("abC"), meta)
     assert (found.level, found.voting, found.was_opened) == (frozenset("a"), frozenset("ax"), True)
     assert found.held == {"a": 9, "b": 4}, "of who is down nothing is known"
     assert (found.committed, found.waiting, found.missing, found.surplus) == (9, "", [], ["c"])
@@ -175,7 +175,7 @@ def test_what_is_seen_of_a_partition() -> None:
 
 def test_what_is_seen_of_one_that_nobody_serves() -> None:
     empty = storage("a", replica(status=status(last_id=-1)))
-    found = view_of(overview(None, empty, owner=None), 0, ("a",), roles("a"), None)
+    found = view_of(picture(None, empty, owner=None), 0, ("a",), roles("a"), None)
     assert (found.level, found.voting, found.was_opened, found.waiting) == (
         frozenset(),
         frozenset(),
@@ -183,13 +183,13 @@ def test_what_is_seen_of_one_that_nobody_serves() -> None:
         "no server owns it",
     )
     closed = PartitionMeta(generation=1, session=2, decision=Decision(mark=-1, session=2))
-    assert view_of(overview(None, empty), 0, ("a",), roles("a"), closed).was_opened, "its first session was decided"
+    assert view_of(picture(None, empty), 0, ("a",), roles("a"), closed).was_opened, "its first session was decided"
 
 
 @pytest.mark.parametrize("held", [status(last_id=0), None], ids=["one transaction", "what it refuses"])
 def test_a_partition_without_a_document_was_opened_where_a_storage_may_hold_anything(held: ReplicaStatus | None) -> None:
     """An operator deleted it: nothing may move before it is there again."""
-    found = overview(None, storage("a", replica(1)), storage("b", replica(status=held)))
+    found = picture(None, storage("a", replica(1)), storage("b", replica(status=held)))
     seen = view_of(found, 0, ("a",), roles("abc"), None)
     assert seen.was_opened
     assert isinstance(next_step(seen), Wait)
@@ -206,13 +206,13 @@ def test_an_owner_may_not_have_noticed() -> None:
         storage("e", is_silent=True),
         storage("g", replica()),
     ]
-    assert overview(owned, *storages).level(0) == {"a"}, "f is no storage of the cluster, and g lags behind"
-    assert overview(None, *storages).level(0) == set()
+    assert picture(owned, *storages).level(0) == {"a"}, "f is no storage of the cluster, and g lags behind"
+    assert picture(None, *storages).level(0) == set()
 
 
 def test_goals() -> None:
     """What moves counts as moved already, unless it moves to a storage that is gone."""
-    found = overview(moves={1: ("b", "c"), 2: ("a", "x")})
+    found = picture(moves={1: ("b", "c"), 2: ("a", "x")})
     sets = ReplicaSets(partitions={0: roles("ba"), 1: roles("ab"), 2: roles("bC")})
     assert goals(found, sets) == {0: ("a", "b"), 1: ("b", "c"), 2: ("b", "c"), 3: ()}
 
@@ -292,8 +292,8 @@ def test_what_a_storage_holds_is_not_cleared_while_the_document_is_gone(
     removed: list[tuple[str, tuple[int, ...]]] = []
 
     class Daemons:
-        async def look(self) -> Overview:
-            return overview(None, storage("a", replica(status=status(last_id=last_id, session=session))))
+        async def look(self) -> Picture:
+            return picture(None, storage("a", replica(status=status(last_id=last_id, session=session))))
 
         async def remove_partitions(self, storage: StorageMeta, numbers: Sequence[int], **how: Any) -> dict[int, None]:
             removed.append((storage.name, tuple(numbers)))

@@ -9,9 +9,9 @@ from itertools import combinations, product
 import pytest
 
 from tests.unit.pictures import STORAGES, held, owned, partition, replica, storage, well
+from waltzctl.picture.picture import StorageView
 from waltzctl.placement.relocation import Situation, members_at_hand, plan_for
 from waltzctl.safety import Danger
-from waltzctl.watching.overview import StorageView
 from waltzd.cluster.documents import ReplicaSets, Role
 from waltzd.errors import CannotConnect
 

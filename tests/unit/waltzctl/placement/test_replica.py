@@ -10,17 +10,17 @@ import pytest
 
 from tests.unit.pictures import STORAGES, partition, silent, storage, well
 from waltzctl.change import Plan
+from waltzctl.picture.picture import Picture
 from waltzctl.placement.relocation import Situation
 from waltzctl.placement.replica import creation, removal, switching
 from waltzctl.safety import Danger
-from waltzctl.watching.overview import Overview
 from waltzd.cluster.documents import PartitionMeta, ReplicaSets, Role
 from waltzd.errors import CannotConnect, NoSuchPartition, PartitionExists
 
 OPENED = PartitionMeta(generation=1, session=4, opened=4, members=STORAGES)
 
 
-def now(found: Overview, roles: Sequence[str] = STORAGES) -> Situation:
+def now(found: Picture, roles: Sequence[str] = STORAGES) -> Situation:
     return Situation(
         found=found,
         storages={view.meta.name: view.meta for view in found.storages},

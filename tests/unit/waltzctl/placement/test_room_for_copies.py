@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.pictures import STORAGES, held, owned, partition, replica, storage, well
+from waltzctl.picture.picture import Picture, StorageView
 from waltzctl.placement.moves import Wait, next_step, view_of
 from waltzctl.placement.relocation import Situation, plan_for
 from waltzctl.placement.terms import Terms
-from waltzctl.watching.overview import Overview, StorageView
 from waltzd.cluster.documents import PartitionMeta, ReplicaSets, Role
 
 MB = 10**6
@@ -97,7 +97,7 @@ def waiting(state: str, *, story: str, is_full: bool = False) -> str:
     four = replica("s4", counts=False, state=state, story=story)
     said = owned(0, (*(replica(name) for name in STORAGES), replace(four, durable_id=9)))
     copying = storage("s4", assigned=(held(0, is_full=is_full, last_id=9),))
-    found: Overview = well(partitions=(partition(0, said=said),))
+    found: Picture = well(partitions=(partition(0, said=said),))
     found = replace(found, storages=(*found.storages, copying))
     roles = {**dict.fromkeys(STORAGES, Role.MEMBER), "s4": Role.LEARNER}
     meta = PartitionMeta(generation=1, session=4, opened=4, members=STORAGES)

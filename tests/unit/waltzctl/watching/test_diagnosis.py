@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.unit.pictures import NOW_MS, STORAGES, held, offline, owned, partition, replica, server, silent, storage, well
+from waltzctl.picture.picture import Picture
 from waltzctl.watching.diagnosis import AGAIN, Facts, Grade, ZooKeeperServer, diagnose
-from waltzctl.watching.overview import Overview
 from waltzd.cluster.documents import Role
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import Statistics, Vitals
@@ -29,13 +29,13 @@ def flushing(*seconds: float) -> Statistics:
     return Statistics(groups=len(seconds), group_microseconds_max=5, flush=durations.histogram())
 
 
-def sound() -> Overview:
+def sound() -> Picture:
     return well(storages=tuple(storage(name, statistics=flushing(0.002)) for name in STORAGES))
 
 
-def facts(overview: Overview | None = None, **changes: Any) -> Facts:
+def facts(picture: Picture | None = None, **changes: Any) -> Facts:
     fields: dict[str, Any] = {
-        "overview": overview or sound(), "coordinator_error": None, "coordinator_ms": 2.0, "ensemble": ENSEMBLE,
+        "picture": picture or sound(), "coordinator_error": None, "coordinator_ms": 2.0, "ensemble": ENSEMBLE,
         "tool_version": "1", "is_secured": True, "certificate_days": {"waltzctl": 300.0, "s1": 100.0},
     }  # fmt: skip
     return Facts(**{**fields, **changes})
@@ -50,24 +50,24 @@ def finding(found: Facts, name: str) -> str:
     return next(check.finding for check in diagnose(found) if check.name == name)
 
 
-def with_storage(**changes: Any) -> Overview:
+def with_storage(**changes: Any) -> Picture:
     picture = sound()
     return replace(picture, storages=(storage("s1", **{"statistics": flushing(0.002), **changes}), *picture.storages[1:]))
 
 
-def holding(**changes: Any) -> Overview:
+def holding(**changes: Any) -> Picture:
     """With 100 MiB of replicas."""
     return with_storage(assigned=(replace(held(0), disk_bytes=100 << 20),), **changes)
 
 
-def filling(*, hours: int, uptime_ms: int = 3_600_000) -> Overview:
+def filling(*, hours: int, uptime_ms: int = 3_600_000) -> Picture:
     """With so much free as was written in so many hours."""
     return with_storage(
         free_bytes=hours << 30, uptime_ms=uptime_ms, statistics=replace(flushing(0.002), appended_bytes=1 << 30)
     )
 
 
-def with_partition(view: Any) -> Overview:
+def with_partition(view: Any) -> Picture:
     return replace(sound(), partitions=(view,))
 
 
@@ -124,7 +124,7 @@ def test_every_check_that_does_not_pass_has_a_fix() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_what_is_found(ill: Overview, name: str, grade: Grade, said: str) -> None:
+def test_what_is_found(ill: Picture, name: str, grade: Grade, said: str) -> None:
     assert grades(facts(ill))[name] is grade
     assert said in finding(facts(ill), name)
 

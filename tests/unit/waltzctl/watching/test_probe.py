@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.unit.pictures import KEY, partition, server, silent, well
-from waltzctl.watching.overview import Overview
+from waltzctl.picture.picture import Picture
 from waltzctl.watching.probe import HEADER, PAYLOAD, Probing, probe_all
 from waltzd.errors import CannotConnect, NotOwner, TlsMismatch, WaltzError
 from waltzd.format.record import Run, encode_payloads
@@ -83,7 +83,7 @@ class Server:
         self.open -= 1
 
 
-def probe(server: Server, found: Overview | None = None, *, seconds: float = 5.0, is_writing: bool = True) -> Probing:
+def probe(server: Server, found: Picture | None = None, *, seconds: float = 5.0, is_writing: bool = True) -> Probing:
     def connect(_address: str) -> Server:
         server.open += 1
         return server

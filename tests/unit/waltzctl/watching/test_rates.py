@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.pictures import STORAGES, owned, partition, replica, silent, storage, well
-from waltzctl.watching.overview import Overview
+from waltzctl.picture.picture import Picture
 from waltzctl.watching.rates import PartitionRates, by, rates
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import PartitionStatistics, Statistics
@@ -22,7 +22,7 @@ def took(*seconds: float) -> Any:
     return durations.histogram()
 
 
-def with_statistics(number: int, **fields: Any) -> Overview:
+def with_statistics(number: int, **fields: Any) -> Picture:
     replicas = tuple(replica(name) for name in STORAGES)
     said = owned(number, replicas, statistics=PartitionStatistics(**fields))
     return well(partitions=(partition(number, said=said),))
@@ -55,7 +55,7 @@ def test_nothing_is_known_of_who_did_not_answer() -> None:
 
 
 def test_all_together() -> None:
-    def both(committed: int) -> Overview:
+    def both(committed: int) -> Picture:
         return well(partitions=tuple(with_statistics(number, committed=committed).partitions[0] for number in range(2)))
 
     found = rates(both(0), both(5), 1.0)

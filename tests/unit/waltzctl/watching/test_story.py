@@ -138,10 +138,10 @@ def test_a_line_can_be_compared() -> None:
 
 
 class Away:
-    """A lookout for a cluster without daemons."""
+    """A poll for a cluster without daemons."""
 
     def __init__(self, _: object) -> None:
-        self.sighting = SimpleNamespace(overview=well(servers=(), storages=()), lost=None)
+        self.sighting = SimpleNamespace(picture=well(servers=(), storages=()), lost=None)
 
     async def __aenter__(self) -> Away:
         return self
@@ -160,7 +160,7 @@ def test_a_change_is_told_once_also_when_the_coordinator_was_away(monkeypatch: p
     async def history(*_: object) -> list[HistoryEntry]:
         return next(found)
 
-    monkeypatch.setattr(event_command, "Lookout", Away)
+    monkeypatch.setattr(event_command, "Poll", Away)
     monkeypatch.setattr(event_command, "_history", history)
     monkeypatch.setattr(event_command, "FOLLOW_SECONDS", 0)
     monkeypatch.setattr(render_event, "followed", lambda lines, _: told.extend(line.text for line in lines))

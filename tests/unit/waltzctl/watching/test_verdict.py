@@ -7,9 +7,9 @@ import shlex
 from dataclasses import replace
 
 from tests.unit.pictures import held, offline, owned, partition, replica, server, silent, storage, well
+from waltzctl.picture.picture import Picture
 from waltzctl.placement.replica import availability
-from waltzctl.watching.lookout import confirmed, missed
-from waltzctl.watching.overview import Overview
+from waltzctl.watching.poll import confirmed, missed
 from waltzctl.watching.verdict import Health, Lost, Verdict, judge, with_since
 from waltzd.cluster.documents import Role
 from waltzd.errors import BadMetadata, CannotConnect, ForeignCluster, NodeMissing
@@ -24,7 +24,7 @@ def one(found: Verdict) -> tuple[str, str]:
     return found.reasons[0].sentence, found.reasons[0].next_step
 
 
-def without(found: Overview, name: str) -> Overview:
+def without(found: Picture, name: str) -> Picture:
     """One daemon is silent."""
     return replace(
         found,
@@ -225,11 +225,11 @@ def test_who_is_slow_once_is_asked_again() -> None:
     view = storage("s1")
     late = well(storages=(replace(view, call=replace(view.call, milliseconds=1234.0)), storage("s2"), storage("s3")))
 
-    def judged(*looks: Overview) -> tuple[Health, int]:
+    def judged(*looks: Picture) -> tuple[Health, int]:
         """With how many looks are left."""
         left = list(looks)
 
-        async def look() -> Overview:
+        async def look() -> Picture:
             return left.pop(0)
 
         return judge(asyncio.run(confirmed(look))).health, len(left)

@@ -1,7 +1,7 @@
 """What a cluster on this machine is made of, written down in its directory: key, sizes, and the port of every daemon.
 
 Chosen once, so that the cluster is the same one whenever it is brought up again. Beside it, `state.json` says which
-processes were started; it may be out of date, and whoever reads it looks whether they still run.
+processes were started; it may be out of date, so readers look whether they still run.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import zlib
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 from uuid import UUID, uuid4
 
-from waltzctl.playground.daemon import Life
 from waltzd.cluster.documents import Document, Name, decode, encode, whole
 from waltzd.disk.real import translate
 from waltzd.errors import LocalClusterDamaged, NoLocalCluster, PortInUse
 from waltzd.format.layout import PARTITIONS_MAX
 
+D = TypeVar("D", bound=Document)
 HOST = "127.0.0.1"
 BLUEPRINT, STATE = "cluster.json", "state.json"
 PORTS = range(20_000, 32_000)
-"""Below the ports that systems give to outgoing connections, so that nobody takes one while its daemon is down."""
+"""Below the ports that systems give to outgoing connections, so that none is taken while its daemon is down."""
 STORAGES_MAX, SERVERS_MAX = 16, 16
 ZOOKEEPER = "zookeeper"
 
@@ -65,6 +65,22 @@ class Blueprint(Document):
         return tuple(f"{HOST}:{port}" for port in self.ports[name])
 
 
+@dataclass(frozen=True)
+class Life:
+    """A process that was started."""
+
+    pid: int
+    birth: str
+    log_from: int
+    """Where its words begin in the log."""
+    was_ready: bool = False
+
+
+@dataclass(frozen=True)
+class Lives(Document):
+    daemons: Mapping[Name, Life]
+
+
 def draw(directory: Path, *, partitions: int, replication: int, storages: int, servers: int) -> Blueprint:
     """A new one, with ports that are free at this moment."""
     blueprint = Blueprint(key=uuid4(), partitions=partitions, replication=replication, storages=0, servers=0, ports={})
@@ -95,7 +111,7 @@ def free_ports(seed: int, taken: Container[int] = ()) -> Iterator[int]:
 
 
 def is_free(port: int) -> bool:
-    """Nobody listens there. Connections that are just ending do not count: daemons can listen all the same."""
+    """No process listens there. Connections that are just ending do not count: daemons can listen all the same."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -106,11 +122,6 @@ def is_free(port: int) -> bool:
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Lives(Document):
-    daemons: Mapping[Name, Life]
 
 
 def _write(path: Path, document: Document) -> None:
@@ -126,9 +137,9 @@ def _write(path: Path, document: Document) -> None:
         raise translate(error, f"writing {path}") from error
 
 
-def _read(path: Path) -> bytes | None:
+def _read(path: Path, kind: type[D]) -> D | None:
     try:
-        return path.read_bytes()
+        return decode(kind, path.read_bytes(), str(path), LocalClusterDamaged)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -140,18 +151,16 @@ def save_blueprint(directory: Path, blueprint: Blueprint) -> None:
 
 
 def load_blueprint(directory: Path) -> Blueprint:
-    path = directory / BLUEPRINT
-    data = _read(path)
-    if data is None:
+    found = _read(directory / BLUEPRINT, Blueprint)
+    if found is None:
         raise NoLocalCluster(f"{directory} holds no cluster: there is no {BLUEPRINT}")
-    return decode(Blueprint, data, str(path), LocalClusterDamaged)
+    return found
 
 
 def save_lives(directory: Path, lives: Mapping[str, Life]) -> None:
-    _write(directory / STATE, _Lives(lives))
+    _write(directory / STATE, Lives(lives))
 
 
-def load_lives(directory: Path) -> dict[str, Life]:
-    path = directory / STATE
-    data = _read(path)
-    return {} if data is None else dict(decode(_Lives, data, str(path), LocalClusterDamaged).daemons)
+def load_lives(directory: Path) -> Mapping[str, Life]:
+    found = _read(directory / STATE, Lives)
+    return found.daemons if found is not None else {}

@@ -18,11 +18,12 @@ from typing import Self
 from uuid import UUID
 
 from waltzctl.aloud import waiting_aloud
-from waltzctl.playground.blueprint import ZOOKEEPER, load_blueprint
+from waltzctl.blueprint import ZOOKEEPER, load_blueprint
+from waltzctl.picture import last_seen
+from waltzctl.picture.last_seen import LastSeen
+from waltzctl.picture.look import look, look_without
+from waltzctl.picture.picture import Picture
 from waltzctl.reach import Reach
-from waltzctl.watching import last_seen
-from waltzctl.watching.last_seen import LastSeen
-from waltzctl.watching.overview import Overview, look, look_without
 from waltzctl.watching.verdict import REPAIR, Lost, Verdict, judge, slow, with_since
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
@@ -38,7 +39,7 @@ LOST = (CannotConnect, CoordinatorRefused, NodeMissing, BadMetadata)
 
 @dataclass(frozen=True, kw_only=True)
 class Sighting:
-    overview: Overview
+    picture: Picture
     verdict: Verdict
     lost: Lost | None
     """Why the coordinator was left out."""
@@ -49,7 +50,7 @@ class Sighting:
     """Of the whole look."""
 
 
-class Lookout:
+class Poll:
     """Use it as `async with`."""
 
     def __init__(self, reach: Reach, *, seconds: float = CALL_SECONDS, aloud: bool = False) -> None:
@@ -118,13 +119,13 @@ class Lookout:
         before = last.troubles if last is not None and last.meta.key == found.meta.key else {}
         reasons, troubles = with_since(verdict.reasons, before, now)
         if lost is None:
-            last = last_seen.of(found, seen=now, troubles=troubles)
+            last = last_seen.of(self.reach.where, found, seen=now, troubles=troubles)
         elif last is not None:
             last = replace(last, troubles=troubles)
         if last is not None:
-            await asyncio.to_thread(last_seen.save, self.reach.where, last)
+            await asyncio.to_thread(last_seen.save, last)
         return Sighting(
-            overview=found,
+            picture=found,
             verdict=replace(verdict, reasons=reasons),
             lost=lost,
             coordinator_ms=coordinator_ms,
@@ -132,7 +133,7 @@ class Lookout:
             milliseconds=(time.perf_counter() - started) * 1000,
         )
 
-    async def _look_without(self, known: LastSeen) -> Overview:
+    async def _look_without(self, known: LastSeen) -> Picture:
         return await look_without(
             known.meta,
             known.servers,
@@ -145,15 +146,16 @@ class Lookout:
 
 def known_of(reach: Reach, last: LastSeen | None) -> LastSeen | None:
     """Whom to ask without the coordinator: `last` is what was seen then."""
-    blueprint = _blueprint(reach.directory) if reach.directory is not None else None
+    blueprint = _blueprint(reach, reach.directory) if reach.directory is not None else None
     return last if last is not None and (blueprint is None or blueprint.meta.key == last.meta.key) else blueprint
 
 
-def _blueprint(directory: Path) -> LastSeen:
+def _blueprint(reach: Reach, directory: Path) -> LastSeen:
     """A cluster on this machine has its addresses written down."""
     blueprint = load_blueprint(directory)
     addresses = {name: blueprint.addresses(name) for name in blueprint.names}
     return LastSeen(
+        where=reach.where,
         meta=ClusterMeta(name="local", key=blueprint.key, partitions=blueprint.partitions, created=""),
         servers=tuple(
             ServerMeta(
@@ -174,13 +176,13 @@ def _blueprint(directory: Path) -> LastSeen:
     )
 
 
-async def confirmed(ask: Callable[[], Awaitable[Overview]]) -> Overview:
+async def confirmed(ask: Callable[[], Awaitable[Picture]]) -> Picture:
     """Whoever answers late once may have been stopped for a moment, or we may: then all are asked once more."""
     found = await ask()
     return await ask() if slow(found) else found
 
 
-def processes(directory: Path, found: Overview) -> tuple[list[str], dict[str, int]]:
+def processes(directory: Path, found: Picture) -> tuple[list[str], dict[str, int]]:
     """Of a cluster on this machine: processes that should run and do not; and servers that run and that the coordinator
     does not have, with the numbers of their processes."""
     from waltzctl.playground.local import LocalCluster
@@ -195,7 +197,7 @@ def processes(directory: Path, found: Overview) -> tuple[list[str], dict[str, in
     return missed(down, cluster.blueprint.storage_names, found), unlisted
 
 
-def missed(down: Sequence[str], storage_names: Sequence[str], found: Overview) -> list[str]:
+def missed(down: Sequence[str], storage_names: Sequence[str], found: Picture) -> list[str]:
     """A storage that is not in the cluster, not yet or no longer, may rest."""
     members = {view.meta.name for view in found.storages}
     return [name for name in down if name not in storage_names or name in members]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.pictures import KEY, well
-from waltzctl.watching import last_seen
+from waltzctl.picture import last_seen
 from waltzctl.watching.bundle import Bundle, strip_secrets
 from waltzctl.watching.description import describe, plain
 from waltzd.errors import CannotConnect, FileThere, WaltzError
@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def some() -> last_seen.LastSeen:
-    return last_seen.of(well(), seen="2026-01-01T00:00:00Z", troubles={"silent s3": "2026-01-01T00:00:00Z"})
+    return last_seen.of(WHERE, well(), seen="2026-01-01T00:00:00Z", troubles={"silent s3": "2026-01-01T00:00:00Z"})
 
 
 # -- the last picture --------------------------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ def some() -> last_seen.LastSeen:
 
 def test_it_is_remembered_for_each_cluster() -> None:
     assert last_seen.load(WHERE) is None
-    last_seen.save(WHERE, some())
+    last_seen.save(some())
     assert last_seen.load(WHERE) == some()
     assert last_seen.load(WHERE + "/other") is None
     assert [meta.name for meta in some().storages] == ["s1", "s2", "s3"]
@@ -45,26 +45,26 @@ def test_it_is_remembered_for_each_cluster() -> None:
     "content", ["", "{", "[]", "null", '{"schema": 2}', '{"schema": 1, "where": "127.0.0.1:2181/waltz"}', "[" * 100_000]
 )
 def test_what_cannot_be_used_is_as_if_it_were_not_there(cache: Path, content: str) -> None:
-    last_seen.save(WHERE, some())
+    last_seen.save(some())
     (path,) = cache.glob("waltz/*.json")
     path.write_text(content)
     assert last_seen.load(WHERE) is None
-    last_seen.save(WHERE, some())
+    last_seen.save(some())
     assert last_seen.load(WHERE) == some()
 
 
 def test_a_damaged_document_in_it(cache: Path) -> None:
-    last_seen.save(WHERE, some())
+    last_seen.save(some())
     (path,) = cache.glob("waltz/*.json")
     fields = json.loads(path.read_text())
-    fields["cluster"]["key"] = "no key"
+    fields["meta"]["key"] = "no key"
     path.write_text(json.dumps(fields))
     assert last_seen.load(WHERE) is None
 
 
 def test_a_place_where_nothing_can_be_written(cache: Path) -> None:
     cache.write_text("a file in the place of a directory")
-    last_seen.save(WHERE, some())
+    last_seen.save(some())
     assert last_seen.load(WHERE) is None
 
 

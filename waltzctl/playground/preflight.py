@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from waltzctl.playground.blueprint import HOST, Blueprint, is_free
+from waltzctl.blueprint import HOST, Blueprint, is_free
 from waltzctl.playground.daemon import birth
 from waltzd.errors import BadArgument, DiskFull, PortInUse
 

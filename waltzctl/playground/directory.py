@@ -1,25 +1,33 @@
-"""`waltzctl reset`: everything that a cluster on this machine made in its directory is removed, and nothing else.
+"""The directory of a cluster on this machine: who may change it, which files in it are the cluster's, and their removal.
 
-What is ours is known by its place and its name; whatever else is there stays, with the directories that hold it. A link is
-never followed and never ours. The first thing that is done is to write down that the removal has begun, and that note is
-the last thing that goes: a cluster of which half is gone is never started, and the same command again finishes it.
+One process at a time starts, stops or removes something there. Its lock is one of the operating system, so it goes with the
+process, and a lock file that is left over holds up no other.
+
+`waltzctl reset` removes what the cluster made, and nothing else. What is ours is known by its place and its name; other
+files stay, with the directories that hold them. A link is never followed and never ours. The first thing that is done
+is to write down that the removal has begun, and that note is the last thing that goes: a cluster of which half is gone is
+never started, and the same command again finishes it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from waltzctl.playground.blueprint import BLUEPRINT, STATE
-from waltzctl.playground.turn import LOCK
+from waltzctl.blueprint import BLUEPRINT, STATE
+from waltzctl.playground.daemon import birth
 from waltzd.daemon.logs import EVENTS_NAME
 from waltzd.disk.real import translate
-from waltzd.errors import ResetUnfinished
+from waltzd.errors import DirectoryHeld, NoLocalCluster, ResetUnfinished
 from waltzd.format.layout import CONTROL_NAME, IDENTITY_NAME, JOURNAL_NAME, PROMISE_NAME, RESERVE_NAME
 
+LOCK = "lock"
+_PID_BYTES = 200
 NOTE = "removal-has-begun"
 _LAST = (STATE, BLUEPRINT, NOTE, LOCK)
 """Removed in this order, after everything else: until then the next one finds what it needs here."""
@@ -45,6 +53,61 @@ _FILES = re.compile(
     """,
     re.VERBOSE,
 )
+
+
+@contextmanager
+def directory_lock(directory: Path) -> Iterator[None]:
+    """While this lasts no other waltzctl starts, stops or removes anything there."""
+    lock = _locked(directory)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def wait_unlocked(directory: Path) -> None:
+    """Until no other waltzctl starts or stops anything there. None does where there is nothing any more."""
+    try:
+        lock = os.open(directory / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise translate(error, f"looking who has locked {directory}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(lock)
+
+
+def _locked(directory: Path) -> int:
+    path = directory / LOCK
+    while True:
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError as error:
+            raise NoLocalCluster(f"{directory} does not exist") from error
+        except OSError as error:
+            raise translate(error, f"locking {directory}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(lock, _PID_BYTES, 0).decode("ascii", "replace").strip()
+            os.close(lock)
+            who = f" (process {holder})" if holder.isdigit() and birth(int(holder)) is not None else ""
+            raise DirectoryHeld(
+                f"another waltzctl{who} starts or stops the cluster in {directory} at this moment",
+                next_step="wait until it has finished, then try again",
+            ) from error
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), path.stat()):
+                with suppress(OSError):  # on a full disk the others are not told who it is, and nothing else changes
+                    os.ftruncate(lock, 0)
+                    os.pwrite(lock, str(os.getpid()).encode(), 0)
+                return lock
+        os.close(lock)  # the process that had the lock has removed the cluster, and this file with it
+
+
+# -- what is ours, and its removal -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +174,7 @@ def survey(directory: Path) -> Belongings:
 
 
 def remove(directory: Path) -> Belongings:
-    """What was removed, and what stays. Whoever calls this has the turn there, and nothing of the cluster runs."""
+    """What was removed, and what stays. The caller has the lock, and nothing of the cluster runs."""
     try:
         (directory / NOTE).touch(mode=0o600)
         _flush(directory)

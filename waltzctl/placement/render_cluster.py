@@ -11,8 +11,8 @@ from waltzd.errors import CannotConnect
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from waltzctl.picture.picture import PartitionView, Picture
     from waltzctl.placement.creation import Creation
-    from waltzctl.watching.overview import Overview, PartitionView
     from waltzd.cluster.documents import PartitionMeta
     from waltzd.errors import WaltzError
 
@@ -59,9 +59,9 @@ def creation(made: Creation, output: str, *, hosts: str, root: str, is_dry: bool
 # -- cluster describe --------------------------------------------------------------------------------------------------
 
 
-def overview(found: Overview, output: str, *, where: str) -> None:
+def picture(found: Picture, output: str, *, where: str) -> None:
     if output == "json":
-        put_json({"coordinator": where, **overview_json(found)})
+        put_json({"coordinator": where, **picture_json(found)})
         return
     out = console()
     style = "bold green" if found.is_healthy else "bold red"
@@ -84,7 +84,7 @@ def overview(found: Overview, output: str, *, where: str) -> None:
     partitions(out, found)
 
 
-def partitions(out: Console, found: Overview) -> None:
+def partitions(out: Console, found: Picture) -> None:
     """All of them; of very many, those with something to say."""
     wanting = {partition.partition for partition in (*found.closed, *found.short)}
     shown = [
@@ -147,7 +147,7 @@ def partition(found: PartitionView, meta: PartitionMeta | None, goal: tuple[str,
         out.print(f"on its way to {', '.join(goal)}", style="yellow", soft_wrap=True)
 
 
-def sentence(found: Overview) -> str:
+def sentence(found: Picture) -> str:
     opened = len(found.partitions) - len(found.closed)
     total = len(found.partitions)
     said = f"{count(total, 'partition')} open" if opened == total else f"{opened} of {count(total, 'partition')} open"
@@ -184,7 +184,7 @@ def _missing(partition: PartitionView) -> list[str]:
     ]
 
 
-def overview_json(found: Overview) -> dict[str, Any]:
+def picture_json(found: Picture) -> dict[str, Any]:
     return {
         "is_healthy": found.is_healthy,
         "name": found.meta.name,

@@ -1,0 +1,1 @@
+"""Files for daemons: configurations explained, certificates."""

@@ -1,0 +1,1 @@
+"""A cluster as one value, and how it is made."""

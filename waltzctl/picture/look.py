@@ -1,0 +1,200 @@
+"""Making a picture of a cluster: the coordinator's documents are read, and each process is asked at the same time.
+
+Only a coordinator that does not answer is an error. Then `look_without` shows what the processes say by themselves, where
+the caller still knows their addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import TypeVar
+from uuid import UUID
+
+from waltzctl.aloud import waiting_aloud
+from waltzctl.certificate import first_contact
+from waltzctl.picture.picture import Call, PartitionView, Picture, ServerView, StorageView, compared
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.coordinator import Coordinator
+from waltzd.cluster.documents import ClusterMeta, Role, ServerMeta, StorageMeta
+from waltzd.errors import ForeignCluster, WaltzError
+from waltzd.protocol.descriptions import OwnedPartition
+from waltzd.wire.servers import ServerAdminClient
+from waltzd.wire.storages import AdminClient
+from waltzd.wire.tls import Tls
+
+CALL_SECONDS = 5.0
+"""Of each call: a process that does not answer by then is silent, and the picture waits no longer for it."""
+CALLS_MAX = 32
+"""So many processes are asked at once."""
+T = TypeVar("T")
+N = TypeVar("N", ServerMeta, StorageMeta)
+
+
+async def look(
+    coordinator: Coordinator, *, tls: Tls | None = None, seconds: float = CALL_SECONDS, aloud: bool = False
+) -> Picture:
+    """`aloud`: say on standard error whom it waits for."""
+    cluster = Cluster(coordinator)
+    meta = await cluster.meta()
+    if tls is not None and tls.identity.key != meta.key:
+        raise ForeignCluster(
+            f"the certificate belongs to the cluster {tls.identity.key}; the one at this root is {meta.name}, {meta.key}",
+            not_done="nothing was asked of any daemon",
+            next_step="use a certificate of that cluster, or another --root",
+        )
+    unreadable: dict[str, WaltzError] = {}
+    (assignment, _), (sets, _), leader, (moves, _), expected, storage_metas = await asyncio.gather(
+        cluster.assignment(),
+        cluster.replicas(unreadable),
+        cluster.leader(),
+        cluster.moves(),
+        cluster.expected_servers(),
+        cluster.storages(unreadable),
+    )
+    server_metas = await cluster.servers()  # behind: who comes meanwhile is not missing
+    servers, storages = await asyncio.gather(
+        _each(
+            server_metas.values(),
+            lambda server: _server(server, meta.key, tls, seconds, is_registered=True),
+            waits=seconds if aloud else None,
+        ),
+        _each(
+            storage_metas.values(),
+            lambda storage: _storage(storage, meta.key, tls, seconds),
+            waits=seconds if aloud else None,
+        ),
+    )
+    owned = {
+        (view.meta.name, found.partition): found
+        for view in servers
+        if view.said is not None
+        for found in view.said.partitions
+    }
+    return Picture(
+        meta=meta,
+        leader=leader.name if leader is not None else None,
+        servers=tuple(servers),
+        storages=tuple(storages),
+        partitions=compared(
+            (
+                PartitionView(
+                    partition=partition,
+                    owner=owner.server,
+                    generation=owner.generation,
+                    replicas=sets.partitions.get(partition, {}),
+                    said=owned.get((owner.server, partition)) if owner.server is not None else None,
+                )
+                for partition, owner in enumerate(assignment.owners)
+            ),
+            storages,
+        ),
+        moves=moves.partitions,
+        missing=tuple(meta for name, meta in sorted(expected.items()) if name not in server_metas),
+        unreadable=dict(sorted(unreadable.items())),
+    )
+
+
+async def look_without(
+    meta: ClusterMeta,
+    servers: Collection[ServerMeta],
+    storages: Collection[StorageMeta],
+    replicas: Mapping[int, Mapping[str, Role]],
+    *,
+    tls: Tls | None = None,
+    seconds: float = CALL_SECONDS,
+) -> Picture:
+    """Without the coordinator: who owns a partition is whoever says so, and of several the one of the newest generation."""
+    server_views, storage_views = await asyncio.gather(
+        _each(servers, lambda server: _server(server, meta.key, tls, seconds, is_registered=False)),
+        _each(storages, lambda storage: _storage(storage, meta.key, tls, seconds)),
+    )
+    owned: dict[int, tuple[str, OwnedPartition]] = {}
+    for view in server_views:
+        for found in view.said.partitions if view.said is not None else ():
+            if found.partition not in owned or owned[found.partition][1].generation < found.generation:
+                owned[found.partition] = view.meta.name, found
+    leaders = [view.meta.name for view in server_views if view.said is not None and view.said.is_leader]
+    return Picture(
+        meta=meta,
+        leader=leaders[0] if len(leaders) == 1 else None,
+        servers=tuple(server_views),
+        storages=tuple(storage_views),
+        partitions=compared(
+            (_unassigned(number, owned.get(number), replicas.get(number)) for number in range(meta.partitions)),
+            storage_views,
+        ),
+    )
+
+
+def _unassigned(
+    number: int, owned: tuple[str, OwnedPartition] | None, replicas: Mapping[str, Role] | None
+) -> PartitionView:
+    name, said = owned if owned is not None else (None, None)
+    if not replicas:  # nobody remembers them
+        replicas = {replica.storage: Role(replica.role) for replica in said.replicas} if said is not None else {}
+    return PartitionView(
+        partition=number, owner=name, generation=said.generation if said is not None else 0, replicas=replicas, said=said
+    )
+
+
+async def _each(metas: Collection[N], ask: Callable[[N], Awaitable[T]], *, waits: float | None = None) -> list[T]:
+    """All of them, a few at a time, in the order of their names."""
+    turn = asyncio.Semaphore(CALLS_MAX)
+
+    silent = {meta.name: None for meta in sorted(metas, key=lambda meta: meta.name)}
+
+    async def one(meta: N) -> T:
+        async with turn:
+            answer = await ask(meta)
+        del silent[meta.name]
+        return answer
+
+    def whom() -> str:
+        return f"waiting for {', '.join(silent)}, for {waits:g} seconds at most" if waits is not None else ""
+
+    async with waiting_aloud(whom):
+        return await asyncio.gather(*(one(meta) for meta in sorted(metas, key=lambda meta: meta.name)))
+
+
+class _Clock:
+    """Of one call."""
+
+    def __init__(self) -> None:
+        self._wall_ms, self._started = time.time() * 1000, time.perf_counter()
+
+    def stop(self) -> Call:
+        milliseconds = (time.perf_counter() - self._started) * 1000
+        return Call(middle_ms=self._wall_ms + milliseconds / 2, milliseconds=milliseconds)
+
+
+async def _server(meta: ServerMeta, key: UUID, tls: Tls | None, seconds: float, *, is_registered: bool) -> ServerView:
+    """One that is registered is the very process that did it."""
+    clock = _Clock()
+    async with ServerAdminClient(meta.admin_listen, key, seconds=seconds, tls=tls, name=meta.name) as admin:
+        try:
+            async with first_contact(meta.admin_listen, tls):
+                said = await admin.describe()
+        except WaltzError as error:
+            return ServerView(meta=meta, said=None, error=error, call=clock.stop())
+    call = clock.stop()
+    if said.cluster_key != key or said.name != meta.name or (is_registered and said.instance != meta.instance):
+        stranger = ForeignCluster(f"another process than server {meta.name} answers at {meta.admin_listen}")
+        return ServerView(meta=meta, said=None, error=stranger, call=call)
+    return ServerView(meta=meta, said=said, error=None, call=call)
+
+
+async def _storage(meta: StorageMeta, key: UUID, tls: Tls | None, seconds: float) -> StorageView:
+    clock = _Clock()
+    async with AdminClient(meta.admin_listen, key, seconds=seconds, tls=tls, name=meta.name) as admin:
+        try:
+            async with first_contact(meta.admin_listen, tls):
+                said = await admin.describe()
+        except WaltzError as error:
+            return StorageView(meta=meta, said=None, error=error, call=clock.stop())
+    call = clock.stop()
+    if said.cluster_key != key:
+        stranger = ForeignCluster(f"the storage at {meta.admin_listen} has the cluster key {said.cluster_key}")
+        return StorageView(meta=meta, said=None, error=stranger, call=call)
+    return StorageView(meta=meta, said=said, error=None, call=call)

@@ -1,0 +1,191 @@
+"""A cluster as a whole, as one value: what the coordinator has written down, and what its processes say of themselves.
+
+It is put together from many answers that are a moment apart (`look`), so it may not agree with itself while things move. A
+process that does not answer is part of the picture, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from waltzd.cluster.documents import ClusterMeta, Role, ServerMeta, StorageMeta
+from waltzd.errors import WaltzError
+from waltzd.protocol.descriptions import OwnedPartition, ServerDescription, StorageDescription
+from waltzd.protocol.quorum import majority
+
+OPEN = "OPEN"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """When a process was asked, and how long its answer took, with the time to connect."""
+
+    middle_ms: float = 0.0
+    """Half way between question and answer, by the clock of this machine, since 1970."""
+    milliseconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerView:
+    meta: ServerMeta
+    said: ServerDescription | None
+    error: WaltzError | None
+    call: Call = Call()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageView:
+    meta: StorageMeta
+    said: StorageDescription | None
+    error: WaltzError | None
+    call: Call = Call()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionView:
+    partition: int
+    owner: str | None
+    generation: int
+    replicas: Mapping[str, Role]
+    said: OwnedPartition | None
+    """By its owner."""
+    refusing: frozenset[str] = frozenset()
+    """Storages that answer, and say that they do not serve this replica: it was taken offline, is refused, or is not there.
+    While nothing is written an owner does not notice it; whoever asks both sides knows more."""
+
+    @property
+    def is_open(self) -> bool:
+        """It takes transactions: its owner says so, and no majority of the storages says otherwise."""
+        return self.owner_says_open and not self._lacks_majority
+
+    @property
+    def owner_says_open(self) -> bool:
+        return self.said is not None and self.said.step == OPEN and not self.said.waiting
+
+    @property
+    def counted(self) -> frozenset[str]:
+        """Storages whose acknowledgements make transactions committed."""
+        replicas = self.said.replicas if self.said is not None else ()
+        return frozenset(replica.storage for replica in replicas if replica.counts) - self.refusing
+
+    @property
+    def counting(self) -> int:
+        return len(self.counted)
+
+    @property
+    def state(self) -> str:
+        """In one word."""
+        if self.said is None:
+            return "unknown"
+        return "open" if self.is_open else "waiting" if self.said.step == OPEN else self.said.step.lower()
+
+    @property
+    def waiting(self) -> str:
+        """Why it is not open, in one sentence."""
+        if not self.owner_says_open or not self._lacks_majority:
+            return self.owner_waiting
+        members = self._members
+        some, total = len(self.counted & members), len(members)
+        return (
+            f"{some} of {total} replicas can take them, and {majority(total)} have to: {', '.join(sorted(self.refusing))} "
+            f"{'does' if len(self.refusing) == 1 else 'do'} not serve, which an owner notices when it writes there"
+        )
+
+    @property
+    def owner_waiting(self) -> str:
+        """The same, as far as its owner knows."""
+        if self.owner is None:
+            return "no server owns it"
+        if self.said is None:
+            return f"its owner {self.owner} does not say how it is"
+        return "" if self.owner_says_open else self.said.waiting or f"{self.owner} is recovering it"
+
+    @property
+    def _members(self) -> frozenset[str]:
+        return frozenset(name for name, role in self.replicas.items() if role is Role.MEMBER)
+
+    @property
+    def _lacks_majority(self) -> bool:
+        """What storages refuse leaves no majority."""
+        return bool(self.refusing) and len(self.counted & self._members) < majority(len(self._members))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    meta: ClusterMeta
+    leader: str | None
+    servers: tuple[ServerView, ...]
+    storages: tuple[StorageView, ...]
+    partitions: tuple[PartitionView, ...]
+    moves: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Replicas that are on their way: where those of a partition shall be in the end."""
+    missing: tuple[ServerMeta, ...] = ()
+    """Servers that should be up and are not in the coordinator's list, as they announced themselves last."""
+    unreadable: Mapping[str, WaltzError] = field(default_factory=dict)
+    """Documents of the coordinator that cannot be understood, by their paths."""
+
+    @property
+    def nodes(self) -> tuple[ServerView | StorageView, ...]:
+        return (*self.servers, *self.storages)
+
+    @property
+    def spoiled(self) -> dict[str, list[int]]:
+        """Documents that are gone or spoiled, as a sentence, and the partitions whose owners go on with what they said."""
+        found: dict[str, list[int]] = {error.message: [] for error in self.unreadable.values()}
+        for view in self.partitions:
+            if view.said is not None and view.said.trouble:
+                found.setdefault(view.said.trouble, []).append(view.partition)
+        return found
+
+    @property
+    def closed(self) -> list[PartitionView]:
+        return [partition for partition in self.partitions if not partition.is_open]
+
+    @property
+    def short(self) -> list[PartitionView]:
+        """Open, with replicas missing that should count."""
+        return [
+            partition
+            for partition in self.partitions
+            if partition.is_open and partition.counting < sum(role is Role.MEMBER for role in partition.replicas.values())
+        ]
+
+    @property
+    def silent(self) -> dict[str, WaltzError]:
+        """Servers and storages that do not answer, by name, and why."""
+        servers = {view.meta.name: view.error for view in self.servers if view.error is not None}
+        return servers | {view.meta.name: view.error for view in self.storages if view.error is not None}
+
+    @property
+    def is_healthy(self) -> bool:
+        return bool(self.partitions) and not (self.silent or self.closed or self.short or self.missing or self.spoiled)
+
+    def level(self, number: int) -> frozenset[str]:
+        """Who holds everything that is committed: the owner says so, and the storage itself says that it serves. A storage
+        that is silent may stand still, and is no help."""
+        return self.partitions[number].counted & {view.meta.name for view in self.storages if _serves(view, number)}
+
+
+def _serves(storage: StorageView, number: int) -> bool:
+    replicas = storage.said.assigned if storage.said is not None else ()
+    return any(
+        held.partition == number and held.refused is None and (held.status is None or held.status.is_available)
+        for held in replicas
+    )
+
+
+def compared(partitions: Iterable[PartitionView], storages: Iterable[StorageView]) -> tuple[PartitionView, ...]:
+    """With what the storages say of the replicas that owners count."""
+    answering = [view for view in storages if view.said is not None]
+    return tuple(
+        replace(
+            found,
+            refusing=frozenset(
+                view.meta.name
+                for view in answering
+                if view.meta.name in found.counted and not _serves(view, found.partition)
+            ),
+        )
+        for found in partitions
+    )

@@ -1,1 +1,0 @@
-"""Files for and about daemons: configurations, units, dashboards, alert rules."""
