@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -60,6 +59,7 @@ from waltzd.protocol.batches import (
     ServerFrame,
 )
 from waltzd.protocol.peers import MountPort
+from waltzd.wire.budget import Budget
 
 LAST_WORD_SECONDS = 2.0
 GOING_ON = (State.READY, State.ASKING)
@@ -198,63 +198,6 @@ def _damage_is_no_refusal() -> Iterator[None]:
         raise CannotConnect(f"what the server sent cannot be right: {error.message}") from error
 
 
-class Gate:
-    def __init__(self, *, rows_max: int, bytes_max: int, used: Callable[[], tuple[int, int]]) -> None:
-        """`used`: rows and bytes that are inside, without the reserved places."""
-        self._rows_max = rows_max
-        self._bytes_max = bytes_max
-        self._used = used
-        self._reserved = 0
-        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    async def enter(self, rows: int, seconds: float) -> None:
-        """Reserve so many places; TimeoutError when they do not become free in time. `leave` gives them back, when the
-        transactions are inside or will not come."""
-        if not self._queue and self._fits(rows):
-            self._reserved += rows
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append((rows, turn))
-        try:
-            async with asyncio.timeout(seconds):
-                await turn
-        except BaseException:
-            is_given = turn.done() and not turn.cancelled() and turn.exception() is None
-            if is_given:  # it was our turn, and we are not there to take it
-                self._reserved -= rows
-            else:
-                turn.cancel()
-            self.open()
-            raise
-
-    def leave(self, rows: int) -> None:
-        self._reserved -= rows
-        self.open()
-
-    def open(self) -> None:
-        """Let in whoever fits now."""
-        while self._queue:
-            rows, turn = self._queue[0]
-            if not turn.done():
-                if not self._fits(rows):
-                    return
-                self._reserved += rows
-                turn.set_result(None)
-            self._queue.popleft()
-
-    def close(self, error: Exception) -> None:
-        """Nobody is let in any more."""
-        queue, self._queue = self._queue, deque()
-        for _, turn in queue:
-            if not turn.done():
-                turn.set_exception(copy(error))
-
-    def _fits(self, rows: int) -> bool:
-        used_rows, used_bytes = self._used()
-        inside = used_rows + self._reserved
-        return inside == 0 or (inside + rows <= self._rows_max and used_bytes < self._bytes_max)
-
-
 _log = logging.getLogger("waltz.client")
 REPLACED_SECONDS = 1.0
 """How long an owner that was replaced has for its last word: it says what it has not taken, unless it hangs."""
@@ -304,7 +247,7 @@ class Line:
         self._call = call
         self._fetch = fetch
         self._follower: Follower | None = None
-        self._gate = Gate(rows_max=settings.pending_max, bytes_max=settings.pending_bytes_max, used=self._used)
+        self._budget = Budget(settings.pending_max, beside=self._pending)
         self._work = asyncio.Event()
         self._is_ready = asyncio.Event()
         """Ready, or stopped."""
@@ -352,7 +295,7 @@ class Line:
         try:
             if self.stopped is None:
                 self.stopped = reason
-                self._gate.close(reason)
+                self._budget.close(reason)
                 await self._drain()
         finally:
             supervisor.cancel()
@@ -373,7 +316,7 @@ class Line:
             error = next(task.exception() for task in tasks if task.done())
             assert error is not None
             self.stopped = self._reason(error)
-            self._gate.close(self.stopped)
+            self._budget.close(self.stopped)
             self.outbox.withdraw(self.stopped)
             if not keep.done():  # the application parked, and the link is sound: what was sent still gets its answer
                 await self._drain()
@@ -401,7 +344,7 @@ class Line:
     def _stop(self) -> None:
         """Whoever still waits is told what is known."""
         assert self.stopped is not None
-        self._gate.close(self.stopped)
+        self._budget.close(self.stopped)
         self.mount.ended()
         self.outbox.withdraw(self.stopped)
         self.outbox.abandon()
@@ -438,12 +381,12 @@ class Line:
         """A place for so many transactions. `leave` must follow."""
         self._check()
         try:
-            await self._gate.enter(rows, self._settings.submit_seconds)
+            await self._budget.take(rows, self._settings.submit_seconds)
         except TimeoutError:
             raise self._not_sent() from self._trouble
 
     def leave(self, rows: int) -> None:
-        self._gate.leave(rows)
+        self._budget.give(rows)
 
     def add(self, submission: Submission) -> None:
         """Send it as soon as it can be. Its waiter is settled, if by nothing else then by its deadline."""
@@ -483,13 +426,13 @@ class Line:
         if self._follower is not None:
             self._follower.announce(id, listener)
 
-    def _used(self) -> tuple[int, int]:
+    def _pending(self) -> tuple[int, bool]:
         announcements = self._follower.announcements if self._follower else 0
-        return self.outbox.rows + announcements, self.outbox.bytes
+        return self.outbox.rows + announcements, self.outbox.bytes < self._settings.pending_bytes_max
 
     def _consumed(self, size: int) -> None:
         self.mount.consumed(size)
-        self._gate.open()
+        self._budget.admit()
         self._work.set()
 
     async def _drain(self) -> None:
@@ -599,7 +542,7 @@ class Line:
             if ticket <= oldest and not done.done():
                 done.set_result(None)
         self._flushes = [(ticket, done) for ticket, done in self._flushes if not done.done()]
-        self._gate.open()
+        self._budget.admit()
         self._work.set()
 
     def fed(self, size: int, content: Run | HeadArray) -> None:

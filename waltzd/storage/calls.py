@@ -54,13 +54,14 @@ from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ReplicaStatus, SetAside, Statistics, StorageDescription
 from waltzd.protocol.peers import Link
 from waltzd.storage import description
-from waltzd.storage.lane import Lane, RunBlocking, Stream, Waiting, refuse
+from waltzd.storage.lane import Lane, RunBlocking, Stream, refuse
 from waltzd.storage.offline.verify import Marks, PartitionReport, verify_partition
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.fence import check_jump
 from waltzd.storage.replica.installation import Installation
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.segment import Suspect
+from waltzd.wire.budget import Budget
 from waltzd.wire.frames import PIECE_BYTES
 
 T = TypeVar("T")
@@ -218,7 +219,7 @@ class StorageCalls:
         self._on_fatal = on_fatal
         self._lanes: dict[int, Lane] = {}
         self._streams: dict[Stream, None] = {}
-        self._waiting = Waiting(config.queue_bytes_max)
+        self._queued = Budget(config.queue_bytes_max)
         self._readers = 0
         self._piece_bytes = min(config.read_chunk_bytes, PIECE_BYTES)
         self._changes = Changes()
@@ -238,7 +239,7 @@ class StorageCalls:
             run_blocking=self._run_writing,
             on_fatal=self._on_fatal,
             statistics=self.statistics,
-            waiting=self._waiting,
+            budget=self._queued,
         )
         self._lanes[partition.number] = lane
         lane.start()

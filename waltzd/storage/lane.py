@@ -26,6 +26,7 @@ from waltzd.format.record import Run, first_bad
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.peers import Frame, Link
 from waltzd.storage.replica.partition import Partition
+from waltzd.wire.budget import Budget
 
 T = TypeVar("T")
 GROUP_BYTES_MAX = 2 << 20
@@ -36,31 +37,6 @@ PARTS = 4
 
 RunBlocking: TypeAlias = Callable[..., Awaitable[Any]]
 """Runs a plain call without blocking the loop: on a thread, or at once in a simulation."""
-
-
-class Waiting:
-    """The bytes of appends that wait, over all lanes of a storage. No lane takes more than a part of the room, so one that
-    is flooded leaves some to the others, and one frame of each lane always may wait."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes = 0
-        self._bytes_max = bytes_max
-        self._room = asyncio.Event()
-
-    def fits(self, size: int, already: int) -> bool:
-        """Whether a lane whose frames have so many bytes already may queue another one."""
-        return already == 0 or (already + size <= self._bytes_max // PARTS and self.bytes + size <= self._bytes_max)
-
-    async def change(self) -> None:
-        self._room.clear()
-        await self._room.wait()
-
-    def take(self, size: int) -> None:
-        self.bytes += size
-
-    def give(self, size: int) -> None:
-        self.bytes -= size
-        self._room.set()
 
 
 class Appender(Protocol):
@@ -104,14 +80,15 @@ class Lane:
         run_blocking: RunBlocking,
         on_fatal: Callable[[BaseException], None],
         statistics: Statistics,
-        waiting: Waiting,
+        budget: Budget,
     ) -> None:
+        """`budget`: for the appends that wait, over all lanes of a storage. A lane takes a part of it at most, so one that
+        is flooded leaves some to the others, and one frame of each lane may always wait."""
         self.partition = partition
-        self.queued_bytes = 0
         self._run_blocking = run_blocking
         self._on_fatal = on_fatal
         self._statistics = statistics
-        self._waiting = waiting
+        self._budget = Budget(budget.most // PARTS, within=budget)
         self._queue: deque[_Group | _Call] = deque()
         self._work = asyncio.Event()
         self._appenders: list[Appender] = []
@@ -137,6 +114,10 @@ class Lane:
 
     # -- what others put in
 
+    @property
+    def queued_bytes(self) -> int:
+        return self._budget.used
+
     def join(self, appender: Appender) -> None:
         self._appenders.append(appender)
 
@@ -144,15 +125,12 @@ class Lane:
         self._appenders.remove(appender)
         for item in [item for item in self._queue if isinstance(item, _Group) and item.appender is appender]:
             self._queue.remove(item)
-            self._release(item.bytes)
+            self._budget.give(item.bytes)
 
     async def append(self, appender: Appender, frame: Frame) -> None:
         """Queue a frame; waits while too much is queued already. The outcome comes through the appender."""
         size = len(frame.run.data)
-        while not self._waiting.fits(size, self.queued_bytes):
-            await self._waiting.change()
-        self._waiting.take(size)
-        self.queued_bytes += size
+        await self._budget.take(size)
         last = self._queue[-1] if self._queue else None
         if not isinstance(last, _Group) or last.appender is not appender or last.bytes + size > GROUP_BYTES_MAX:
             last = _Group(appender)
@@ -223,7 +201,7 @@ class Lane:
         before = self.partition.last_id
         durable_id, error = await self._run_blocking(self._append_group, group)
         took = (monotonic_ns() - started) // 1000
-        self._release(group.bytes)
+        self._budget.give(group.bytes)
         statistics = self._statistics
         statistics.groups += 1
         statistics.group_microseconds += took
@@ -262,10 +240,6 @@ class Lane:
         except WaltzError as refused:
             return None, refused
         return runs[-1].last_id, error
-
-    def _release(self, size: int) -> None:
-        self.queued_bytes -= size
-        self._waiting.give(size)
 
 
 REFUSED_SECONDS = 2.0

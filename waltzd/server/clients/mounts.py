@@ -38,9 +38,9 @@ from waltzd.protocol.batches import (
 )
 from waltzd.protocol.peers import MountLink
 from waltzd.server.clients.feed import Cursor
-from waltzd.server.clients.limits import Budget
 from waltzd.server.clients.pipeline import STEP_ROWS_MAX, Pipeline
 from waltzd.server.core.step import check_payloads, slices
+from waltzd.wire.budget import Budget
 
 FRAME_COST = 1 << 10
 """What a frame costs besides its bytes: many small ones must not hide behind a bound in bytes."""

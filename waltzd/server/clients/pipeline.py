@@ -27,10 +27,11 @@ from waltzd.protocol.batches import AppendBatch, Limits, Refusals
 from waltzd.protocol.locks import LockExplanation, Reason
 from waltzd.server.clients.counters import Tally
 from waltzd.server.clients.feed import ColdReader, records
-from waltzd.server.clients.limits import Budget, Capacity
+from waltzd.server.clients.limits import Capacity
 from waltzd.server.core.locks import LockTable
 from waltzd.server.core.step import Portion, build
 from waltzd.server.session.owned import OpenSession
+from waltzd.wire.budget import Budget
 
 STEP_ROWS_MAX = 4096
 NUMBER_JUMP_MAX = 1_000_000

@@ -14,9 +14,10 @@ from waltzd.errors import BadFrame, DiskFull, FlushFailed, NotNextId, StaleSessi
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.peers import Frame
-from waltzd.storage.lane import PARTS, Lane, Waiting
+from waltzd.storage.lane import PARTS, Lane
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition, PartitionSettings
+from waltzd.wire.budget import Budget
 
 
 class Sender:
@@ -66,7 +67,7 @@ def with_lane(
             run_blocking=at_once,
             on_fatal=on_fatal,
             statistics=Statistics(),
-            waiting=Waiting(PARTS * queue_bytes_max),
+            budget=Budget(PARTS * queue_bytes_max),
         )
         sender = Sender()
         lane.join(sender)
@@ -110,20 +111,6 @@ def test_above_its_bound_a_sender_waits_and_nothing_is_dropped() -> None:
         assert (sender.marks[-1], lane.queued_bytes) == (99, 0)
 
     assert with_lane(test, queue_bytes_max=1000) == []
-
-
-def test_all_lanes_share_the_room_and_one_leaves_some_to_the_others() -> None:
-    room = Waiting(4000)
-    room.take(900)
-    assert room.fits(100, 900), "a quarter for one of them"
-    assert not room.fits(101, 900)
-    for _ in range(3):
-        room.take(1000)
-    assert room.fits(100, 500)
-    assert not room.fits(101, 500), "no more for all of them together"
-    assert room.fits(5000, 0), "but one frame of each"
-    room.give(1000)
-    assert room.fits(101, 500)
 
 
 def test_a_frame_above_the_bound_goes_alone() -> None:

@@ -1,0 +1,99 @@
+"""So much may be under way; who wants more waits its turn.
+
+This is how back pressure is made: a receiver takes from a budget before it keeps anything, and does not receive more while
+it waits. One thing that is larger than the whole budget passes when nothing else is under way, so that no waiter waits for
+ever. A budget may be a part of another one: it never takes more than its own size, and leaves the rest to the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from copy import copy
+
+
+class Budget:
+    def __init__(
+        self,
+        most: int,
+        *,
+        within: Budget | None = None,
+        beside: Callable[[], tuple[int, bool]] = lambda: (0, True),
+    ) -> None:
+        """`beside`: what is under way without having been taken here, and whether more may come; after a change of it,
+        `admit`."""
+        self.most = most
+        self.used = 0
+        self._within = within
+        self._beside = beside
+        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._parts: dict[Budget, None] = {}
+        """Those of them in which somebody waits."""
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._queue)
+
+    async def take(self, size: int, seconds: float | None = None) -> None:
+        """TimeoutError when the turn does not come in time."""
+        if not self._queue and self.fits(size):
+            self._add(size)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append((size, turn))
+        if self._within is not None:
+            self._within._parts[self] = None
+        try:
+            async with asyncio.timeout(seconds):
+                await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.give(size)  # it was admitted in the moment in which it gave up
+            else:
+                turn.cancel()
+                if (size, turn) in self._queue:
+                    self._queue.remove((size, turn))
+                self.admit()
+            raise
+
+    def give(self, size: int) -> None:
+        assert size <= self.used
+        self._add(-size)
+        self.admit()
+        if self._within is not None:
+            for part in list(self._within._parts):
+                part.admit()
+
+    def admit(self) -> None:
+        """Whoever fits now, in the order in which they came."""
+        while self._queue:
+            size, turn = self._queue[0]
+            if not turn.done():  # else it was given up, and its task has not run since
+                if not self.fits(size):
+                    return
+                self._add(size)
+                turn.set_result(None)
+            self._queue.popleft()
+        if self._within is not None:
+            self._within._parts.pop(self, None)
+
+    def close(self, error: Exception) -> None:
+        """None of those that wait is admitted any more."""
+        queue, self._queue = self._queue, deque()
+        for _, turn in queue:
+            if not turn.done():
+                turn.set_exception(copy(error))
+
+    def fits(self, size: int) -> bool:
+        beside, may_come = self._beside()
+        used, whole = self.used + beside, self._within
+        if used == 0:
+            return True
+        return may_come and used + size <= self.most and (whole is None or whole.used + size <= whole.most)
+
+    def _add(self, size: int) -> None:
+        self.used += size
+        if self._within is not None:
+            self._within.used += size
