@@ -46,7 +46,7 @@ from waltzd.errors import (
 from waltzd.format.layout import HEADER_BYTES, FileHeader, read_promise_file
 from waltzd.format.record import encode_payloads
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.installation import Installation
+from waltzd.storage.replica.healing import Installation
 from waltzd.storage.replica.partition import Partition, PartitionSettings
 
 RECORDS = 12

@@ -26,10 +26,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from time import monotonic_ns
 from typing import Any, TypeVar
 from uuid import UUID
 
+from waltzd.daemon import alarm, readiness
 from waltzd.daemon.alarm import Trouble
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.seam import Buffer, Disk
@@ -51,15 +53,14 @@ from waltzd.format.digest import Digest, Hashing
 from waltzd.format.finding import Finding
 from waltzd.format.layout import NO_SESSION
 from waltzd.format.record import Run
-from waltzd.protocol.descriptions import ReplicaStatus, SetAside, Statistics, StorageDescription
+from waltzd.protocol.descriptions import PartitionDescription, ReplicaStatus, SetAside, Statistics, StorageDescription
 from waltzd.protocol.peers import Link
-from waltzd.storage import description
 from waltzd.storage.lane import Lane, RunBlocking, Stream, refuse
 from waltzd.storage.offline.verify import Marks, PartitionReport, verify_partition
-from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.fence import check_jump
-from waltzd.storage.replica.installation import Installation
+from waltzd.storage.replica.directory import Directory, PartitionLine
+from waltzd.storage.replica.healing import Installation
 from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.promise import check_jump
 from waltzd.storage.replica.segment import Suspect
 from waltzd.wire.budget import Budget
 from waltzd.wire.frames import PIECE_BYTES
@@ -574,31 +575,70 @@ class StorageCalls:
 
     async def unready(self) -> list[str]:
         """Why it is of little use now; nothing when it is ready."""
-        found: list[str] = await self._run_reading(
-            lambda: description.unready(
-                self._disk,
-                self._directory,
-                free_bytes_min=self._config.free_bytes_min,
-                is_draining=self.is_draining,
-            )
-        )
+        found: list[str] = await self._run_reading(self._unready)
         return found
 
+    def _unready(self) -> list[str]:
+        directory = self._directory
+        return readiness.of_storage(
+            is_draining=self.is_draining,
+            free_bytes=self._disk.free_bytes(directory.path),
+            free_bytes_min=self._config.free_bytes_min,
+            full=[partition.number for partition in directory.partitions() if partition.status().is_full],
+            refused={line.partition: line.error.message for line in directory.lines() if line.error is not None},
+        )
+
     async def troubles(self) -> dict[int, list[Trouble]]:
-        found: dict[int, list[Trouble]] = await self._run_reading(description.troubles, self._directory)
+        """What is wrong with replicas, by partition."""
+        found: dict[int, list[Trouble]] = await self._run_reading(self._troubles)
+        return found
+
+    def _troubles(self) -> dict[int, list[Trouble]]:
+        found = {
+            line.partition: alarm.of_replica(damage=None, refused=line.error.message, code=line.error.code)
+            for line in self._directory.lines()
+            if line.error is not None
+        }
+        for partition in self._directory.partitions():
+            if partition.findings:
+                damage = partition.findings[0].sentence()
+                found[partition.number] = alarm.of_replica(damage=damage, refused=None, code=PartitionDamaged.code)
         return found
 
     async def describe(self) -> StorageDescription:
-        found: StorageDescription = await self._run_reading(
-            lambda: description.describe(
-                self._disk,
-                self._directory,
-                self._lanes,
-                instance=self._directory.instance,
-                free_bytes_min=self._config.free_bytes_min,
-                uptime_ms=(monotonic_ns() - self._started_ns) // 1_000_000,
-                is_draining=self.is_draining,
-                statistics=self.statistics,
-            )
-        )
+        found: StorageDescription = await self._run_reading(self._describe)
         return found
+
+    def _describe(self) -> StorageDescription:
+        directory, header = self._directory, self._directory.control.header
+        return StorageDescription(
+            cluster_key=header.key,
+            partitions=header.partitions,
+            directory=directory.path,
+            version=version("waltz"),
+            free_bytes=self._disk.free_bytes(directory.path),
+            uptime_ms=(monotonic_ns() - self._started_ns) // 1_000_000,
+            is_draining=self.is_draining,
+            assigned=tuple(self._describe_one(line) for line in directory.lines()),
+            statistics=self.statistics,
+            instance=directory.instance,
+            free_bytes_min=self._config.free_bytes_min,
+            name=directory.name,
+            set_aside=directory.aside(),
+        )
+
+    def _describe_one(self, line: PartitionLine) -> PartitionDescription:
+        number, refused, lane = line.partition, line.error, self._lanes.get(line.partition)
+        if refused is not None or lane is None:
+            story = f"partition {number}: refused, {refused.message}" if refused else f"partition {number}: being changed"
+            return PartitionDescription(
+                partition=number, status=None, refused=refused, story=story, queued_bytes=0, disk_bytes=0
+            )
+        return PartitionDescription(
+            partition=number,
+            status=lane.partition.status(),
+            refused=None,
+            story=lane.partition.describe(),
+            queued_bytes=lane.queued_bytes,
+            disk_bytes=sum(e.size for e in self._disk.list(lane.partition.directory) if not e.is_directory),
+        )

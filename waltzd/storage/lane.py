@@ -27,6 +27,7 @@ from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.peers import Frame, Link
 from waltzd.storage.replica.partition import Partition
 from waltzd.wire.budget import Budget
+from waltzd.wire.tasks import tell_failure
 
 T = TypeVar("T")
 GROUP_BYTES_MAX = 2 << 20
@@ -97,13 +98,7 @@ class Lane:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"lane of partition {self.partition.number}")
-        self._task.add_done_callback(self._look_at_the_end)
-
-    def _look_at_the_end(self, task: asyncio.Task[None]) -> None:
-        """A mistake of ours must not leave a partition that answers nobody: it ends the process."""
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._on_fatal(error)
+        tell_failure(self._task, self._on_fatal)
 
     async def close(self) -> None:
         """Everything that is queued is done first."""

@@ -31,6 +31,7 @@ from waltzd.wire.frames import (
     records_of,
     refusal_bytes,
 )
+from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import Tls
 
 HELLO_SECONDS = 5.0
@@ -112,14 +113,9 @@ class StreamPort:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._serving[task] = None
-        task.add_done_callback(self._look_at_the_end)
-
-    def _look_at_the_end(self, task: asyncio.Task[None]) -> None:
-        del self._serving[task]
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            assert self._on_fatal is not None
-            self._on_fatal(error)
+        task.add_done_callback(self._serving.pop)
+        assert self._on_fatal is not None
+        tell_failure(task, self._on_fatal)
 
     async def _serve(self, connection: Connection) -> None:
         link = _FramedLink(connection)

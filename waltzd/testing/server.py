@@ -22,6 +22,7 @@ from waltzd.server.registration import Registration
 from waltzd.server.session.owned import OpenSession, Store
 from waltzd.server.session.settings import TICK_SECONDS, StoreSettings
 from waltzd.server.session.wake import Ticker
+from waltzd.wire.tasks import tell_failure
 
 LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20)
 MOUNTS_MAX = 10_000
@@ -79,13 +80,8 @@ class LocalServer:
 
     def _task(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"{what} of {self.name}")
-        task.add_done_callback(self._look_at_the_end)
+        tell_failure(task, self._on_fatal)
         return task
-
-    def _look_at_the_end(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._on_fatal(error)
 
     async def drain(self, seconds: float) -> None:
         """Give the partitions away, if there is anybody to take them."""

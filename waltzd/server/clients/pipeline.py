@@ -32,6 +32,7 @@ from waltzd.server.core.locks import LockTable
 from waltzd.server.core.step import Portion, build
 from waltzd.server.session.owned import OpenSession
 from waltzd.wire.budget import Budget
+from waltzd.wire.tasks import tell_failure
 
 STEP_ROWS_MAX = 4096
 NUMBER_JUMP_MAX = 1_000_000
@@ -166,12 +167,7 @@ class Pipeline:
         self._on_fatal = on_fatal
         session.on_commit(self._on_commit)
         self._task = asyncio.create_task(self._work(), name=f"pipeline of partition {session.partition}")
-        self._task.add_done_callback(self._look_at_the_end)
-
-    def _look_at_the_end(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._on_fatal(error)
+        tell_failure(self._task, on_fatal)
 
     def hold(self) -> None:
         """No more ids are given out. What has one is still answered; what waits, or comes, is not taken."""

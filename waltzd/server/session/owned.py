@@ -35,6 +35,7 @@ from waltzd.server.session.documents import Documents
 from waltzd.server.session.session import StoreSession
 from waltzd.server.session.settings import StoreSettings
 from waltzd.server.session.wake import Bell, Ticker
+from waltzd.wire.tasks import tell_failure
 
 
 class OpenSession(Protocol):
@@ -186,9 +187,9 @@ class Store(Generic[P]):
             say=self._note,
         )
         following = asyncio.create_task(self._follow_replicas(session, token))
-        following.add_done_callback(lambda task: self._look_at_the_end(session, task))
+        tell_failure(following, session.end)
         others = asyncio.create_task(self._look_for_others(session))
-        others.add_done_callback(lambda task: self._look_at_the_end(session, task))
+        tell_failure(others, session.end)
         try:
             await session.recover()
             self._was_open, self._trouble = True, ""
@@ -288,12 +289,6 @@ class Store(Generic[P]):
                 if meta.session == session_id and (mine.is_taken or meta == mine.meta):
                     continue
                 raise ChangedMeanwhile(f"somebody else took session {meta.session} of partition {self.partition}")
-
-    @staticmethod
-    def _look_at_the_end(session: StoreSession, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            session.end(error)
 
     # -- what others see
 

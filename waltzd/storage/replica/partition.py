@@ -48,10 +48,8 @@ from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.storage.replica.control import ControlFile
 from waltzd.storage.replica.examine import Quarantine
-from waltzd.storage.replica.fence import Fence
-from waltzd.storage.replica.healing import Healing, Proof
-from waltzd.storage.replica.installation import Installation, Room
-from waltzd.storage.replica.promise import PromiseFile
+from waltzd.storage.replica.healing import Healing, Installation, Proof, Room
+from waltzd.storage.replica.promise import Fence, PromiseFile
 from waltzd.storage.replica.segment import Segment, Suspect
 from waltzd.storage.replica.shelf import Shelf
 

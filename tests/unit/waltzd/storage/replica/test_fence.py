@@ -16,8 +16,8 @@ from waltzd.errors import CannotConnect, ContactEnded, NoSuchPartition, SessionT
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.address import Address
 from waltzd.storage.calls import StorageCalls
-from waltzd.storage.replica.fence import FIRST_SESSION_MAX, SESSIONS_MAX
 from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.promise import FIRST_SESSION_MAX, SESSIONS_MAX
 from waltzd.storage.stream_port import StreamPort
 from waltzd.wire.frames import FileHello, FileSender, Hello, Kind
 from waltzd.wire.storages import AppendStream, connect
