@@ -12,10 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from waltz_spark.engine.class_archive import Cost, Place, build_flags, place_of, remove_all, use_flags
-from waltz_spark.engine.java import _bundled, find_java
-from waltz_spark.engine.leftovers import PREFIX
-from waltz_spark.engine.session import SparkSettings
+from waltz_spark.engine.java import Cost, Place, _bundled, build_flags, find_java, place_of, remove_all, use_flags
+from waltz_spark.engine.session import PREFIX, SparkSettings
 from waltz_spark.exporting import rehearsal
 
 from tests.cli.example import examples

@@ -5,8 +5,7 @@ from __future__ import annotations
 import traceback
 
 import pytest
-from waltz_spark.engine.failure import raised_by_us, summary
-from waltz_spark.engine.session import told
+from waltz_spark.engine.session import raised_by_us, summary, told
 from waltz_spark.table.reading import telling
 
 from waltzd.errors import BadDecoder, LogUnreadable, PartitionDamaged, SparkFailed, WaltzError

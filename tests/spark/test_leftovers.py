@@ -11,13 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from waltz_spark.engine.leftovers import PREFIX, clear_logs, clear_up, lock_log, scratch
-from waltz_spark.engine.session import new_log, noise_into
+from waltz_spark.engine.session import PREFIX, clear_logs, clear_up, lock_log, new_log, noise_into, scratch
 
 WORKING = """
 import sys, tempfile
 from pathlib import Path
-from waltz_spark.engine.leftovers import scratch
+from waltz_spark.engine.session import scratch
 with scratch(Path(sys.argv[1])) as place:
     (place / "half").write_text("of something")
     print(place, flush=True)

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from waltz_spark.exporting.manifest import (
+    SPARK,
     Manifest,
     Piece,
+    Query,
     SegmentHead,
     Shape,
     check_whole,
@@ -23,7 +25,6 @@ from waltz_spark.exporting.manifest import (
     path_of,
     totals_of,
 )
-from waltz_spark.exporting.query import SPARK, Query
 from waltz_spark.log.origin import Span
 
 from waltzd.errors import ManifestDamaged, PartOnly, UnknownVersion

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from waltz_spark.engine.priority import IN_A_SESSION, behind_others, java_behind
+from waltz_spark.engine.session import IN_A_SESSION, behind_others, java_behind
 
 _TELL = "import os, sys; sys.exit(os.sched_getscheduler(0) == os.SCHED_IDLE and os.getpriority(os.PRIO_PROCESS, 0) == 19)"
 

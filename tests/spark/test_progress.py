@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from waltz_spark.exporting import progress
-from waltz_spark.exporting.progress import Progress, Tasks, picture
+from waltz_spark.exporting import render_export as progress
+from waltz_spark.exporting.render_export import Progress, Tasks, picture
 from waltz_spark.exporting.tasks import Assignment, Written, in_waves
 from waltz_spark.log.origin import Extent, Span
 from waltz_spark.log.plan import Part, Split

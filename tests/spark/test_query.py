@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waltz_spark.exporting.export import Range
 from waltz_spark.exporting.form import KINDS, form_of
-from waltz_spark.exporting.manifest import Manifest
+from waltz_spark.exporting.manifest import ARROW, SPARK, Manifest, Query, items_of
 from waltz_spark.exporting.options import Wish, query_of
-from waltz_spark.exporting.query import ARROW, SPARK, Query, items_of
 from waltz_spark.exporting.spark_form import PART, conf_for, options_of
 from waltz_spark.log.decode import SCHEMA
 

@@ -19,8 +19,7 @@ from waltz_spark.exporting.archive_origin import ArchiveOrigin
 from waltz_spark.exporting.destination import LocalDestination
 from waltz_spark.exporting.export import Range, Run, by_spark, has_leftovers, newest_manifest, planned, wanted
 from waltz_spark.exporting.form import Form, form_of, read_batches
-from waltz_spark.exporting.manifest import HIDDEN, Manifest, encode, manifest_path
-from waltz_spark.exporting.query import SPARK, Query
+from waltz_spark.exporting.manifest import HIDDEN, SPARK, Manifest, Query, encode, manifest_path
 from waltz_spark.exporting.spark_form import NEEDED
 from waltz_spark.exporting.tasks import Assignment, Job, Written
 from waltz_spark.exporting.verification import check_files, check_log, strays

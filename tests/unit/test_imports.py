@@ -53,8 +53,8 @@ OFFLINE = ("waltzd.storage.offline", "waltzd.storage.replica")
 DECIDING = (
     "waltzctl.picture.picture", "waltzctl.placement.plan", "waltzctl.placement.rescue",
     "waltzctl.watching.diagnosis", "waltzctl.watching.rates", "waltzctl.watching.verdict",
-    "waltz_spark.engine.failure", "waltz_spark.engine.properties", "waltz_spark.exporting.manifest",
-    "waltz_spark.exporting.query", "waltz_spark.log.plan", "waltz_spark.log.selection", "waltz_spark.table.position",
+    "waltz_spark.engine.properties", "waltz_spark.exporting.manifest",
+    "waltz_spark.log.plan", "waltz_spark.log.selection", "waltz_spark.table.position",
     "waltz_spark.table.pushdown", "waltzd.cluster.assignment", "waltzd.cluster.documents",
     "waltzd.cluster.flow", "waltzd.client.mount", "waltzd.client.outbox",
     "waltzd.daemon.readiness", "waltzd.daemon.settings", "waltzd.storage.offline.transplant",

@@ -121,8 +121,7 @@ def report_(
       waltzctl analysis report /data/export --partitions 0 --top 3 -o json
     """
     from waltz_spark.analysis import render_report, report, report_chart
-    from waltz_spark.engine.class_archive import place_of
-    from waltz_spark.engine.java import find_java
+    from waltz_spark.engine.java import find_java, place_of
     from waltz_spark.engine.session import SparkSettings, check_master, conf_of, default_master
     from waltz_spark.log.selection import partitions_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from waltz_spark.engine.class_archive import Note, Place, Removed
+from waltz_spark.engine.java import Note, Place, Removed
 from waltzctl.render import console, count, put_json, size
 from waltzd.errors import WaltzError
 

@@ -4,14 +4,21 @@ Without a master, Spark runs in a process of its own on this machine. What Spark
 something fails and removed when nothing did. Settings go to it in a file that only this user can read, because a command
 line can be read by everybody on the machine. On a cluster, what `shipping` says travels with the job, and who
 runs the tasks is watched. The driver is here; where it is on the cluster, `submission` is what starts it.
+
+What a run needs only while it lives is in a directory of its own, and the run holds a lock on that directory. The system
+takes the lock away with the process, however that ended, and gives it to nobody else, as it does with the numbers of
+processes. So a directory whose lock can be had belongs to nobody. A log is locked by all who can still write to it (Java
+and its workers); of those that nobody writes to, the newest stay, for whoever wants to know why a run failed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,20 +27,15 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from waltz_spark.engine.class_archive import folder_of
-from waltz_spark.engine.executors import watched
-from waltz_spark.engine.failure import raised_by_us, summary
-from waltz_spark.engine.java import cache_directory
-from waltz_spark.engine.leftovers import clear_logs, clear_up, lock_log, scratch
-from waltz_spark.engine.priority import IN_A_SESSION, behind_others, java_behind
+from waltz_spark.engine.java import cache_directory, folder_of
 from waltz_spark.engine.properties import BadLine, encode, parse
-from waltz_spark.engine.shipping import ALWAYS, Need, stand_in, zipped
+from waltz_spark.engine.shipping import ALWAYS, Need, stand_in, watched, zipped
 from waltzd.disk.real import translate
 from waltzd.errors import (
     BadArgument,
@@ -43,6 +45,7 @@ from waltzd.errors import (
     PythonDiffers,
     SparkFailed,
     WaltzError,
+    tree,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +84,7 @@ class SparkSettings:
     is_behind_others: bool = True
     """On this machine: takes the processor only when nobody else wants it."""
     java_flags: str = ""
-    """For a faster start (`waltz_spark.engine.class_archive`)."""
+    """For a faster start (`waltz_spark.engine.java`)."""
     end_seconds: float = END_SECONDS
     """How long Java may take to end."""
     computes: bool = False
@@ -453,3 +456,192 @@ def told(error: Exception, log: Path | str) -> WaltzError:
         with suppress(OSError):
             said = cause_in(Path(log).read_text(errors="replace")) or said
     return SparkFailed(f"Spark failed: {said[:300].rstrip('.')}. All that it said is in {log}")
+
+
+# -- what a task raised ------------------------------------------------------------------------------------------------
+# The text of a traceback is all that comes from there. An error of ours arrives with all its parts, because
+# `reading.telling` puts them below its message. Of any other error, the last line of the traceback says what happened.
+
+_OURS = re.compile(r"^\s*waltzd\.errors\.(\w+): (.*)$")
+_PYTHON_ERROR = re.compile(r"^(?!org\.|java\.|py4j\.|scala\.)[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b(?::.*)?$")
+_TRACEBACK = "Traceback (most recent call last):"
+_NOT_DONE, _NEXT, _LOOKUP = "Not done: ", "Next: ", "`waltzctl errors lookup "
+
+
+def raised_by_us(text: str) -> WaltzError | None:
+    """The last that is in it: what caused it stands above."""
+    kinds = {kind.__name__: kind for kind in tree().values()}
+    lines = text.splitlines()
+    for at in reversed(range(len(lines))):
+        found = _OURS.match(lines[at])
+        if found is not None and found[1] in kinds:
+            return _error_of(kinds[found[1]], found[2], lines[at + 1 :])
+    return None
+
+
+def _error_of(kind: type[WaltzError], message: str, below: list[str]) -> WaltzError:
+    parts = {_NOT_DONE: "", _NEXT: ""}
+    for line in map(str.strip, below):
+        sign = next((sign for sign in parts if line.startswith(sign)), None)
+        if sign is not None:
+            parts[sign] = line.removeprefix(sign)
+        elif line.startswith(_LOOKUP) or any(parts.values()) or not line or line.startswith("at "):
+            break
+        else:
+            message += f" {line}"  # a message of several lines
+    return kind(message, not_done=parts[_NOT_DONE], next_step=parts[_NEXT])
+
+
+def summary(text: str) -> str:
+    """One line of it: what Python said at the end of its traceback, else what looks like an error, else the first line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if _TRACEBACK in lines:
+        behind = lines[lines.index(_TRACEBACK) + 1 :]
+        said = next((line for line in behind if _PYTHON_ERROR.match(line)), None)
+        if said is not None:
+            return said
+    return next((line for line in lines if "Error" in line or "Exception" in line), lines[0] if lines else "")
+
+
+# -- what runs leave ---------------------------------------------------------------------------------------------------
+
+PREFIX = "waltz-run-"
+LOGS_KEPT = 10
+
+
+@contextmanager
+def scratch(parent: Path | None = None) -> Iterator[Path]:
+    """A directory that is gone when this is over, or when the next run clears up. By default among temporary files."""
+    try:
+        path, lock = _made(parent)
+    except OSError as error:
+        raise translate(error, f"making a directory in {parent or tempfile.gettempdir()}") from error
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _made(parent: Path | None) -> tuple[Path, int]:
+    while True:  # whoever clears up just now may find it before it is locked, and takes it away
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        lock = _locked(path)
+        if lock is not None:
+            return path, lock
+
+
+def clear_up(parents: Sequence[Path] = ()) -> None:
+    """Directories of runs that are over, among temporary files and in these. What cannot be removed harms nobody."""
+    for parent in (Path(tempfile.gettempdir()), *parents):
+        for path in parent.glob(f"{PREFIX}*"):
+            lock = _locked(path)
+            if lock is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+
+
+def clear_logs(folder: Path, kept: int = LOGS_KEPT) -> None:
+    """Their names begin with the time."""
+    free = [path for path in sorted(folder.glob("*.log"), reverse=True) if _is_free(path)]
+    for path in free[kept:]:
+        with suppress(OSError):
+            path.unlink()
+
+
+def lock_log(number: int) -> None:
+    """For as long as anybody has this open file, by whatever number."""
+    fcntl.flock(number, fcntl.LOCK_SH)
+
+
+def _locked(path: Path) -> int | None:
+    """Ours alone from here on; None where it is somebody's, or gone."""
+    number = _opened(path, os.O_DIRECTORY)
+    if number is None:
+        return None
+    with suppress(OSError):
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        there, ours = os.lstat(path), os.fstat(number)
+        if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) and ours.st_uid == os.geteuid():
+            return number
+    os.close(number)
+    return None
+
+
+def _is_free(path: Path) -> bool:
+    number = _opened(path, 0)
+    if number is None:
+        return False
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(number)
+    return True
+
+
+def _opened(path: Path, flags: int) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | flags)
+    except OSError:
+        return None
+
+
+# -- behind everything else --------------------------------------------------------------------------------------------
+# What Spark does on this machine gets the processor when nobody else wants it. An export reads and packs as fast as it is
+# let, on every core; whoever runs one on the machine of a storage does not want appends to wait for that. Linux has a class
+# for such work. It belongs to a thread, and what that thread starts has it, too: so Java is started by a thread of its own,
+# and so are, by Java, the workers. What they write is behind as well, as far as the disk's scheduler knows classes. But the
+# class counts only among the processes of one session: many a Linux shares the processor between sessions first, each a
+# group of its own. So Java begins a session, and gives it the least share. Nothing is lost where the machine has nothing
+# else to do.
+
+_LOWEST = 19
+_SCRIPT = f"""#!/bin/sh
+# Made by Waltz for one run: the session that this Java is in gets the least share of the processor.
+{{{{ echo {_LOWEST} >/proc/self/autogroup; }}}} 2>/dev/null
+exec '{{java}}' "$@"
+"""
+IN_A_SESSION: dict[str, Any] = {"start_new_session": True}
+"""How to start the process that becomes this Java."""
+
+
+def java_behind(home: str, folder: Path) -> str:
+    """A JAVA_HOME with the same Java, whose whole session has the least share. `folder`: for it, and for this run alone.
+    Many a machine lets nobody run what lies among temporary files: there, it is the Java itself."""
+    program = folder / "java" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(_SCRIPT.format(java=f"{home}/bin/java".replace("'", "'\\''")))
+    program.chmod(0o755)
+    return str(folder / "java") if os.access(program, os.X_OK) else home
+
+
+def behind_others(start: Callable[[], object]) -> None:
+    """Call it so that what it starts has the processor only when nobody else wants it."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            _step_back()
+            start()
+        except BaseException as error:  # noqa: BLE001  # it belongs to whoever asked
+            failures.append(error)
+
+    thread = threading.Thread(target=work, name="waltz spark start")
+    thread.start()
+    try:
+        thread.join()
+    except BaseException:  # told to end: what has just been started must be known to whoever ends it
+        thread.join()
+        raise
+    if failures:
+        raise failures[0]
+
+
+def _step_back() -> None:
+    """On Linux both are of the calling thread alone; elsewhere of the process, and so are not touched."""
+    if hasattr(os, "SCHED_IDLE"):
+        with suppress(OSError):  # a sandbox may forbid it: an export is as right in front of others
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)

@@ -19,7 +19,7 @@ from waltz_spark.engine.session import EXECUTOR_SECONDS
 from waltzd.errors import BadArgument, WaltzError
 
 if TYPE_CHECKING:
-    from waltz_spark.engine.class_archive import Place
+    from waltz_spark.engine.java import Place
     from waltz_spark.engine.session import SparkSettings
     from waltz_spark.engine.shipping import Need
 
@@ -58,8 +58,7 @@ class SparkChoice:
 
     def place(self) -> Place | WaltzError:
         """The Java and the Spark that would be used, or why there are none."""
-        from waltz_spark.engine.class_archive import place_of
-        from waltz_spark.engine.java import find_java
+        from waltz_spark.engine.java import find_java, place_of
 
         try:
             return place_of(find_java(self.java_home), os.environ)
@@ -68,8 +67,7 @@ class SparkChoice:
 
     def settings(self, needs: tuple[Need, ...]) -> SparkSettings:
         """Ready to be started, as far as that can be seen from here."""
-        from waltz_spark.engine.class_archive import place_of
-        from waltz_spark.engine.java import find_java
+        from waltz_spark.engine.java import find_java, place_of
         from waltz_spark.engine.session import SparkSettings, knock
         from waltz_spark.engine.shipping import check_python
 

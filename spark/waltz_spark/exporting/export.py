@@ -27,6 +27,7 @@ from waltz_spark.exporting.manifest import (
     HIDDEN,
     MANIFESTS,
     PLANS,
+    SPARK,
     UNFINISHED,
     Manifest,
     Piece,
@@ -36,7 +37,6 @@ from waltz_spark.exporting.manifest import (
     encode,
     manifest_path,
 )
-from waltz_spark.exporting.query import SPARK
 from waltz_spark.exporting.tasks import Assignment, Job, Watch, Written, assignments_of, run_waves, unseen
 from waltz_spark.log.origin import Catalog, Span
 from waltz_spark.log.plan import Sizing, Split, plan

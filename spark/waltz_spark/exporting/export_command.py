@@ -177,7 +177,7 @@ def _run(
     """What there is to do, with everything that had to be found out for it, and the ids that are to be added."""
     from waltz_spark.exporting.export import Run, planned, wanted
     from waltz_spark.exporting.form import check_rows
-    from waltz_spark.exporting.query import SPARK
+    from waltz_spark.exporting.manifest import SPARK
     from waltz_spark.exporting.tasks import Job, segment_head
     from waltz_spark.log.throttle import Throttle
 
@@ -206,14 +206,14 @@ def _run(
 def _carry_out(run: Run, spark: SparkChoice, clock: Clock, shown: str, progress_shown: str, *, is_live: bool) -> int:
     from waltz_spark.engine.session import ended
     from waltz_spark.engine.shipping import needs_of
-    from waltz_spark.exporting.progress import Progress
-    from waltz_spark.exporting.query import SPARK
-    from waltz_spark.exporting.render_export import exported
-    from waltz_spark.exporting.spark_form import conf_for
+    from waltz_spark.exporting.manifest import SPARK
+    from waltz_spark.exporting.render_export import Progress, exported
 
     decoder = run.job.decoder
     settings = spark.settings(needs_of(is_live=is_live, decoder=decoder.text if decoder else ""))
     if run.job.query.engine == SPARK:
+        from waltz_spark.exporting.spark_form import conf_for
+
         settings = replace(settings, conf=conf_for(settings.conf), computes=True)
     progress = Progress(run.assignments, is_quiet=shown == "json", shown=progress_shown)
     run.watch = progress.watch
@@ -298,8 +298,7 @@ def _tasks(
     settings: SparkSettings, watch: Watch, job: Job, assignments: Sequence[Assignment]
 ) -> Generator[Written, None, None]:
     """The one place where Spark is started here."""
-    from waltz_spark.engine.leftovers import scratch
-    from waltz_spark.engine.session import new_log, running
+    from waltz_spark.engine.session import new_log, running, scratch
     from waltz_spark.exporting.export import by_spark
 
     with scratch() as place, running(settings, new_log(os.environ)) as spark:

@@ -21,8 +21,7 @@ from waltzd.errors import BadArgument, ExportGap
 if TYPE_CHECKING:
     from waltz_spark.exporting.export import Range
     from waltz_spark.exporting.form import Form
-    from waltz_spark.exporting.manifest import Manifest
-    from waltz_spark.exporting.query import Query
+    from waltz_spark.exporting.manifest import Manifest, Query
     from waltz_spark.log.origin import Origin
     from waltz_spark.payloads.payload import Decoder
 
@@ -108,7 +107,7 @@ def shape_of(wish: Wish, before: Manifest | None) -> tuple[Form, Decoder | None,
 
 def query_of(wish: Wish, before: Manifest | None, form: Form, *, is_lossless: bool) -> Query:
     """What nobody said is as it was when the export began. What needs no Spark to be refused is refused here."""
-    from waltz_spark.exporting.query import ARROW, SPARK, Query
+    from waltz_spark.exporting.manifest import ARROW, SPARK, Query
 
     there = Query() if before is None else before.shape.query
     select = there.select if wish.select is None else wish.select.strip()

@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
-from waltz_spark.engine.class_archive import Cost, Note, Place, build_flags, made_folder, use_flags
-from waltz_spark.engine.leftovers import clear_up, scratch
-from waltz_spark.engine.session import SparkSettings, default_master, new_log, running
+from waltz_spark.engine.java import Cost, Note, Place, build_flags, made_folder, use_flags
+from waltz_spark.engine.session import SparkSettings, clear_up, default_master, new_log, running, scratch
 from waltzctl.render import size
 from waltzd.disk.real import translate
 from waltzd.errors import DiskFull, SparkFailed

@@ -36,8 +36,7 @@ def warmup(java_home: str | None, remove: bool, shown: str, progress: str) -> in
       waltzctl spark warmup --remove
     """
     from waltz_spark.engine import render_spark
-    from waltz_spark.engine.class_archive import place_of, remove_all
-    from waltz_spark.engine.java import find_java
+    from waltz_spark.engine.java import find_java, place_of, remove_all
 
     if remove:
         render_spark.removed(remove_all(os.environ), shown)
@@ -67,8 +66,7 @@ def status(java_home: str | None, shown: str) -> int:
       waltzctl spark status
       waltzctl spark status -o json
     """
-    from waltz_spark.engine.class_archive import place_of
-    from waltz_spark.engine.java import find_java
+    from waltz_spark.engine.java import find_java, place_of
     from waltz_spark.engine.render_spark import found
 
     found(place_of(find_java(java_home), os.environ), shown)

@@ -25,11 +25,9 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, BinaryIO
 
-from waltz_spark.engine.executors import watched
-from waltz_spark.engine.leftovers import scratch
 from waltz_spark.engine.properties import encode
-from waltz_spark.engine.session import PATIENCE, SparkSettings, cause_in, told, write_privately
-from waltz_spark.engine.shipping import Need, zipped
+from waltz_spark.engine.session import PATIENCE, SparkSettings, cause_in, scratch, told, write_privately
+from waltz_spark.engine.shipping import Need, watched, zipped
 from waltz_spark.exporting.destination import Destination
 from waltz_spark.exporting.export import Run, by_spark, newest_manifest, unwatched
 from waltz_spark.exporting.manifest import UNFINISHED, Manifest

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -47,21 +47,23 @@ from waltz_spark.exporting.manifest import (
     META_SEGMENT_HEADER,
     UNFINISHED,
     Piece,
+    Query,
     SegmentHead,
     Shape,
     path_of,
 )
-from waltz_spark.exporting.query import Query
 from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.origin import Extent, Origin, Span
 from waltz_spark.log.plan import Split, runs
 from waltz_spark.log.throttle import NO_THROTTLE, Throttle
-from waltz_spark.payloads.payload import Decoder
 from waltzd.disk.seam import read_whole
 from waltzd.errors import BadArgument, ExportDamaged, WaltzError, tree
 from waltzd.format.checksum import crc32
 from waltzd.format.layout import HEADER_BYTES, SEGMENT_SUFFIX, first_id_of, index_name
+
+if TYPE_CHECKING:
+    from waltz_spark.payloads.payload import Decoder
 
 
 @dataclass(frozen=True, kw_only=True)
