@@ -7,14 +7,13 @@ files never change. Only columns are kept in files, so whatever the format, reco
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from waltz_spark.exporting.destination import Destination, destination_of
+from waltz_spark.exporting.destination import Destination, destination_of, measured
 from waltz_spark.exporting.export import newest_manifest
 from waltz_spark.exporting.form import Form, read_batches
 from waltz_spark.exporting.manifest import Manifest, Piece, SegmentHead, check_whole
@@ -24,8 +23,6 @@ from waltzd.errors import ExportDamaged, NoSuchName, NoSuchPartition
 from waltzd.format.checksum import crc32
 from waltzd.format.layout import FileHeader
 from waltzd.format.record import Run
-
-READ_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -131,11 +128,7 @@ def _prove(destination: Destination, file: _File, extent: Extent, place: str) ->
         raise _damaged(
             place, extent, "it is missing" if size is None else f"it has {size} bytes and should have {file.size}"
         )
-    digest = hashlib.sha256()
-    with destination.open(file.path) as source:
-        while block := source.read(READ_BYTES):
-            digest.update(block)
-    if digest.hexdigest() != file.sha256:
+    if measured(destination, file.path)[1] != file.sha256:
         raise _damaged(place, extent, "its hash is not the one in the manifest")
 
 

@@ -122,8 +122,8 @@ def addition(piece: Piece, now_ms: int) -> dict[str, Any]:
 
 
 def state_of(destination: Destination, manifest: Manifest) -> TableState | None:
-    """None where there is no table yet."""
-    table = _opened(destination)
+    """None where there is no table, or none yet."""
+    table = _opened(destination) if manifest.shape.format == "delta" else None
     if table is None:
         return None
     return TableState(version=table.version(), manifest=_reached(table, manifest, destination))

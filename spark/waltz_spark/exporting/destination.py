@@ -12,6 +12,7 @@ A destination is a value: it is pickled and sent to the tasks.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gs": "gs"}
 
 
+READ_BYTES = 4 << 20
 STEP_BYTES = 64 << 10
 """A flush of much at the end keeps others from the disk for as long as it takes. Of so little, nobody feels it."""
 
@@ -126,6 +128,16 @@ def failure(error: OSError, what: str) -> WaltzError:
         next_step=_NEXT_STEPS.get(type(found), "look at the file system of the output, then run the same command again"),
         **found.facts,
     )
+
+
+def measured(destination: Destination, path: str) -> tuple[int, str]:
+    """How large a file is, and its SHA-256: all of it is read."""
+    size, digest = 0, hashlib.sha256()
+    with destination.open(path) as file:
+        while block := file.read(READ_BYTES):
+            digest.update(block)
+            size += len(block)
+    return size, digest.hexdigest()
 
 
 def who_we_are(run: str) -> str:

@@ -31,7 +31,6 @@ from waltzd.errors import BadArgument, ExportDamaged
 
 ROW_GROUP_BYTES, ROW_GROUP_ROWS = 64 << 20, 1 << 20
 """So much is held in memory until it is written; readers can skip as much by its statistics."""
-READ_BYTES = 4 << 20
 TEXT_BLOCK_BYTES = 16 << 20
 ROW_TEXT_MAX = 256 << 20
 GROUP_BYTES_MAX = 1 << 30
@@ -394,7 +393,7 @@ def row_count(form: Form, source: pa.NativeFile, place: str) -> int:
                 return int(orc.ORCFile(source).nrows)
             case "json":
                 text, count = _plain(form, source), 0
-                while block := text.read(READ_BYTES):
+                while block := text.read(TEXT_BLOCK_BYTES):
                     count += block.count(b"\n")  # within a value it would be escaped
                 return count
             case _:

@@ -23,8 +23,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from uuid import UUID
@@ -327,6 +327,77 @@ def totals_of(pieces: Iterable[Piece]) -> dict[int, Total]:
 # -- as text -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """How a value is written, and how it is read again: ValueError or TypeError for what is nothing of this kind."""
+
+    put: Callable[[Any], Any]
+    take: Callable[[Any], Any]
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _WHOLE:
+        raise ValueError(f"{value!r} is no number of this kind")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def _truth(value: Any) -> bool:
+    return value is True
+
+
+def _crc(value: Any) -> int:
+    if len(_text(value)) != 8:
+        raise ValueError(f"{value!r} is no checksum")
+    return int(value, 16)
+
+
+def _header(value: Any) -> bytes:
+    found = bytes.fromhex(value)
+    if len(found) not in (0, HEADER_BYTES):
+        raise ValueError(f"the header of a segment has {HEADER_BYTES} bytes")
+    return found
+
+
+def _columns(value: Any) -> tuple[tuple[str, str], ...]:
+    return tuple((_text(name), _text(type_)) for name, type_ in value)
+
+
+def below_output(value: Any) -> str:
+    """A manifest that somebody made must not lead a reader or a remover out of the export."""
+    path = _text(value)
+    if not path or path.startswith(("/", HIDDEN)) or "\0" in path or {"..", ".", ""} & set(path.split("/")):
+        raise ValueError(f"{path!r} is no path below the output")
+    return path
+
+
+_COUNT, _TEXT, _TRUTH = _Kind(int, _count), _Kind(str, _text), _Kind(bool, _truth)
+_CRC, _HEADER, _KEY = _Kind("{:08x}".format, _crc), _Kind(bytes.hex, _header), _Kind(str, UUID)
+_IDS = {"first": _COUNT, "last": _COUNT}
+_MANIFEST = {"number": _COUNT, "export": _KEY, "cluster": _KEY, "source": _TEXT, "written": _TEXT}
+_SHAPE = {"format": _TEXT, "compression": _TEXT, "lossless": _TRUTH, "decoder": _TEXT, "decoder_fingerprint": _TEXT,
+          "schema": _Kind(lambda schema: list(map(list, schema)), _columns)}  # fmt: skip
+_QUERY = {"engine": _TEXT, "select": _TEXT, "where": _TEXT}
+_PIECE = {"path": _Kind(str, below_output), "partition": _COUNT, **_IDS, "data_bytes": _COUNT, "crc": _CRC, "bytes": _COUNT,
+          "sha256": _TEXT}  # fmt: skip
+_SEGMENT = {"first": _COUNT, "header": _HEADER, "index_header": _HEADER}
+"""The objects of a manifest: the names of their members, and the kind of each."""
+
+
+def _put(kinds: Mapping[str, _Kind], value: object, **more: Any) -> dict[str, Any]:
+    """`more`: members that are no fields of the value."""
+    return {name: kind.put(more[name] if name in more else getattr(value, name)) for name, kind in kinds.items()}
+
+
+def _taken(kinds: Mapping[str, _Kind], value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: kind.take(value[name]) for name, kind in kinds.items()}
+
+
 def encode(manifest: Manifest) -> bytes:
     value = _manifest_json(manifest)
     return json.dumps({**value, "sha256": _digest(value)}, indent=1).encode() + b"\n"
@@ -338,34 +409,17 @@ def _digest(value: Mapping[str, Any]) -> str:
 
 
 def _manifest_json(manifest: Manifest) -> dict[str, Any]:
-    shape = manifest.shape
+    shape, plain = manifest.shape, Query()
+    said = {name: kind for name, kind in _QUERY.items() if getattr(shape.query, name) != getattr(plain, name)}
     return {
         "format": MARK,
         "version": VERSION,
-        "number": manifest.number,
-        "export": str(manifest.export),
-        "cluster": str(manifest.cluster),
-        "source": manifest.source,
-        "written": manifest.written,
-        "shape": {
-            "format": shape.format,
-            "compression": shape.compression,
-            "lossless": shape.lossless,
-            "decoder": shape.decoder,
-            "decoder_fingerprint": shape.decoder_fingerprint,
-            "schema": [list(column) for column in shape.schema],
-            "schema_fingerprint": shape.fingerprint,
-            **_query_json(shape.query),
-        },
+        **_put(_MANIFEST, manifest),
+        # An export without SQL is written as it was before there was any.
+        "shape": {**_put(_SHAPE, shape), "schema_fingerprint": shape.fingerprint, **_put(said, shape.query)},
         "partitions": {str(partition): _total_json(part) for partition, part in manifest.partitions.items()},
         "files": [_piece_json(piece) for piece in manifest.pieces],
     }
-
-
-def _query_json(query: Query) -> dict[str, Any]:
-    """Only what says something: an export without SQL is written as it was before there was any."""
-    plain = Query()
-    return {name: value for name, value in asdict(query).items() if value != getattr(plain, name)}
 
 
 def _total_json(part: Total) -> dict[str, Any]:
@@ -383,25 +437,11 @@ def _total_json(part: Total) -> dict[str, Any]:
 
 
 def _piece_json(piece: Piece) -> dict[str, Any]:
-    found = {
-        "path": piece.path,
-        "partition": piece.partition,
-        "first": piece.span.first,
-        "last": piece.span.last,
-        "data_bytes": piece.data_bytes,
-        "crc": f"{piece.crc:08x}",
-        "bytes": piece.size,
-        "sha256": piece.sha256,
-    }
+    found = _put(_PIECE, piece, first=piece.span.first, last=piece.span.last, bytes=piece.size)
     if piece.row_count != piece.span.count:
         found["rows"] = piece.rows
     if piece.segment is not None:
-        segment = piece.segment
-        found["segment"] = {
-            "first": segment.first,
-            "header": segment.header.hex(),
-            "index_header": segment.index_header.hex(),
-        }
+        found["segment"] = _put(_SEGMENT, piece.segment)
     return found
 
 
@@ -416,7 +456,12 @@ def decode(text: bytes, place: str) -> Manifest:
         said = value.pop("sha256", None)
         if said != _digest(value):
             raise ManifestDamaged(f"{place} does not have the checksum that it carries")
-        found = _manifest_of(value)
+        shape = value["shape"]
+        found = Manifest(
+            **_taken(_MANIFEST, value),
+            shape=Shape(**_taken(_SHAPE, shape), query=_query_of(shape)),
+            pieces=tuple(map(_piece_of, value["files"])),
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ManifestDamaged(f"{place} cannot be understood: {error}") from error
     if _manifest_json(found) != value:
@@ -424,85 +469,27 @@ def decode(text: bytes, place: str) -> Manifest:
     return found
 
 
-def _manifest_of(value: Mapping[str, Any]) -> Manifest:
-    shape = value["shape"]
-    return Manifest(
-        number=_count(value["number"]),
-        export=UUID(value["export"]),
-        cluster=UUID(value["cluster"]),
-        source=_text(value["source"]),
-        written=_text(value["written"]),
-        shape=Shape(
-            format=_text(shape["format"]),
-            compression=_text(shape["compression"]),
-            lossless=shape["lossless"] is True,
-            decoder=_text(shape["decoder"]),
-            decoder_fingerprint=_text(shape["decoder_fingerprint"]),
-            schema=tuple((_text(name), _text(type_)) for name, type_ in shape["schema"]),
-            query=_query_of(shape),
-        ),
-        pieces=tuple(map(_piece_of, value["files"])),
-    )
-
-
 def _query_of(shape: Mapping[str, Any]) -> Query:
     plain = Query()
-    found = Query(
-        engine=_text(shape.get("engine", plain.engine)),
-        select=_text(shape.get("select", plain.select)),
-        where=_text(shape.get("where", plain.where)),
-    )
+    found = replace(plain, **_taken({name: kind for name, kind in _QUERY.items() if name in shape}, shape))
     if found.engine not in ENGINES or (found.engine == ARROW and found != plain):
         raise ValueError(f"{found} is nothing that an export can be made by")
     return found
 
 
 def _piece_of(value: Mapping[str, Any]) -> Piece:
-    segment = value.get("segment")
-    span = Span(_count(value["first"]), _count(value["last"]))
+    said, segment, rows = _taken(_PIECE, value), value.get("segment"), value.get("rows")
+    span = Span(said.pop("first"), said.pop("last"))
     if span.count == 0:
         raise ValueError(f"the file {value['path']} holds no id")
     return Piece(
-        path=below_output(value["path"]),
-        partition=_count(value["partition"]),
-        span=span,
-        data_bytes=_count(value["data_bytes"]),
-        crc=_crc(value["crc"]),
-        size=_count(value["bytes"]),
-        sha256=_text(value["sha256"]),
-        rows=None if value.get("rows") is None else _count(value["rows"]),
+        size=said.pop("bytes"), **said, span=span, rows=None if rows is None else _count(rows),
         segment=None if segment is None else _segment_of(segment),
-    )
+    )  # fmt: skip
 
 
 def _segment_of(value: Mapping[str, Any]) -> SegmentHead:
-    header, index_header = bytes.fromhex(value["header"]), bytes.fromhex(value["index_header"])
-    if len(header) != HEADER_BYTES or len(index_header) not in (0, HEADER_BYTES):
+    found = SegmentHead(**_taken(_SEGMENT, value))
+    if not found.header:
         raise ValueError(f"the header of a segment has {HEADER_BYTES} bytes")
-    return SegmentHead(first=_count(value["first"]), header=header, index_header=index_header)
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= _WHOLE:
-        raise ValueError(f"{value!r} is no number of this kind")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
-    return value
-
-
-def below_output(value: Any) -> str:
-    """A manifest that somebody made must not lead a reader or a remover out of the export."""
-    path = _text(value)
-    if not path or path.startswith(("/", HIDDEN)) or "\0" in path or {"..", ".", ""} & set(path.split("/")):
-        raise ValueError(f"{path!r} is no path below the output")
-    return path
-
-
-def _crc(value: Any) -> int:
-    if len(_text(value)) != 8:
-        raise ValueError(f"{value!r} is no checksum")
-    return int(value, 16)
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,11 +12,6 @@ from waltzctl.main import exit_codes
 from waltzctl.progress import Progress, shown_progress
 from waltzctl.reach import Reach, addressing
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument
-
-if TYPE_CHECKING:
-    from waltz_spark.exporting.delta import TableState
-    from waltz_spark.exporting.destination import Destination
-    from waltz_spark.exporting.manifest import Manifest
 
 
 @click.command("status", epilog=exit_codes())
@@ -32,22 +27,15 @@ def status(output: str, shown: str) -> int:
       waltzctl export status /tmp/export
       waltzctl export status /tmp/export -o json
     """
+    from waltz_spark.exporting.delta import state_of
     from waltz_spark.exporting.destination import destination_of
     from waltz_spark.exporting.export import has_leftovers, the_manifest
     from waltz_spark.exporting.render_export import state
 
     destination = destination_of(output)
     manifest = the_manifest(destination)
-    state(destination.place, manifest, _table_state(destination, manifest), has_leftovers(destination), shown)
+    state(destination.place, manifest, state_of(destination, manifest), has_leftovers(destination), shown)
     return EXIT_OK
-
-
-def _table_state(destination: Destination, manifest: Manifest) -> TableState | None:
-    if manifest.shape.format != "delta":
-        return None
-    from waltz_spark.exporting.delta import state_of
-
-    return state_of(destination, manifest)
 
 
 @click.command("verify", epilog=exit_codes())

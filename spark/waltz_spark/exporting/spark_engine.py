@@ -13,7 +13,6 @@ tells the same, and what went wrong in any of them counts. What is told is looke
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -34,13 +33,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import BinaryType, StructType
 
-from waltz_spark.exporting.destination import LocalDestination, flush
-from waltz_spark.exporting.form import READ_BYTES, row_count
+from waltz_spark.exporting.destination import LocalDestination, flush, measured
+from waltz_spark.exporting.form import row_count
 from waltz_spark.exporting.manifest import UNFINISHED, Piece
 from waltz_spark.exporting.spark_form import NEEDED, PART, check_columns, options_of
 from waltz_spark.exporting.tasks import (
     Assignment,
     Job,
+    Reading,
     Watch,
     Written,
     error_text,
@@ -51,7 +51,6 @@ from waltz_spark.exporting.tasks import (
     unseen,
 )
 from waltz_spark.log.decode import SCHEMA, record_batch
-from waltz_spark.log.plan import runs
 from waltzd.errors import (
     BadArgument,
     BadDecoder,
@@ -63,7 +62,6 @@ from waltzd.errors import (
     SqlFailed,
     WaltzError,
 )
-from waltzd.format.checksum import crc32
 from waltzd.format.record import Run
 
 _HADOOP_SCHEMES = {"s3": "s3a"}
@@ -260,14 +258,9 @@ class SparkEngine:
 
     def _settled(self, place: str) -> tuple[int, str]:
         """Its size and hash. Spark does not see to it that a file is on the disk."""
-        size, digest = 0, hashlib.sha256()
-        with self._job.destination.open(place) as file:
-            while block := file.read(READ_BYTES):
-                digest.update(block)
-                size += len(block)
         if isinstance(self._job.destination, LocalDestination):
             flush(Path(self._job.destination.place, place))
-        return size, digest.hexdigest()
+        return measured(self._job.destination, place)
 
 
 def _looked_at(plan: Any) -> frozenset[str]:
@@ -368,20 +361,14 @@ class Feed:
 
     def rows(self, given: Assignment, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """An error of ours ends them early, and is told: Spark would only try again, and make a text of it."""
-        started, throttle = time.time(), self.job.throttle
-        crc = data_bytes = 0
-        next_id = given.span.first
+        started, reading = time.time(), Reading(self.job, given)
         try:
-            for run in runs(self.job.origin, given.split, batch_bytes=throttle.batch_bytes):
-                throttle.sleep(len(run.data))
-                assert run.first_id == next_id, f"id {run.first_id} came when {next_id} was to come"
-                crc, data_bytes, next_id = crc32(run.data, crc), data_bytes + len(run.data), run.last_id + 1
+            for run in reading.runs():
                 yield self.batch(run, given.partition, schema)
         except WaltzError as error:
             self._tell(_wrong(self.job.run, given), error_text(error))
             return
-        assert next_id == given.span.last + 1, f"{given.span} of partition {given.partition} ended before id {next_id}"
-        told = Told(crc=crc, data_bytes=data_bytes, started=started, ended=time.time())
+        told = Told(crc=reading.crc, data_bytes=reading.data_bytes, started=started, ended=time.time())
         self._tell(_read(self.job.run, given), json.dumps(asdict(told)))
 
     def _tell(self, path: str, text: str) -> None:

@@ -61,6 +61,7 @@ from waltzd.disk.seam import read_whole
 from waltzd.errors import BadArgument, ExportDamaged, WaltzError, tree
 from waltzd.format.checksum import crc32
 from waltzd.format.layout import HEADER_BYTES, SEGMENT_SUFFIX, first_id_of, index_name
+from waltzd.format.record import Run
 
 if TYPE_CHECKING:
     from waltz_spark.payloads.payload import Decoder
@@ -192,21 +193,34 @@ def _written(job: Job, given: Assignment, place: str) -> Piece:
     )
 
 
+class Reading:
+    """All records of an assignment, as fast as the job lets a task read, and what proves them."""
+
+    def __init__(self, job: Job, given: Assignment) -> None:
+        self._job, self._given = job, given
+        self.crc = self.data_bytes = 0
+
+    def runs(self) -> Iterator[Run]:
+        span, throttle = self._given.span, self._job.throttle
+        next_id = span.first
+        for run in runs(self._job.origin, self._given.split, batch_bytes=throttle.batch_bytes):
+            throttle.sleep(len(run.data))
+            assert run.first_id == next_id, f"id {run.first_id} came when {next_id} was to come"
+            self.crc, self.data_bytes = crc32(run.data, self.crc), self.data_bytes + len(run.data)
+            next_id = run.last_id + 1
+            yield run
+        assert next_id == span.last + 1, f"{span} of partition {self._given.partition} ended before id {next_id}"
+
+
 def _fill(job: Job, given: Assignment, head: SegmentHead | None, sink: _Sink) -> tuple[int, int]:
     """The checksum of the records, and how many bytes they are."""
-    decoder = job.decoder
+    decoder, reading = job.decoder, Reading(job, given)
     writer = open_writer(job.form, sink, job.schema, _metadata(job, given, head))
-    crc = data_bytes = 0
-    next_id = given.span.first
-    for run in runs(job.origin, given.split, batch_bytes=job.throttle.batch_bytes):
-        job.throttle.sleep(len(run.data))
-        assert run.first_id == next_id, f"id {run.first_id} came when {next_id} was to come"
-        crc, data_bytes, next_id = crc32(run.data, crc), data_bytes + len(run.data), run.last_id + 1
+    for run in reading.runs():
         batch = record_batch(run, given.partition)
         writer.write(batch if decoder is None else decoder.decode(batch))
-    assert next_id == given.span.last + 1, f"{given.span} of partition {given.partition} ended before id {next_id}"
-    writer.close({META_CRC: f"{crc:08x}"})
-    return crc, data_bytes
+    writer.close({META_CRC: f"{reading.crc:08x}"})
+    return reading.crc, reading.data_bytes
 
 
 def _metadata(job: Job, given: Assignment, head: SegmentHead | None) -> Mapping[str, str]:

@@ -8,7 +8,6 @@ records are read and their checksums compared, which does not need the files.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +16,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from waltz_spark.exporting.destination import Destination
-from waltz_spark.exporting.form import KINDS, READ_BYTES, Form, read_batches, row_count
+from waltz_spark.exporting.destination import READ_BYTES, Destination, measured
+from waltz_spark.exporting.form import KINDS, Form, read_batches, row_count
 from waltz_spark.exporting.manifest import HIDDEN, Manifest, Piece
 from waltz_spark.log.encode import encode, resealed
 from waltz_spark.log.origin import Catalog, Origin, Span
@@ -107,13 +106,9 @@ def _wrong_with(destination: Destination, form: Form, piece: Piece, *, has_recor
         return "the file is missing"
     if size != piece.size:
         return f"the file has {size} bytes; {piece.size} were written"
+    if measured(destination, piece.path)[1] != piece.sha256:
+        return "its bytes are not those that were written: its hash is another"
     with destination.open(piece.path) as file:
-        digest = hashlib.sha256()
-        while block := file.read(READ_BYTES):
-            digest.update(block)
-        if digest.hexdigest() != piece.sha256:
-            return "its bytes are not those that were written: its hash is another"
-        file.seek(0)
         if not has_records:
             found = row_count(form, file, piece.path)
             return "" if found == piece.row_count else f"it has {found} rows, and {piece.row_count} were written"
