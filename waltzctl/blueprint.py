@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 
 from waltzd.cluster.documents import Document, Name, decode, encode, whole
 from waltzd.disk.real import translate
-from waltzd.errors import LocalClusterDamaged, NoLocalCluster, PortInUse
+from waltzd.errors import NoLocalCluster, NotesDamaged, PortInUse
 from waltzd.format.layout import PARTITIONS_MAX
 
 D = TypeVar("D", bound=Document)
@@ -139,7 +139,7 @@ def _write(path: Path, document: Document) -> None:
 
 def _read(path: Path, kind: type[D]) -> D | None:
     try:
-        return decode(kind, path.read_bytes(), str(path), LocalClusterDamaged)
+        return decode(kind, path.read_bytes(), str(path), NotesDamaged)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -34,7 +34,7 @@ from waltzctl.reach import (
 from waltzctl.render import put_json
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta
-from waltzd.errors import EXIT_OK, BadArgument, ContextExists, ForeignCluster
+from waltzd.errors import EXIT_OK, AlreadyThere, BadArgument, ForeignCluster
 from waltzd.protocol.address import is_name
 
 
@@ -82,7 +82,11 @@ def add(
     contexts = load_contexts()
     before = contexts.named.get(name)
     if before is not None and before != context:
-        raise ContextExists(f"there is a context {name} already: {where(before)}")
+        raise AlreadyThere(
+            f"there is a context {name} already: {where(before)}",
+            not_done="the context was not changed",
+            next_step=f"choose another name, or take the old one away with `waltzctl context remove {name}`",
+        )
     is_current = is_used or contexts.current == name
     save_contexts(Contexts(current=name if is_used else contexts.current, named={**contexts.named, name: context}))
     click.echo(f"{name} is {where(context)}{', and meant from now on' if is_current else ''}.")

@@ -31,7 +31,7 @@ def lookup(code: str) -> int:
     \b
     Examples:
       waltzctl errors lookup W2001
-      waltzctl errors lookup w3008
+      waltzctl errors lookup w3009
     """
     found = tree().get(code.upper())
     if found is None:

@@ -18,7 +18,7 @@ import click
 
 from waltzctl.interruption import Interrupted, deaf
 from waltzctl.render import printable
-from waltzd.errors import EXIT_ERROR, EXIT_MEANING, EXIT_OK, EXIT_USAGE, NoSpark, WaltzError
+from waltzd.errors import EXIT_ERROR, EXIT_MEANING, EXIT_OK, EXIT_USAGE, NotInstalled, WaltzError
 
 EXIT_INTERRUPTED = 130
 
@@ -275,7 +275,7 @@ def run(arguments: Sequence[str]) -> int:
             package = (error.name or "").partition(".")[0]
             if package not in SPARK_PACKAGES:
                 raise
-            raise NoSpark(f"the package {package} is not installed") from error
+            raise NotInstalled(f"the package {package} is not installed", extra="spark") from error
     except click.ClickException as error:
         error.show()
         return EXIT_USAGE

@@ -23,7 +23,7 @@ from waltzctl.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
 from waltzctl.certificate import OPTIONS as TLS_OPTIONS
 from waltzctl.certificate import tls_of
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, ContextsDamaged, NoClusterNamed, NoSuchName
+from waltzd.errors import BadArgument, NoClusterNamed, NoSuchName, NotesDamaged
 from waltzd.protocol.address import is_name
 from waltzd.wire.tls import Tls
 
@@ -113,31 +113,31 @@ def load_contexts() -> Contexts:
     except (OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError):
             raise translate(error, f"reading {path}") from error
-        raise ContextsDamaged(f"{path} is not UTF-8 text") from error
+        raise NotesDamaged(f"{path} is not UTF-8 text") from error
     try:
         found = yaml.safe_load(text) or {}
         named = {str(name): _context(path, str(name), given) for name, given in (found.get("contexts") or {}).items()}
         current = found.get("current")
     except (yaml.YAMLError, AttributeError, ValueError, RecursionError) as error:  # ValueError: a date that is none
-        raise ContextsDamaged(f"{path} cannot be understood: {error}") from error
+        raise NotesDamaged(f"{path} cannot be understood: {error}") from error
     return Contexts(current=None if current is None else str(current), named=named)
 
 
 def _context(path: Path, name: str, given: Any) -> Context:
     known = {field.name: field for field in fields(Context)}
     if not isinstance(given, dict):
-        raise ContextsDamaged(f"{path}: context {name} is not a list of settings")
+        raise NotesDamaged(f"{path}: context {name} is not a list of settings")
     for key, value in given.items():
         if key not in known:
-            raise ContextsDamaged(f"{path}: context {name} has a setting {key}, which is not known")
+            raise NotesDamaged(f"{path}: context {name} has a setting {key}, which is not known")
         if not isinstance(value, bool if key == "protected" else str):
-            raise ContextsDamaged(f"{path}: context {name}: {key} cannot be {value!r}")
+            raise NotesDamaged(f"{path}: context {name}: {key} cannot be {value!r}")
     context = Context(**given)
-    check_context(context, f"{path}: context {name}: ", ContextsDamaged)
+    check_context(context, f"{path}: context {name}: ", NotesDamaged)
     return context
 
 
-def check_context(context: Context, place: str, kind: type[ContextsDamaged | BadArgument]) -> None:
+def check_context(context: Context, place: str, kind: type[NotesDamaged | BadArgument]) -> None:
     if (context.coordinator is None) == (context.directory is None):
         raise kind(f"{place}it needs either a coordinator or the directory of a cluster on this machine")
     if context.directory is not None and (context.root or context.tls_certificate or context.tls_key or context.tls_ca):

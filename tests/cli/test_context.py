@@ -79,8 +79,8 @@ def test_a_name_never_comes_to_mean_another_cluster(waltzctl: Tool) -> None:
     assert waltzctl(*add, "zk1:2181").code == 0
     again = waltzctl(*add, "zk1:2181", "--use")
     assert (again.code, again.out) == (0, "payments is zk1:2181/waltz, and meant from now on.\n")
-    refused(waltzctl(*add, "zk2:2181"), 4, "W2113 there is a context payments already: zk1:2181/waltz", "context remove")
-    refused(waltzctl(*add, "zk1:2181", "--protected"), 4, "W2113")
+    refused(waltzctl(*add, "zk2:2181"), 4, "W2140 there is a context payments already: zk1:2181/waltz", "context remove")
+    refused(waltzctl(*add, "zk1:2181", "--protected"), 4, "W2140")
     assert as_json(waltzctl("context", "list", "-o", "json"))["contexts"][0]["coordinator"] == "zk1:2181"
 
 
@@ -132,7 +132,7 @@ def test_a_damaged_file_is_told_and_kept(waltzctl: Tool) -> None:
     contexts_path().parent.mkdir()
     contexts_path().write_text("contexts: [\n")
     for words in (["list"], ["use", "a"], ["add", "a", "--coordinator", "x:1"], ["remove", "a"], ["show"], ["validate"]):
-        refused(waltzctl("context", *words), 2, "W2104", str(contexts_path()))
+        refused(waltzctl("context", *words), 2, "W2093", str(contexts_path()))
     assert contexts_path().read_text() == "contexts: [\n"
 
 

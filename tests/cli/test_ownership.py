@@ -30,7 +30,7 @@ from waltzctl.reach import resolve, using
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, HistoryEntry, Ownership, Preferences, ServerMeta
 from waltzd.cluster.memory import MemoryTree
-from waltzd.errors import ChangedMeanwhile, NoSuchName, NoSuchPartition, ServerDraining, WouldNotLast
+from waltzd.errors import ChangedMeanwhile, NoSuchName, NoSuchPartition, WouldNotLast
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60
@@ -190,7 +190,7 @@ def test_a_server_drains_and_takes_part_again(live: LocalCluster, place: list[st
 
     refused(waltzctl("server", "drain", "server-2", "--yes", *place), 5, "W2100", "nobody would take over 0-3")
     refused(
-        waltzctl("partition", "transfer", "0", "--to", "server-1", "--yes", *place), 4, "W2112", "server undrain server-1"
+        waltzctl("partition", "transfer", "0", "--to", "server-1", "--yes", *place), 4, "W2110", "server undrain server-1"
     )
     refused(waltzctl("server", "drain", "server-3", *place), 3, "there is no server server-3")
 
@@ -337,7 +337,7 @@ def test_transfers_that_are_refused() -> None:
     for found, numbers, to, kind, said in (
         (owners_of(*both), [4], "b", NoSuchPartition, "there is no partition 4: the cluster has 4"),
         (owners_of(*both), [0], "c", NoSuchName, "there is no server c"),
-        (owners_of(server("a"), server("b", is_draining=True)), [0], "b", ServerDraining, "b is draining"),
+        (owners_of(server("a"), server("b", is_draining=True)), [0], "b", WouldNotLast, "b is draining"),
         (owners_of(server("a", (0,)), server("b")), [0], "b", WouldNotLast, "a prefers partition 0 by itself"),
     ):
         with pytest.raises(kind, match=said):

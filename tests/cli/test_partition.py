@@ -176,7 +176,7 @@ def test_what_cannot_be_meant(tool: Tool, live: LocalCluster) -> None:
         (["unassign", "0", "--from", "storage-1,storage-2,storage-3"], 5, "would have no replica"),
         (["unassign", "0-1", "--from", "storage-9"], 3, "W2102"),
         (["unassign", "0", "--from", "storage-1"], 2, "say --confirm 0"),
-        (["auto-assign", "--replicas", "4"], 2, "W2090"),
+        (["auto-assign", "--replicas", "4"], 2, "W1001"),
         (["auto-assign", "--replicas", "0"], 2, "--replicas"),
         (["assign", "0", "--to", "storage-1", "--timeout", "0"], 2, "--timeout"),
     ):

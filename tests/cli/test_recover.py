@@ -360,7 +360,7 @@ def test_what_does_not_come_in_time_is_said(own: LocalCluster, waltzctl: Tool) -
     end(own, server)
     told = waltzctl("storage", "recover", "storage-1", "--timeout", "0.5", *place)
     assert (told.code, told.out) == (7, "")
-    assert "W2171 not done within 0.5 seconds: partition 0: " in told.err
+    assert "W2105 not done within 0.5 seconds: partition 0: " in told.err
     own.start_one(server)
     wait_until_healthy(waltzctl, own)
     assert (
@@ -368,7 +368,7 @@ def test_what_does_not_come_in_time_is_said(own: LocalCluster, waltzctl: Tool) -
         == 0
     )
     told = waltzctl("storage", "recover", "storage-3", "--timeout", "60", *place)
-    assert (told.code, "W2171" in told.err, "taken offline by an operator" in told.err) == (7, True, True)
+    assert (told.code, "W2105" in told.err, "taken offline by an operator" in told.err) == (7, True, True)
     assert "--online" in told.err
     assert waltzctl("storage", "availability", "storage-3", "1", "--online", *place, "--yes").code == 0
     assert follow(waltzctl, own, "storage-3")["result"] in ("done", "nothing-to-do")

@@ -563,7 +563,7 @@ def test_another_size_than_the_cluster_has(home: Path, waltzctl: Tool) -> None:
     make_small(home / "small")
     refused(waltzctl("up", "small", "--partitions", "3"), 2, "--partitions 3: the cluster in small has 2")
     refused(waltzctl("up", "small", "--replicas", "3"), 2, "--replicas 3: the cluster in small has 1")
-    refused(waltzctl("up", "new", "--storages", "2", "--replicas", "3"), 2, "W2090")
+    refused(waltzctl("up", "new", "--storages", "2", "--replicas", "3"), 2, "W1001")
     assert not (home / "new").exists()
 
 

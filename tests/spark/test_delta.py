@@ -573,7 +573,7 @@ def test_without_deltalake_nothing_is_written(
     monkeypatch.setitem(sys.modules, "deltalake", None)
     told = tool("spark-export", place, "--source", exporting.storage.directory, "--format", "delta")
     assert told.code == 2
-    assert told.err.startswith("W2212 the package deltalake is not installed\n")
+    assert told.err.startswith("W2032 the package deltalake is not installed\n")
     assert "pip install 'waltz[delta]'" in told.err
     assert not place.exists()
     assert tool("spark-export", place, "--source", exporting.storage.directory, "--dry-run").code == 0

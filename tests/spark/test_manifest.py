@@ -27,7 +27,7 @@ from waltz_spark.exporting.manifest import (
 )
 from waltz_spark.log.origin import Span
 
-from waltzd.errors import ManifestDamaged, PartOnly, UnknownVersion
+from waltzd.errors import ArchiveUnfit, ManifestDamaged, UnknownVersion
 
 SHAPE = Shape(
     format="parquet", compression="zstd:3", lossless=False, decoder="", decoder_fingerprint="", schema=(("txid", "int64"),)
@@ -230,7 +230,7 @@ def digest_of(value: object) -> str:
 )
 def test_a_part_is_not_taken_for_the_log(query: Query, said: str) -> None:
     manifest = replace(manifest_of(), shape=replace(SHAPE, query=query))
-    with pytest.raises(PartOnly, match=said):
+    with pytest.raises(ArchiveUnfit, match=said):
         check_whole(manifest, "there", not_done="nothing was read")
     check_whole(manifest_of(), "there", not_done="nothing was read")
     whole = replace(SHAPE, query=Query(engine=SPARK, select="*, length(data) AS n"))

@@ -24,11 +24,10 @@ from waltzctl.main import run
 from waltzd.disk.real import RealDisk
 from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import (
+    AlreadyThere,
     ArchiveUnfit,
-    DirectoryTaken,
     DiskFull,
     ExportDamaged,
-    FileThere,
     NoSuchPartition,
     SegmentIncomplete,
     WaltzError,
@@ -268,7 +267,7 @@ def test_nothing_is_written_over(archive: Path, source: Path, tmp_path: Path) ->
     target = tmp_path / "restored"
     target.mkdir()
     (target / "mine").write_text("x")
-    with pytest.raises(DirectoryTaken, match="is not empty"):
+    with pytest.raises(AlreadyThere, match="is not empty"):
         carry_out(archive, target)
     (target / "mine").unlink()
     carry_out(archive, target)
@@ -276,11 +275,11 @@ def test_nothing_is_written_over(archive: Path, source: Path, tmp_path: Path) ->
     raw = bytearray(path.read_bytes())
     raw[500] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(FileThere, match=r"190\.seg or its index is there, and is not what"):
+    with pytest.raises(AlreadyThere, match=r"190\.seg or its index is there, and is not what"):
         carry_out(archive, target)
     assert path.read_bytes() == raw
     export(tmp_path / "another", source, partitions=(0,))
-    with pytest.raises(DirectoryTaken, match="another export was restored to"):
+    with pytest.raises(AlreadyThere, match="another export was restored to"):
         carry_out(tmp_path / "another", target)
 
 
@@ -295,7 +294,7 @@ def test_no_link_leads_out_of_the_directory(archive: Path, tmp_path: Path) -> No
     shutil.rmtree(target / "0")
     elsewhere.mkdir()
     (target / "0").symlink_to(elsewhere)
-    with pytest.raises(DirectoryTaken, match="restored/0 is there, and is no directory"):
+    with pytest.raises(AlreadyThere, match="restored/0 is there, and is no directory"):
         carry_out(archive, target)
     assert not list(elsewhere.iterdir())
     (target / "0").unlink()
@@ -316,7 +315,7 @@ def test_a_damaged_index_does_not_count_as_whole(archive: Path, tmp_path: Path, 
     raw = bytearray(path.read_bytes())
     raw[at] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(FileThere, match=r"190\.seg or its index is there, and is not what"):
+    with pytest.raises(AlreadyThere, match=r"190\.seg or its index is there, and is not what"):
         carry_out(archive, target)
     raw[at] ^= 1
     path.write_bytes(raw)
@@ -329,7 +328,7 @@ def test_two_at_once(archive: Path, tmp_path: Path) -> None:
     found = the_manifest(place)
     first = restore.restore(place, found, restore.segments_of(found), RealDisk(), str(target), lambda done, total: None)
     next(first)
-    with pytest.raises(DirectoryTaken, match="another process restores to"):
+    with pytest.raises(AlreadyThere, match="another process restores to"):
         carry_out(archive, target)
     first.close()
     assert sum(one.was_there for one in carry_out(archive, target)) == 1

@@ -33,7 +33,16 @@ from waltz_spark.restoring.restore import segments_of
 
 from tests.spark.growing import GrowingStorage
 from waltzctl.main import run
-from waltzd.errors import EXIT_CONFLICT, BadDecoder, BadSql, NotOurExport, PartitionDamaged, PartOnly, SqlFailed, WaltzError
+from waltzd.errors import (
+    EXIT_CONFLICT,
+    ArchiveUnfit,
+    BadDecoder,
+    BadSql,
+    NotOurExport,
+    PartitionDamaged,
+    SqlFailed,
+    WaltzError,
+)
 from waltzd.format.layout import segment_name
 
 DECODER = "json:n bigint, s string, at timestamp"
@@ -243,13 +252,13 @@ def test_what_is_not_the_log_is_not_taken_for_it(exporting: Exporting) -> None:
     manifest = exporting.export()
     place = exporting.destination.place
     said = r"is an export with --select 'partition, txid' and --where 'txid > 3': it is not the log"
-    with pytest.raises(PartOnly, match=said):
+    with pytest.raises(ArchiveUnfit, match=said):
         ArchiveOrigin(output=place).catalog()
-    with pytest.raises(PartOnly, match=said):
+    with pytest.raises(ArchiveUnfit, match=said):
         segments_of(manifest)
-    with pytest.raises(PartOnly, match=said):
+    with pytest.raises(ArchiveUnfit, match=said):
         next(replay(exporting.destination, manifest, {0: 3}))
-    with pytest.raises(PartOnly, match="it has no column client_id"):
+    with pytest.raises(ArchiveUnfit, match="it has no column client_id"):
         archive_log(place, None, None)
 
 

@@ -250,7 +250,7 @@ def test_one_after_the_other_is_lost(standalone: Spark, ended: dict[str, Ended],
     assert (process.returncode, out) == (7, "")
     kept = sum(check_exact(tmp_path).values())
     assert 0 < kept < 6000
-    assert err.startswith(f"W2224 after {kept:,} records: the master {standalone.master} has had no executor for 2 s")
+    assert err.startswith(f"W2105 after {kept:,} records: the master {standalone.master} has had no executor for 2 s")
     assert [log in " ".join(err.split()) for log in logs(tmp_path)] == [True]
     export_without_spark(tmp_path / "out", storage.directory, is_lossless=False)
     assert check_exact(tmp_path) == {0: 3000, 1: 3000}

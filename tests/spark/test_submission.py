@@ -114,7 +114,7 @@ def test_it_never_started(tool: Tool, growing: GrowingStorage, tmp_path: Path) -
     (log,) = logs(tmp_path)
     said = told_of(outcome)
     assert said.startswith(
-        "W2214 the job on yarn ended (1) before the export was complete: Exception in thread main: no queue"
+        "W2228 the job on yarn ended (1) before the export was complete: Exception in thread main: no queue"
     )
     assert f"What spark-submit said is in {log}" in said
     assert "`yarn logs -applicationId application_1700000000000_0042` shows what the driver said" in said
@@ -126,7 +126,7 @@ def test_it_says_that_all_is_well(tool: Tool, growing: GrowingStorage, tmp_path:
     growing.append(0, [b"one"])
     outcome = tool(*line(growing, tmp_path / "out", script(tmp_path / "submit", "exit 0")))
     assert outcome.code == 1
-    assert told_of(outcome).startswith("W2214 the job on yarn ended (0) before the export was complete. What spark-submit")
+    assert told_of(outcome).startswith("W2228 the job on yarn ended (0) before the export was complete. What spark-submit")
 
 
 def test_nobody_waits_any_more(tool: Tool, growing: GrowingStorage, tmp_path: Path) -> None:

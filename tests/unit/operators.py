@@ -23,7 +23,7 @@ from waltzctl.placement.terms import Terms
 from waltzctl.reach import Reach
 from waltzctl.safety import Step, danger, without
 from waltzd.cluster.documents import Role
-from waltzd.errors import BadArgument, ChangedMeanwhile, NameInUse, NoSuchName, TooFewStorages, Unsafe
+from waltzd.errors import BadArgument, ChangedMeanwhile, NameInUse, NoSuchName, Unsafe
 
 REACH = Reach(hosts="h:1", root="/waltz", tls=None, name="model", is_protected=False, origins={})
 COMMANDS_MAX = 4
@@ -32,7 +32,7 @@ AT_ONCE = 2
 REST_STEPS = 40
 STEPS_TO_END = 3000
 """So long may a command take when nothing interferes: many times longer than any was seen to take."""
-SAID = (Unsafe, TooFewStorages, NoSuchName, NameInUse, BadArgument)
+SAID = (Unsafe, BadArgument, NoSuchName, NameInUse, BadArgument)
 """How a command may say why it does not do what was asked."""
 Act = Callable[[Tool], Coroutine[Any, Any, Plan | None]]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waltzd.disk.real import translate
-from waltzd.errors import NoCharts
+from waltzd.errors import NotInstalled
 
 if TYPE_CHECKING:
     from waltzctl.bench.result import Result
@@ -24,7 +24,7 @@ def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise NoCharts("matplotlib is not installed") from error
+        raise NotInstalled("matplotlib is not installed", extra="charts") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -17,7 +17,7 @@ import click
 
 from waltzctl.main import exit_codes
 from waltzd.disk.real import translate
-from waltzd.errors import EXIT_OK, BadArgument, BadConfig, CertificateNotMade, FileThere
+from waltzd.errors import EXIT_OK, AlreadyThere, BadArgument, BadConfig, CertificateNotMade
 from waltzd.protocol.address import is_name
 from waltzd.protocol.role import Identity, Role
 from waltzd.wire.tls import Tls
@@ -118,7 +118,7 @@ def _issue(directory: Path, making: Path, wanted: list[Identity], days: int) -> 
     for one in wanted:
         for name in _files(one):
             if os.path.lexists(directory / name):
-                raise FileThere(f"{directory / name} is there already", next_step="use it, or move it away first")
+                raise AlreadyThere(f"{directory / name} is there already", next_step="use it, or move it away first")
         _sign(making, authority, one, days)
     for name in (*((_CA_KEY, _CA) if is_new else ()), *(name for one in wanted for name in _files(one))):
         _place(making / name, directory / name)
@@ -168,4 +168,4 @@ def _place(made: Path, path: Path) -> None:
     try:
         os.link(made, path)
     except FileExistsError as error:
-        raise FileThere(f"{path} is there already", next_step="somebody made it just now: run this again") from error
+        raise AlreadyThere(f"{path} is there already", next_step="somebody made it just now: run this again") from error

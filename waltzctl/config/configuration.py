@@ -22,7 +22,7 @@ from waltzd.daemon import config_file
 from waltzd.daemon.config import ServerConfig, StorageConfig, check_files
 from waltzd.daemon.config_file import Problem
 from waltzd.daemon.settings import Setting, declared, spell
-from waltzd.errors import EXIT_OK, EXIT_USAGE, BadConfig, KindUnknown
+from waltzd.errors import EXIT_OK, EXIT_USAGE, BadArgument, BadConfig
 
 KINDS: dict[str, type[Any]] = {"storage": StorageConfig, "server": ServerConfig}
 _LABELS = {"storage": "a storage", "server": "a server"}
@@ -63,7 +63,11 @@ def looked_at(path: str, kind: str | None) -> Verdict:
     if problems:
         return Verdict(path=path, kind=kind, problems=tuple(problems))
     if kind is None:
-        raise KindUnknown(f"{path}: its keys do not tell whether these are the settings of a storage or of a server")
+        raise BadArgument(
+            f"{path}: its keys do not tell whether these are the settings of a storage or of a server",
+            not_done="the file was not checked",
+            next_step="say --kind storage or --kind server",
+        )
     settings, problems = config_file.read(text, KINDS[kind])
     return Verdict(path=path, kind=kind, settings=settings, lines=lines, problems=tuple(problems))
 
@@ -72,8 +76,8 @@ def verdict_of(path: str, kind: str | None, *, with_files: bool = True) -> Verdi
     """`with_files`: the certificates that it names are on this machine."""
     try:
         found = looked_at(path, kind)
-    except (KindUnknown, BadConfig) as error:
-        what = error.message.removeprefix(f"{path}: ") + ("; say --kind" if isinstance(error, KindUnknown) else "")
+    except (BadArgument, BadConfig) as error:
+        what = error.message.removeprefix(f"{path}: ") + ("; say --kind" if isinstance(error, BadArgument) else "")
         return Verdict(path=path, kind=kind, problems=(Problem(None, what),))
     if with_files and found.settings is not None:
         try:

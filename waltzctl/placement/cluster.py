@@ -30,7 +30,7 @@ from waltzctl.safety import Danger
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
 from waltzd.cluster.documents import StorageMeta
 from waltzd.disk.real import translate
-from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument, FileThere, Unsafe
+from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, AlreadyThere, BadArgument, Unsafe
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.protocol.address import is_name, parse_address
 
@@ -232,7 +232,7 @@ def _keep(path: Path, content: Mapping[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except FileExistsError as error:
-        raise FileThere(f"{path} is there already", not_done="nothing was deleted") from error
+        raise AlreadyThere(f"{path} is there already", not_done="nothing was deleted") from error
     except OSError as error:
         raise translate(error, f"writing {path}") from error
 

@@ -33,7 +33,6 @@ from waltzd.errors import (
     ChangedMeanwhile,
     ForeignCluster,
     NameInUse,
-    TooFewStorages,
     Unsafe,
 )
 from waltzd.protocol.address import parse_address
@@ -309,7 +308,7 @@ def _check_distinct(now: Situation, old: str, new: str) -> None:
         raise BadArgument(f"{old} cannot stand for itself; `waltzctl storage recover {old}` brings back what it lost")
     both = [number for number, names in sorted(now.goals.items()) if old in names and new in names]
     if both:
-        raise TooFewStorages(
+        raise BadArgument(
             f"{new} has a replica of partition {both[0]} already and cannot stand for {old} there",
             not_done="nothing was changed",
             next_step=f"use a storage that has none, or `waltzctl storage remove {old}`, which spreads its replicas",

@@ -19,7 +19,7 @@ from waltzctl.progress import Amount, Say
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import NO_VERSION, STORAGES, Cluster
 from waltzd.cluster.documents import Moves, ReplicaSets, Role, StorageMeta
-from waltzd.errors import ChangedMeanwhile, MoveUnfinished, WaltzError
+from waltzd.errors import ChangedMeanwhile, Unfinished, WaltzError
 from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 
@@ -109,7 +109,7 @@ class Mover:
                     await self._daemons.pause()
         except TimeoutError:
             why = _spell(self._last) or "the daemons had not answered yet"
-            raise MoveUnfinished(f"not done within {seconds:g} seconds: {why}") from None
+            raise Unfinished(f"not done within {seconds:g} seconds: {why}") from None
 
     def _tell(self, waiting: Mapping[int, str], total: int) -> None:
         self._last = waiting

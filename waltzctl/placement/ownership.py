@@ -25,7 +25,7 @@ from waltzctl.reach import Reach, reaching, unknown, using
 from waltzd.cluster.assignment import moved, obstacles, plan, preferring, spell_numbers, transferred
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Preferences, ServerMeta
-from waltzd.errors import EXIT_OK, BadArgument, ChangedMeanwhile, NoSuchPartition, ServerDraining, WouldNotLast
+from waltzd.errors import EXIT_OK, BadArgument, ChangedMeanwhile, NoSuchPartition, WouldNotLast
 
 TIMEOUT_SECONDS = 60.0
 
@@ -152,7 +152,7 @@ def transfer_of(found: Owners, numbers: Collection[int], to: str) -> Assignment:
     if to not in found.servers:
         raise unknown("server", to, found.servers)
     if found.servers[to].is_draining:
-        raise ServerDraining(
+        raise WouldNotLast(
             f"{to} is draining",
             next_step=f"let it take part again with `waltzctl server undrain {to}`, or name another server",
         )

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from waltzd.cluster.flow import Network
-from waltzd.errors import TooFewStorages
+from waltzd.errors import BadArgument
 from waltzd.protocol.quorum import majority
 
 
@@ -79,8 +79,9 @@ def sizes(storages: Mapping[str, str]) -> dict[str, int]:
 
 def _check_enough(storages: Mapping[str, str], replication: int) -> None:
     if len(storages) < replication:
-        raise TooFewStorages(
+        raise BadArgument(
             f"{replication} replicas of each partition need as many storages; there are {len(storages)}",
+            next_step="name more storages, or ask for fewer replicas: three are usual, and two of three must be up",
             storages=len(storages),
             replicas=replication,
         )

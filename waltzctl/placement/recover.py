@@ -29,7 +29,7 @@ from waltzctl.progress import Amount, Say
 from waltzctl.reach import Reach, addressing
 from waltzctl.safety import Danger, Step, without
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import CannotConnect, NoSuchPartition, RecoveryUnfinished, Unsafe
+from waltzd.errors import CannotConnect, NoSuchPartition, Unfinished, Unsafe
 from waltzd.protocol.descriptions import PartitionDescription
 from waltzd.wire.storages import AdminClient
 
@@ -289,7 +289,7 @@ async def _follow(
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         why = _spell(left, found, TOLD_MAX) if left else f"{name} does not answer"
-        raise RecoveryUnfinished(f"not done within {terms.seconds:g} seconds: {why}") from None
+        raise Unfinished(f"not done within {terms.seconds:g} seconds: {why}") from None
 
 
 def _copied(standings: Mapping[int, Standing], found: Picture) -> Amount:
@@ -306,12 +306,12 @@ def _check_hope(name: str, left: Mapping[int, Standing], lost: list[int]) -> Non
     """What does not come by itself, and was not in the plan."""
     for number, one in left.items():
         if one.state is State.OFFLINE:
-            raise RecoveryUnfinished(
+            raise Unfinished(
                 f"partition {number} on {name}: {one.why}",
                 next_step=f"`waltzctl storage availability {name} {number} --online`, then run the same command again",
             )
         if one.state is State.LOST and number not in lost:
-            raise RecoveryUnfinished(f"partition {number} on {name} cannot come back by itself: {one.why}")
+            raise Unfinished(f"partition {number} on {name} cannot come back by itself: {one.why}")
 
 
 def _spell(left: Mapping[int, Standing], found: Picture, most: int) -> str:

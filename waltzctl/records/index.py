@@ -13,7 +13,7 @@ from waltzctl.main import exit_codes
 from waltzctl.progress import Progress, shown_progress
 from waltzctl.records.target import resolve
 from waltzd.disk.real import GuestDisk
-from waltzd.errors import EXIT_OK, BadArgument, DamageInTheWay
+from waltzd.errors import EXIT_OK, BadArgument, Unsafe
 from waltzd.storage.offline.reindex import State, rebuild
 from waltzd.storage.offline.verify import Target
 from waltzd.storage.offline.workers import processors
@@ -58,9 +58,10 @@ def rebuild_index(
     if refused:
         first = refused[0].findings[0]
         more = f", {len(refused)} segments in all" if len(refused) > 1 else ""
-        raise DamageInTheWay(
+        raise Unsafe(
             f"{first.path} is damaged{more}",
             not_done="the indexes of these segments were not touched; data files never are",
+            next_step="rebuild the replica from the others, or name the ids with --leave-out FIRST-LAST",
         )
     return EXIT_OK
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from waltzctl.render import JSON_VERSION
 from waltzd.disk.real import translate
-from waltzd.errors import FileThere
+from waltzd.errors import AlreadyThere
 
 FOLDER = "waltz-support"
 _WORDS = "password|passwd|secret|token|credential|private|tls_key"
@@ -76,7 +76,7 @@ class Bundle:
                 with suppress(FileNotFoundError):
                     os.unlink(beside)
         except FileExistsError as error:
-            raise FileThere(f"{path} is there already") from error
+            raise AlreadyThere(f"{path} is there already") from error
         except OSError as error:
             raise translate(error, f"writing {path}") from error
         return len(content)

@@ -43,7 +43,6 @@ from waltzd.errors import (
     NameInUse,
     NodeExists,
     NodeMissing,
-    StorageInUse,
     Unsafe,
     WaltzError,
 )
@@ -289,7 +288,11 @@ class Cluster:
         replicas, versions = await self.replicas()
         held = [partition for partition, names in sorted(replicas.partitions.items()) if name in names]
         if held:
-            raise StorageInUse(f"partitions {', '.join(map(str, held))} have replicas on {name}", storage=name)
+            raise Unsafe(
+                f"partitions {', '.join(map(str, held))} have replicas on {name}",
+                next_step="move its replicas to other storages first",
+                storage=name,
+            )
         path = f"{STORAGES}/{name}"
         aimed = [] if moves is None else _untouched(MOVES, moves)
         gone = Delete(path, await self._version_of(path))

@@ -30,45 +30,14 @@ ERROR_KEY = "waltz-error-bin"
 STORAGE_KEY, INSTANCE_KEY = "waltz-storage-bin", "waltz-instance-bin"
 """With every call to a storage: its name, and its process, as far as the caller knows them. Any other one refuses it."""
 _ERRORS = tree()
-_STATUS = {
-    "W1001": grpc.StatusCode.INVALID_ARGUMENT,
-    "W2001": grpc.StatusCode.ABORTED,
-    "W2002": grpc.StatusCode.PERMISSION_DENIED,
-    "W2003": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2004": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2005": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2006": grpc.StatusCode.INVALID_ARGUMENT,
-    "W2007": grpc.StatusCode.NOT_FOUND,
-    "W2008": grpc.StatusCode.UNAVAILABLE,
-    "W2009": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2010": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2011": grpc.StatusCode.OUT_OF_RANGE,
-    "W2012": grpc.StatusCode.ALREADY_EXISTS,
-    "W2013": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "W2014": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2015": grpc.StatusCode.UNAVAILABLE,
-    "W2016": grpc.StatusCode.ABORTED,
-    "W2017": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2018": grpc.StatusCode.UNAVAILABLE,
-    "W2019": grpc.StatusCode.ABORTED,
-    "W2024": grpc.StatusCode.PERMISSION_DENIED,
-    "W2040": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2041": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2050": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "W2085": grpc.StatusCode.FAILED_PRECONDITION,
-    "W2070": grpc.StatusCode.FAILED_PRECONDITION,
-    "W3003": grpc.StatusCode.DATA_LOSS,
-    "W3005": grpc.StatusCode.RESOURCE_EXHAUSTED,
-}
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: WaltzError) -> NoReturn:
-    status = _STATUS.get(error.code, grpc.StatusCode.INTERNAL)
     metadata = ((ERROR_KEY, packed_error(error)),)
-    await context.abort(status, f"{error.code} {error.message}"[:1000], metadata)
+    await context.abort(grpc.StatusCode[error.status], f"{error.code} {error.message}"[:1000], metadata)
     raise AssertionError("abort returned")
 
 

@@ -17,7 +17,7 @@ from waltz_spark.exporting.destination import Destination, destination_of
 from waltz_spark.exporting.export import the_manifest
 from waltz_spark.exporting.manifest import Manifest, Piece
 from waltz_spark.log.origin import Origin
-from waltzd.errors import ArchiveUnfit, ExportDamaged, NoSuchName, NoSuchPartition, PartOnly, WaltzError
+from waltzd.errors import ArchiveUnfit, ExportDamaged, NoSuchName, NoSuchPartition, WaltzError
 from waltzd.format.layout import FileHeader
 from waltzd.format.record import OVERHEAD_BYTES
 
@@ -155,7 +155,7 @@ def archive_log(text: str, partitions: Collection[int] | None, time_column: str 
         )
     lacking = sorted(_COUNTED - {name for name, _ in found.shape.schema})
     if lacking:
-        raise PartOnly(
+        raise ArchiveUnfit(
             f"{archive.place} was exported with --select {found.shape.query.select!r}: it has no column {lacking[0]}",
             not_done="nothing was read",
             next_step=f"report on the log, or on an export with the columns {', '.join(sorted(_COUNTED))}",

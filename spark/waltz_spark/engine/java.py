@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, NoSpark, NoSparkJava
+from waltzd.errors import BadArgument, NotInstalled
 from waltzd.format.checksum import crc32
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def find_java(home: str | None = None, environment: Mapping[str, str] | None = N
     environment = os.environ if environment is None else environment
     named, place = (home, "--java-home") if home else (environment.get(VARIABLE), f"${VARIABLE}")
     if not named:
-        return first_java(_found(environment), NoSparkJava, _NEEDLESS)
+        return first_java(_found(environment), _NEEDLESS)
     program = str(Path(named, "bin", "java"))
     version, wrong = version_of(program, _NEEDLESS)
     if wrong:
@@ -213,7 +213,7 @@ class Place:
 def place_of(java: Java, environment: Mapping[str, str]) -> Place:
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise NoSpark("the package pyspark is not installed")
+        raise NotInstalled("the package pyspark is not installed", extra="spark")
     return Place(
         folder=folder_of(environment),
         java=java,
@@ -254,7 +254,7 @@ def _check(java: Java, path: Path) -> None:
             next_step="name another cache directory: XDG_CACHE_HOME=DIR",
         )
     if not _has_caches(java) and not list(Path(java.home).glob("lib/**/classes*.jsa")):
-        raise NoSparkJava(
+        raise NotInstalled(
             f"{java.home} has no archive of its own classes, and without one a Java of version {java.version} makes none",
             next_step="name another Java with --java-home; one that came with the system usually has one",
         )

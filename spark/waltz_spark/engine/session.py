@@ -40,7 +40,7 @@ from waltzd.disk.real import translate
 from waltzd.errors import (
     BadArgument,
     MasterUnreachable,
-    NoSpark,
+    NotInstalled,
     PackageMissing,
     PythonDiffers,
     SparkFailed,
@@ -183,7 +183,7 @@ def running(settings: SparkSettings, log: Path) -> Iterator[Any]:
     try:
         from pyspark.errors import PySparkException
     except ImportError as error:
-        raise NoSpark("the package PySpark is not installed") from error
+        raise NotInstalled("the package PySpark is not installed", extra="spark") from error
     from py4j.protocol import Py4JError
 
     clear_up((folder_of(os.environ),))

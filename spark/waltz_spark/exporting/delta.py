@@ -30,7 +30,7 @@ from pyarrow import types
 from waltz_spark.exporting.destination import Destination, flush
 from waltz_spark.exporting.export import newest_manifest
 from waltz_spark.exporting.manifest import Manifest, Piece, decode, manifest_path
-from waltzd.errors import BadArgument, NoDeltaLake, TableDiffers, TableFailed
+from waltzd.errors import BadArgument, NotInstalled, TableDiffers, TableFailed
 
 LOG = "_delta_log"
 _NUMBER_DIGITS = 20
@@ -212,7 +212,7 @@ def _deltalake() -> Any:
     try:
         return importlib.import_module("deltalake")
     except ModuleNotFoundError as error:
-        raise NoDeltaLake(f"the package {error.name} is not installed") from error
+        raise NotInstalled(f"the package {error.name} is not installed", extra="delta") from error
 
 
 def _opened(destination: Destination) -> Any:

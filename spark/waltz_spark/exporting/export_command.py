@@ -36,7 +36,7 @@ from waltzd.errors import (
     EXIT_FINDINGS,
     EXIT_OK,
     BadArgument,
-    ExportUnfinished,
+    Unfinished,
     WaltzError,
 )
 
@@ -289,7 +289,7 @@ def _explain(error: WaltzError, run: Run) -> None:
     if error.exit_code == EXIT_FINDINGS:
         click.echo(f"What was finished stays: {records:,} records are in the export.", err=True)
         return
-    raise ExportUnfinished(
+    raise Unfinished(
         f"after {records:,} records: {error.message}", next_step=error.detail_next_step + "; the same command goes on"
     ) from error
 

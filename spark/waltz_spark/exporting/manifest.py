@@ -31,7 +31,7 @@ from uuid import UUID
 
 from waltz_spark.log.decode import SCHEMA
 from waltz_spark.log.origin import Span
-from waltzd.errors import BadSql, ManifestDamaged, PartOnly, UnknownVersion
+from waltzd.errors import ArchiveUnfit, BadSql, ManifestDamaged, UnknownVersion
 from waltzd.format.checksum import multiply_mod
 from waltzd.format.layout import HEADER_BYTES
 
@@ -258,7 +258,11 @@ def check_whole(found: Manifest, place: str, *, not_done: str) -> None:
     if query.keeps_records:
         return
     said = [f"--{name} {text!r}" for name, text in (("select", query.select), ("where", query.where)) if text]
-    raise PartOnly(f"{place} is an export with {' and '.join(said)}: it is not the log", not_done=not_done)
+    raise ArchiveUnfit(
+        f"{place} is an export with {' and '.join(said)}: it is not the log",
+        not_done=not_done,
+        next_step="read the files themselves, or the log, or an export without --select and --where",
+    )
 
 
 def _order(piece: Piece) -> tuple[int, Span]:

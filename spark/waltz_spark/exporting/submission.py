@@ -32,7 +32,7 @@ from waltz_spark.exporting.destination import Destination
 from waltz_spark.exporting.export import Run, by_spark, newest_manifest, unwatched
 from waltz_spark.exporting.manifest import UNFINISHED, Manifest
 from waltz_spark.exporting.tasks import Written, error_text, error_told
-from waltzd.errors import ClusterJobFailed, NoSpark, PathMissing, WaltzError
+from waltzd.errors import NotInstalled, PathMissing, SparkFailed, WaltzError
 
 END_SECONDS = 20.0
 LOOK_SECONDS = 2.0
@@ -65,7 +65,7 @@ def spark_submit(named: str | None, environment: Mapping[str, str]) -> str:
     try:
         import pyspark
     except ImportError as error:
-        raise NoSpark("the package PySpark is not installed") from error
+        raise NotInstalled("the package PySpark is not installed", extra="spark") from error
     return str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
 
 
@@ -127,7 +127,7 @@ def _submit(
             try:
                 process = starting.process()
             except OSError as error:
-                raise ClusterJobFailed(f"{program} cannot be run: {error.strerror}") from error
+                raise SparkFailed(f"{program} cannot be run: {error.strerror}") from error
             return _wait(process, follower)
         except KeyboardInterrupt as interruption:
             begun = starting.begun()
@@ -318,12 +318,12 @@ def _names(said: str) -> tuple[str, str, str]:
     return (application[0] if application else ""), "", ""
 
 
-def failure(said: str, master: str, code: int, log: str) -> ClusterJobFailed:
+def failure(said: str, master: str, code: int, log: str) -> SparkFailed:
     """Where the driver could not tell by itself."""
     see = how_to_see(said)
     cause = cause_in(said)
     because = f": {cause}" if cause else ""
-    return ClusterJobFailed(
+    return SparkFailed(
         f"the job on {master} ended ({code}) before the export was complete{because}. What spark-submit said is in {log}",
         next_step=f"`{see}` shows what the driver said; remove the cause, then run the same command again" if see else "",
     )

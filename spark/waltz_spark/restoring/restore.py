@@ -24,12 +24,11 @@ from waltz_spark.log.encode import encode, resealed
 from waltz_spark.log.origin import Span
 from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import (
+    AlreadyThere,
     ArchiveUnfit,
     DirectoryHeld,
-    DirectoryTaken,
     DiskFull,
     ExportDamaged,
-    FileThere,
     NoSuchPartition,
     SegmentIncomplete,
     WaltzError,
@@ -161,7 +160,7 @@ def _prepare(disk: Disk, directory: str, found: Manifest) -> tuple[File, bool]:
         disk.flush_directory(directory.rpartition("/")[0] or "/")
     names, path = set(disk.names(directory)), join(directory, MARKER)
     if names and MARKER not in names:
-        raise DirectoryTaken(f"{directory} is not empty")
+        raise AlreadyThere(f"{directory} is not empty")
     marker = disk.open(path, write=True) if MARKER in names else disk.create(path)
     try:
         marker.lock()
@@ -169,13 +168,13 @@ def _prepare(disk: Disk, directory: str, found: Manifest) -> tuple[File, bool]:
         if there == said:
             return marker, True
         if not said.startswith(there) or names - {MARKER}:
-            raise DirectoryTaken(f"{directory} is where another export was restored to: {path} says which")
+            raise AlreadyThere(f"{directory} is where another export was restored to: {path} says which")
         marker.write(0, said)  # nothing is there, or what the first moment of a restore left
         marker.flush()
         disk.flush_directory(directory)
     except DirectoryHeld as error:
         marker.close()
-        raise DirectoryTaken(
+        raise AlreadyThere(
             f"another process restores to {directory} at this moment", next_step="wait until it is done"
         ) from error
     except WaltzError:
@@ -203,7 +202,7 @@ def _check_directory(disk: Disk, directory: str, segment: Segment) -> None:
     """A link would lead out of the directory that was named."""
     found = [entry for entry in disk.list(directory) if entry.name == str(segment.partition)]
     if not all(entry.is_directory for entry in found):
-        raise DirectoryTaken(f"{join(directory, str(segment.partition))} is there, and is no directory")
+        raise AlreadyThere(f"{join(directory, str(segment.partition))} is there, and is no directory")
 
 
 def _is_there(disk: Disk, directory: str, segment: Segment) -> bool:
@@ -220,7 +219,7 @@ def _is_there(disk: Disk, directory: str, segment: Segment) -> bool:
     finally:
         file.close()
     if not is_right:
-        raise FileThere(
+        raise AlreadyThere(
             f"{path} or its index is there, and is not what the export holds of ids {segment.span.first} to "
             f"{segment.span.last} of partition {segment.partition}",
             next_step="restore into another directory; an export that has grown since needs a new one, too",

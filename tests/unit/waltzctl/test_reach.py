@@ -19,7 +19,7 @@ from waltzctl.reach import (
     save_contexts,
     unknown,
 )
-from waltzd.errors import BadArgument, ContextsDamaged, NoClusterNamed, NoLocalCluster, NoSuchName, WaltzError
+from waltzd.errors import BadArgument, NoClusterNamed, NoLocalCluster, NoSuchName, NotesDamaged, WaltzError
 
 VARIABLES = ("CONTEXT", "DIRECTORY", "COORDINATOR", "ROOT", "TLS_CERTIFICATE", "TLS_KEY", "TLS_CA")
 PAYMENTS = Context(coordinator="zk:2181", root="/waltz/payments", protected=True)
@@ -214,7 +214,7 @@ def test_names_that_are_none(name: str) -> None:
 )
 def test_a_damaged_file(text: bytes, said: str) -> None:
     contexts_path().write_bytes(text)
-    with pytest.raises(ContextsDamaged, match=said) as refused:
+    with pytest.raises(NotesDamaged, match=said) as refused:
         resolve({})
     assert str(contexts_path()) in refused.value.message
     assert contexts_path().read_bytes() == text

@@ -15,7 +15,7 @@ from tests.unit.pictures import KEY, well
 from waltzctl.picture import last_seen
 from waltzctl.watching.bundle import Bundle, strip_secrets
 from waltzctl.watching.description import describe, plain
-from waltzd.errors import CannotConnect, FileThere, WaltzError
+from waltzd.errors import AlreadyThere, CannotConnect, WaltzError
 
 WHERE = "127.0.0.1:2181/waltz"
 
@@ -94,7 +94,7 @@ def test_the_same_content_is_the_same_archive(tmp_path: Path) -> None:
 def test_another_file_is_never_written_over(tmp_path: Path) -> None:
     path = tmp_path / "one.tar.gz"
     path.write_text("mine")
-    with pytest.raises(FileThere):
+    with pytest.raises(AlreadyThere):
         bundle().write(path)
     assert (path.read_text(), sorted(tmp_path.iterdir())) == ("mine", [path]), "and nothing is left beside it"
 
@@ -107,7 +107,7 @@ def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = tmp_path / "one.tar.gz"
     bundle().write(path)
     assert path.read_bytes() == bundle().archive()
-    with pytest.raises(FileThere):
+    with pytest.raises(AlreadyThere):
         bundle().write(path)
     assert list(tmp_path.iterdir()) == [path]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waltzctl.placement.plan import assign_replicas, reassign_replicas, sizes, together
-from waltzd.errors import EXIT_USAGE, TooFewStorages
+from waltzd.errors import EXIT_USAGE, BadArgument
 
 
 def loads(storages: Mapping[str, str], planned: Mapping[int, tuple[str, ...]]) -> list[int]:
@@ -57,7 +57,7 @@ def test_two_groups_for_three_replicas() -> None:
 
 
 def test_fewer_storages_than_replicas_are_refused() -> None:
-    with pytest.raises(TooFewStorages, match=r"3 replicas .* there are 2") as caught:
+    with pytest.raises(BadArgument, match=r"3 replicas .* there are 2") as caught:
         assign_replicas(1, in_groups(1, 1), 3)
     assert caught.value.exit_code == EXIT_USAGE
 
@@ -215,7 +215,7 @@ def test_more_and_fewer_replicas() -> None:
     more = reassign_replicas(planned, storages, dict.fromkeys(planned, 5))
     assert all(names == tuple(sorted(storages)) for names in more.values())
     assert worth(storages, more, reassign_replicas(more, storages, dict.fromkeys(planned, 1)))[1] == 0
-    with pytest.raises(TooFewStorages, match="6 replicas"):
+    with pytest.raises(BadArgument, match="6 replicas"):
         reassign_replicas(planned, storages, {0: 3, 1: 6})
 
 
