@@ -338,9 +338,11 @@ def _table(job: Job, before: Manifest | None) -> Table | None:
 
 
 def _table_state(run: Run, newest: Manifest | None) -> TableState | None:
+    if run.table is None or newest is None:
+        return None
     from waltz_spark.exporting.delta import state_of
 
-    return None if newest is None else state_of(run.destination, newest)
+    return state_of(run.destination, newest)
 
 
 def _tidy(run: Run) -> None:
