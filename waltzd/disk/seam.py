@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
+from waltzd.errors import NotRegularFile, PathMissing, ReadFailed
+
 
 class File(Protocol):
     """An open file. Offsets are explicit; nothing depends on a position."""
@@ -95,6 +97,14 @@ class Disk(Protocol):
 
 def join(directory: str, name: str) -> str:
     return f"{directory}/{name}"
+
+
+def opened(disk: Disk, path: str) -> File | None:
+    """For reading; None where there is no file that can be read."""
+    try:
+        return disk.open(path)
+    except (PathMissing, NotRegularFile, ReadFailed):
+        return None
 
 
 def read_whole(disk: Disk, path: str, limit: int) -> bytes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -63,6 +63,11 @@ def first_id_of(name: str) -> int | None:
     if dot + suffix not in (SEGMENT_SUFFIX, INDEX_SUFFIX) or len(stem) != 19 or not (stem.isascii() and stem.isdigit()):
         return None
     return int(stem) if int(stem) <= ID_MAX else None
+
+
+def segment_ids(names: Iterable[str]) -> list[int]:
+    """The first ids of the segments among these files of a partition, in their order."""
+    return sorted(id_ for name in names if name.endswith(SEGMENT_SUFFIX) and (id_ := first_id_of(name)) is not None)
 
 
 def aside_name(partition: int, taken: Collection[str]) -> str:

@@ -52,9 +52,9 @@ from waltzd.format.layout import (
     FileHeader,
     Identity,
     Promise,
-    first_id_of,
     index_entries,
     index_name,
+    segment_ids,
     segment_name,
 )
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length, join_runs
@@ -291,11 +291,7 @@ class DirectoryOrigin:
     def _shelved(self, bare: Replica, last_id: int, *, newest: int = NO_MARK) -> Replica:
         """With the segments up to the id, from whichever is the first one on."""
         entries = {entry.name: entry for entry in self.disk.list(bare.directory)}
-        first_ids = sorted(
-            first_id
-            for name in entries
-            if name.endswith(SEGMENT_SUFFIX) and (first_id := first_id_of(name)) is not None and first_id <= last_id + 1
-        )
+        first_ids = [first_id for first_id in segment_ids(entries) if first_id <= last_id + 1]
         if last_id >= 0 and not first_ids:
             return _complaining(bare, f"ids 0 to {last_id} are missing: no segment starts before id {last_id + 1}")
         if first_ids and first_ids[-1] < newest <= last_id:
@@ -327,14 +323,10 @@ class DirectoryOrigin:
 
     def _whole(self, bare: Replica, *, floor: int) -> Replica:
         """Up to its last sound record. What of it is damaged before that shows when it is read."""
-        first_ids = [
-            first_id
-            for name in self.disk.names(bare.directory)
-            if name.endswith(SEGMENT_SUFFIX) and (first_id := first_id_of(name)) is not None
-        ]
+        first_ids = segment_ids(self.disk.names(bare.directory))
         last_id = NO_MARK
         if first_ids:
-            newest = max(first_ids)
+            newest = first_ids[-1]
             path = join(bare.directory, segment_name(newest))
             file = self.disk.open(path)
             try:
@@ -416,11 +408,7 @@ class Place:
 
 def read_segment_runs(disk: Disk, place: Place, span: Span, *, batch_bytes: int) -> Generator[Run, None, None]:
     """Every record of the span, in order; each run owns its memory. What cannot be proven is `PartitionDamaged`."""
-    first_ids = sorted(
-        first_id
-        for name in disk.names(place.directory)
-        if name.endswith(SEGMENT_SUFFIX) and (first_id := first_id_of(name)) is not None
-    )
+    first_ids = segment_ids(disk.names(place.directory))
     next_id = span.first
     while next_id <= span.last:
         position = bisect_right(first_ids, next_id) - 1

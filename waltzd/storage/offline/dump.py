@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
 
-from waltzd.disk.seam import Disk, File
-from waltzd.errors import BadArgument, HeaderDamaged, NotRegularFile, PathMissing, UnknownVersion, WaltzError
+from waltzd.disk.seam import Disk, File, opened
+from waltzd.errors import BadArgument, HeaderDamaged, UnknownVersion, WaltzError
 from waltzd.format.layout import (
     CONTROL_INFO_BYTES,
     CONTROL_NAME,
@@ -164,7 +164,7 @@ def _dump_segment(disk: Disk, file: File, sink: Sink, low: int, high: int | None
     header = _start(file, "segment", sink)
     named = first_id_of(name)
     first_id = named if named is not None else (header.first_id if header is not None else 0)
-    index = _open_beside(disk, directory + slash + index_name(first_id))
+    index = opened(disk, directory + slash + index_name(first_id))
     at, next_id = HEADER_BYTES, first_id
 
     def damaged(first_byte: int, last_byte: int, first: int, last: int | None) -> None:
@@ -205,13 +205,6 @@ def _dump_segment(disk: Disk, file: File, sink: Sink, low: int, high: int | None
     finally:
         if index is not None:
             index.close()
-
-
-def _open_beside(disk: Disk, path: str) -> File | None:
-    try:
-        return disk.open(path)
-    except (PathMissing, NotRegularFile):
-        return None
 
 
 def _dump_index(file: File, sink: Sink, low: int, high: int | None) -> None:

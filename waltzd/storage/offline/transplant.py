@@ -22,7 +22,7 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from waltzd.disk.seam import Disk, File, join
+from waltzd.disk.seam import Disk, File, join, opened
 from waltzd.errors import (
     BadArgument,
     DirectoryHeld,
@@ -52,10 +52,10 @@ from waltzd.format.layout import (
     FileHeader,
     aside_name,
     check_header,
-    first_id_of,
     index_name,
     index_offset,
     initial_structs,
+    segment_ids,
     segment_name,
 )
 from waltzd.format.record import OVERHEAD_BYTES, Run
@@ -107,11 +107,7 @@ def examine(disk: Disk, storage: str, control: ControlFile, number: int, *, has_
     committed = promise.committed if promise is not None else NO_MARK
     certain = max(committed, struct.low_mark if struct is not None else NO_MARK)
     sizes = {entry.name: entry.size for entry in disk.list(directory)}
-    first_ids = sorted(
-        first_id
-        for name in sizes
-        if name.endswith(SEGMENT_SUFFIX) and (first_id := first_id_of(name)) is not None and first_id <= certain
-    )
+    first_ids = [first_id for first_id in segment_ids(sizes) if first_id <= certain]
     data = sum(sizes[segment_name(first_id)] for first_id in first_ids)
     indexes = sum(
         sizes.get(index_name(first_id), sizes[segment_name(first_id)] // OVERHEAD_BYTES * INDEX_ENTRY_BYTES)
@@ -167,7 +163,7 @@ def _clear(disk: Disk, origin: Origin, build: str) -> None:
 
 def _is_whole(disk: Disk, build: str, expected: FileHeader, following: int, on_bytes: OnBytes) -> bool:
     """An earlier attempt has brought this segment to its end: the index took its name last."""
-    data, index = (_opened(disk, join(build, name(expected.first_id))) for name in (segment_name, index_name))
+    data, index = (opened(disk, join(build, name(expected.first_id))) for name in (segment_name, index_name))
     try:
         if data is None or index is None or data.size() < HEADER_BYTES:
             return False
@@ -205,7 +201,7 @@ def _copy_segment(disk: Disk, origin: Origin, expected: FileHeader, build: str, 
         data = disk.open(path)
     except (PathMissing, NotRegularFile, ReadFailed) as error:
         raise origin.damaged(error.message) from error
-    hint = _opened(disk, join(origin.directory, index_name(expected.first_id)))
+    hint = opened(disk, join(origin.directory, index_name(expected.first_id)))
     try:
         header = _header_of(data, origin, expected)
         return _copy_records(disk, data, hint, header, build, last_id, on_bytes)
@@ -247,13 +243,6 @@ def _copy_records(
     finally:
         out.close()
     return next_id
-
-
-def _opened(disk: Disk, path: str) -> File | None:
-    try:
-        return disk.open(path)
-    except (PathMissing, NotRegularFile, ReadFailed):
-        return None
 
 
 def _header_of(data: File, origin: Origin, expected: FileHeader) -> FileHeader:

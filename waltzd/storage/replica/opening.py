@@ -26,14 +26,13 @@ from waltzd.format.layout import (
     NO_BOOT,
     NO_MARK,
     PROMISE_NAME,
-    SEGMENT_SUFFIX,
     ControlStruct,
     FileHeader,
     check_header,
-    first_id_of,
     index_entries,
     index_name,
     index_offset,
+    segment_ids,
     segment_name,
 )
 from waltzd.format.record import Run
@@ -145,9 +144,7 @@ class _Opening:
         if self._promise.is_copy:
             self._renew("its promise file was copied or restored")
         names = self._clear_leftovers()
-        first_ids = sorted(
-            first_id for name in names if name.endswith(SEGMENT_SUFFIX) and (first_id := first_id_of(name)) is not None
-        )
+        first_ids = segment_ids(names)
         findings = self._check_names(first_ids, set(names))
         newest = self._promise.value.newest
         if not first_ids and self._floor == NO_MARK and newest == 0:
