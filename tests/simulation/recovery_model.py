@@ -17,7 +17,7 @@ from waltzd.cluster.documents import PartitionMeta, Role
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import majority
-from waltzd.server.core.marks import Session
+from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import (
     Copy,
     Heal,
@@ -268,7 +268,7 @@ class Owner:
         self.core = Recovery(mine, world.roles, is_taken=False)
         self.core.patience_left = False
         self.asked: set[str] = set()
-        self.live: Session | None = None
+        self.live: Marks | None = None
         self.log: list[Entry] = []
         self.is_over = False
 
@@ -280,6 +280,12 @@ class Owner:
         except Refused as why:
             self.is_over = True
             self.world.say(f"owner {self.number} is over: {why}")
+        self.check()
+
+    def check(self) -> None:
+        self.core.check()
+        if self.live is not None:
+            self.live.check()
 
     def _step(self) -> None:
         world, core = self.world, self.core
@@ -304,7 +310,7 @@ class Owner:
             self._save(wanted)
             return
         if self.live is not None and world.random.random() < 0.05:
-            self._save(acknowledging(core.meta, self.live.marks))
+            self._save(acknowledging(core.meta, self.live.acknowledged))
             return
         if self.live is not None and world.random.random() < 0.2:
             self.log.extend((self.number, len(self.log) + n) for n in range(world.random.randint(1, 3)))
@@ -320,8 +326,7 @@ class Owner:
             self._admitted()
 
     def _open(self) -> None:
-        meta = self.core.meta
-        self.live = Session(meta.members, meta.joined, meta.low_mark)
+        self.live = self.core.marks()
 
     def _admitted(self) -> None:
         """At this moment the session may write: nobody has taken a newer one."""
@@ -382,12 +387,12 @@ class Owner:
     def _opened(self, name: str, disk: Disk) -> None:
         core = self.core
         is_lost = core.has_joined(name) and (
-            disk.session != core.session or (self.live is not None and self.live.marks.get(name, -1) > disk.last_id)
+            disk.session != core.session or (self.live is not None and core.progress(name).acknowledged > disk.last_id)
         )
         core.opened(name, disk.status())
         if is_lost and self.live is not None:
             self.live.lose(name)
-            wanted = losing(core.meta, name, self.live.marks.get(name, -1))
+            wanted = losing(core.meta, name, core.progress(name).acknowledged)
             if wanted is not None:
                 self._save(wanted)
 
@@ -447,7 +452,7 @@ class Owner:
         disk.log.extend(self.log[len(disk.log) : len(disk.log) + self.world.random.randint(1, 3)])
         disk.committed = max(disk.committed, min(live.committed, disk.last_id))
         core.copied(name, disk.last_id)
-        if live.durable(name) is None:
+        if not live.counts(name):
             wanted = joining(core.meta, name, core.status(name), core.held(name))
             if wanted is not None:
                 self._save(wanted)

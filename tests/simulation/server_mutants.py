@@ -14,9 +14,9 @@ from waltzd.errors import StaleSession
 from waltzd.protocol.quorum import EMPTY, majority
 from waltzd.server.clients.feed import Cursor
 from waltzd.server.clients.pipeline import Pipeline, _Batch
-from waltzd.server.core import marks as session_module
+from waltzd.server.core import progress as progress_module
 from waltzd.server.core.locks import LockTable
-from waltzd.server.core.marks import Session
+from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import Recovery, SetLowMark, Task, Truncate
 from waltzd.server.core.step import Portion
 from waltzd.server.session.replica import ReplicaLink
@@ -44,7 +44,7 @@ def commits_with_a_minority(patches: Patches) -> None:
         needed = majority(members) - 1
         return standing[needed - 1] if len(standing) >= needed else EMPTY
 
-    patches.set(session_module, "reached", reached)
+    patches.set(progress_module, "reached", reached)
 
 
 @mutant(6, 14, aim=ROLL)
@@ -52,12 +52,12 @@ def counts_members_that_have_not_joined(patches: Patches) -> None:
     """Every member's acknowledgements count from the start, whether the document says that it joined or not."""
 
     def make(right: Any) -> Any:
-        def init(self: Session, members: Any, joined: Any, low_mark: int) -> None:
-            right(self, members, members, low_mark)
+        def init(self: Marks, progress: Any, joined: Any, low_mark: int) -> None:
+            right(self, progress, tuple(progress), low_mark)
 
         return init
 
-    patches.wrap(Session, "__init__", make)
+    patches.wrap(Marks, "__init__", make)
 
 
 @mutant(3, 6, aim=ROLL)
@@ -104,7 +104,7 @@ def takes_what_it_sent_on_an_older_stream_for_acknowledged(patches: Patches) -> 
     def make(right: Any) -> Any:
         async def stream_tail(self: ReplicaLink) -> None:
             if self.__dict__.get("was_live"):
-                self._home.core.copied(self.name, min(self._sent, self._home.tail.next_id - 1))
+                self._home.core.copied(self.name, min(self._progress.sent, self._home.tail.next_id - 1))
             self.__dict__["was_live"] = True
             await right(self)
 
@@ -153,7 +153,7 @@ def takes_the_longest_log(patches: Patches) -> None:
             if self.meta.decision is not None or self.is_fresh or self.refusal is not None:
                 found: int | None = right(self)
                 return found
-            held = [self.held(name) for name in self.meta.members if name in self._statuses]
+            held = [self.held(name) for name in self.meta.members if self.status(name) is not None]
             return max(held) if len(held) >= majority(len(self.meta.members)) else None
 
         return decide
@@ -189,7 +189,7 @@ def ignores_incarnations(patches: Patches) -> None:
     """An old copy of a replica votes like the replica."""
 
     def is_faithful(self: Recovery, name: str) -> bool:
-        status, state = self._statuses.get(name), self.meta.replicas.get(name)
+        status, state = self.status(name), self.meta.replicas.get(name)
         if status is None or state is None or name not in self.meta.joined:
             return False
         return status.is_sound and status.session == self.meta.opened
@@ -203,7 +203,7 @@ def lets_a_wiped_disk_vote(patches: Patches) -> None:
 
     def make(right: Any) -> Any:
         def bounds(self: Recovery, name: str) -> Any:
-            if name in self._statuses and not self.is_faithful(name):
+            if self.status(name) is not None and not self.is_faithful(name):
                 return self.trusted(name), self.trusted(name)
             return right(self, name)
 
@@ -229,7 +229,7 @@ def decides_without_those_who_are_silent(patches: Patches) -> None:
     def make(right: Any) -> Any:
         def bounds(self: Recovery, name: str) -> Any:
             low, high = right(self, name)
-            return (low, low) if name not in self._statuses else (low, high)
+            return (low, low) if self.status(name) is None else (low, high)
 
         return bounds
 

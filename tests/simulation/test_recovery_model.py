@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.simulation.recovery_model import Violation, World
-from tests.unit.waltzd.server.core import test_marks as test_session
+from tests.unit.waltzd.server.core import test_progress
 from tests.unit.waltzd.server.core import test_recovery as stories
 from waltzd.protocol.quorum import reached
-from waltzd.server.core import marks as session_module
-from waltzd.server.core.marks import Session
+from waltzd.server.core import progress as progress_module
+from waltzd.server.core.progress import Marks, Progress
 from waltzd.server.core.recovery import Level, Recovery
 
 STEPS = 1500
@@ -107,8 +107,8 @@ def only_recorded_marks_matter(self: Recovery, state: Any, status: Any) -> int:
     return int(state.acknowledged)
 
 
-def join_without_saving(self: Session, members: Sequence[str], joined: Sequence[str], low_mark: int) -> None:
-    INIT(self, members, members, low_mark)
+def join_without_saving(self: Marks, progress: Mapping[str, Progress], joined: Sequence[str], low_mark: int) -> None:
+    INIT(self, progress, tuple(progress), low_mark)
 
 
 def majority_of_the_joined(marks: Iterable[int], members: int) -> int:
@@ -116,7 +116,7 @@ def majority_of_the_joined(marks: Iterable[int], members: int) -> int:
     return reached(known, len(known))
 
 
-BOUNDS, MARK, DECIDE, INIT = Recovery._bounds, Recovery.mark.fget, Recovery.decide, Session.__init__  # type: ignore[attr-defined]
+BOUNDS, MARK, DECIDE, INIT = Recovery._bounds, Recovery.mark.fget, Recovery.decide, Marks.__init__  # type: ignore[attr-defined]
 KNOWS, CONTRADICTION, LEAST = Recovery.knows_its_end, Recovery._contradiction, Recovery._least
 MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "the silent hold nothing": (Recovery, "_bounds", silent_hold_nothing),
@@ -134,8 +134,8 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "a session is taken before anybody was asked": (Recovery, "has_asked_enough", property(lambda self: True)),
     "how far a replica had acknowledged does not matter": (Recovery, "_least", marks_do_not_matter),
     "a member may hold less than its session began with": (Recovery, "_least", only_recorded_marks_matter),
-    "members count before they have joined": (Session, "__init__", join_without_saving),
-    "a majority of those who answer": (session_module, "reached", majority_of_the_joined),
+    "members count before they have joined": (Marks, "__init__", join_without_saving),
+    "a majority of those who answer": (progress_module, "reached", majority_of_the_joined),
 }
 
 
@@ -160,7 +160,7 @@ CAUGHT_BY: dict[str, Callable[[], None]] = {
     "a member may hold less than its session began with": (
         stories.test_a_member_that_joined_and_holds_less_than_its_low_mark_has_forgotten
     ),
-    "a majority of those who answer": test_session.test_the_committed_mark_is_what_a_majority_of_all_members_reached,
+    "a majority of those who answer": test_progress.test_the_committed_mark_is_what_a_majority_of_all_members_reached,
 }
 """Mistakes that show seldom in random orders, and the story that shows them."""
 

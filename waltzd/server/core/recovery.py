@@ -35,6 +35,7 @@ from waltzd.errors import MetadataBehind, MetadataMissing, WaltzError
 from waltzd.format.finding import Code
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, EVERYTHING, decided, majority, reached
+from waltzd.server.core.progress import Marks, Progress
 
 
 def written_by_another(storage: str, mark: int, *, partition: int, session: int, last_id: int) -> MetadataBehind:
@@ -218,12 +219,7 @@ class Recovery:
         """While true, a session that could open waits for replicas that are nearly level; whoever drives ends that."""
         self._begun_max = meta.opened if meta.decision is None else meta.session - 1
         """The newest session that a storage may have begun before ours, as far as the coordinator knows."""
-        self._asked: dict[str, ReplicaStatus | None] = {}
-        """Where each replica stood before we opened it; None where the storage holds nothing of the partition."""
-        self._statuses: dict[str, ReplicaStatus] = {}
-        self._held: dict[str, int] = {}
-        self._copied: dict[str, int] = {}
-        self._tried: dict[str, None] = {}
+        self._progress: dict[str, Progress] = {}
         assert meta.opened <= meta.session
 
     # -- who there is
@@ -253,43 +249,66 @@ class Recovery:
             return Step.VOTING if self.decide() is None else Step.RECORDING
         return Step.ADMITTING if self._is_admissible else Step.SETTLING
 
+    def progress(self, name: str) -> Progress:
+        """How far this replica is: one value for as long as the session lasts."""
+        found = self._progress.get(name)
+        if found is None:
+            found = self._progress[name] = Progress()
+        return found
+
+    def marks(self) -> Marks:
+        """What is committed in this session from now on: it has just opened."""
+        assert self.step is Step.OPEN
+        return Marks({name: self.progress(name) for name in self.meta.members}, self.meta.joined, self.meta.low_mark)
+
     def status(self, name: str) -> ReplicaStatus | None:
-        return self._statuses.get(name)
+        return self.progress(name).status
+
+    @property
+    def statuses(self) -> dict[str, ReplicaStatus]:
+        """Of those who answer."""
+        return {name: progress.status for name, progress in self._progress.items() if progress.status is not None}
 
     @property
     def incarnations(self) -> dict[str, UUID]:  # of those who answer
-        return {name: status.incarnation for name, status in self._statuses.items()}
+        return {name: status.incarnation for name, status in self.statuses.items()}
+
+    @property
+    def forgetful(self) -> list[str]:
+        """Those that have forgotten what they acknowledged in this session, where that is not saved yet."""
+        return [name for name, progress in self._progress.items() if progress.has_forgotten]
 
     def held(self, name: str) -> int:
         """The last id on this replica, as far as we were told."""
-        return self._held.get(name, EMPTY)
+        return self.progress(name).held
 
     # -- what happened
 
     def asked(self, name: str, status: ReplicaStatus | None) -> None:
         """It says where it stands, before we have ever opened it. None: it holds nothing of the partition."""
-        self._asked[name] = status
+        progress = self.progress(name)
+        progress.was_asked, progress.before = True, status
 
     @property
     def has_asked_enough(self) -> bool:
         """Our session id may be saved: a session that decided anything after this document was written has fenced one of
         those who were asked, and it would have said so."""
         if self.is_fresh:
-            return bool(self.roles) and all(name in self._asked for name in self.roles)
+            return bool(self.roles) and all(self.progress(name).was_asked for name in self.roles)
         members = [name for name, role in self.roles.items() if role is Role.MEMBER] or list(self.roles)
         voters = self.meta.members if self.meta.decision is None else members
-        return bool(voters) and sum(name in self._asked for name in voters) >= majority(len(voters))
+        return bool(voters) and sum(self.progress(name).was_asked for name in voters) >= majority(len(voters))
 
     def opened(self, name: str, status: ReplicaStatus) -> None:
         """It answered: lower sessions are fenced there."""
-        self._tried[name] = None
-        self._copied.pop(name, None)
+        self.progress(name).was_tried = True
+        self.progress(name).copied = None
         self._take(name, status)
         self._note(f"{name} answers: {status.sentence()}, begun {status.session} at {status.low_mark}")
 
     def twin_of(self, name: str, status: ReplicaStatus) -> str | None:
         """Another name under which this very replica answers: what is acknowledged under both is on one disk."""
-        others = ((other, known) for other, known in self._statuses.items() if other != name)
+        others = ((other, known) for other, known in self.statuses.items() if other != name)
         return next((other for other, known in others if known.incarnation == status.incarnation), None)
 
     def is_recorded(self, name: str, status: ReplicaStatus) -> bool:
@@ -303,16 +322,17 @@ class Recovery:
 
     def copied(self, name: str, last_id: int) -> None:
         """It now holds the log up to this id, on its disk: from us, behind what was trusted."""
-        self._held[name] = self._copied[name] = max(self.held(name), last_id)
+        progress = self.progress(name)
+        progress.held = progress.copied = max(progress.held, last_id)
 
     def silent(self, name: str, why: str) -> None:
         """It does not answer, for now."""
-        self._tried[name] = None
+        progress = self.progress(name)
+        progress.was_tried = True
         if not self.is_taken:
-            self._asked.pop(name, None)
-        if self._statuses.pop(name, None) is not None or name not in self._held:
-            self._note(f"{name} is silent: {why}")
-        self._held.pop(name, None)
+            progress.was_asked, progress.before = False, None
+        progress.status, progress.held = None, EMPTY
+        self._note(f"{name} is silent: {why}")
 
     def saved(self, meta: PartitionMeta) -> None:
         """What `next_save` asked for, or another change, is in the coordinator."""
@@ -324,8 +344,8 @@ class Recovery:
         self.meta = meta
 
     def _take(self, name: str, status: ReplicaStatus) -> None:
-        self._statuses[name] = status
-        self._held[name] = status.last_id
+        progress = self.progress(name)
+        progress.status, progress.held = status, status.last_id
 
     def _note(self, sentence: str) -> None:
         self.story.append(sentence)
@@ -336,14 +356,14 @@ class Recovery:
     def refusal(self) -> WaltzError | None:
         """Why nothing may be decided here without an operator."""
         for name in self.names:
-            for status in (self._asked.get(name), self._statuses.get(name)):
+            for status in (self.progress(name).before, self.progress(name).status):
                 error = None if status is None else self._contradiction(name, status)
                 if error is not None:
                     return error
         return None
 
     def _contradiction(self, name: str, status: ReplicaStatus) -> WaltzError | None:
-        is_before = status is self._asked.get(name)
+        is_before = status is self.progress(name).before
         return contradiction(
             name,
             status,
@@ -361,8 +381,8 @@ class Recovery:
         if self.refusal is not None:
             return None
         if self.is_fresh:
-            return EMPTY if self.roles and all(name in self._statuses for name in self.roles) else None
-        statuses = [status for status in self._statuses.values() if self._given_up(status) is None]
+            return EMPTY if self.roles and all(self.status(name) is not None for name in self.roles) else None
+        statuses = [status for status in self.statuses.values() if self._given_up(status) is None]
         known = max([self.meta.low_mark, *(status.committed for status in statuses)])
         bounds = (self._bounds(name) for name in self.meta.members)
         return decided((max(known, low), max(known, high)) for low, high in bounds)
@@ -378,13 +398,13 @@ class Recovery:
 
     def is_faithful(self, name: str) -> bool:
         """It joined the session that is being closed and remembers everything that it acknowledged in it."""
-        status = self._statuses.get(name)
+        status = self.status(name)
         return status is not None and status.is_sound and self._is_the_one_that_joined(name, status)
 
     def knows_its_end(self, name: str) -> bool:
         """It joined that session and is damaged, but sound records stand behind the damage: it never held more than the
         last of them. A power cut in the middle of a write can leave it so."""
-        status = self._statuses.get(name)
+        status = self.status(name)
         if status is None or status.is_sound or not self._is_the_one_that_joined(name, status):
             return False
         return all(
@@ -411,7 +431,7 @@ class Recovery:
 
     def trusted(self, name: str) -> int:
         """Up to this id, what the replica holds is the log, or the lineage of the session that is being closed."""
-        status = self._statuses.get(name)
+        status = self.status(name)
         if status is None or not status.is_sound or self._given_up(status) is not None:
             return EMPTY
         return self._lineage(name, status)
@@ -427,7 +447,7 @@ class Recovery:
         floor = min(held, max(status.low_mark, status.committed))
         if self.is_faithful(name):
             return held
-        known = [floor, min(held, self._copied.get(name, EMPTY))]
+        known = [floor, min(held, self._copied(name))]
         is_recorded = state is not None and (state.incarnation, state.session) == (status.incarnation, status.session)
         if state is not None and is_recorded and state.closing is not None:
             known.append(min(held, state.closing))
@@ -439,7 +459,7 @@ class Recovery:
     # -- what a replica should do
 
     def next_for(self, name: str) -> Task:
-        status, mark = self._statuses.get(name), self.mark
+        status, mark = self.status(name), self.mark
         if status is None:
             return Wait("it does not answer")
         if self.refusal is not None:
@@ -486,7 +506,7 @@ class Recovery:
             return Wait("the first session needs an answer from every assigned storage")
         if name not in self.meta.members or self.decide() is not None:
             return Wait("the closing mark is not saved yet")
-        if any(other not in self._tried for other in self.meta.members):
+        if not all(self.progress(other).was_tried for other in self.meta.members):
             return Wait("not every member was asked yet")
         if (
             status.is_sound
@@ -544,8 +564,7 @@ class Recovery:
             return refusal.message
         if self.meta.opened == self.session:
             return ""
-        answering = self._statuses if self.is_taken else self._asked
-        silent = [name for name in self.names if name not in answering]
+        silent = [name for name in self.names if not self._has_answered(name)]
         missing = f"; {', '.join(silent)} do not answer" if silent else ""
         if self.meta.decision is None:
             if self.is_fresh:
@@ -593,7 +612,7 @@ class Recovery:
             return replace(self.meta, decision=Decision(mark=mark, session=self.session), replicas=states)
         if not self._is_admissible:
             return None
-        level = {name: status for name, status in self._statuses.items() if isinstance(self.next_for(name), Level)}
+        level = {name: status for name, status in self.statuses.items() if isinstance(self.next_for(name), Level)}
         return admitting(self.meta, self.meta.decision.mark, self.members, self.roles, level)
 
     def _copies(self, mark: int) -> dict[str, ReplicaState]:
@@ -601,15 +620,37 @@ class Recovery:
         session would not trust these records, cut them, and perhaps find them nowhere else."""
         return {
             name: ReplicaState(session=status.session, closing=mark, incarnation=status.incarnation)
-            for name, status in self._statuses.items()
-            if name in self._copied and min(self.held(name), self._copied[name]) >= mark and not self.is_faithful(name)
+            for name, status in self.statuses.items()
+            if self.progress(name).copied is not None
+            and min(self.held(name), self._copied(name)) >= mark
+            and not self.is_faithful(name)
         }
+
+    def _copied(self, name: str) -> int:
+        copied = self.progress(name).copied
+        return EMPTY if copied is None else copied
+
+    def _has_answered(self, name: str) -> bool:
+        progress = self.progress(name)
+        return progress.status is not None if self.is_taken else progress.was_asked
 
     def has_joined(self, name: str) -> bool:
         """It is saved that its acknowledgements count in the open session, and it has not forgotten any of them."""
         state = self.meta.replicas.get(name)
         is_open = self.meta.opened == self.session
         return is_open and name in self.meta.joined and state is not None and not state.is_lost
+
+    def check(self) -> None:
+        """What is true of the whole state after every event, whatever the replicas said and whatever was lost."""
+        meta = self.meta
+        assert meta.session == self.session >= meta.opened
+        for name, progress in list(self._progress.items()):
+            progress.check()
+            assert self.is_taken or progress.status is None, f"{name} was opened before the session was saved"
+            assert progress.durable is None or self.has_joined(name), f"{name} counts, and that is not saved"
+            assert EMPTY <= self.trusted(name) <= self.held(name)
+        if meta.opened == self.session:
+            assert len(meta.joined) >= majority(len(meta.members)), "a session opens with a majority"
 
 
 def _certain(status: ReplicaStatus, mark: int) -> int:

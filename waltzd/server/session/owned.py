@@ -208,7 +208,7 @@ class Store(Generic[P]):
         finally:
             self._drop_pipeline(SessionEnded(f"session {session.session} of partition {self.partition} has ended"))
             if session.live is not None:
-                self._marks = session.session, session.live.marks
+                self._marks = session.session, session.live.acknowledged
             self._session = None
             # Everything is told to end before anything is waited for: a second cancellation must not leave a link behind.
             following.cancel()
@@ -349,7 +349,7 @@ class Store(Generic[P]):
     def _replica(session: StoreSession, name: str) -> OwnedReplica:
         link = session.links.get(name)
         role = session.core.roles.get(name)
-        has_joined = session.live is not None and session.live.durable(name) is not None
+        has_joined = session.live is not None and session.live.counts(name)
         return OwnedReplica(
             storage=name,
             role=str(role) if role is not None else "leaving",

@@ -114,8 +114,7 @@ class ReplicaLink:
         self._was_asked = False
         """Before it was opened for the first time, as far as we know."""
         self._stream: AppendPort | None = None
-        self._sent = -1
-        self._told = -1
+        self._progress = home.core.progress(name)
         self._owes_since: float | None = None
         """Since when marks are owed for what was sent."""
         self._overdue: CannotConnect | None = None
@@ -171,7 +170,7 @@ class ReplicaLink:
         if self._owes_since is not None and now - self._owes_since > self._seconds and self._stream is not None:
             self._overdue = CannotConnect(f"{self.name} has not acknowledged anything for {self._seconds:.0f} seconds")
             self._stream.cancel()
-        if self._told < self._home.committed and self.is_readable:
+        if self._progress.told < self._home.committed and self.is_readable:
             self._home.appended.ring()
             return False
         return self._owes_since is None and self.is_readable
@@ -304,7 +303,7 @@ class ReplicaLink:
         failed: SourceFailed | None = None
         for source in sources:
             try:
-                await copier.copy(home.core.held(self.name) + 1, last_id, source)
+                await copier.copy(self._progress.held + 1, last_id, source)
                 return
             except SourceFailed as error:
                 failed = error
@@ -317,8 +316,8 @@ class ReplicaLink:
     async def _catch_up(self) -> None:
         """Until what comes next is in the tail."""
         home = self._home
-        while home.core.held(self.name) + 1 < home.tail.first_id:
-            held = home.core.held(self.name)
+        while self._progress.held + 1 < home.tail.first_id:
+            held = self._progress.held
             self.state = State.CATCHING_UP
             last_id, sources = home.core.give(self.name, held, home.committed)
             self.story = f"holds ids up to {held} of {home.committed}, copying from {sources[0] if sources else 'nobody'}"
@@ -330,20 +329,20 @@ class ReplicaLink:
 
     async def _stream_tail(self) -> None:
         """Send what is in the tail and take the marks, until this replica has fallen out of it."""
-        home, status = self._home, self._home.core.status(self.name)
+        home, status = self._home, self._progress.status
         assert status is not None
-        self._sent = home.core.held(self.name)
+        self._progress.sent = self._progress.held
         # What the storage knows, not what it holds: it may have been started anew, and have copied without being told.
-        self._told = max(status.committed, min(status.low_mark, self._sent))
+        self._progress.told = max(status.committed, min(status.low_mark, self._progress.sent))
         self._owes_since = None
         stream = self._stream = self._port.append(home.partition, home.session)
         try:
             await self._timely(stream.start(), "take a stream")
             self.state, self.story = State.LIVE, "level"
             if self._said is not None:
-                self._home.say(f"{self.name} is level again, at {self._sent}")
+                self._home.say(f"{self.name} is level again, at {self._progress.sent}")
                 self._said = None
-            home.acknowledged(self.name, self._sent)
+            home.acknowledged(self.name, self._progress.sent)
             sending = asyncio.create_task(self._send(stream))
             receiving = asyncio.create_task(self._receive(stream))
             try:
@@ -364,13 +363,13 @@ class ReplicaLink:
         loop = asyncio.get_running_loop()
         while True:
             seen = home.appended.rings
-            first_id, last_id = self._sent + 1, home.sendable
+            first_id, last_id = self._progress.sent + 1, home.sendable
             if first_id < tail.first_id:
                 self.state = State.SLOW
                 return
             run = tail.joined_from(first_id, last_id, FRAME_BYTES)
             if run is None:
-                if self._told < home.committed and self._is_quiet and tail.first_id <= last_id:
+                if self._progress.told < home.committed and self._is_quiet and tail.first_id <= last_id:
                     # Nothing new to send, but a new committed mark to tell: the last record carries it again.
                     run = tail.joined_from(last_id, last_id, FRAME_BYTES)
                 else:
@@ -380,9 +379,9 @@ class ReplicaLink:
             if self._owes_since is None:
                 self._owes_since = loop.time()
                 home.watch()
-            self._told = home.committed
-            await stream.send(run, self._told)
-            self._sent = max(self._sent, run.last_id)
+            self._progress.told = home.committed
+            await stream.send(run, self._progress.told)
+            self._progress.sent = max(self._progress.sent, run.last_id)
 
     @property
     def _is_quiet(self) -> bool:
@@ -392,7 +391,7 @@ class ReplicaLink:
         home = self._home
         loop = asyncio.get_running_loop()
         while (mark := await stream.receive()) is not None:
-            self._owes_since = None if mark >= self._sent else loop.time()
+            self._owes_since = None if mark >= self._progress.sent else loop.time()
             home.core.copied(self.name, mark)
             home.acknowledged(self.name, mark)
         raise CannotConnect(f"{self.name} ended the stream")

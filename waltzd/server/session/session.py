@@ -18,7 +18,7 @@ from waltzd.format.layout import FileHeader
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.peers import ReplicaPort
-from waltzd.server.core.marks import Session
+from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import (
     NEAR_IDS,
     Recovery,
@@ -63,7 +63,7 @@ class StoreSession:
         self.generation = meta.generation
         self.decided, self.appended, self._progressed = Bell(), Bell(), Bell()
         self.core = Recovery(meta, documents.roles, is_taken=False)
-        self.live: Session | None = None
+        self.live: Marks | None = None
         self.ended: BaseException | None = None
         self.documents = documents
         self._noted_at = 0.0
@@ -74,7 +74,6 @@ class StoreSession:
         self._tail: Tail | None = None
         self._on_commit: list[Callable[[int], None]] = []
         self._links = Links()
-        self._lost: dict[str, None] = {}
         self._bytes = 0
         self._opened_at = 0.0
         self._is_asked_to_end = False
@@ -156,7 +155,7 @@ class StoreSession:
             return
         if self.live.acknowledge(name, mark):
             self._committed_up_to(self.live.committed)
-        elif self.live.durable(name) is None and mark + NEAR_IDS >= self.tail.next_id:
+        elif not self.live.counts(name) and mark + NEAR_IDS >= self.tail.next_id:
             self.decided.ring()
 
     def _committed_up_to(self, mark: int) -> None:
@@ -170,12 +169,13 @@ class StoreSession:
         state = self.core.meta.replicas.get(name)
         if state is None or state.session != self.session or self.live is None:
             return False
-        holds_less = status.last_id < self.live.marks.get(name, -1)
+        progress = self.core.progress(name)
+        holds_less = status.last_id < progress.acknowledged
         if not holds_less and status.incarnation == state.incarnation and status.session == self.session:
             return False
         self.live.lose(name)
         self.watch()  # until it is level again
-        self._lost[name] = None
+        progress.has_forgotten = True
         self.decided.ring()
         return True
 
@@ -238,7 +238,7 @@ class StoreSession:
             self._tail = Tail(self.core.mark + 1, self._settings.tail_bytes_max)
         assert self._tail.committed == self.core.mark
         meta = self.core.meta
-        self.live = Session(meta.members, meta.joined, self.core.mark)
+        self.live = self.core.marks()
         self.say(
             f"open: session {self.session}, generation {self.generation}, from id {self.low_mark + 1} on, with "
             f"{', '.join(meta.joined)} of {', '.join(meta.members)}"
@@ -335,15 +335,15 @@ class StoreSession:
         if self.documents.has_to_write:
             await self._save(self.core.meta)
             return True
-        for name in list(self._lost):
-            wanted = losing(self.core.meta, name, self.live.marks.get(name, -1))
+        for name in self.core.forgetful:
+            wanted = losing(self.core.meta, name, self.core.progress(name).acknowledged)
             if wanted is not None:
                 self.say(f"{name} has forgotten what it had acknowledged; it has no vote until it has been admitted again")
                 await self._save(wanted)
-            del self._lost[name]
+            self.core.progress(name).has_forgotten = False
             return True
         for name in self.core.meta.members:
-            if self.live.durable(name) is None and self._is_nearly_level(name):
+            if not self.live.counts(name) and self._is_nearly_level(name):
                 if not self.core.has_joined(name):  # else it was saved, and the replica was away again in that moment
                     wanted = joining(self.core.meta, name, self.core.status(name), self.core.held(name))
                     if wanted is None:
@@ -363,7 +363,7 @@ class StoreSession:
         return True
 
     def _with_marks(self, meta: PartitionMeta) -> PartitionMeta:
-        return meta if self.live is None else acknowledging(meta, self.live.marks)
+        return meta if self.live is None else acknowledging(meta, self.live.acknowledged)
 
     def _is_noted(self, now: float) -> bool:
         """Whether the document says how far replicas have acknowledged. Nobody waits for that, and it may fail."""
@@ -404,7 +404,7 @@ class StoreSession:
         links.cancel()  # all at once: what they were told belongs to the session before
         self.session, self.live = meta.session, None
         self.core = Recovery(meta, self.core.roles, ours=self.core.incarnations)
-        self._lost, self._bytes, self._drain_seconds = {}, 0, DRAIN_SECONDS
+        self._bytes, self._drain_seconds = 0, DRAIN_SECONDS
         await links.close()
         await self.recover(patience_seconds=RENEWAL_PATIENCE_SECONDS)
 

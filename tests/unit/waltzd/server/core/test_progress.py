@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from waltzd.server.core.marks import Session
+from waltzd.server.core.progress import Marks, Progress
 
 
 def test_the_committed_mark_is_what_a_majority_of_all_members_reached() -> None:
-    live = Session("ABC", ("A",), 4)
+    live = Marks({name: Progress() for name in "ABC"}, ("A",), 4)
     assert not live.acknowledge("A", 9)
     assert live.committed == 4, "one of three"
     assert not live.acknowledge("B", 9), "it has not joined"
@@ -19,6 +19,6 @@ def test_the_committed_mark_is_what_a_majority_of_all_members_reached() -> None:
 
 
 def test_what_is_missing_for_a_majority_is_said_by_name() -> None:
-    live = Session("ABC", ("A", "B"), 4)
+    live = Marks({name: Progress() for name in "ABC"}, ("A", "B"), 4)
     assert live.missing(["A", "B"]) == ""
     assert live.missing(["A", "C"]) == "no majority takes appends: B, C of A, B, C do not"
