@@ -43,6 +43,8 @@ class Network:
         self.messages = 0
         self.watched: dict[str, tuple[int, Callable[[], None]]] = {}
         """What happens instead of the delivery of the n-th message from now on to somebody."""
+        self.on_event: Callable[[str], None] = lambda name: None
+        """Called with the name of the process that a message reaches, when all that came before has had its effect."""
         self._pick = random.Random(seed)
         self._cut: dict[tuple[str, str], None] = {}
         self._slow: dict[str, float] = {}
@@ -191,6 +193,7 @@ class Connection:
         loop.after(due - loop.now, target, self._arrive, target, deliver, arguments)
 
     def _arrive(self, target: Life, deliver: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        self._network.on_event(target.name)
         if not self.is_over and not self._network.strikes(target.name):
             deliver(*arguments)
 

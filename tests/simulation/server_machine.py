@@ -98,6 +98,14 @@ class ServerMachine(Machine):
     def daemon(self, life: Life) -> LocalServer | None:
         return self.server if self.life is life else None
 
+    def check(self) -> None:
+        """What is true of the whole state of every partition here, whatever has happened."""
+        if self.server is not None:
+            for store in self.server.stores:
+                store.check()
+                if store._pipeline is not None:
+                    store._pipeline.check()
+
     def stop(self) -> None:
         """In order: the partitions are given away first."""
         self.is_wanted = False

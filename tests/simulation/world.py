@@ -125,6 +125,7 @@ class Simulation:
             partitions=self.setup.partitions,
             created="in a simulation",
         )
+        self.network.on_event = self._check_state
         self.zookeeper = ZooKeeper(self)
         everybody = names("storage", self.setup.storages + self.setup.spares)
         self.storages = {name: StorageMachine(self, name) for name in everybody}
@@ -201,6 +202,10 @@ class Simulation:
     async def _pass(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
         self._check()
+
+    def _check_state(self, name: str) -> None:
+        if name in self.servers:
+            self.servers[name].check()
 
     def _check(self) -> None:
         if self.mistakes:

@@ -61,7 +61,7 @@ class LocalServer:
         self._cluster = Cluster(coordinator, clock=lambda: 0.0)  # ids count from 1: a run can be repeated
         self._capacity = Capacity(MOUNTS_MAX)
         self._ticker = Ticker(TICK_SECONDS)
-        self._stores: list[Store[Pipeline]] = []
+        self.stores: list[Store[Pipeline]] = []
         self._registration = Registration(self._cluster, self.meta, is_alive=is_alive)
         self._election = Election(self._cluster, name, meta.partitions)
         self.host: Host[Pipeline] = Host(self._cluster, meta, self._registration, make_store=self._make_store)
@@ -98,7 +98,7 @@ class LocalServer:
 
     async def kill(self) -> None:
         """Close nothing in order. Its connections have to be cut before."""
-        await asyncio.gather(*[store.close(hand_over=False) for store in self._stores])
+        await asyncio.gather(*[store.close(hand_over=False) for store in self.stores])
         if self._hosting is not None:
             self._hosting.cancel()
         await self.end()
@@ -123,7 +123,7 @@ class LocalServer:
             say=lambda sentence: self._say(f"partition {partition}: {sentence}"),
             previous_owner_alive=previous_owner_alive,
         )
-        self._stores.append(store)
+        self.stores.append(store)
         return store
 
     def _make_pipeline(self, session: OpenSession) -> Pipeline:

@@ -184,6 +184,12 @@ class Pipeline:
         for member in list(self._members.values()):
             member.refuse(error)
 
+    def check(self) -> None:
+        """What is true of the whole pipeline after every event."""
+        self._locks.check()
+        assert self.committed <= self.session.committed <= self.last_id
+        assert self._inflight_bytes >= 0
+
     # -- mounts
 
     @property

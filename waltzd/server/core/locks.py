@@ -87,6 +87,14 @@ class LockTable:
         mark = self._marked.get(lock, self.floor)
         return mark, self._reason(lock, mark, committed)
 
+    def check(self) -> None:
+        """What is true after every event: the table is bounded, and its floor is not above any mark in it."""
+        assert len(self._marked) <= self._size
+        assert self._low_mark <= self.floor
+        if self._marked:
+            oldest, newest = next(iter(self._marked.values())), next(reversed(self._marked.values()))
+            assert self.floor <= oldest <= newest
+
     def _reason(self, lock: int, conflict_id: int, committed: int) -> Reason:
         if lock in self._marked:
             return Reason.IN_FLIGHT if conflict_id > committed else Reason.REAL

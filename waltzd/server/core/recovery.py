@@ -644,13 +644,16 @@ class Recovery:
         """What is true of the whole state after every event, whatever the replicas said and whatever was lost."""
         meta = self.meta
         assert meta.session == self.session >= meta.opened
-        for name, progress in list(self._progress.items()):
+        joined = meta.joined if meta.opened == self.session else ()
+        assert meta.opened < self.session or len(joined) >= majority(len(meta.members)), "it opened without a majority"
+        for name, progress in self._progress.items():
             progress.check()
             assert self.is_taken or progress.status is None, f"{name} was opened before the session was saved"
-            assert progress.durable is None or self.has_joined(name), f"{name} counts, and that is not saved"
-            assert EMPTY <= self.trusted(name) <= self.held(name)
-        if meta.opened == self.session:
-            assert len(meta.joined) >= majority(len(meta.members)), "a session opens with a majority"
+            if progress.durable is not None:
+                assert name in joined, f"{name} counts, and that is not saved"
+                assert not meta.replicas[name].is_lost, f"{name} counts, and has forgotten something"
+            elif not joined:
+                assert EMPTY <= self.trusted(name) <= progress.held
 
 
 def _certain(status: ReplicaStatus, mark: int) -> int:

@@ -74,6 +74,17 @@ class Tail:
             self._settled -= self._evicted
             self._evicted = 0
 
+    def check(self) -> None:
+        """What is true after every event."""
+        runs, settled = self._runs, self._settled
+        assert len(runs) == len(self._first_ids)
+        assert self._evicted <= settled <= len(runs), "nothing that is not committed is evicted"
+        assert self.committed < self.next_id == (runs[-1].last_id + 1 if runs else self.next_id)
+        assert 0 <= self.pending_bytes <= self.bytes
+        assert settled == len(runs) or runs[settled].last_id > self.committed
+        assert settled == self._evicted or runs[settled - 1].last_id <= self.committed
+        assert self.bytes <= self._bytes_max or self._evicted == min(settled, len(runs) - 1)
+
     def runs_from(self, first_id: int, last_id: int, bytes_max: int) -> list[Run]:
         """Consecutive runs, the first of them from `first_id` on, up to `last_id`, of about `bytes_max` together but never
         less than one record; empty when there is nothing up to `last_id`."""

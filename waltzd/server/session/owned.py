@@ -290,6 +290,11 @@ class Store(Generic[P]):
                     continue
                 raise ChangedMeanwhile(f"somebody else took session {meta.session} of partition {self.partition}")
 
+    def check(self) -> None:
+        """What is true of its session after every event."""
+        if self._session is not None:
+            self._session.check()
+
     # -- what others see
 
     @property

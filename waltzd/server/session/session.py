@@ -225,7 +225,7 @@ class StoreSession:
             await self._take()
         while self.core.step != "OPEN":
             seen = self.decided.rings
-            self._check()
+            self._raise_end()
             wanted = self.core.next_save()
             if wanted is None:
                 await self._wait_for_change(seen, patience_seconds)
@@ -250,11 +250,11 @@ class StoreSession:
     async def _take(self) -> None:
         """Save the session id: from then on nobody else decides anything here. Not before enough replicas were asked: a
         number that is taken hides that storages have promised themselves to it before."""
-        self._check()
+        self._raise_end()
         while not self.core.has_asked_enough:
             await self.decided.wait(self.decided.rings)
-            self._check()
-        await self.documents.save(self.core.meta, check=self._check)
+            self._raise_end()
+        await self.documents.save(self.core.meta, check=self._raise_end)
         self.core.is_taken = True
         self.decided.ring()
 
@@ -272,7 +272,7 @@ class StoreSession:
         try:
             while True:
                 seen = self.decided.rings
-                self._check()
+                self._raise_end()
                 if self._is_asked_to_end:
                     return
                 reason = self._reason_for_another()
@@ -283,7 +283,7 @@ class StoreSession:
         finally:
             self._ticker.remove(self._look)
 
-    def _check(self) -> None:
+    def _raise_end(self) -> None:
         if self.ended is not None:
             raise self.ended
         refusal = self.core.refusal
@@ -356,7 +356,7 @@ class StoreSession:
 
     async def _save(self, wanted: PartitionMeta, *, promote: bool = False) -> bool:
         wanted = self._with_marks(wanted)
-        if not await self.documents.save(wanted, promote=promote, check=self._check):
+        if not await self.documents.save(wanted, promote=promote, check=self._raise_end):
             return False
         self.core.saved(wanted)
         self.decided.ring()
@@ -373,6 +373,21 @@ class StoreSession:
             self._noted_at = now
             self.documents.note(lambda: self._with_marks(self.core.meta), lambda meta: self.core.saved(meta), self.end)
         return False
+
+    def check(self) -> None:
+        """What is true of the whole session after every event."""
+        self.core.check()
+        if self.live is None or self._tail is None:
+            return
+        tail, last_id = self._tail, self._tail.next_id - 1
+        self.live.check()
+        tail.check()
+        assert tail.committed == self.live.committed
+        for name in self.live.members:
+            progress = self.core.progress(name)
+            assert progress.sent <= last_id
+            assert progress.told <= tail.committed
+            assert progress.acknowledged <= last_id
 
     # -- from one session to the next
 
@@ -392,7 +407,7 @@ class StoreSession:
                     self._renew_after = clock.time() + SETTLED_SECONDS
                     return
                 after = following(self.core.meta, self.committed)
-                await self.documents.save(after, check=self._check)
+                await self.documents.save(after, check=self._raise_end)
                 self.say(f"a new session: {reason}")
                 await self._follow(after)
             finally:
