@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-import click
+import typer
 
 from waltzctl.render import printable
 
@@ -22,7 +22,7 @@ async def waiting_aloud(what: Callable[[], str]) -> AsyncIterator[None]:
         sentence = what()
         if sentence:
             with suppress(OSError):  # a terminal that went away
-                click.echo(printable(f"{sentence} …"), err=True)
+                typer.echo(printable(f"{sentence} …"), err=True)
 
     saying = asyncio.create_task(say())
     try:

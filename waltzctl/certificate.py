@@ -5,13 +5,14 @@ Whatever is wrong with the files themselves is said before anything is asked of 
 
 from __future__ import annotations
 
-import functools
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
-import click
+from typer import Option
 
+from waltzctl.options import CLUSTER
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, BadConfig, CannotConnect, NotPermitted, TlsMismatch, WrongPeer
 from waltzd.protocol.role import Role
@@ -25,23 +26,29 @@ OPTIONS = {
 _NOTHING_ASKED = "nothing was asked of any daemon"
 
 
-def secured(command: Callable[..., int]) -> Callable[..., int]:
-    """The command gets `tls`: the certificate that was given by options or in the environment, or None."""
-
-    @functools.wraps(command)
-    def with_tls(*, tls_certificate: str | None, tls_key: str | None, tls_ca: str | None, **rest: Any) -> int:
-        return command(tls=tls_of(tls_certificate, tls_key, tls_ca), **rest)
-
-    with_option: Callable[..., int] = with_tls
-    for name, meaning in reversed(OPTIONS.items()):
-        with_option = click.option(name, metavar="FILE", envvar=_variable(name), show_envvar=True, help=meaning)(
-            with_option
-        )
-    return with_option
-
-
-def _variable(option: str) -> str:
+def variable(option: str) -> str:
     return "WALTZ_" + option.removeprefix("--").replace("-", "_").upper()
+
+
+def meant(option: str, metavar: str, meaning: str, **more: Any) -> Any:
+    """One of the options that say which cluster is meant. Its variable is read by what it becomes, which remembers who said
+    what."""
+    help_ = f"{meaning} [env var: {variable(option)}]"
+    return Option(option, metavar=metavar, help=help_, rich_help_panel=CLUSTER, **more)
+
+
+TlsCertificate = Annotated[str | None, meant("--tls-certificate", "FILE", OPTIONS["--tls-certificate"])]
+TlsKey = Annotated[str | None, meant("--tls-key", "FILE", OPTIONS["--tls-key"])]
+TlsCa = Annotated[str | None, meant("--tls-ca", "FILE", OPTIONS["--tls-ca"])]
+
+
+def tls_alone(
+    tls_certificate: TlsCertificate = None, tls_key: TlsKey = None, tls_ca: TlsCa = None
+) -> Callable[[], Tls | None]:
+    """The certificate that options or variables name, of a person who names no cluster."""
+    given = zip(OPTIONS, (tls_certificate, tls_key, tls_ca), strict=True)
+    said = [value or os.environ.get(variable(option)) or None for option, value in given]
+    return lambda: tls_of(*said)
 
 
 def tls_of(certificate: str | None, key: str | None, ca: str | None) -> Tls | None:
@@ -54,7 +61,7 @@ def tls_of(certificate: str | None, key: str | None, ca: str | None) -> Tls | No
         raise BadArgument(
             f"{there} without {' and '.join(missing)}: a certificate needs all three",
             not_done=_NOTHING_ASKED,
-            next_step=f"give {' and '.join(f'{name} or {_variable(name)}' for name in missing)} too, or none of them",
+            next_step=f"give {' and '.join(f'{name} or {variable(name)}' for name in missing)} too, or none of them",
         )
     for path in (certificate, key, ca):
         _check_there(path)
@@ -93,7 +100,7 @@ async def first_contact(address: str, tls: Tls | None) -> AsyncIterator[None]:
         raise
     except TlsMismatch as error:
         if tls is None:
-            step = f"give {', '.join(OPTIONS)}, or set {', '.join(map(_variable, OPTIONS))}"
+            step = f"give {', '.join(OPTIONS)}, or set {', '.join(map(variable, OPTIONS))}"
         else:
             step = f"leave {', '.join(OPTIONS)} out, and their variables unset; or give the daemon a certificate"
         raise TlsMismatch(error.message, next_step=step) from error

@@ -7,21 +7,23 @@ coordinator (`waltzctl history`), also of changes that failed or never came to t
 
 from __future__ import annotations
 
-import functools
 import getpass
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Annotated
 
-import click
+import typer
+from typer import Option
 
 from waltzctl import render_change
-from waltzctl.progress import Shown, shown_progress
+from waltzctl.options import CHANGE, From, confirmed, typed
+from waltzctl.progress import Shown, ShownProgress
 from waltzctl.reach import Reach
 from waltzctl.render import is_line, printable
 from waltzctl.safety import Danger, Step, refusals
@@ -30,18 +32,33 @@ from waltzd.cluster.documents import HistoryEntry
 from waltzd.errors import BadArgument, ChangedMeanwhile, NotConfirmed, Unsafe, WaltzError
 
 REASON_CHARACTERS_MAX = 1000
+changing = partial(Option, rich_help_panel=CHANGE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """What the person said beside the change itself."""
 
-    is_dry: bool
-    yes: bool
-    confirm: str | None
-    reason: str | None
-    override: str | None
-    progress: Shown = Shown.AUTO
+    is_dry: Annotated[bool, changing("--dry-run", help="Show the plan and change nothing.")] = False
+    yes: Annotated[bool, changing("--yes", help="Answer a simple question with yes.")] = False
+    confirm: Annotated[
+        str | None, changing("--confirm", metavar="NAME", help="What would have to be typed where it is dangerous.")
+    ] = None
+    reason: Annotated[str | None, changing("--reason", metavar="TEXT", help="Why; kept in the history.")] = None
+    override: Annotated[
+        str | None,
+        changing("--override", metavar="NAME", help="Do what is unsafe all the same: the name of what is touched."),
+    ] = None
+    progress: ShownProgress = Shown.AUTO
+
+    def __post_init__(self) -> None:
+        if self.reason is not None and not 0 < len(self.reason) <= REASON_CHARACTERS_MAX:
+            raise BadArgument(f"--reason: between 1 and {REASON_CHARACTERS_MAX} characters")
+        if self.reason is not None and not is_line(self.reason):
+            raise BadArgument("--reason: it has characters that cannot be shown on one line, or is not UTF-8")
+
+
+Asking = Annotated[Asked, From(Asked)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,40 +77,6 @@ class Plan:
     @property
     def refusals(self) -> list[str]:
         return [*self.unsafe, *refusals(self.margins)]
-
-
-def changing(command: Callable[..., int]) -> Callable[..., int]:
-    """The command gets `asked`."""
-
-    @functools.wraps(command)
-    def with_asked(
-        *,
-        dry_run: bool,
-        yes: bool,
-        confirm: str | None,
-        reason: str | None,
-        override: str | None,
-        progress: str,
-        **rest: Any,
-    ) -> int:
-        if reason is not None and not 0 < len(reason) <= REASON_CHARACTERS_MAX:
-            raise BadArgument(f"--reason: between 1 and {REASON_CHARACTERS_MAX} characters")
-        if reason is not None and not is_line(reason):
-            raise BadArgument("--reason: it has characters that cannot be shown on one line, or is not UTF-8")
-        asked = Asked(is_dry=dry_run, yes=yes, confirm=confirm, reason=reason, override=override, progress=Shown(progress))
-        return command(asked=asked, **rest)
-
-    with_option: Callable[..., int] = with_asked
-    for option in (
-        shown_progress,
-        click.option("--override", metavar="NAME", help="Do what is unsafe all the same: the name of what is touched."),
-        click.option("--reason", metavar="TEXT", help="Why; kept in the history."),
-        click.option("--confirm", metavar="NAME", help="What would have to be typed where it is dangerous."),
-        click.option("--yes", is_flag=True, help="Answer a simple question with yes."),
-        click.option("--dry-run", is_flag=True, help="Show the plan and change nothing."),
-    ):
-        with_option = option(with_option)
-    return with_option
 
 
 def agree(plan: Plan, asked: Asked, reach: Reach, output: str) -> bool:
@@ -145,9 +128,9 @@ def _confirm(plan: Plan, asked: Asked, reach: Reach, output: str) -> None:
         )
     render_change.question(plan)
     if wanted is None:
-        agreed = click.confirm("Do this?", err=True)
+        agreed = confirmed("Do this?")
     else:
-        agreed = click.prompt(f"Type {wanted} to do this", default="", show_default=False, err=True) == wanted
+        agreed = typed(f"Type {wanted} to do this") == wanted
     if not agreed:
         raise NotConfirmed(f"{plan.verb} {plan.subject} was not agreed to")
 
@@ -178,7 +161,7 @@ async def recorded(cluster: Cluster, plan: Plan, asked: Asked) -> AsyncIterator[
             await cluster.end_history(number, replace(entry, ended=_now(), outcome=outcome))
         except WaltzError as error:  # what became of the change itself is not hidden by this
             why = printable(f"{error.code} {error.message}")
-            click.echo(f"How it ended is not in the history, entry {number}: {why}", err=True)
+            typer.echo(f"How it ended is not in the history, entry {number}: {why}", err=True)
 
 
 def who() -> str:

@@ -8,25 +8,27 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import click
+import typer
+from typer import Argument, Option
 
-from waltzctl import completion
 from waltzctl.blueprint import load_blueprint
 from waltzctl.certificate import OPTIONS as TLS_OPTIONS
 from waltzctl.certificate import tls_of
-from waltzctl.listing import Column, Listing, listed, put
-from waltzctl.main import exit_codes
+from waltzctl.listing import Column, Listing, ListOutput, put
+from waltzctl.options import Output
 from waltzctl.reach import (
     LOCAL_ROOT,
     Context,
+    ContextName,
     Contexts,
+    Meant,
     Reach,
     check_context,
     contexts_path,
+    known_contexts,
     load_contexts,
-    reaching,
     resolve,
     save_contexts,
     using,
@@ -38,30 +40,27 @@ from waltzd.errors import EXIT_OK, AlreadyThere, BadArgument, ForeignCluster
 from waltzd.protocol.address import is_name
 
 
-def tls_options(command: Any) -> Any:
-    for name, meaning in reversed(TLS_OPTIONS.items()):
-        command = click.option(name, metavar="FILE", help=meaning)(command)
-    return command
-
-
-@click.command("add", epilog=exit_codes())
-@click.argument("name", metavar="NAME")
-@click.option("--coordinator", metavar="HOST:PORT,…", help="Addresses of the ZooKeeper ensemble.")
-@click.option("--root", metavar="PATH", help=f"Where the cluster's documents are in ZooKeeper; {LOCAL_ROOT} by default.")
-@click.option("--directory", metavar="DIR", help="Instead: a cluster on this machine, made by `waltzctl up DIR`.")
-@tls_options
-@click.option("--protected", is_flag=True, help="Whoever changes something there has to type NAME.")
-@click.option("--use", "is_used", is_flag=True, help="Mean this cluster from now on.")
 def add(
-    name: str,
-    coordinator: str | None,
-    root: str | None,
-    directory: str | None,
-    tls_certificate: str | None,
-    tls_key: str | None,
-    tls_ca: str | None,
-    protected: bool,
-    is_used: bool,
+    *,
+    name: Annotated[str, Argument(metavar="NAME")],
+    coordinator: Annotated[
+        str | None, Option("--coordinator", metavar="HOST:PORT,…", help="Addresses of the ZooKeeper ensemble.")
+    ] = None,
+    root: Annotated[
+        str | None,
+        Option("--root", metavar="PATH", help=f"Where the cluster's documents are in ZooKeeper; {LOCAL_ROOT} by default."),
+    ] = None,
+    directory: Annotated[
+        str | None,
+        Option("--directory", metavar="DIR", help="Instead: a cluster on this machine, made by `waltzctl up DIR`."),
+    ] = None,
+    protected: Annotated[bool, Option("--protected", help="Whoever changes something there has to type NAME.")] = False,
+    is_used: Annotated[bool, Option("--use", help="Mean this cluster from now on.")] = False,
+    tls_certificate: Annotated[
+        str | None, Option("--tls-certificate", metavar="FILE", help=TLS_OPTIONS["--tls-certificate"])
+    ] = None,
+    tls_key: Annotated[str | None, Option("--tls-key", metavar="FILE", help=TLS_OPTIONS["--tls-key"])] = None,
+    tls_ca: Annotated[str | None, Option("--tls-ca", metavar="FILE", help=TLS_OPTIONS["--tls-ca"])] = None,
 ) -> int:
     """Give a cluster a name, so that commands find it by `--context NAME`. Nobody is contacted: `waltzctl context
     validate` does that. Paths of files are kept as absolute ones.
@@ -89,7 +88,7 @@ def add(
         )
     is_current = is_used or contexts.current == name
     save_contexts(Contexts(current=name if is_used else contexts.current, named={**contexts.named, name: context}))
-    click.echo(f"{name} is {where(context)}{', and meant from now on' if is_current else ''}.")
+    typer.echo(f"{name} is {where(context)}{', and meant from now on' if is_current else ''}.")
     return EXIT_OK
 
 
@@ -115,9 +114,7 @@ def where(context: Context) -> str:
     return f"{context.coordinator}{context.root or LOCAL_ROOT}"
 
 
-@click.command("use", epilog=exit_codes())
-@click.argument("name", metavar="NAME", shell_complete=completion.contexts)
-def use(name: str) -> int:
+def use(*, name: ContextName) -> int:
     """Mean this cluster from now on, wherever neither an option nor a variable names another one.
 
     \b
@@ -128,13 +125,11 @@ def use(name: str) -> int:
     contexts = load_contexts()
     context = contexts.get(name)
     save_contexts(replace(contexts, current=name))
-    click.echo(f"{name} is meant from now on: {where(context)}{', protected' if context.protected else ''}.")
+    typer.echo(f"{name} is meant from now on: {where(context)}{', protected' if context.protected else ''}.")
     return EXIT_OK
 
 
-@click.command("list", epilog=exit_codes())
-@listed
-def list_(output: str) -> int:
+def list_(*, output: ListOutput = "table") -> int:
     """Show the clusters that have names, and which one is meant when nothing else is said.
 
     \b
@@ -162,9 +157,7 @@ def list_(output: str) -> int:
     return EXIT_OK
 
 
-@click.command("remove", epilog=exit_codes())
-@click.argument("name", metavar="NAME", shell_complete=completion.contexts)
-def remove(name: str) -> int:
+def remove(*, name: ContextName) -> int:
     """Forget a name. The cluster is not touched.
 
     \b
@@ -177,17 +170,14 @@ def remove(name: str) -> int:
     left = {other: context for other, context in contexts.named.items() if other != name}
     was_current = contexts.current == name
     save_contexts(Contexts(current=None if was_current else contexts.current, named=left))
-    click.echo(f"{name} is forgotten; the cluster is as it was.{' No cluster is meant now.' if was_current else ''}")
+    typer.echo(f"{name} is forgotten; the cluster is as it was.{' No cluster is meant now.' if was_current else ''}")
     return EXIT_OK
 
 
 # -- which one is meant ------------------------------------------------------------------------------------------------
 
 
-@click.command("show", epilog=exit_codes())
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-@reaching
-def show(output: str, reach: Reach) -> int:
+def show(*, reach: Meant, output: Output = "table") -> int:
     """Show which cluster a command would mean here, and who said so: an option, a variable, a context, or the directory.
     Nobody is contacted.
 
@@ -203,10 +193,11 @@ def show(output: str, reach: Reach) -> int:
     return EXIT_OK
 
 
-@click.command("validate", epilog=exit_codes())
-@click.argument("name", metavar="[NAME]", required=False, shell_complete=completion.contexts)
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-def validate(name: str | None, output: str) -> int:
+def validate(
+    *,
+    name: Annotated[str | None, Argument(metavar="[NAME]", autocompletion=known_contexts)] = None,
+    output: Output = "table",
+) -> int:
     """Contact a cluster by its name, or the one that is meant here: ZooKeeper answers, a cluster is there, and your
     certificate is one of it. It ends with 6 when nobody answers, and with 3 when there is no cluster.
 
@@ -222,8 +213,8 @@ def validate(name: str | None, output: str) -> int:
         put_json({"context": reach.name, "where": reach.where, "name": found.name, "cluster_key": str(found.key),
                   "partitions": found.partitions, "created": found.created})  # fmt: skip
     else:
-        click.echo(f"{reach.name} is the cluster {found.name}, key {found.key}, {found.partitions} partitions")
-        click.echo(f"at {reach.where}")
+        typer.echo(f"{reach.name} is the cluster {found.name}, key {found.key}, {found.partitions} partitions")
+        typer.echo(f"at {reach.where}")
     return EXIT_OK
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-import click
+import typer
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupted(click.Abort):
+EXIT_INTERRUPTED = 130
+
+
+class Interrupted(typer.Abort):
     """Ctrl-C, with what is to be said about what was under way."""
 
 
@@ -74,3 +79,10 @@ def deaf() -> None:
     """The program was told to end, and does: who says it once more finds it ending, and not a traceback."""
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def silence_stdout() -> None:
+    """The reader is gone: nothing more can be said there, not even by the flush at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

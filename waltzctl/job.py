@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import click
+import typer
 
 from waltzctl import render_change
 from waltzctl.change import Asked, Plan, agree, recorded
@@ -66,7 +66,7 @@ def perform(reach: Reach, asked: Asked, output: str, prepare: Callable[[Cluster]
             job = using(reach, prepare)
             if (job.is_change or asked.is_dry or not job.plan.steps) and not agree(job.plan, asked, reach, output):
                 return EXIT_OK
-    except click.Abort:  # also at the question, where it is the end of what is typed, too
+    except typer.Abort:  # also at the question, where it is the end of what is typed, too
         raise Interrupted(NOTHING_BEGUN) from None
 
     async def act(cluster: Cluster) -> Mapping[str, Any]:

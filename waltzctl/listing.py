@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import click
+import typer
 import yaml
+from typer import Option
 
+from waltzctl.options import OUTPUT
 from waltzctl.render import JSON_VERSION, console, printable, size, table
 
 FORMS = ("table", "wide", "json", "yaml", "csv", "name")
@@ -44,11 +46,10 @@ class Listing:
     """What to say to a person when there are none."""
 
 
-def listed(command: Callable[..., int]) -> Callable[..., int]:
-    """The command gets `output`."""
-    return click.option("-o", "--output", type=click.Choice(FORMS), default="table", help="For people, or for scripts.")(
-        command
-    )
+ListOutput = Annotated[
+    Literal["table", "wide", "json", "yaml", "csv", "name"],
+    Option("-o", "--output", rich_help_panel=OUTPUT, help="For people, or for scripts."),
+]
 
 
 def put_yaml(value: Mapping[str, Any]) -> None:
@@ -57,7 +58,7 @@ def put_yaml(value: Mapping[str, Any]) -> None:
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
     if printable(text) != text:  # escaped as YAML does it, so that it is still what it was
         text = yaml.safe_dump(plain, sort_keys=False)
-    click.echo(text.rstrip("\n"))
+    typer.echo(text.rstrip("\n"))
 
 
 def put(found: Listing, output: str, **more: Any) -> None:
@@ -67,11 +68,11 @@ def put(found: Listing, output: str, **more: Any) -> None:
         if output == "yaml":
             put_yaml(value)
         else:
-            click.echo(json.dumps(value, indent=2))
+            typer.echo(json.dumps(value, indent=2))
         return
     if output == "name":
         for row in found.rows:
-            click.echo(printable(str(row[found.columns[0].key])))
+            typer.echo(printable(str(row[found.columns[0].key])))
         return
     if output == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")

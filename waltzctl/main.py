@@ -12,15 +12,20 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
-import click
+import typer
+from typer import Option
+from typer._click.exceptions import ClickException  # what typer raises for a mistake of the user; it has no other name
+from typer.core import TyperCommand, TyperGroup
 
-from waltzctl.interruption import Interrupted, deaf
+from waltzctl.interruption import EXIT_INTERRUPTED, Interrupted, deaf, silence_stdout
+from waltzctl.options import HELP, command_of
 from waltzctl.render import printable
-from waltzd.errors import EXIT_ERROR, EXIT_MEANING, EXIT_OK, EXIT_USAGE, NotInstalled, WaltzError
+from waltzd.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE, NotInstalled, WaltzError
 
-EXIT_INTERRUPTED = 130
+COMPLETE = "_WALTZCTL_COMPLETE"
+"""The variable by which a shell asks: `bash_source`, and so for zsh and fish."""
 
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "": {
@@ -38,6 +43,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "events": ("waltzctl.watching.event:events", "What the daemons said lately, in one order."),
         "export": ("", "What `spark-export` wrote: look, and check."),
         "health": ("waltzctl.watching.health:health", "Commit a probe in every partition, and say how long it took."),
+        "help": ("", "What is true of all commands."),
         "history": ("waltzctl.placement.cluster:history", "Who changed what, and why."),
         "lock": ("", "Why a transaction was refused."),
         "moves": ("", "Moves of replicas that are under way."),
@@ -116,6 +122,9 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "Check all files of an export, alone or against the log.",
         ),
     },
+    "help": {
+        "exit-codes": ("waltzctl.error:exit_codes", "What the exit code of a command means."),
+    },
     "lock": {
         "explain": ("waltzctl.records.lock:explain", "Who holds a lock, and what to wait for."),
     },
@@ -185,49 +194,40 @@ GENERAL_FAILURES = frozenset({"verify-segments"})
 """Commands whose exit codes tell three things apart: clean, findings, could not run; a mistake of the user stays 2."""
 
 
-def exit_codes() -> str:
-    """The exit codes as a paragraph of a help text; the form feed keeps click from joining its lines."""
-    lines = [f"  {code:>3}  {meaning}" for code, meaning in EXIT_MEANING.items()]
-    lines.append(f"  {EXIT_INTERRUPTED:>3}  interrupted")
-    return "\b\nExit codes:\n" + "\n".join(lines)
-
-
-class LazyGroup(click.Group):
+class LazyGroup(TyperGroup):
     """A group that knows its commands by name only."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return sorted(COMMANDS[self._table])
 
     @property
     def _table(self) -> str:
         return "" if self.name == "waltzctl" else str(self.name)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | TyperGroup | None:
         found = COMMANDS[self._table].get(cmd_name)
         if found is None:
             return None
         where, help_line = found
         if not where:
-            return LazyGroup(name=cmd_name, help=help_line, epilog=exit_codes())
+            return LazyGroup(name=cmd_name, help=help_line, rich_markup_mode=None, no_args_is_help=True)
         module, _, name = where.partition(":")
-        command = getattr(importlib.import_module(module), name)
-        assert isinstance(command, click.Command)
-        return command
+        return command_of(cmd_name, getattr(importlib.import_module(module), name))
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in sorted(COMMANDS[self._table].items())])
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS[self._table]:
             import difflib
 
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(self.list_commands(ctx))}."
-            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -237,59 +237,57 @@ class LazyGroup(click.Group):
         return result
 
 
-def silence_stdout() -> None:
-    """The reader is gone: nothing more can be said there, not even by the flush at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-
-
-def _show_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+def _show_version(value: bool) -> None:
     if value:
         from importlib.metadata import version
 
-        click.echo(f"waltzctl {version('waltz')}")
-        ctx.exit(EXIT_OK)
+        typer.echo(f"waltzctl {version('waltz')}")
+        raise typer.Exit
 
 
-cli = LazyGroup(
-    name="waltzctl",
-    help="Operate a Waltz log. Data goes to standard output; progress, notes and errors go to standard error.",
-    epilog=exit_codes(),
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    params=[
-        click.Option(
-            ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
-            help="Show the version and exit.",
-        )
-    ],
-)  # fmt: skip
+app = typer.Typer(name="waltzctl", cls=LazyGroup, rich_markup_mode=None, no_args_is_help=True, context_settings=HELP)
+
+
+@app.callback(epilog="Exit codes: waltzctl help exit-codes")
+def waltzctl(
+    *,
+    _version: Annotated[
+        bool, Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Operate a Waltz log. Data goes to standard output; progress, notes and errors go to standard error."""
+
+
+cli = typer.main.get_command(app)
 
 
 def run(arguments: Sequence[str]) -> int:
     """One command line; the exit code."""
     try:
         try:
-            result = cli.main(list(arguments), prog_name="waltzctl", standalone_mode=False)
+            with cli.make_context("waltzctl", list(arguments)) as context:
+                result = cli.invoke(context)
         except ModuleNotFoundError as error:  # a storage node does not have what exports and analyses need
             package = (error.name or "").partition(".")[0]
             if package not in SPARK_PACKAGES:
                 raise
             raise NotInstalled(f"the package {package} is not installed", extra="spark") from error
-    except click.ClickException as error:
+    except ClickException as error:
         error.show()
         return EXIT_USAGE
-    except click.Abort as error:
+    except typer.Exit as ended:
+        return ended.exit_code
+    except (typer.Abort, KeyboardInterrupt) as error:
         with suppress(OSError):  # told to end by a terminal that went away
             said = f"\n{error}" if isinstance(error, Interrupted) else "Interrupted. Data files are as they were."
-            click.echo(said, err=True)
+            typer.echo(said, err=True)
         return EXIT_INTERRUPTED
     except WaltzError as error:
         for line in error.lines():
-            click.echo(printable(line), err=True)
+            typer.echo(printable(line), err=True)
         return exit_code_of(error, arguments)
     except OSError as error:  # our own output, a terminal that went away: files of a storage have errors of their own
-        click.echo(f"waltzctl could not go on: {error.strerror or error}", err=True)
+        typer.echo(f"waltzctl could not go on: {error.strerror or error}", err=True)
         return EXIT_ERROR
     return result if isinstance(result, int) else EXIT_OK
 
@@ -303,6 +301,11 @@ def exit_code_of(error: WaltzError, arguments: Sequence[str]) -> int:
 def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would write each failed handshake onto the terminal
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # or the start of another program ends it, while calls run
+    if asked := os.environ.get(COMPLETE):
+        shell, _, verb = asked.partition("_")
+        if verb in ("source", "complete"):  # typer, and the scripts that it makes, have it the other way round
+            os.environ[COMPLETE] = f"{verb}_{shell}"
+        cli.main(prog_name="waltzctl")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

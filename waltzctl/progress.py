@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Annotated, Protocol, Self
 
-import click
+from typer import Option
 
+from waltzctl.options import OUTPUT
 from waltzctl.render import printable, rate, size
 
 VERSION = 1
@@ -70,11 +71,14 @@ class Course:
         return speed, max(0.0, (amount.total - after) / speed)
 
 
-shown_progress = click.option(
-    "--progress", type=click.Choice([kind.value for kind in Shown]), default=Shown.AUTO.value, show_default=True,
-    help="On standard error, while it works: a line on a terminal, an object a line for programs, or nothing.",
-)  # fmt: skip
-"""The command gets `progress`: a value of `Shown`."""
+ShownProgress = Annotated[
+    Shown,
+    Option(
+        "--progress",
+        rich_help_panel=OUTPUT,
+        help="On standard error, while it works: a line on a terminal, an object a line for programs, or nothing.",
+    ),
+]
 
 
 class _Line:

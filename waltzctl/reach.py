@@ -7,23 +7,23 @@ file of the user. Nothing is contacted here.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-import click
+import typer
 import yaml
+from typer import Argument
 
-from waltzctl import completion
 from waltzctl.aloud import waiting_aloud
 from waltzctl.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
-from waltzctl.certificate import OPTIONS as TLS_OPTIONS
-from waltzctl.certificate import tls_of
+from waltzctl.certificate import TlsCa, TlsCertificate, TlsKey, meant, tls_alone, tls_of
+from waltzctl.options import From
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, NoClusterNamed, NoSuchName, NotesDamaged
+from waltzd.errors import BadArgument, NoClusterNamed, NoSuchName, NotesDamaged, WaltzError
 from waltzd.protocol.address import is_name
 from waltzd.wire.tls import Tls
 
@@ -32,6 +32,8 @@ LOCAL_ROOT = "/waltz"
 CONTEXTS_VARIABLE = "WALTZ_CONTEXTS"
 _NOBODY_ASKED = "nothing was asked of any cluster"
 _TLS_FIELDS = ("tls_certificate", "tls_key", "tls_ca")
+COMPLETION_SECONDS = 2.0
+"""How long a shell waits for names."""
 T = TypeVar("T")
 
 
@@ -269,62 +271,111 @@ def _chosen_context(said: tuple[str, str] | None, origins: dict[str, tuple[str, 
     return contexts.get(name), name
 
 
-_OPTIONS = {
-    "--context": ("NAME", "A cluster by its name: `waltzctl context list`."),
-    "--directory": ("DIR", "A cluster on this machine, made by `waltzctl up DIR`."),
-    "--coordinator": ("HOST:PORT,…", "Addresses of the ZooKeeper ensemble."),
-    "--root": ("PATH", f"Where the cluster's documents are in ZooKeeper; {LOCAL_ROOT} by default."),
-    **{name: ("FILE", meaning) for name, meaning in TLS_OPTIONS.items()},
-}
+# -- what a shell offers behind TAB ------------------------------------------------------------------------------------
+# Names that the cluster has at this moment. A person does not wait long for them, and a shell has no place for errors.
 
 
-GIVEN = tuple(option.removeprefix("--").replace("-", "_") for option in _OPTIONS)
-"""What `resolve` wants to know."""
+def known_storages(ctx: typer.Context, incomplete: str) -> list[str]:
+    return _names(ctx, "storages", incomplete)
 
 
-def reaching(command: Callable[..., int]) -> Callable[..., int]:
-    """The command gets `reach`: the cluster that is meant."""
-
-    @functools.wraps(command)
-    def with_reach(**rest: Any) -> int:
-        given = {name: rest.pop(name) for name in GIVEN}
-        return command(reach=resolve(given), **rest)
-
-    return _with_options(with_reach)
+def known_servers(ctx: typer.Context, incomplete: str) -> list[str]:
+    return _names(ctx, "servers", incomplete)
 
 
-def addressing(command: Callable[..., int]) -> Callable[..., int]:
-    """For commands that may be given the address of a daemon, and need no cluster then: the command gets `reach`, which
-    says which cluster is meant when it is called, and `tls`, the certificate for whatever is meant."""
-
-    @functools.wraps(command)
-    def with_given(**rest: Any) -> int:
-        given = {name: rest.pop(name) for name in GIVEN}
-        return command(reach=lambda: resolve(given), tls=lambda: _tls_alone(given), **rest)
-
-    return _with_options(with_given)
+def known_contexts(incomplete: str) -> list[str]:
+    with suppress(WaltzError):
+        return [name for name in sorted(load_contexts().named) if name.startswith(incomplete)]
+    return []
 
 
-def _with_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Variables are looked at by `resolve`, which also remembers who said what."""
-    for option, (metavar, meaning) in reversed(_OPTIONS.items()):
-        variable = "WALTZ_" + option.removeprefix("--").replace("-", "_").upper()
-        offered = completion.contexts if option == "--context" else None
-        command = click.option(option, metavar=metavar, help=f"{meaning} [env var: {variable}]", shell_complete=offered)(
-            command
-        )
-    return command
+def _names(ctx: typer.Context, kind: str, incomplete: str) -> list[str]:
+    from waltzd.client import loop
+    from waltzd.cluster.cluster import Cluster
+    from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+
+    async def look(reach: Reach) -> list[str]:
+        coordinator = ZooKeeperCoordinator(reach.hosts, reach.root, call_seconds=COMPLETION_SECONDS)
+        await coordinator.start()
+        try:
+            cluster = Cluster(coordinator)
+            found = await (cluster.storages() if kind == "storages" else cluster.servers())
+        finally:
+            await coordinator.close()
+        return [name for name in found if name.startswith(incomplete)]
+
+    with suppress(WaltzError):
+        return loop.run(look(resolve({field.name: ctx.params.get(field.name) for field in fields(Given)})))
+    return []
 
 
-def _tls_alone(given: Mapping[str, str | None]) -> Tls | None:
-    fields = ("tls_certificate", "tls_key", "tls_ca")
-    said = [given.get(field) or os.environ.get("WALTZ_" + field.upper()) for field in fields]
-    if any(said):
-        return tls_of(*said)
-    try:
-        return resolve(given).tls
-    except NoClusterNamed:
-        return None
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What options say of which cluster is meant; None where they say nothing."""
+
+    context: Annotated[
+        str | None,
+        meant("--context", "NAME", "A cluster by its name: `waltzctl context list`.", autocompletion=known_contexts),
+    ] = None
+    directory: Annotated[
+        str | None, meant("--directory", "DIR", "A cluster on this machine, made by `waltzctl up DIR`.")
+    ] = None
+    coordinator: Annotated[str | None, meant("--coordinator", "HOST:PORT,…", "Addresses of the ZooKeeper ensemble.")] = None
+    root: Annotated[
+        str | None,
+        meant("--root", "PATH", f"Where the cluster's documents are in ZooKeeper; {LOCAL_ROOT} by default."),
+    ] = None
+    tls_certificate: TlsCertificate = None
+    tls_key: TlsKey = None
+    tls_ca: TlsCa = None
+
+    def reach(self) -> Reach:
+        return resolve(vars(self))
+
+    def tls(self) -> Tls | None:
+        """For whatever is meant, also where no cluster is."""
+        said = tls_alone(self.tls_certificate, self.tls_key, self.tls_ca)()
+        if said is not None:
+            return said
+        try:
+            return self.reach().tls
+        except NoClusterNamed:
+            return None
+
+    @property
+    def typed(self) -> list[str]:
+        """The options that were used."""
+        return ["--" + name.replace("_", "-") for name, value in vars(self).items() if value]
+
+
+Cluster = Annotated[Given, From(Given)]
+
+
+def _reach(given: Cluster) -> Reach:
+    return given.reach()
+
+
+def _look_up(given: Cluster) -> Callable[[], Reach]:
+    return given.reach
+
+
+def _certificate(given: Cluster) -> Callable[[], Tls | None]:
+    return given.tls
+
+
+Meant = Annotated[Reach, From(_reach)]
+"""The cluster that a command is about."""
+LookUp = Annotated[Callable[[], Reach], From(_look_up)]
+"""For commands that may be given the address of a daemon, and need no cluster then: which one is meant is found out when
+it is called, and so is the certificate for whatever is meant."""
+Certificate = Annotated[Callable[[], Tls | None], From(_certificate)]
+
+ContextName = Annotated[str, Argument(metavar="NAME", autocompletion=known_contexts)]
+StorageName = Annotated[str, Argument(metavar="STORAGE", autocompletion=known_storages)]
+ServerName = Annotated[str, Argument(metavar="SERVER", autocompletion=known_servers)]
 
 
 def using(reach: Reach, action: Callable[[Any], Awaitable[T]]) -> T:

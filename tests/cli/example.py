@@ -9,7 +9,7 @@ from typing import Any
 
 def examples(waltzctl: Callable[..., Any], words: list[str]) -> list[list[str]]:
     """Those of one command, without the name of the program. A line that ends with a backslash goes on in the next."""
-    text = waltzctl(*words, "--help").out.split("Examples:")[1].split("Exit codes:")[0]
+    text = waltzctl(*words, "--help").out.split("Examples:")[1].split("\nOptions:")[0]
     lines = text.replace("\\\n", " ").splitlines()
     found = [shlex.split(line.strip())[1:] for line in lines if line.strip().startswith("waltzctl ")]
     assert len(found) >= 2, words

@@ -18,6 +18,7 @@ from tests.cli.conftest import LASTING, Tool
 from tests.cli.example import examples
 from waltzctl.bench import command as waltzctl_bench
 from waltzctl.main import COMMANDS
+from waltzctl.options import command_of
 from waltzctl.playground.local import LocalCluster
 from waltzd.client.client import Client
 from waltzd.client.loop import run
@@ -213,6 +214,6 @@ def test_the_examples_of_the_help_can_be_said(waltzctl: Tool) -> None:
     """They take too long to run all of them here; what they do is what the tests above do."""
     for name in COMMANDS["bench"]:
         for arguments in examples(waltzctl, ["bench", name]):
-            command = getattr(waltzctl_bench, name)
+            command = command_of(name, getattr(waltzctl_bench, name))
             context = command.make_context(name, arguments[2:])
             assert context.params["output"] in ("table", "json")

@@ -7,12 +7,12 @@ import stat
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from typer.testing import CliRunner
 
 from tests.cli.conftest import Tool
 from tests.cli.example import examples
 from tests.process.daemon import KEY, Daemon
-from waltzd.__main__ import cli as waltzd
+from waltzd.__main__ import app as waltzd
 from waltzd.protocol.role import Identity, Role
 from waltzd.wire.tls import Tls
 

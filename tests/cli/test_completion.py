@@ -17,7 +17,7 @@ SHELL = [str(Path(sys.executable).with_name("waltzctl"))]
 PATIENT = [
     sys.executable,
     "-c",
-    "from waltzctl import completion; completion.SECONDS = 60; from waltzctl.main import main; main()",
+    "from waltzctl import reach; reach.COMPLETION_SECONDS = 60; from waltzctl.main import main; main()",
 ]
 """The same for somebody who waits for what a slow machine says."""
 
@@ -38,7 +38,7 @@ def offered(*typed: str, program: Sequence[str] = SHELL, **environment: str) -> 
         check=True,
     )
     assert told.stderr == ""
-    return [line.partition(",")[2] for line in told.stdout.splitlines() if line]
+    return told.stdout.split()
 
 
 def test_commands_and_options() -> None:
@@ -56,8 +56,32 @@ def test_each_shell_is_told_how(shell: str) -> None:
         text=True,
         check=False,
     )
-    assert "waltzctl" in told.stdout
+    assert f"_WALTZCTL_COMPLETE=complete_{shell}" in told.stdout
     assert "Traceback" not in told.stderr
+
+
+def test_bash_goes_by_what_it_was_told() -> None:
+    script = """
+    eval "$(_WALTZCTL_COMPLETE=bash_source waltzctl)"
+    COMP_WORDS=(waltzctl storage rem); COMP_CWORD=2; _waltzctl_completion waltzctl; echo "${COMPREPLY[@]}"
+    COMP_WORDS=(waltzctl status --wa); COMP_CWORD=2; _waltzctl_completion waltzctl; echo "${COMPREPLY[@]}"
+    """
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    told = subprocess.run(
+        ["bash", "-c", script], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.splitlines() == ["remove remove-partition", "--watch"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_others_ask_in_their_way(shell: str) -> None:
+    environment = {
+        **os.environ, "_WALTZCTL_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "waltzctl txn ta",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }  # fmt: skip
+    told = subprocess.run(SHELL, env=environment, capture_output=True, text=True, check=True)
+    assert "tail" in told.stdout
+    assert "grep" not in told.stdout
 
 
 def test_names_that_the_cluster_has_now(live: LocalCluster) -> None:

@@ -9,11 +9,14 @@ import shlex
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
+import typer
+from typer.core import TyperGroup
 
 from waltzctl.main import cli
+from waltzctl.options import Command
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("waltzd", "waltzctl", "spark/waltz_spark")
@@ -73,16 +76,17 @@ def sources() -> Iterator[Path]:
 def complaint(said: str) -> str:
     """Why it cannot be typed; empty when it can."""
     words = list(takewhile(lambda word: word not in SHELL, shlex.split(STANDS_FOR.sub("X1", said), comments=True)))
-    command: click.Command = cli
-    context = click.Context(cli, info_name="waltzctl")
-    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+    command: Any = cli
+    context: Any = typer.Context(cli, info_name="waltzctl")
+    while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
         found = command.get_command(context, words[0])
         if found is None:
             return "" if words == ["X1"] and command is not cli else f"{words[0]} is no command of {context.command_path}"
-        context, command = click.Context(found, info_name=words.pop(0), parent=context), found
+        context, command = typer.Context(found, info_name=words.pop(0), parent=context), found
     try:
+        words = list(command.completed(words)) if isinstance(command, Command) else words
         _, left, _ = command.make_parser(context).parse_args(words)
-    except click.UsageError as error:
+    except typer.TyperException as error:
         return error.format_message()
     return f"{' '.join(left)} is too much" if left else ""
 

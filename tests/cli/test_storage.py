@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from typer.testing import CliRunner
 
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from waltzctl import main
@@ -72,7 +72,7 @@ def test_a_storage_from_the_first_partition_to_the_last(daemon: Daemon, capsys: 
     assert waltzctl("storage", "availability", address, "1", "--offline", capsys=capsys)[0] == 0
     assert re.search(r"1 +offline", waltzctl("storage", "describe", address, capsys=capsys)[1])
     assert waltzctl("storage", "availability", address, "1", "--online", capsys=capsys)[0] == 0
-    refused = CliRunner().invoke(main.cli, ["storage", "remove-partition", address, "1"], input="n\n")
+    refused = CliRunner().invoke(main.app, ["storage", "remove-partition", address, "1"], input="n\n")
     assert "Nothing was changed." in refused.output
     assert waltzctl("storage", "remove-partition", address, "1", "--yes", capsys=capsys)[0] == 0
     assert waltzctl("storage", "remove-partition", address, "1", "--yes", capsys=capsys)[0] == 3

@@ -15,11 +15,12 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-import click
 import sqlalchemy as sa
+import typer
 from sqlalchemy.engine import Connection, Engine
+from typer import Option
 
 from waltzd.client import loop
 from waltzd.client.client import Client
@@ -226,16 +227,15 @@ async def _wait_until_level(client: Any, banks: Sequence[Bank], branches: Sequen
                     await asyncio.sleep(0.02)
 
 
-@click.command()
-@click.option("--servers", required=True, help="Addresses of servers, with commas between them.")
-@click.option("--database", "databases", multiple=True, required=True, help="A SQLite file or a URL; one client for each.")
-@click.option("--branches", default=1, show_default=True, help="Partitions to use; nothing else may be in them.")
-@click.option("--first-branch", default=0, show_default=True, help="The lowest of them.")
-@click.option("--accounts", default=5, show_default=True, type=click.IntRange(min=2), help="In each branch.")
-@click.option("--transfers", default=25, show_default=True, help="By each client.")
-@click.option("--seed", default=0, show_default=True)
 def main(
-    servers: str, databases: Sequence[str], branches: int, first_branch: int, accounts: int, transfers: int, seed: int
+    *,
+    servers: Annotated[str, Option(help="Addresses of servers, with commas between them.")],
+    databases: Annotated[list[str], Option("--database", help="A SQLite file or a URL; one client for each.")],
+    branches: Annotated[int, Option(help="Partitions to use; nothing else may be in them.")] = 1,
+    first_branch: Annotated[int, Option(help="The lowest of them.")] = 0,
+    accounts: Annotated[int, Option(min=2, help="In each branch.")] = 5,
+    transfers: Annotated[int, Option(help="By each client.")] = 25,
+    seed: int = 0,
 ) -> None:
     """Move money about from several clients at once, and see that all of it is still there."""
     partitions = range(first_branch, first_branch + branches)
@@ -253,9 +253,9 @@ def main(
     )
     for engine in engines.values():
         engine.dispose()
-    click.echo(str(result))
+    typer.echo(str(result))
     raise SystemExit(0 if result.is_right else 1)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -13,9 +13,10 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-import click
+import typer
+from typer import Option
 
 from waltzd.client import loop
 from waltzd.client.client import Client
@@ -150,22 +151,23 @@ async def run(make_client: MakeClient, *, clients: int = 4, changes: int = 25, s
     return result
 
 
-@click.command()
-@click.option("--servers", required=True, help="Addresses of servers, with commas between them.")
-@click.option("--clients", default=4, show_default=True)
-@click.option("--changes", default=25, show_default=True, help="By each client.")
-@click.option("--seed", default=0, show_default=True)
-@click.option("--partition", default=0, show_default=True, help="Where the counter is; nothing else may be in there.")
-def main(servers: str, clients: int, changes: int, seed: int, partition: int) -> None:
+def main(
+    *,
+    servers: Annotated[str, Option(help="Addresses of servers, with commas between them.")],
+    clients: int = 4,
+    changes: Annotated[int, Option(help="By each client.")] = 25,
+    seed: int = 0,
+    partition: Annotated[int, Option(help="Where the counter is; nothing else may be in there.")] = 0,
+) -> None:
     """Race for a counter that must not fall below zero."""
 
     def make_client(handler: Handler) -> Client:
         return Client(servers, handler=handler, partitions=[partition])
 
     result = loop.run(run(make_client, clients=clients, changes=changes, seed=seed, partition=partition))
-    click.echo(str(result))
+    typer.echo(str(result))
     raise SystemExit(0 if result.is_right else 1)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

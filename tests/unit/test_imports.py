@@ -71,7 +71,7 @@ ONLY_IN = {
     "kazoo": (("waltzd.cluster.zookeeper",), "take a `Coordinator` as an argument"),
     "sqlalchemy": (("waltzd.sql",), "it comes with the sql extra only"),
     "pytest": (("waltzd.testing",), "nothing that is in production depends on it"),
-    "click": (("waltzctl", "waltz_spark", "waltzd.__main__"), "the command line is where commands are"),
+    "typer": (("waltzctl", "waltz_spark", "waltzd.__main__"), "the command line is where commands are"),
     **dict.fromkeys(SPARK, (("waltz_spark", "pyspark_waltz"), "it comes with the spark extra only")),
 }
 """A library → the only places that know it, and what to do elsewhere."""
@@ -219,14 +219,10 @@ def graph_of(modules: list[Module]) -> dict[str, set[str]]:
 
 KNOWN_CIRCLES = {
     "waltzctl.change",
-    "waltzctl.completion",
-    "waltzctl.main",
-    "waltzctl.reach",
     "waltzctl.records.compare",
     "waltzctl.records.lock",
     "waltzctl.records.render_compare",
     "waltzctl.records.render_lock",
-    "waltzctl.render",
     "waltzctl.render_change",
 }
 """Modules that still stand in a circle."""

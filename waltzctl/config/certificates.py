@@ -12,10 +12,11 @@ import subprocess
 import tempfile
 import uuid
 from pathlib import Path
+from typing import Annotated
 
-import click
+import typer
+from typer import Argument, Option
 
-from waltzctl.main import exit_codes
 from waltzd.disk.real import translate
 from waltzd.errors import EXIT_OK, AlreadyThere, BadArgument, BadConfig, CertificateNotMade
 from waltzd.protocol.address import is_name
@@ -52,19 +53,21 @@ URI.1 = {uri}
 """
 
 
-@click.command("issue", epilog=exit_codes())
-@click.argument("role", type=click.Choice([str(role) for role in Role]))
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--cluster-key", type=click.UUID, required=True, help="Of the cluster, as in the storages' configuration.")
-@click.option(
-    "--directory",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("certificates"),
-    show_default=True,
-    help="Where the authority is, and the certificates go. It is made where there is none.",
-)
-@click.option("--days", type=click.IntRange(1, _AUTHORITY_DAYS), default=DAYS, show_default=True, help="Until they end.")
-def issue(role: str, names: tuple[str, ...], cluster_key: uuid.UUID, directory: Path, days: int) -> int:
+def issue(
+    *,
+    role: Annotated[Role, Argument(metavar="{server|storage|client|operator}")],
+    names: Annotated[tuple[str, ...], Argument(metavar="NAME...")],
+    cluster_key: Annotated[uuid.UUID, Option("--cluster-key", help="Of the cluster, as in the storages' configuration.")],
+    directory: Annotated[
+        Path,
+        Option(
+            "--directory",
+            file_okay=False,
+            help="Where the authority is, and the certificates go. It is made where there is none.",
+        ),
+    ] = Path("certificates"),
+    days: Annotated[int, Option("--days", min=1, max=_AUTHORITY_DAYS, help="Until they end.")] = DAYS,
+) -> int:
     """Make certificates for trials and for a first cluster, of storages, servers, clients (applications) or operators with
     these names. The first call makes the authority that signs them, ca.pem and ca.key; whoever has ca.key can be anybody in
     the cluster, so it stays in this directory. It calls the program `openssl`. A file that is there is not written over.
@@ -81,7 +84,7 @@ def issue(role: str, names: tuple[str, ...], cluster_key: uuid.UUID, directory: 
         what = "is not a name: letters, digits, dots, dashes and underscores, at most 64"
         what = "is given twice" if is_name(wrong[0]) else what
         raise BadArgument(f"{wrong[0]!r} {what}", not_done="no certificate was made")
-    wanted = [Identity(cluster_key, Role(role), name) for name in names]
+    wanted = [Identity(cluster_key, role, name) for name in names]
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=directory) as making:
@@ -89,11 +92,11 @@ def issue(role: str, names: tuple[str, ...], cluster_key: uuid.UUID, directory: 
     except OSError as error:
         raise translate(error, f"making certificates in {directory}") from error
     for one in wanted:
-        click.echo(f"# {one.uri}")
+        typer.echo(f"# {one.uri}")
         for field, name in zip(("tls_certificate", "tls_key", "tls_ca"), (*_files(one), _CA), strict=True):
             path = os.path.abspath(directory / name)
             is_setting = one.role in _DAEMONS
-            click.echo(f"{field}: {path}" if is_setting else f"export WALTZ_{field.upper()}={shlex.quote(path)}")
+            typer.echo(f"{field}: {path}" if is_setting else f"export WALTZ_{field.upper()}={shlex.quote(path)}")
     return EXIT_OK
 
 

@@ -6,17 +6,17 @@ daemons themselves use, so nothing that passes here is refused there. No daemon 
 
 from __future__ import annotations
 
-import functools
 import textwrap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import click
+import typer
+from typer import Argument, Option
 
 from waltzctl.listing import Column, Listing, put
-from waltzctl.main import exit_codes
-from waltzctl.reach import Reach, reaching, unknown
+from waltzctl.options import Output
+from waltzctl.reach import Cluster, Reach, unknown
 from waltzctl.render import count, put_json
 from waltzd.daemon import config_file
 from waltzd.daemon.config import ServerConfig, StorageConfig, check_files
@@ -27,10 +27,7 @@ from waltzd.errors import EXIT_OK, EXIT_USAGE, BadArgument, BadConfig
 KINDS: dict[str, type[Any]] = {"storage": StorageConfig, "server": ServerConfig}
 _LABELS = {"storage": "a storage", "server": "a server"}
 
-_output = click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
-)
-_kind = click.option("--kind", type=click.Choice(list(KINDS)), help="Of which daemon; otherwise the keys tell.")
+Kind = Annotated[Literal["storage", "server"] | None, Option("--kind", help="Of which daemon; otherwise the keys tell.")]
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -87,12 +84,15 @@ def verdict_of(path: str, kind: str | None, *, with_files: bool = True) -> Verdi
     return found
 
 
-@click.command("validate", epilog=exit_codes())
-@click.argument("files", nargs=-1, required=True, metavar="FILE…")
-@_kind
-@click.option("--elsewhere", is_flag=True, help="They are for another machine: do not look at the certificates.")
-@_output
-def validate(files: tuple[str, ...], kind: str | None, elsewhere: bool, output: str) -> int:
+def validate(
+    *,
+    files: Annotated[tuple[str, ...], Argument(metavar="FILE…")],
+    elsewhere: Annotated[
+        bool, Option("--elsewhere", help="They are for another machine: do not look at the certificates.")
+    ] = False,
+    kind: Kind = None,
+    output: Output = "table",
+) -> int:
     """Check configuration files: everything that is wrong with each of them, and the line where it stands; and whether the
     certificates that they name are there, fit together, and have the daemon's role. Ends with 2 when anything is wrong.
 
@@ -128,18 +128,14 @@ def validate(files: tuple[str, ...], kind: str | None, elsewhere: bool, output: 
 def _put_verdict(verdict: Verdict) -> None:
     whose = f"settings of {_LABELS[verdict.kind]}" if verdict.kind else "a file"
     if not verdict.problems:
-        click.echo(f"{verdict.path}: sound, {whose}")
+        typer.echo(f"{verdict.path}: sound, {whose}")
         return
-    click.echo(f"{verdict.path}: {whose} with {count(len(verdict.problems), 'problem')}")
+    typer.echo(f"{verdict.path}: {whose} with {count(len(verdict.problems), 'problem')}")
     for problem in verdict.problems:
-        click.echo(textwrap.indent(str(problem), "  "))
+        typer.echo(textwrap.indent(str(problem), "  "))
 
 
-@click.command("show", epilog=exit_codes())
-@click.argument("file", metavar="FILE")
-@_kind
-@_output
-def show(file: str, kind: str | None, output: str) -> int:
+def show(*, file: Annotated[str, Argument(metavar="FILE")], kind: Kind = None, output: Output = "table") -> int:
     """Show every setting that a configuration file puts in force, and whether the file or the default says so.
 
     \b
@@ -168,12 +164,11 @@ def show(file: str, kind: str | None, output: str) -> int:
 # -- meanings ----------------------------------------------------------------------------------------------------------
 
 
-@reaching
-def _meant(*, reach: Reach, output: str) -> int:
+def _meant(reach: Reach, output: str) -> int:
     """Which cluster a command means here."""
     rows = [{"setting": name, "value": value, "origin": origin} for name, (value, origin) in reach.origins.items()]
     if output == "table":
-        click.echo(f"cluster {reach.name}{', protected' if reach.is_protected else ''}")
+        typer.echo(f"cluster {reach.name}{', protected' if reach.is_protected else ''}")
     columns = (Column("setting"), Column("value"), Column("origin"))
     put(
         Listing(kind="values", columns=columns, rows=rows, nothing=""), output,
@@ -182,16 +177,9 @@ def _meant(*, reach: Reach, output: str) -> int:
     return EXIT_OK
 
 
-def _optional(command: Callable[..., int]) -> Callable[..., int]:
-    """With the options that say which cluster is meant; what they mean is looked for only when that is asked."""
-    return functools.wraps(_meant, assigned=())(command)
-
-
-@click.command("explain", epilog=exit_codes())
-@click.argument("setting", required=False)
-@_output
-@_optional
-def explain(*, setting: str | None, output: str, **where: Any) -> int:
+def explain(
+    *, setting: Annotated[str | None, Argument(metavar="[SETTING]")] = None, given: Cluster, output: Output = "table"
+) -> int:
     """Say what a setting of the daemons means: its default, its bounds, an example.
 
     Without a setting: which cluster commands mean here, and where each value came from. An option counts most, then a
@@ -203,7 +191,7 @@ def explain(*, setting: str | None, output: str, **where: Any) -> int:
       waltzctl config explain --coordinator zk1:2181,zk2:2181 --root /waltz/payments
     """
     if setting is None:
-        return _meant(output=output, **where)
+        return _meant(given.reach(), output)
     found = {kind: about for kind, settings in KINDS.items() if (about := declared(settings).get(setting)) is not None}
     if not found:
         names = {name for settings in KINDS.values() for name in declared(settings)}
@@ -214,7 +202,7 @@ def explain(*, setting: str | None, output: str, **where: Any) -> int:
     told: dict[tuple[str, ...], list[str]] = {}
     for kind, (_, declaration) in found.items():
         told.setdefault(_explanation(setting, declaration), []).append(kind)
-    click.echo("\n\n".join("\n".join([f"{setting}, of {' and '.join(map(_LABELS.__getitem__, kinds))}", *lines])
+    typer.echo("\n\n".join("\n".join([f"{setting}, of {' and '.join(map(_LABELS.__getitem__, kinds))}", *lines])
                            for lines, kinds in told.items()))  # fmt: skip
     return EXIT_OK
 

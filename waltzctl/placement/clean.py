@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import click
-
-from waltzctl import completion
-from waltzctl.change import Asked, Plan, changing, check_again
+from waltzctl.change import Asking, Plan, check_again
 from waltzctl.job import Job, perform
-from waltzctl.main import exit_codes
+from waltzctl.options import Output
 from waltzctl.placement.relocation import Situation, situation
 from waltzctl.progress import Say
-from waltzctl.reach import Reach, reaching
+from waltzctl.reach import Meant, StorageName
 from waltzctl.render import size
 from waltzctl.safety import Danger
 from waltzd.cluster.cluster import Cluster
@@ -22,12 +19,7 @@ from waltzd.protocol.descriptions import SetAside
 from waltzd.wire.storages import AdminClient
 
 
-@click.command("clean", epilog=exit_codes())
-@click.argument("name", metavar="STORAGE", shell_complete=completion.storages)
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-@changing
-@reaching
-def clean(name: str, reach: Reach, asked: Asked, output: str) -> int:
+def clean(*, name: StorageName, asked: Asking, reach: Meant, output: Output = "table") -> int:
     """Delete the files that were set aside on a storage when partitions were taken off it, for good. Replicas are never
     touched. It is refused while a partition takes no transactions of which something was set aside: it may be needed.
 

@@ -7,24 +7,24 @@ import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
-import click
+from typer import Option
 
 from waltzctl import render_change
-from waltzctl.change import Asked, Plan, changing
+from waltzctl.change import Asking, Plan
 from waltzctl.interruption import interruptible
 from waltzctl.job import NOTHING_BEGUN, Job, perform
-from waltzctl.main import exit_codes
+from waltzctl.options import Output
 from waltzctl.picture import last_seen
 from waltzctl.picture.look import look
 from waltzctl.placement import render_cluster
 from waltzctl.placement.creation import Wish, check_wish, create_cluster
 from waltzctl.placement.partition import spread_all
-from waltzctl.placement.terms import Terms, moving
+from waltzctl.placement.terms import Moving
 from waltzctl.progress import Say
-from waltzctl.reach import Reach, reaching, using
+from waltzctl.reach import Meant, using
 from waltzctl.render import is_line
 from waltzctl.safety import Danger
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
@@ -37,9 +37,6 @@ from waltzd.protocol.address import is_name, parse_address
 INCOMPLETE = "Interrupted. The cluster may be written down already, with some replicas: the same command completes it."
 FORM = "write it as name=host:port,host:port or name=host:port,host:port,group"
 GROUP_CHARACTERS_MAX = 64
-_OUTPUT = click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
-)
 
 
 def storage_of(text: str) -> StorageMeta:
@@ -70,26 +67,27 @@ def check_group(text: str, place: str) -> None:
         )
 
 
-@click.command("create-cluster", epilog=exit_codes())
-@click.option("--name", required=True, help="What the cluster is called.")
-@click.option("--partitions", required=True, type=click.IntRange(1, PARTITIONS_MAX), help="For ever; ids and locks belong "
-    "to a partition.")  # fmt: skip
-@click.option("--storage", "given", required=True, multiple=True, metavar="NAME=LISTEN,ADMIN[,GROUP]",
-    help="A storage: its name, its two addresses, and the group that it may fail with. Once for each.")  # fmt: skip
-@click.option("--replicas", type=click.IntRange(1, 15), default=3, show_default=True, help="Of each partition.")
-@click.option("--key", type=click.UUID, help="The cluster key; the one that the storages have by default.")
-@click.option("--dry-run", is_flag=True, help="Look at everything, show what would be done, write nothing.")
-@_OUTPUT
-@reaching
 def create(
-    name: str,
-    partitions: int,
-    given: tuple[str, ...],
-    replicas: int,
-    key: UUID | None,
-    dry_run: bool,
-    reach: Reach,
-    output: str,
+    *,
+    name: Annotated[str, Option("--name", help="What the cluster is called.")],
+    partitions: Annotated[
+        int, Option("--partitions", min=1, max=PARTITIONS_MAX, help="For ever; ids and locks belong to a partition.")
+    ],
+    given: Annotated[
+        tuple[str, ...],
+        Option(
+            "--storage",
+            metavar="NAME=LISTEN,ADMIN[,GROUP]",
+            help="A storage: its name, its two addresses, and the group that it may fail with. Once for each.",
+        ),
+    ],
+    replicas: Annotated[int, Option("--replicas", min=1, max=15, help="Of each partition.")] = 3,
+    key: Annotated[UUID | None, Option("--key", help="The cluster key; the one that the storages have by default.")] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Look at everything, show what would be done, write nothing.")
+    ] = False,
+    reach: Meant,
+    output: Output = "table",
 ) -> int:
     """Make a cluster of storages that run: its documents in ZooKeeper, and an empty replica wherever one belongs. The
     replicas of a partition are spread over groups, and evenly over the storages.
@@ -121,10 +119,7 @@ def create(
     return EXIT_OK
 
 
-@click.command("describe", epilog=exit_codes())
-@_OUTPUT
-@reaching
-def describe(reach: Reach, output: str) -> int:
+def describe(*, reach: Meant, output: Output = "table") -> int:
     """Show a cluster: its servers and storages, and who owns each partition and how it is. The end is 0 when all is well,
     and 10 when a process does not answer, a partition takes no transactions, or one has fewer replicas than it should.
 
@@ -138,12 +133,14 @@ def describe(reach: Reach, output: str) -> int:
     return EXIT_OK if found.is_healthy else EXIT_UNHEALTHY
 
 
-@click.command("set", epilog=exit_codes())
-@click.option("--replicas", required=True, type=click.IntRange(1, 15), help="Of each partition.")
-@moving
-@changing
-@reaching
-def set_(replicas: int, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
+def set_(
+    *,
+    replicas: Annotated[int, Option("--replicas", min=1, max=15, help="Of each partition.")],
+    terms: Moving,
+    asked: Asking,
+    reach: Meant,
+    output: Output = "table",
+) -> int:
     """Change how many replicas each partition has. More are copied while writing goes on; fewer leave when a majority
     stays. The number of partitions, the name and the key of a cluster cannot be changed.
 
@@ -155,13 +152,21 @@ def set_(replicas: int, reach: Reach, asked: Asked, output: str, terms: Terms) -
     return spread_all("cluster set", replicas, reach, asked, output, terms)
 
 
-@click.command("delete", epilog=exit_codes())
-@click.option("--save", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Where the documents are kept; waltz-CLUSTER-TIME.json here by default.")  # fmt: skip
-@_OUTPUT
-@changing
-@reaching
-def delete(file: Path | None, reach: Reach, asked: Asked, output: str) -> int:
+def delete(
+    *,
+    file: Annotated[
+        Path | None,
+        Option(
+            "--save",
+            dir_okay=False,
+            metavar="FILE",
+            help="Where the documents are kept; waltz-CLUSTER-TIME.json here by default.",
+        ),
+    ] = None,
+    asked: Asking,
+    reach: Meant,
+    output: Output = "table",
+) -> int:
     """Take all documents of a cluster out of ZooKeeper; before that they are written to a file, so that they can be put
     back. What is on the storages stays, but nobody serves it any more, and a new cluster refuses storages that hold
     something. It is refused while servers run, and needs --override while storages do.
@@ -237,11 +242,12 @@ def _keep(path: Path, content: Mapping[str, Any]) -> None:
         raise translate(error, f"writing {path}") from error
 
 
-@click.command("history", epilog=exit_codes())
-@click.option("-n", "--newest", type=click.IntRange(1, HISTORY_MAX), default=20, show_default=True, help="So many entries.")
-@_OUTPUT
-@reaching
-def history(newest: int, reach: Reach, output: str) -> int:
+def history(
+    *,
+    newest: Annotated[int, Option("-n", "--newest", min=1, max=HISTORY_MAX, help="So many entries.")] = 20,
+    reach: Meant,
+    output: Output = "table",
+) -> int:
     """Who changed what with waltzctl, when and why, and what came of it. The oldest entries are forgotten after a thousand.
 
     \b

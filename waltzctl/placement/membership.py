@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-import click
+from typer import Argument, Option
 
-from waltzctl import completion
-from waltzctl.change import Asked, Plan, changing
+from waltzctl.change import Asking, Plan
 from waltzctl.job import Job, nothing_to_do, perform
-from waltzctl.main import exit_codes
+from waltzctl.options import Output
 from waltzctl.placement.cluster import check_group, storage_of
 from waltzctl.placement.creation import describe, reach_replicas
 from waltzctl.placement.moving import Goals
 from waltzctl.placement.relocation import Situation, carry_out, interrupted, plan_for, situation
-from waltzctl.placement.terms import Terms, moving
+from waltzctl.placement.terms import Moving
 from waltzctl.progress import Say
-from waltzctl.reach import Reach, reaching
+from waltzctl.reach import Meant, StorageName, known_storages
 from waltzctl.safety import Danger
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
@@ -42,13 +41,17 @@ from waltzd.wire.tls import Tls
 # -- add ---------------------------------------------------------------------------------------------------------------
 
 
-@click.command("add", epilog=exit_codes())
-@click.argument("given", metavar="NAME=LISTEN,ADMIN[,GROUP]")
-@click.option("--auto-assign", is_flag=True, help="Give it its share of the replicas, and wait until they are level.")
-@moving
-@changing
-@reaching
-def add(given: str, auto_assign: bool, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
+def add(
+    *,
+    given: Annotated[str, Argument(metavar="NAME=LISTEN,ADMIN[,GROUP]")],
+    auto_assign: Annotated[
+        bool, Option("--auto-assign", help="Give it its share of the replicas, and wait until they are level.")
+    ] = False,
+    terms: Moving,
+    asked: Asking,
+    reach: Meant,
+    output: Output = "table",
+) -> int:
     """Take a storage into the cluster. It must run, with the cluster's key and number of partitions in its configuration.
     With --auto-assign it gets its share of the replicas: it copies them while writing goes on, they become members when
     they are level, and then the ones that they stand for leave. To run this again goes on from where it was.
@@ -141,21 +144,17 @@ def _with(now: Situation, storage: StorageMeta) -> Goals:
 # -- remove ------------------------------------------------------------------------------------------------------------
 
 
-@click.command("remove", epilog=exit_codes())
-@click.argument("name", metavar="STORAGE", shell_complete=completion.storages)
-@click.option("--fewer-replicas", is_flag=True, help="Where no other storage is left for a replica, do without it.")
-@click.option("--delete-files", is_flag=True, help="Delete its files instead of setting them aside.")
-@moving
-@changing
-@reaching
 def remove(
-    name: str,
-    fewer_replicas: bool,
-    delete_files: bool,
-    reach: Reach,
-    asked: Asked,
-    output: str,
-    terms: Terms,
+    *,
+    name: StorageName,
+    fewer_replicas: Annotated[
+        bool, Option("--fewer-replicas", help="Where no other storage is left for a replica, do without it.")
+    ] = False,
+    delete_files: Annotated[bool, Option("--delete-files", help="Delete its files instead of setting them aside.")] = False,
+    terms: Moving,
+    asked: Asking,
+    reach: Meant,
+    output: Output = "table",
 ) -> int:
     """Take a storage out of the cluster. Its replicas are copied to others first, and leave it when those are level; a
     partition always keeps its majority, or this is refused. The storage may be down: then the others copy from each other.
@@ -237,14 +236,18 @@ async def was_taken_out(cluster: Cluster, name: str, *, replaced_as: str | None 
 # -- replace -----------------------------------------------------------------------------------------------------------
 
 
-@click.command("replace", epilog=exit_codes())
-@click.argument("old", metavar="OLD", shell_complete=completion.storages)
-@click.argument("new", metavar="NEW[=LISTEN,ADMIN[,GROUP]]", shell_complete=completion.storages)
-@click.option("--delete-files", is_flag=True, help="Delete the old one's files instead of setting them aside.")
-@moving
-@changing
-@reaching
-def replace_(old: str, new: str, delete_files: bool, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
+def replace_(
+    *,
+    old: Annotated[str, Argument(metavar="OLD", autocompletion=known_storages)],
+    new: Annotated[str, Argument(metavar="NEW[=LISTEN,ADMIN[,GROUP]]", autocompletion=known_storages)],
+    delete_files: Annotated[
+        bool, Option("--delete-files", help="Delete the old one's files instead of setting them aside.")
+    ] = False,
+    terms: Moving,
+    asked: Asking,
+    reach: Meant,
+    output: Output = "table",
+) -> int:
     """Let one storage stand for another: each replica on OLD is copied to NEW, and nothing else moves. OLD may be down. NEW
     is a storage of the cluster, or is added, in the group of OLD unless another one is given. To run this again goes on
     from where it was.
@@ -318,22 +321,17 @@ def _check_distinct(now: Situation, old: str, new: str) -> None:
 # -- set ---------------------------------------------------------------------------------------------------------------
 
 
-@click.command("set", epilog=exit_codes())
-@click.argument("name", metavar="STORAGE", shell_complete=completion.storages)
-@click.option("--listen", metavar="HOST:PORT", help="Where servers find it.")
-@click.option("--admin-listen", metavar="HOST:PORT", help="Where operators find it.")
-@click.option("--group", metavar="NAME", help="What it may fail together with.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-@changing
-@reaching
 def set_(
-    name: str,
-    listen: str | None,
-    admin_listen: str | None,
-    group: str | None,
-    reach: Reach,
-    asked: Asked,
-    output: str,
+    *,
+    name: StorageName,
+    listen: Annotated[str | None, Option("--listen", metavar="HOST:PORT", help="Where servers find it.")] = None,
+    admin_listen: Annotated[
+        str | None, Option("--admin-listen", metavar="HOST:PORT", help="Where operators find it.")
+    ] = None,
+    group: Annotated[str | None, Option("--group", metavar="NAME", help="What it may fail together with.")] = None,
+    asked: Asking,
+    reach: Meant,
+    output: Output = "table",
 ) -> int:
     """Write down other addresses or another group of a storage: its name says which one it is. It must answer at the new
     addresses, and belong to this cluster.

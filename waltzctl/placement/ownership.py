@@ -7,21 +7,22 @@ it, it is refused. A preference is such a reason, and stays until somebody clear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-import click
+import typer
+from typer import Argument, Option
 
-from waltzctl import completion, render_change
-from waltzctl.change import Asked, Plan, agree, changing, recorded
+from waltzctl import render_change
+from waltzctl.change import Asking, Plan, agree, changing, recorded
 from waltzctl.interruption import interruptible
 from waltzctl.job import STAYS
-from waltzctl.listing import FORMS, Column, Listing, put
-from waltzctl.main import exit_codes
+from waltzctl.listing import Column, Listing, ListOutput, put
 from waltzctl.numbers import partitions_of
+from waltzctl.options import Output
 from waltzctl.placement.handover import Handover, arrival
-from waltzctl.reach import Reach, reaching, unknown, using
+from waltzctl.reach import Meant, Reach, known_servers, unknown, using
 from waltzd.cluster.assignment import moved, obstacles, plan, preferring, spell_numbers, transferred
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Preferences, ServerMeta
@@ -69,22 +70,10 @@ class Owners:
                 )
 
 
-def patient(command: Callable[..., int]) -> Callable[..., int]:
-    """The command gets `wait` and `timeout`."""
-    for option in (
-        click.option("--timeout", type=click.FloatRange(min=0), default=TIMEOUT_SECONDS, show_default=True,
-                     metavar="SECONDS", help="How long to wait; what was done stays done."),
-        click.option("--wait/--no-wait", default=True, help="Wait until the partitions are open at their new owners."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
-def shown(command: Callable[..., int]) -> Callable[..., int]:
-    """The command gets `output`."""
-    return click.option(
-        "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
-    )(command)
+Wait = Annotated[bool, changing("--wait/--no-wait", help="Wait until the partitions are open at their new owners.")]
+Patience = Annotated[
+    float, changing("--timeout", min=0, metavar="SECONDS", help="How long to wait; what was done stays done.")
+]
 
 
 def moves_json(before: Assignment, after: Assignment) -> list[dict[str, Any]]:
@@ -98,21 +87,18 @@ def moves_json(before: Assignment, after: Assignment) -> list[dict[str, Any]]:
 # -- once --------------------------------------------------------------------------------------------------------------
 
 
-@click.command("transfer", epilog=exit_codes())
-@click.argument("partitions", metavar="PARTITIONS")
-@click.option(
-    "--to",
-    "server",
-    required=True,
-    metavar="SERVER",
-    shell_complete=completion.servers,
-    help="The server that is to own them.",
-)
-@patient
-@shown
-@changing
-@reaching
-def transfer(partitions: str, server: str, wait: bool, timeout: float, output: str, asked: Asked, reach: Reach) -> int:
+def transfer(
+    *,
+    partitions: Annotated[str, Argument(metavar="PARTITIONS")],
+    server: Annotated[
+        str, Option("--to", metavar="SERVER", help="The server that is to own them.", autocompletion=known_servers)
+    ],
+    asked: Asking,
+    reach: Meant,
+    wait: Wait = True,
+    timeout: Patience = TIMEOUT_SECONDS,
+    output: Output = "table",
+) -> int:
     """Move PARTITIONS (like 0-3,7) to another server, once. The plan shows what has to move back so that servers own
     equally many. A transfer that the cluster would undo at once, because a partition is preferred elsewhere, is refused.
     Clients go on by themselves; their transactions wait for a moment.
@@ -206,16 +192,23 @@ async def save(cluster: Cluster, found: Owners, after: Assignment) -> None:
 # -- for good ----------------------------------------------------------------------------------------------------------
 
 
-@click.command("preferred", epilog=exit_codes())
-@click.argument("partitions", metavar="[PARTITIONS]", required=False)
-@click.option(
-    "--server", metavar="SERVER", shell_complete=completion.servers, help="Prefer this server for PARTITIONS from now on."
-)
-@click.option("--clear", is_flag=True, help="Prefer no server for PARTITIONS any more.")
-@click.option("-o", "--output", type=click.Choice(FORMS), default="table", help="For people, or for scripts.")
-@changing
-@reaching
-def preferred(partitions: str | None, server: str | None, clear: bool, output: str, asked: Asked, reach: Reach) -> int:
+def preferred(
+    *,
+    partitions: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
+    server: Annotated[
+        str | None,
+        Option(
+            "--server",
+            metavar="SERVER",
+            help="Prefer this server for PARTITIONS from now on.",
+            autocompletion=known_servers,
+        ),
+    ] = None,
+    clear: Annotated[bool, Option("--clear", help="Prefer no server for PARTITIONS any more.")] = False,
+    output: ListOutput = "table",
+    asked: Asking,
+    reach: Meant,
+) -> int:
     """Show which servers should own which partitions, or say so with --server. A preference counts as far as servers own
     equally many partitions, and lasts until --clear. It goes before `preferred` in the configuration of servers.
 
@@ -269,7 +262,7 @@ def preferred(partitions: str | None, server: str | None, clear: bool, output: s
         unmet={str(n): why for n, why in unmet.items()},
     )
     for number, why in unmet.items():
-        click.echo(f"Partition {number} does not go to {server} now: {why}.", err=True)
+        typer.echo(f"Partition {number} does not go to {server} now: {why}.", err=True)
     return EXIT_OK
 
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-import click
+from typer import Argument, Option
 
-from waltzctl.change import Asked, changing
+from waltzctl.change import Asked, Asking
 from waltzctl.job import Job, perform
-from waltzctl.listing import Column, Listing, listed, put
-from waltzctl.main import exit_codes
+from waltzctl.listing import Column, Listing, ListOutput, put
 from waltzctl.numbers import partitions_of
+from waltzctl.options import Output
 from waltzctl.picture.look import look
 from waltzctl.picture.picture import PartitionView
 from waltzctl.placement import render_cluster
 from waltzctl.placement.moves import Wait, next_step, view_of
 from waltzctl.placement.moving import Goals
 from waltzctl.placement.relocation import Situation, carry_out, interrupted, plan_for, situation
-from waltzctl.placement.terms import Terms, moving
+from waltzctl.placement.terms import Moving, Terms
 from waltzctl.progress import Say
-from waltzctl.reach import Reach, reaching, using
+from waltzctl.reach import Meant, Reach, using
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Role
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
@@ -39,10 +39,7 @@ COLUMNS = (
 )
 
 
-@click.command("list", epilog=exit_codes())
-@listed
-@reaching
-def list_(reach: Reach, output: str) -> int:
+def list_(*, reach: Meant, output: ListOutput = "table") -> int:
     """All partitions of a cluster, a line each: whether it takes transactions, who owns it, and where its replicas are.
 
     \b
@@ -76,11 +73,9 @@ def _with_stars(roles: Mapping[str, Role]) -> list[str]:
     return [f"{name}{'*' if role is Role.LEARNER else ''}" for name, role in sorted(roles.items())]
 
 
-@click.command("describe", epilog=exit_codes())
-@click.argument("number", metavar="PARTITION", type=click.IntRange(0))
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-@reaching
-def describe(number: int, reach: Reach, output: str) -> int:
+def describe(
+    *, number: Annotated[int, Argument(min=0, metavar="PARTITION")], reach: Meant, output: Output = "table"
+) -> int:
     """One partition: its owner, its session, what it waits for, and how each replica is. The end is 10 when it takes no
     transactions.
 
@@ -101,13 +96,15 @@ def describe(number: int, reach: Reach, output: str) -> int:
     return EXIT_OK if now.found.partitions[number].is_open else EXIT_UNHEALTHY
 
 
-@click.command("assign", epilog=exit_codes())
-@click.argument("numbers", metavar="PARTITIONS")
-@click.option("--to", "names", required=True, metavar="STORAGE,…", help="The storages that get a replica each.")
-@moving
-@changing
-@reaching
-def assign(numbers: str, names: str, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
+def assign(
+    *,
+    numbers: Annotated[str, Argument(metavar="PARTITIONS")],
+    names: Annotated[str, Option("--to", metavar="STORAGE,…", help="The storages that get a replica each.")],
+    terms: Moving,
+    asked: Asking,
+    reach: Meant,
+    output: Output = "table",
+) -> int:
     """Give PARTITIONS (like 0-3,7) one more replica on each of these storages. A new replica copies first, and becomes a
     member when it is level. Writing goes on meanwhile.
 
@@ -124,13 +121,15 @@ def assign(numbers: str, names: str, reach: Reach, asked: Asked, output: str, te
     return _relocate("partition assign", numbers, aim, reach, asked, output, terms)
 
 
-@click.command("unassign", epilog=exit_codes())
-@click.argument("numbers", metavar="PARTITIONS")
-@click.option("--from", "names", required=True, metavar="STORAGE,…", help="The storages that lose their replica.")
-@moving
-@changing
-@reaching
-def unassign(numbers: str, names: str, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
+def unassign(
+    *,
+    numbers: Annotated[str, Argument(metavar="PARTITIONS")],
+    names: Annotated[str, Option("--from", metavar="STORAGE,…", help="The storages that lose their replica.")],
+    terms: Moving,
+    asked: Asking,
+    reach: Meant,
+    output: Output = "table",
+) -> int:
     """Take the replicas of PARTITIONS off these storages. It is refused where a partition would lose its majority. The
     files are set aside on the storage.
 
@@ -147,12 +146,16 @@ def unassign(numbers: str, names: str, reach: Reach, asked: Asked, output: str, 
     return _relocate("partition unassign", numbers, aim, reach, asked, output, terms)
 
 
-@click.command("auto-assign", epilog=exit_codes())
-@click.option("--replicas", type=click.IntRange(1, 15), help="Of each partition; as many as each has by default.")
-@moving
-@changing
-@reaching
-def auto_assign(replicas: int | None, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
+def auto_assign(
+    *,
+    replicas: Annotated[
+        int | None, Option("--replicas", min=1, max=15, help="Of each partition; as many as each has by default.")
+    ] = None,
+    terms: Moving,
+    asked: Asking,
+    reach: Meant,
+    output: Output = "table",
+) -> int:
     """Spread the replicas of all partitions over the groups, and evenly over the storages, with as few copies as
     possible. What is spread already stays where it is.
 
@@ -214,10 +217,7 @@ MOVE_COLUMNS = (
 )
 
 
-@click.command("list", epilog=exit_codes())
-@listed
-@reaching
-def moves_list(reach: Reach, output: str) -> int:
+def moves_list(*, reach: Meant, output: ListOutput = "table") -> int:
     """Moves of replicas that are written down and not over: where each partition's replicas shall be, where they are, and
     how much of them is copied. A move that nobody carries out stays as it is.
 
@@ -251,12 +251,14 @@ def moves_list(reach: Reach, output: str) -> int:
     return EXIT_OK
 
 
-@click.command("resume", epilog=exit_codes())
-@click.argument("numbers", metavar="[PARTITIONS]", required=False)
-@moving
-@changing
-@reaching
-def moves_resume(numbers: str | None, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
+def moves_resume(
+    *,
+    numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
+    terms: Moving,
+    asked: Asking,
+    reach: Meant,
+    output: Output = "table",
+) -> int:
     """Go on with moves that are written down and that nobody carries out any more, those of PARTITIONS (like 0-3,7) or all.
     A bound on copying that was set for them goes on, too, unless --rate says another one.
 
@@ -272,12 +274,14 @@ def moves_resume(numbers: str | None, reach: Reach, asked: Asked, output: str, t
     return _relocate("moves resume", numbers, aim, reach, asked, output, replace(terms, keeps_rate=True))
 
 
-@click.command("cancel", epilog=exit_codes())
-@click.argument("numbers", metavar="[PARTITIONS]", required=False)
-@moving
-@changing
-@reaching
-def moves_cancel(numbers: str | None, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
+def moves_cancel(
+    *,
+    numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
+    terms: Moving,
+    asked: Asking,
+    reach: Meant,
+    output: Output = "table",
+) -> int:
     """Take back moves that are not over, those of PARTITIONS (like 0-3,7) or all: replicas that still copy go away, and
     members stay where they are now. What has arrived already is not moved back.
 

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-import click
+from typer import Argument, Option
 
-from waltzctl import completion
-from waltzctl.change import Asked, Plan, changing
+from waltzctl.change import Asked, Asking, Plan
 from waltzctl.job import Job, perform
-from waltzctl.main import exit_codes
 from waltzctl.numbers import partitions_of
+from waltzctl.options import Misused, Output
 from waltzctl.picture.look import look
 from waltzctl.picture.picture import PartitionView, Picture, StorageView
 from waltzctl.placement.moving import POLL_SECONDS
 from waltzctl.placement.relocation import Situation, situation
-from waltzctl.placement.terms import Terms, Throttle, moving
+from waltzctl.placement.terms import Moving, Terms, Throttle
 from waltzctl.progress import Amount, Say
-from waltzctl.reach import Reach, addressing
+from waltzctl.reach import Certificate, LookUp, Reach, known_storages
 from waltzctl.safety import Danger, Step, without
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import CannotConnect, NoSuchPartition, Unfinished, Unsafe
@@ -41,26 +40,24 @@ TOLD_MAX = 3
 """So many of those that wait are named when it takes too long."""
 
 
-@click.command("recover", epilog=exit_codes())
-@click.argument("place", metavar="[STORAGE]", required=False, shell_complete=completion.storages)
-@click.argument("numbers", metavar="[PARTITIONS]", required=False)
-@click.option("--from", "source", metavar="DIR", help="Offline: the directory of another storage, or a copy of one.")
-@click.option("--to", "target", metavar="DIR", help="Offline: the directory of the storage that lost its disk.")
-@click.option("--partitions", "chosen", metavar="PARTITIONS", help="Offline: only these; all that are there by default.")
-@moving
-@changing
-@addressing
 def recover(
-    place: str | None,
-    numbers: str | None,
-    source: str | None,
-    target: str | None,
-    chosen: str | None,
-    terms: Terms,
-    output: str,
-    asked: Asked,
-    reach: Callable[[], Reach],
-    tls: object,
+    *,
+    place: Annotated[str | None, Argument(metavar="[STORAGE]", autocompletion=known_storages)] = None,
+    numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
+    source: Annotated[
+        str | None, Option("--from", metavar="DIR", help="Offline: the directory of another storage, or a copy of one.")
+    ] = None,
+    target: Annotated[
+        str | None, Option("--to", metavar="DIR", help="Offline: the directory of the storage that lost its disk.")
+    ] = None,
+    chosen: Annotated[
+        str | None, Option("--partitions", metavar="PARTITIONS", help="Offline: only these; all that are there by default.")
+    ] = None,
+    terms: Moving,
+    asked: Asking,
+    reach: LookUp,
+    tls: Certificate,
+    output: Output = "table",
 ) -> int:
     """Bring replicas back whose disk was lost or damaged.
 
@@ -80,12 +77,12 @@ def recover(
     """
     if source is None and target is None and chosen is None:
         if place is None:
-            raise click.UsageError("Name a storage that runs, or two directories with --from and --to.")
+            raise Misused("Name a storage that runs, or two directories with --from and --to.")
         return _online(reach(), place, numbers, asked, output, terms)
     if source is None or target is None or place is not None:
-        raise click.UsageError("--from and --to go together, and without the name of a storage.")
+        raise Misused("--from and --to go together, and without the name of a storage.")
     if terms != Terms() or asked.override or asked.reason or asked.confirm:
-        raise click.UsageError("--timeout, --rate, --override, --reason and --confirm are for a storage that runs.")
+        raise Misused("--timeout, --rate, --override, --reason and --confirm are for a storage that runs.")
     from waltzctl.placement.recover_offline import recover_offline
 
     return recover_offline(source, target, partitions_of(chosen) if chosen is not None else None, asked, output)

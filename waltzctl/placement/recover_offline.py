@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import click
+import typer
 
 from waltzctl import render, render_change
 from waltzctl.change import Asked
@@ -93,7 +93,7 @@ def _show(found: Transplant, output: str, *, is_dry: bool) -> None:
         elif graft.replaces and graft.state == "ready":
             out.print(f"partition {graft.partition}: what is there will be set aside; {graft.replaces}", soft_wrap=True)
         for line in graft.error.lines() if graft.error is not None else []:
-            click.echo(f"partition {graft.partition}: {line}", err=True)
+            typer.echo(f"partition {graft.partition}: {line}", err=True)
     if is_dry:
         out.print("Nothing was changed. Records are proven while they are copied.")
     elif taken:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import click
+import typer
 
 from waltzctl.render import console, count, error_json, printable, put_json, show_finding, size
 from waltzd.errors import WaltzError
@@ -105,10 +105,10 @@ def results(found: dict[int, WaltzError | None], done: str, output: str) -> None
         return
     for number, error in found.items():
         if error is None:
-            click.echo(f"partition {number}: {done}")
+            typer.echo(f"partition {number}: {done}")
         else:
             for line in error.lines():
-                click.echo(f"partition {number}: {printable(line)}", err=True)
+                typer.echo(f"partition {number}: {printable(line)}", err=True)
 
 
 def results_json(found: dict[int, WaltzError | None], done: str) -> list[dict[str, Any]]:

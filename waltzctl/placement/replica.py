@@ -11,22 +11,22 @@ everything without it, because no server runs, say, it may be the one that is ne
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
-import click
+import typer
+from typer import Argument, Option
 
-from waltzctl import completion
-from waltzctl.change import Asked, Plan, changing, check_again
+from waltzctl.change import Asked, Asking, Plan, check_again
 from waltzctl.interruption import interruptible
 from waltzctl.job import Job, perform
-from waltzctl.main import exit_codes
 from waltzctl.numbers import partitions_of, spell
+from waltzctl.options import Key, Misused, Output, confirmed
 from waltzctl.placement import render_storage
 from waltzctl.placement.relocation import Situation, situation
-from waltzctl.placement.storage import Certificate, LookUp, common, settle, with_admin
+from waltzctl.placement.storage import settle, with_admin
 from waltzctl.progress import Say
-from waltzctl.reach import Reach
+from waltzctl.reach import Certificate, LookUp, Reach, StorageName
 from waltzctl.safety import Danger, Step, danger, without
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import PartitionMeta, Role
@@ -38,13 +38,15 @@ Metas = Mapping[int, PartitionMeta | None]
 LEFT = "Interrupted. What the storage was told it may still do: look with `waltzctl storage partitions`."
 
 
-@click.command("create-partition", epilog=exit_codes())
-@click.argument("place", metavar="STORAGE", shell_complete=completion.storages)
-@click.argument("numbers", metavar="PARTITIONS")
-@changing
-@common
 def create_partition(
-    place: str, numbers: str, asked: Asked, output: str, key: UUID | None, reach: LookUp, tls: Certificate
+    *,
+    place: StorageName,
+    numbers: Annotated[str, Argument(metavar="PARTITIONS")],
+    asked: Asking,
+    reach: LookUp,
+    tls: Certificate,
+    key: Key = None,
+    output: Output = "table",
 ) -> int:
     """Create empty replicas of PARTITIONS (like 0-3,7) on a storage, whoever they are assigned to; `partition assign` is
     for clusters. Files that a partition left there before are set aside, never used again. STORAGE is its name, or the
@@ -67,21 +69,16 @@ def create_partition(
     )
 
 
-@click.command("remove-partition", epilog=exit_codes())
-@click.argument("place", metavar="STORAGE", shell_complete=completion.storages)
-@click.argument("numbers", metavar="PARTITIONS")
-@click.option("--delete-files", is_flag=True, help="Delete the files instead of setting them aside.")
-@changing
-@common
 def remove_partition(
-    place: str,
-    numbers: str,
-    delete_files: bool,
-    asked: Asked,
-    output: str,
-    key: UUID | None,
+    *,
+    place: StorageName,
+    numbers: Annotated[str, Argument(metavar="PARTITIONS")],
+    delete_files: Annotated[bool, Option("--delete-files", help="Delete the files instead of setting them aside.")] = False,
+    asked: Asking,
     reach: LookUp,
     tls: Certificate,
+    key: Key = None,
+    output: Output = "table",
 ) -> int:
     """Take replicas off a storage, whether they are assigned to it or not; `partition unassign` is for clusters. Their
     files are set aside in its directory unless they are to be deleted. By the name of the storage, it is refused where
@@ -100,8 +97,8 @@ def remove_partition(
     if ":" in place:
         _check_options(asked)
         what = "Delete the files of" if delete_files else "Take off this storage"
-        if not asked.yes and not click.confirm(f"{what} partition {', '.join(map(str, chosen))} at {place}?", err=True):
-            click.echo("Nothing was changed.", err=True)
+        if not asked.yes and not confirmed(f"{what} partition {', '.join(map(str, chosen))} at {place}?"):
+            typer.echo("Nothing was changed.", err=True)
             return EXIT_USAGE
         return _by_address(place, "removed", remove, asked, output, key, reach, tls)
 
@@ -111,21 +108,16 @@ def remove_partition(
     return _by_name(reach(), place, key, chosen, "removed", plan, remove, asked, output)
 
 
-@click.command(epilog=exit_codes())
-@click.argument("place", metavar="STORAGE", shell_complete=completion.storages)
-@click.argument("numbers", metavar="PARTITIONS")
-@click.option("--online/--offline", "online", default=None, help="Which of the two; one must be given.")
-@changing
-@common
 def availability(
-    place: str,
-    numbers: str,
-    online: bool | None,
-    asked: Asked,
-    output: str,
-    key: UUID | None,
+    *,
+    place: StorageName,
+    numbers: Annotated[str, Argument(metavar="PARTITIONS")],
+    online: Annotated[bool | None, Option("--online/--offline", help="Which of the two; one must be given.")] = None,
+    asked: Asking,
     reach: LookUp,
     tls: Certificate,
+    key: Key = None,
+    output: Output = "table",
 ) -> int:
     """Take partitions offline on a storage, or back online. Offline, a replica refuses every session. By the name of the
     storage, it is refused where a partition would lose its majority; by an address, nobody knows of the other replicas.
@@ -137,7 +129,7 @@ def availability(
     """
     chosen = partitions_of(numbers)
     if online is None:
-        raise click.UsageError("Say --online or --offline.")
+        raise Misused("Say --online or --offline.")
     is_online, done = online, "online" if online else "offline"
 
     def switch(admin: AdminClient) -> Awaitable[Results]:
@@ -173,7 +165,7 @@ def _by_address(
 
 def _check_options(asked: Asked) -> None:
     if asked.is_dry or asked.reason or asked.confirm or asked.override:
-        raise click.UsageError(
+        raise Misused(
             "--dry-run, --reason, --confirm and --override need the name of a storage: by an address, nothing is known of "
             "the others."
         )

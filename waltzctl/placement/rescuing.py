@@ -10,20 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-import click
+from typer import Argument, Option
 
-from waltzctl.change import Asked, Plan, changing
+from waltzctl.change import Asking, Plan
 from waltzctl.job import Job, perform
-from waltzctl.main import exit_codes
 from waltzctl.numbers import partitions_of
+from waltzctl.options import Output
 from waltzctl.picture.look import look
 from waltzctl.picture.picture import Picture
 from waltzctl.placement.relocation import situation
 from waltzctl.placement.rescue import Scene
 from waltzctl.progress import Say
-from waltzctl.reach import Reach, reaching
+from waltzctl.reach import Meant
 from waltzctl.safety import Danger
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
 from waltzd.cluster.documents import PartitionMeta, StorageMeta, decode
@@ -60,14 +60,16 @@ class RealStorages:
             return await admin.fence(partition, session)
 
 
-@click.command("rescue", epilog=exit_codes())
-@click.argument("numbers", metavar="PARTITIONS")
-@click.option("--timeout", "seconds", type=click.FloatRange(min=0), default=OPEN_SECONDS, show_default=True,
-              metavar="SECONDS", help="How long to wait until they are open again.")  # fmt: skip
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-@changing
-@reaching
-def rescue(numbers: str, seconds: float, reach: Reach, asked: Asked, output: str) -> int:
+def rescue(
+    *,
+    numbers: Annotated[str, Argument(metavar="PARTITIONS")],
+    seconds: Annotated[
+        float, Option("--timeout", min=0, metavar="SECONDS", help="How long to wait until they are open again.")
+    ] = OPEN_SECONDS,
+    asked: Asking,
+    reach: Meant,
+    output: Output = "table",
+) -> int:
     """Let PARTITIONS (like 0-3,7) go on that no owner can open: so many of their storages are lost for good that nobody
     else can decide where the log ends ("undecided"), their document is lost or went back in time (W2020, W2021), or a
     storage was promised to a session that no owner can reach. What is committed and only on storages that do not answer

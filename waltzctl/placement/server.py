@@ -10,20 +10,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import click
-
-from waltzctl import completion, render_change
+from waltzctl import render_change
 from waltzctl.certificate import first_contact
-from waltzctl.change import Asked, Plan, agree, changing, check_again, recorded
+from waltzctl.change import Asking, Plan, agree, check_again, recorded
 from waltzctl.interruption import interruptible
 from waltzctl.job import STAYS
-from waltzctl.listing import Column, Listing, listed, put
-from waltzctl.main import exit_codes
+from waltzctl.listing import Column, Listing, ListOutput, put
+from waltzctl.options import Output
 from waltzctl.picture.look import look
 from waltzctl.picture.picture import Picture, ServerView
 from waltzctl.placement.handover import Handover, arrival
-from waltzctl.placement.ownership import Owners, moves_json, patient, rounded, shown
-from waltzctl.reach import Reach, reaching, unknown, using
+from waltzctl.placement.ownership import TIMEOUT_SECONDS, Owners, Patience, Wait, moves_json, rounded
+from waltzctl.reach import Meant, Reach, ServerName, unknown, using
 from waltzctl.safety import Danger
 from waltzd.cluster.assignment import moved, spell_numbers
 from waltzd.cluster.cluster import Cluster
@@ -34,10 +32,7 @@ from waltzd.wire.servers import ServerAdminClient
 VERB = "server drain"
 
 
-@click.command("list", epilog=exit_codes())
-@listed
-@reaching
-def list_(output: str, reach: Reach) -> int:
+def list_(*, reach: Meant, output: ListOutput = "table") -> int:
     """Show the servers: what they own, how many of that is open, and which one leads. One that should be up and is not is
     `down`, until it is started again or taken out with `waltzctl server remove`.
 
@@ -103,13 +98,15 @@ def missing_row(meta: ServerMeta) -> dict[str, Any]:
 # -- taking part -------------------------------------------------------------------------------------------------------
 
 
-@click.command("drain", epilog=exit_codes())
-@click.argument("server", metavar="SERVER", shell_complete=completion.servers)
-@patient
-@shown
-@changing
-@reaching
-def drain(server: str, wait: bool, timeout: float, output: str, asked: Asked, reach: Reach) -> int:
+def drain(
+    *,
+    server: ServerName,
+    asked: Asking,
+    reach: Meant,
+    wait: Wait = True,
+    timeout: Patience = TIMEOUT_SECONDS,
+    output: Output = "table",
+) -> int:
     """Let a server give all its partitions to others and take no new ones, before it is stopped or looked after. It ends
     when the server owns nothing and its partitions are open elsewhere. The server takes
     part again after `waltzctl server undrain`, or when it was started again.
@@ -140,12 +137,7 @@ def drain(server: str, wait: bool, timeout: float, output: str, asked: Asked, re
     return EXIT_OK
 
 
-@click.command("undrain", epilog=exit_codes())
-@click.argument("server", metavar="SERVER", shell_complete=completion.servers)
-@shown
-@changing
-@reaching
-def undrain(server: str, output: str, asked: Asked, reach: Reach) -> int:
+def undrain(*, server: ServerName, asked: Asking, reach: Meant, output: Output = "table") -> int:
     """Let a server that drains take partitions again.
 
     \b
@@ -168,12 +160,7 @@ def undrain(server: str, output: str, asked: Asked, reach: Reach) -> int:
     return EXIT_OK
 
 
-@click.command("remove", epilog=exit_codes())
-@click.argument("server", metavar="SERVER", shell_complete=completion.servers)
-@shown
-@changing
-@reaching
-def remove(server: str, output: str, asked: Asked, reach: Reach) -> int:
+def remove(*, server: ServerName, asked: Asking, reach: Meant, output: Output = "table") -> int:
     """Do not expect a server any more that was stopped for good: `waltzctl status` complains until then that it is not up.
     One that is up is refused: stop it first. It is expected again when it is started again.
 

@@ -8,20 +8,19 @@ cluster is refused.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
-import click
+from typer import Argument
 
-from waltzctl import completion
 from waltzctl.certificate import first_contact
-from waltzctl.listing import Column, Listing, listed, put
-from waltzctl.main import exit_codes
+from waltzctl.listing import Column, Listing, ListOutput, put
 from waltzctl.numbers import partitions_of
+from waltzctl.options import Key, Output
 from waltzctl.picture.look import look
 from waltzctl.picture.picture import StorageView
 from waltzctl.placement import render_storage
-from waltzctl.reach import Reach, addressing, reaching, unknown, using
+from waltzctl.reach import Certificate, LookUp, Meant, Reach, StorageName, unknown, using
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta
@@ -33,8 +32,6 @@ from waltzd.wire.tls import Tls
 
 T = TypeVar("T")
 NO_KEY = UUID(int=0)
-LookUp = Callable[[], Reach]
-Certificate = Callable[[], Tls | None]
 
 
 def with_admin(
@@ -72,14 +69,6 @@ def _found(name: str, reach: Reach) -> tuple[str, Tls | None]:
     return there[name].admin_listen, reach.tls
 
 
-def common(command: Callable[..., int]) -> Callable[..., int]:
-    command = addressing(command)
-    command = click.option("--key", type=click.UUID, help="The cluster key that the storage must have.")(command)
-    return click.option(
-        "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
-    )(command)
-
-
 def settle(results: dict[int, WaltzError | None], done: str, output: str) -> int:
     """Show each partition's outcome; partial success is an exit code of its own."""
     render_storage.results(results, done, output)
@@ -89,10 +78,7 @@ def settle(results: dict[int, WaltzError | None], done: str, output: str) -> int
     return errors[0].exit_code if len(errors) == len(results) else EXIT_PARTIAL
 
 
-@click.command("list", epilog=exit_codes())
-@listed
-@reaching
-def list_(reach: Reach, output: str) -> int:
+def list_(*, reach: Meant, output: ListOutput = "table") -> int:
     """The storages of a cluster: where they are, which group they may fail with, and how they are.
 
     \b
@@ -132,12 +118,9 @@ def _row(view: StorageView) -> dict[str, Any]:
     }
 
 
-@click.command("partitions", epilog=exit_codes())
-@click.argument("place", metavar="STORAGE", shell_complete=completion.storages)
-@click.option("--key", type=click.UUID, help="The cluster key that the storage must have.")
-@listed
-@addressing
-def partitions(place: str, key: UUID | None, output: str, reach: LookUp, tls: Certificate) -> int:
+def partitions(
+    *, place: StorageName, key: Key = None, reach: LookUp, tls: Certificate, output: ListOutput = "table"
+) -> int:
     """The replicas on a storage, a line each. STORAGE is its name, or the address of its port for operators.
 
     \b
@@ -179,10 +162,7 @@ def _replica(one: PartitionDescription) -> dict[str, Any]:
     }
 
 
-@click.command(epilog=exit_codes())
-@click.argument("place", metavar="STORAGE", shell_complete=completion.storages)
-@common
-def describe(place: str, output: str, key: UUID | None, reach: LookUp, tls: Certificate) -> int:
+def describe(*, place: StorageName, reach: LookUp, tls: Certificate, key: Key = None, output: Output = "table") -> int:
     """Show a running storage: its cluster, its partitions with their marks, and what it has done since it started. STORAGE
     is its name, or the address of its port for operators.
 
@@ -199,11 +179,15 @@ def describe(place: str, output: str, key: UUID | None, reach: LookUp, tls: Cert
     return EXIT_OK
 
 
-@click.command(epilog=exit_codes())
-@click.argument("place", metavar="STORAGE", shell_complete=completion.storages)
-@click.argument("numbers", metavar="[PARTITIONS]", required=False)
-@common
-def verify(place: str, numbers: str | None, output: str, key: UUID | None, reach: LookUp, tls: Certificate) -> int:
+def verify(
+    *,
+    place: StorageName,
+    numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
+    reach: LookUp,
+    tls: Certificate,
+    key: Key = None,
+    output: Output = "table",
+) -> int:
     """Check the files of a storage while it runs: every record up to what is on the disk now. Appends go on. Damage that
     it finds is healed by the partition's owner from the other replicas.
 

@@ -6,14 +6,11 @@ the moves that it was set for, or with the command where nothing is written down
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
-import click
-
-from waltzctl.change import who
+from waltzctl.change import changing, who
+from waltzctl.options import From, positive
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import CopyRate
 from waltzd.daemon.settings import parse_size
@@ -30,30 +27,31 @@ class Terms:
     """Without a rate, the one that an interrupted command has set goes on."""
 
 
-def moving(command: Callable[..., int]) -> Callable[..., int]:
-    """Options of commands that move replicas. The command gets `terms`."""
-
-    @functools.wraps(command)
-    def with_terms(*, seconds: float | None, rate: str | None, **rest: Any) -> int:
-        return command(terms=Terms(seconds=seconds, bytes_per_second=None if rate is None else _rate_of(rate)), **rest)
-
-    with_option: Callable[..., int] = with_terms
-    for option in (
-        click.option(
-            "--timeout", "seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-            help="Give up waiting after so long; what was begun stays written down. For as long as it takes by default.",
+def _terms(
+    seconds: Annotated[
+        float | None,
+        changing(
+            "--timeout",
+            parser=positive,
+            metavar="SECONDS",
+            help="Give up waiting after so long, more than 0; what was begun stays written down. For as long as it takes "
+            "by default.",
         ),
-        click.option(
-            "--rate", metavar="SIZE",
+    ] = None,
+    rate: Annotated[
+        str | None,
+        changing(
+            "--rate",
+            metavar="SIZE",
             help="Copy at most so much a second in all, as 50MB, until the moves have ended; never faster than the "
             "servers' `catch_up_bytes_per_second`.",
         ),
-        click.option(
-            "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
-        ),
-    ):  # fmt: skip
-        with_option = option(with_option)
-    return with_option
+    ] = None,
+) -> Terms:
+    return Terms(seconds=seconds, bytes_per_second=None if rate is None else _rate_of(rate))
+
+
+Moving = Annotated[Terms, From(_terms)]
 
 
 def _rate_of(text: str) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-import click
+import typer
 
 from waltzctl.blueprint import ZOOKEEPER
 from waltzctl.placement.render_cluster import sentence
@@ -219,14 +219,14 @@ def _tries(cluster: LocalCluster, found: Picture, *, place: str, here: str, stay
 
 
 def stopped(names: Sequence[str], killed: Sequence[str], directory: str) -> None:
-    click.echo(f"{count(len(names), 'process', 'processes')} stopped; {directory} keeps everything." if names
+    typer.echo(f"{count(len(names), 'process', 'processes')} stopped; {directory} keeps everything." if names
                else f"Nothing ran in {directory}.")  # fmt: skip
     told_killed(killed)
 
 
 def told_killed(killed: Sequence[str]) -> None:
     for name in killed:
-        click.echo(f"{name} did not end in time and was killed. What it acknowledged is on the disk.", err=True)
+        typer.echo(f"{name} did not end in time and was killed. What it acknowledged is on the disk.", err=True)
 
 
 # -- what they wrote ---------------------------------------------------------------------------------------------------
@@ -242,8 +242,8 @@ class Lines:
     def put(self, name: str, text: str) -> None:
         head = f"{name:<{self._width}}"
         if _is_coloured():
-            head = click.style(head, fg=self._colours.get(name))
-        click.echo(f"{head} | {printable(text)}")
+            head = typer.style(head, fg=self._colours.get(name))
+        typer.echo(f"{head} | {printable(text)}")
 
 
 def _is_coloured() -> bool:

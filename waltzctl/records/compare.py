@@ -11,15 +11,15 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
-import click
+from typer import Argument, Option
 
-from waltzctl.main import exit_codes
 from waltzctl.numbers import check_partition
-from waltzctl.progress import Waiting, shown_progress
-from waltzctl.reach import Reach, reaching, unknown, using
+from waltzctl.options import Output
+from waltzctl.progress import Shown, ShownProgress, Waiting
+from waltzctl.reach import Meant, Reach, unknown, using
 from waltzctl.records.comparison import Answers, Question, Standing, Verdict, comparison
 from waltzd.cluster.documents import Role, StorageMeta
 from waltzd.errors import (
@@ -75,15 +75,19 @@ class Comparison:
         return EXIT_PARTIAL if Verdict.UNKNOWN in verdicts else EXIT_OK
 
 
-@click.command("compare", epilog=exit_codes())
-@click.argument("partition", metavar="PARTITION", type=click.IntRange(min=0))
-@click.option("--storage", "names", metavar="NAME", multiple=True, help="Only the replicas on these; all if none is named.")
-@click.option("--timeout", "seconds", type=click.FloatRange(min=0.1), default=30.0, show_default=True, metavar="SECONDS",
-              help="How long one answer of a storage may take.")  # fmt: skip
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-@shown_progress
-@reaching
-def compare(partition: int, names: tuple[str, ...], seconds: float, output: str, progress: str, reach: Reach) -> int:
+def compare(
+    *,
+    partition: Annotated[int, Argument(min=0, metavar="PARTITION")],
+    names: Annotated[
+        tuple[str, ...], Option("--storage", metavar="NAME", help="Only the replicas on these; all if none is named.")
+    ] = (),
+    seconds: Annotated[
+        float, Option("--timeout", min=0.1, metavar="SECONDS", help="How long one answer of a storage may take.")
+    ] = 30.0,
+    reach: Meant,
+    output: Output = "table",
+    progress: ShownProgress = Shown.AUTO,
+) -> int:
     """Compare the committed records of the replicas of PARTITION, while they go on. Each storage reads and hashes its
     replica on a thread for readers; records are sent only where two of them differ.
 

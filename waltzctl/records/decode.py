@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from waltzd.errors import BadArgument
 
-HOW = ("auto", "json", "text", "hex")
+How = Literal["auto", "json", "text", "hex"]
+HOW = get_args(How)
 _BLANKS = frozenset("\n\r\t")
 
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-import click
+import typer
 
 from waltzctl.certificate import first_contact
 from waltzctl.numbers import check_partition
@@ -101,10 +101,10 @@ class Feed:
         """Once each time."""
         if is_ready:
             del self._silent[partition]
-            click.echo(f"partition {partition} is there again", err=True)
+            typer.echo(f"partition {partition} is there again", err=True)
         else:
             self._silent[partition] = None
-            click.echo(f"partition {partition}: {sentence}", err=True)
+            typer.echo(f"partition {partition}: {sentence}", err=True)
 
 
 def with_client(
@@ -122,7 +122,7 @@ def with_client(
         if known is None or not known.servers:
             raise
         addresses = [server.listen for server in known.servers]
-        click.echo(f"{error.code} {printable(error.message)}: the servers that are known are asked themselves", err=True)
+        typer.echo(f"{error.code} {printable(error.message)}: the servers that are known are asked themselves", err=True)
 
     async def run() -> T:
         client = Client(

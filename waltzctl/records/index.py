@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Annotated
 from uuid import UUID
 
-import click
+from typer import Argument, Option
 
 from waltzctl import render
-from waltzctl.main import exit_codes
-from waltzctl.progress import Progress, shown_progress
+from waltzctl.options import Output
+from waltzctl.progress import Progress, Shown, ShownProgress
 from waltzctl.records.target import resolve
 from waltzd.disk.real import GuestDisk
 from waltzd.errors import EXIT_OK, BadArgument, Unsafe
@@ -21,16 +22,25 @@ from waltzd.storage.offline.workers import processors
 _IDS = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 
 
-@click.command("rebuild-index", epilog=exit_codes())
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-@shown_progress
-@click.option("-j", "--jobs", type=click.IntRange(1, 256), help="Processes to use; as many as processors by default.")
-@click.option("--leave-out", "left_out", metavar="FIRST-LAST", multiple=True,
-    help="Damaged ids that may be missing from the index. May be given several times; one partition only.")  # fmt: skip
-@click.option("--key", type=click.UUID, help="The cluster key that the data must have, where no control file says it.")
 def rebuild_index(
-    paths: tuple[str, ...], output: str, jobs: int | None, left_out: tuple[str, ...], key: UUID | None, progress: str
+    *,
+    paths: Annotated[tuple[str, ...], Argument(metavar="PATH...")],
+    jobs: Annotated[
+        int | None, Option("-j", "--jobs", min=1, max=256, help="Processes to use; as many as processors by default.")
+    ] = None,
+    left_out: Annotated[
+        tuple[str, ...],
+        Option(
+            "--leave-out",
+            metavar="FIRST-LAST",
+            help="Damaged ids that may be missing from the index. May be given several times; one partition only.",
+        ),
+    ] = (),
+    key: Annotated[
+        UUID | None, Option("--key", help="The cluster key that the data must have, where no control file says it.")
+    ] = None,
+    output: Output = "table",
+    progress: ShownProgress = Shown.AUTO,
 ) -> int:
     """Make the index files of a storage again from its data files. An index that is right is left alone. The old index
     stays until the new one is whole and on the disk, and a rebuild that was killed goes on when it is run again.

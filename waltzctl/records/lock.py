@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import click
+from typer import Argument, Option
 
-from waltzctl.main import exit_codes
 from waltzctl.numbers import check_partition
-from waltzctl.reach import Reach, reaching, using
+from waltzctl.options import Negative, Output
+from waltzctl.reach import Meant, Reach, using
 from waltzd.errors import EXIT_OK, PartitionsClosed, WaltzError
 
 if TYPE_CHECKING:
@@ -34,17 +34,26 @@ class Explained:
     """Why it could not be read."""
 
 
-@click.command("explain", epilog=exit_codes(), context_settings={"ignore_unknown_options": True})  # an ID may be negative
-@click.argument("partition", metavar="PARTITION", type=click.IntRange(min=0))
-@click.argument("name", metavar="NAME")
-@click.argument("id", metavar="ID", type=int)
-@click.option("--mark", metavar="ID", type=click.IntRange(min=-1),
-              help="The highest id that the client had seen; all that is committed if it is not said.")  # fmt: skip
-@click.option("--mode", type=click.Choice(["read", "write", "append"]), default="write", show_default=True,
-              help="What the client wants of the lock.")  # fmt: skip
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-@reaching
-def explain(partition: int, name: str, id: int, mark: int | None, mode: str, output: str, reach: Reach) -> int:
+def explain(
+    *,
+    partition: Annotated[int, Argument(min=0, metavar="PARTITION")],
+    name: Annotated[str, Argument(metavar="NAME")],
+    id: Annotated[int, Argument(metavar="ID"), Negative()],
+    mark: Annotated[
+        int | None,
+        Option(
+            "--mark",
+            min=-1,
+            metavar="ID",
+            help="The highest id that the client had seen; all that is committed if it is not said.",
+        ),
+    ] = None,
+    mode: Annotated[
+        Literal["read", "write", "append"], Option("--mode", help="What the client wants of the lock.")
+    ] = "write",
+    reach: Meant,
+    output: Output = "table",
+) -> int:
     """Show what the owner of PARTITION knows of a lock: which transaction marked it last, or how far back the owner
     remembers, and whether a transaction of a client that has seen the log up to `--mark` would get it now.
 

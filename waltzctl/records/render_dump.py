@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-import click
+import typer
 
 from waltzctl.render import JSON_VERSION
 from waltzd.format.layout import HEADER_BYTES
@@ -94,21 +94,21 @@ class _Table:
             record = item.record()
             start = f"{item.offset:>10} {record.id:>8} {record.request!s:>15} {record.header:>11} {record.length:>8}  "
             room = max(0, self._width - len(start))
-            click.echo((start + plain(record.payload[: self._payload_bytes])[:room]).rstrip())
+            typer.echo((start + plain(record.payload[: self._payload_bytes])[:room]).rstrip())
         elif isinstance(item, IndexEntry):
             note = "  left out" if item.points_to == 0 else ""
-            click.echo(f"{item.offset:>10} {item.id:>12} {item.points_to:>12}{note}")
+            typer.echo(f"{item.offset:>10} {item.id:>12} {item.points_to:>12}{note}")
         elif isinstance(item, FileStart):
             for line in _start_lines(item):
-                click.echo(line)
+                typer.echo(line)
             if item.kind in _TITLES:
-                click.echo(_TITLES[item.kind])
+                typer.echo(_TITLES[item.kind])
         elif isinstance(item, DamagedBytes):
             for line in _damage_lines(item):
-                click.echo(line)
+                typer.echo(line)
         else:
             for line in _slot_lines(item):
-                click.echo(line)
+                typer.echo(line)
 
 
 class _Json:
@@ -118,7 +118,7 @@ class _Json:
         self._payload_bytes = payload_bytes
 
     def __call__(self, item: Item) -> None:
-        click.echo(json.dumps(self._object(item)))
+        typer.echo(json.dumps(self._object(item)))
 
     def _object(self, item: Item) -> dict[str, object]:
         if isinstance(item, WholeRecord):
@@ -172,27 +172,27 @@ class _Hex:
 
     def __call__(self, item: Item) -> None:
         if isinstance(item, WholeRecord):
-            click.echo(f"record {item.record().id}, bytes {item.offset} to {item.offset + len(item.raw) - 1}")
+            typer.echo(f"record {item.record().id}, bytes {item.offset} to {item.offset + len(item.raw) - 1}")
             self._record(item.offset, bytes(item.raw), None)
         elif isinstance(item, DamagedBytes):
             self._damaged(item)
         elif isinstance(item, FileStart):
             for line in _start_lines(item):
-                click.echo(line)
+                typer.echo(line)
             if item.kind in ("segment", "index"):
                 for at, size, name in _HEADER_FIELDS:
                     self._rows(at, item.raw[at : min(at + size, HEADER_BYTES)], name)
             else:
                 self._rows(0, item.raw, "")
         elif isinstance(item, IndexEntry):
-            click.echo(self._row(item.offset, item.points_to.to_bytes(8, "big", signed=True), f"id {item.id}"))
+            typer.echo(self._row(item.offset, item.points_to.to_bytes(8, "big", signed=True), f"id {item.id}"))
         else:
             for line in _slot_lines(item):
-                click.echo(line)
+                typer.echo(line)
 
     def _damaged(self, item: DamagedBytes) -> None:
         for line in _damage_lines(item):
-            click.echo(line)
+            typer.echo(line)
         at = item.first_byte
         for record in item.records:
             if record.bad_byte is not None:
@@ -232,18 +232,18 @@ class _Hex:
         if bad is not None and offset + limit <= bad < offset + len(payload):
             start = limit + (bad - offset - limit) // _ROW_BYTES * _ROW_BYTES
             if start > limit:
-                click.echo(f"{'...':>10}  {start - limit} bytes of payload not shown")
+                typer.echo(f"{'...':>10}  {start - limit} bytes of payload not shown")
             self._rows(offset + start, payload[start : start + _ROW_BYTES], "", bad)
             limit = min(start + _ROW_BYTES, len(payload))
         if limit < len(payload):
-            click.echo(f"{'...':>10}  {len(payload) - limit} bytes of payload not shown")
+            typer.echo(f"{'...':>10}  {len(payload) - limit} bytes of payload not shown")
 
     def _rows(self, offset: int, data: bytes, name: str, bad: int | None = None) -> None:
         if len(data) > _FIELD_BYTES and name:  # no room beside sixteen bytes in 80 columns
-            click.echo(f"{'':>10}  {name}")
+            typer.echo(f"{'':>10}  {name}")
             name = ""
         for at in range(0, len(data), _ROW_BYTES):
-            click.echo(self._row(offset + at, data[at : at + _ROW_BYTES], name, bad))
+            typer.echo(self._row(offset + at, data[at : at + _ROW_BYTES], name, bad))
 
     def _row(self, offset: int, data: bytes, name: str, bad: int | None = None) -> str:
         """Three columns a byte, so that the marks around a bad one do not shift the others."""

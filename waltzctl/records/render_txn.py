@@ -10,9 +10,9 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import click
+import typer
 
 from waltzctl.records.decode import decoded, line
 from waltzctl.render import JSON_VERSION, console, put_json, size
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from waltzd.client.view import Transaction
 
 Sink: TypeAlias = "Callable[[Transaction], None]"
-FORMS = ("table", "json", "raw")
+Form = Literal["table", "json", "raw"]
 
 
 def sink(output: str, decode: str, *, with_partition: bool = False) -> Sink:
     if output == "json":
-        return lambda transaction: click.echo(json.dumps(as_json(transaction, decode)))
+        return lambda transaction: typer.echo(json.dumps(as_json(transaction, decode)))
     if output == "raw":
-        return lambda transaction: click.echo(transaction.payload, nl=False)
+        return lambda transaction: typer.echo(transaction.payload, nl=False)
     return _Table(decode, with_partition=with_partition)
 
 
@@ -53,11 +53,11 @@ class _Table:
     def __call__(self, transaction: Transaction) -> None:
         if not self._is_begun:
             self._is_begun = True
-            click.echo(self._start("partition", "id", "header", "client", "size") + "payload")
+            typer.echo(self._start("partition", "id", "header", "client", "size") + "payload")
         start = self._start(
             transaction.partition, transaction.id, transaction.header, transaction.request[0], transaction.length
         )
-        click.echo((start + fitting(transaction.payload, self._decode, self._width - len(start))).rstrip())
+        typer.echo((start + fitting(transaction.payload, self._decode, self._width - len(start))).rstrip())
 
     def _start(self, partition: object, id: object, header: object, client: object, length: object) -> str:
         first = f"{partition:>9} " if self._with_partition else ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import click
+from typing import Annotated, Literal
 
-from waltzctl.main import exit_codes
+from typer import Argument, Option
+
+from waltzctl.options import OUTPUT
 from waltzctl.records import render_dump
 from waltzctl.records.target import plain_file
 from waltzd.disk.real import RealDisk
@@ -12,14 +14,22 @@ from waltzd.errors import EXIT_OK, BadArgument
 from waltzd.storage.offline.dump import dump
 
 
-@click.command("dump", epilog=exit_codes())
-@click.argument("path", metavar="PATH")
-@click.option("--from", "first_id", type=click.IntRange(min=0), default=0, help="The first transaction id to show.")
-@click.option("--to", "last_id", type=click.IntRange(min=0), help="The last transaction id to show.")
-@click.option("-o", "--output", type=click.Choice(["table", "json", "hex"]), default="table",
-    help="For people, for scripts (one JSON object a line), or all bytes with their meaning.")  # fmt: skip
-@click.option("--payload-bytes", type=click.IntRange(min=0), help="How much of each payload to show.")
-def dump_segment(path: str, first_id: int, last_id: int | None, output: str, payload_bytes: int | None) -> int:
+def dump_segment(
+    *,
+    path: Annotated[str, Argument(metavar="PATH")],
+    first_id: Annotated[int, Option("--from", min=0, help="The first transaction id to show.")] = 0,
+    last_id: Annotated[int | None, Option("--to", min=0, help="The last transaction id to show.")] = None,
+    output: Annotated[
+        Literal["table", "json", "hex"],
+        Option(
+            "-o",
+            "--output",
+            rich_help_panel=OUTPUT,
+            help="For people, for scripts (one JSON object a line), or all bytes with their meaning.",
+        ),
+    ] = "table",
+    payload_bytes: Annotated[int | None, Option("--payload-bytes", min=0, help="How much of each payload to show.")] = None,
+) -> int:
     """Show what a file holds: a segment (.seg), an index (.idx), the control file, the identity file, a promise file.
 
     Damaged files are shown too. Bytes that are no sound record are printed where they stand, and the bad byte is marked

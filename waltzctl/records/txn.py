@@ -6,14 +6,15 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+import typer
+from typer import Argument, Option
 
-from waltzctl.main import exit_codes
-from waltzctl.reach import Reach, reaching
+from waltzctl.options import OUTPUT, Misused, Output
+from waltzctl.reach import Meant
 from waltzctl.records import render_txn
-from waltzctl.records.decode import HOW, Filters, JsonPath, pattern_of
+from waltzctl.records.decode import Filters, How, JsonPath, pattern_of
 from waltzd.client.view import HEADER_MAX, HEADER_MIN
 from waltzd.errors import EXIT_OK, BadArgument, BeyondLog
 from waltzd.format.layout import ID_MAX
@@ -22,22 +23,21 @@ if TYPE_CHECKING:
     from waltzd.client.view import Transaction
 
 _IDS = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
-PARTITION = click.argument("partition", metavar="PARTITION", type=click.IntRange(min=0))
-IDS = click.IntRange(min=0)
-HEADERS = click.IntRange(HEADER_MIN, HEADER_MAX)
-
-
-def shown(command: Callable[..., int]) -> Callable[..., int]:
-    """How transactions are to look, and how long to wait for them."""
-    for option in (
-        click.option("--timeout", "seconds", type=click.FloatRange(min=0.1), default=30.0, show_default=True,
-                     metavar="SECONDS", help="How long to wait for a partition that gives nothing."),
-        click.option("--decode", type=click.Choice(HOW), default="auto", help="What payloads are taken for."),
-        click.option("-o", "--output", type=click.Choice(render_txn.FORMS), default="table",
-                     help="For people; JSON Lines, an object for each transaction; or payloads and nothing between them."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+Partition = Annotated[int, Argument(min=0, metavar="PARTITION")]
+Patience = Annotated[
+    float,
+    Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for a partition that gives nothing."),
+]
+Decoding = Annotated[How, Option("--decode", rich_help_panel=OUTPUT, help="What payloads are taken for.")]
+Form = Annotated[
+    render_txn.Form,
+    Option(
+        "-o",
+        "--output",
+        rich_help_panel=OUTPUT,
+        help="For people; JSON Lines, an object for each transaction; or payloads and nothing between them.",
+    ),
+]
 
 
 def spans_of(texts: Sequence[str]) -> list[tuple[int, int]]:
@@ -54,12 +54,15 @@ def spans_of(texts: Sequence[str]) -> list[tuple[int, int]]:
     return spans
 
 
-@click.command("get", epilog=exit_codes())
-@PARTITION
-@click.argument("ids", metavar="ID[-ID]…", nargs=-1, required=True)
-@shown
-@reaching
-def get(partition: int, ids: tuple[str, ...], output: str, decode: str, seconds: float, reach: Reach) -> int:
+def get(
+    *,
+    partition: Partition,
+    ids: Annotated[tuple[str, ...], Argument(metavar="ID[-ID]…")],
+    reach: Meant,
+    seconds: Patience = 30.0,
+    decode: Decoding = "auto",
+    output: Form = "table",
+) -> int:
     """Show transactions of PARTITION by their ids, in the order in which they were asked for. All of them must be
     committed; otherwise none is shown.
 
@@ -91,17 +94,16 @@ def get(partition: int, ids: tuple[str, ...], output: str, decode: str, seconds:
     return EXIT_OK
 
 
-@click.command("tail", epilog=exit_codes())
-@click.argument("partition", metavar="[PARTITION]", type=click.IntRange(min=0), required=False)
-@click.option("--all", "is_all", is_flag=True, help="All partitions.")
-@click.option(
-    "-n", "--lines", metavar="N", type=click.IntRange(min=0), default=10, show_default=True, help="So many of the newest."
-)
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
-@shown
-@reaching
 def tail(
-    partition: int | None, is_all: bool, lines: int, follow: bool, output: str, decode: str, seconds: float, reach: Reach
+    *,
+    partition: Annotated[int | None, Argument(min=0, metavar="[PARTITION]")] = None,
+    is_all: Annotated[bool, Option("--all", help="All partitions.")] = False,
+    lines: Annotated[int, Option("-n", "--lines", min=0, metavar="N", help="So many of the newest.")] = 10,
+    follow: Annotated[bool, Option("-f", "--follow", help="Go on with what comes, until Ctrl-C.")] = False,
+    reach: Meant,
+    seconds: Patience = 30.0,
+    decode: Decoding = "auto",
+    output: Form = "table",
 ) -> int:
     """Show the newest transactions of PARTITION, or of all partitions, and with `--follow` those that come.
 
@@ -116,7 +118,7 @@ def tail(
     from waltzctl.records.follow import Feed, between, with_client
 
     if (partition is None) != is_all:
-        raise click.UsageError("Name a partition, or say --all.")
+        raise Misused("Name a partition, or say --all.")
     sink, feed = render_txn.sink(output, decode, with_partition=is_all), Feed()
 
     async def show(client: Any) -> None:
@@ -129,29 +131,43 @@ def tail(
         for number, mark in committed.items():
             await _pour(between(client, number, after[number] + 1, mark), sink)
         if max(marks, default=-1) < 0:
-            click.echo("There are no transactions yet.", err=True)
+            typer.echo("There are no transactions yet.", err=True)
 
     _until_stopped(lambda: with_client(reach, show, feed=feed, seconds=seconds, typed=partition), is_endless=follow)
     return EXIT_OK
 
 
-@click.command("grep", epilog=exit_codes())
-@PARTITION
-@click.option("--from", "first_id", metavar="ID", type=IDS, default=0, show_default=True, help="The first id to look at.")
-@click.option("--to", "last_id", metavar="ID", type=IDS, help="The last id to look at; the newest one if it is not said.")
-@click.option("--header", metavar="N", type=HEADERS, help="Those with this header.")
-@click.option("--client", "client_id", metavar="N", type=click.IntRange(min=0), help="Those that this client appended.")
-@click.option("--match", "pattern", metavar="REGEX", help="Those whose payload, as text, has this somewhere.")
-@click.option("--json-path", "paths", metavar="PATH[=VALUE]", multiple=True,
-              help="Those whose payload is JSON and has this value, like order.items[0].sku=17.")  # fmt: skip
-@click.option("-n", "--lines", metavar="N", type=click.IntRange(min=1), help="Stop after so many.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
-@shown
-@reaching
 def grep(
-    partition: int, first_id: int, last_id: int | None, header: int | None, client_id: int | None, pattern: str | None,
-    paths: tuple[str, ...], lines: int | None, follow: bool, output: str, decode: str, seconds: float, reach: Reach,
-) -> int:  # fmt: skip
+    *,
+    first_id: Annotated[int, Option("--from", min=0, metavar="ID", help="The first id to look at.")] = 0,
+    last_id: Annotated[
+        int | None, Option("--to", min=0, metavar="ID", help="The last id to look at; the newest one if it is not said.")
+    ] = None,
+    header: Annotated[
+        int | None, Option("--header", min=HEADER_MIN, max=HEADER_MAX, metavar="N", help="Those with this header.")
+    ] = None,
+    client_id: Annotated[
+        int | None, Option("--client", min=0, metavar="N", help="Those that this client appended.")
+    ] = None,
+    pattern: Annotated[
+        str | None, Option("--match", metavar="REGEX", help="Those whose payload, as text, has this somewhere.")
+    ] = None,
+    paths: Annotated[
+        tuple[str, ...],
+        Option(
+            "--json-path",
+            metavar="PATH[=VALUE]",
+            help="Those whose payload is JSON and has this value, like order.items[0].sku=17.",
+        ),
+    ] = (),
+    lines: Annotated[int | None, Option("-n", "--lines", min=1, metavar="N", help="Stop after so many.")] = None,
+    follow: Annotated[bool, Option("-f", "--follow", help="Go on with what comes, until Ctrl-C.")] = False,
+    reach: Meant,
+    partition: Partition,
+    seconds: Patience = 30.0,
+    decode: Decoding = "auto",
+    output: Form = "table",
+) -> int:
     """Show the transactions of PARTITION that match all that is said. Everything in the range is read.
 
     VALUE is compared as JSON, so that `=17` is the number, and as text. Without it, anything that is there matches. With
@@ -165,7 +181,7 @@ def grep(
     from waltzctl.records.follow import Feed, between, with_client
 
     if follow and last_id is not None:
-        raise click.UsageError("--to is an end, and --follow has none.")
+        raise Misused("--to is an end, and --follow has none.")
     if last_id is not None and last_id < first_id:
         raise BadArgument(f"--from {first_id} is above --to {last_id}", not_done="nothing was read")
     filters = Filters(
@@ -197,7 +213,7 @@ def grep(
                     break
         if not found:
             looked = f"ids {first_id} to {end}" if end >= first_id else "no ids"
-            click.echo(f"Nothing matches in {looked} of partition {partition}.", err=True)
+            typer.echo(f"Nothing matches in {looked} of partition {partition}.", err=True)
 
     _until_stopped(lambda: with_client(reach, show, feed=feed, seconds=seconds, typed=partition), is_endless=follow)
     return EXIT_OK
@@ -218,27 +234,40 @@ def _until_stopped(work: Callable[[], None], *, is_endless: bool) -> None:
             raise
 
 
-@click.command("append", epilog=exit_codes())
-@PARTITION
-@click.argument("text", metavar="[TEXT]", required=False)
-@click.option("--file", metavar="FILE", help="Take the payload from a file; `-` is standard input.")
-@click.option(
-    "--header", metavar="N", type=HEADERS, default=0, show_default=True, help="The application's number for its kind."
-)
-@click.option("--lock", "locks", metavar="MODE:NAME:ID", multiple=True,
-              help="A lock, like write:account:17; the mode is read, write or append.")  # fmt: skip
-@click.option("--mark", metavar="ID", type=click.IntRange(min=-1),
-              help="What the locks are compared with: the highest id that you have seen. Without it, all that is committed "
-              "now.")  # fmt: skip
-@click.option("--confirm", metavar="NAME", help="The name of a protected context, which would have to be typed.")
-@click.option("--timeout", "seconds", type=click.FloatRange(min=0.1), default=30.0, show_default=True, metavar="SECONDS",
-              help="How long to wait for an outcome.")  # fmt: skip
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-@reaching
 def append(
-    partition: int, text: str | None, file: str | None, header: int, locks: tuple[str, ...], mark: int | None,
-    confirm: str | None, seconds: float, output: str, reach: Reach,
-) -> int:  # fmt: skip
+    *,
+    partition: Partition,
+    text: Annotated[str | None, Argument(metavar="[TEXT]")] = None,
+    file: Annotated[
+        str | None, Option("--file", metavar="FILE", help="Take the payload from a file; `-` is standard input.")
+    ] = None,
+    header: Annotated[
+        int, Option("--header", min=HEADER_MIN, max=HEADER_MAX, metavar="N", help="The application's number for its kind.")
+    ] = 0,
+    locks: Annotated[
+        tuple[str, ...],
+        Option("--lock", metavar="MODE:NAME:ID", help="A lock, like write:account:17; the mode is read, write or append."),
+    ] = (),
+    mark: Annotated[
+        int | None,
+        Option(
+            "--mark",
+            min=-1,
+            metavar="ID",
+            help="What the locks are compared with: the highest id that you have seen. Without it, all that is committed "
+            "now.",
+        ),
+    ] = None,
+    confirm: Annotated[
+        str | None,
+        Option("--confirm", metavar="NAME", help="The name of a protected context, which would have to be typed."),
+    ] = None,
+    seconds: Annotated[
+        float, Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for an outcome.")
+    ] = 30.0,
+    reach: Meant,
+    output: Output = "table",
+) -> int:
     """Append one transaction to PARTITION, and say its id. The log keeps it for ever, and applications that read the
     partition will see it.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated
 from uuid import UUID
 
-import click
+from typer import Argument, Option
 
 from waltzctl import render
-from waltzctl.main import exit_codes
-from waltzctl.progress import Progress, shown_progress
+from waltzctl.options import Output
+from waltzctl.progress import Progress, Shown, ShownProgress
 from waltzctl.records.target import resolve
 from waltzd.disk.real import RealDisk
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK
@@ -17,17 +18,26 @@ from waltzd.storage.offline.verify import Options, verify
 from waltzd.storage.offline.workers import processors
 
 
-@click.command("verify-segments", epilog=exit_codes())
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-@shown_progress
-@click.option("-j", "--jobs", type=click.IntRange(1, 256), help="Processes to use; as many as processors by default.")
-@click.option("--read-only", is_flag=True, help="Check a directory although a daemon holds it; what it may be writing "
-    "at the end of each log is then not judged.")  # fmt: skip
-@click.option("--deep", is_flag=True, help="Check each record once more by itself, with plain zlib. Much slower.")
-@click.option("--key", type=click.UUID, help="The cluster key that the data must have.")
 def verify_segments(
-    paths: tuple[str, ...], output: str, jobs: int | None, read_only: bool, deep: bool, key: UUID | None, progress: str
+    *,
+    paths: Annotated[tuple[str, ...], Argument(metavar="PATH...")],
+    jobs: Annotated[
+        int | None, Option("-j", "--jobs", min=1, max=256, help="Processes to use; as many as processors by default.")
+    ] = None,
+    read_only: Annotated[
+        bool,
+        Option(
+            "--read-only",
+            help="Check a directory although a daemon holds it; what it may be writing "
+            "at the end of each log is then not judged.",
+        ),
+    ] = False,
+    deep: Annotated[
+        bool, Option("--deep", help="Check each record once more by itself, with plain zlib. Much slower.")
+    ] = False,
+    key: Annotated[UUID | None, Option("--key", help="The cluster key that the data must have.")] = None,
+    output: Output = "table",
+    progress: ShownProgress = Shown.AUTO,
 ) -> int:
     """Check all files of a storage: every checksum, header and index entry, the control and promise files, and that no
     segment is missing. PATH is a storage directory, one of its partition directories, or one segment.

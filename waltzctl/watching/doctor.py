@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import click
-
-from waltzctl.main import exit_codes
-from waltzctl.reach import Reach, reaching
+from waltzctl.options import Output, Timeout
+from waltzctl.reach import Meant, Reach
 from waltzctl.watching import render_doctor
 from waltzctl.watching.diagnosis import Check, Grade, diagnose
 from waltzctl.watching.examination import examine
@@ -14,12 +12,7 @@ from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY
 
 
-@click.command("doctor", epilog=exit_codes())
-@click.option("--timeout", "seconds", type=click.FloatRange(0.1, 60), default=CALL_SECONDS, show_default=True,
-              metavar="SECONDS", help="How long to wait for each answer.")  # fmt: skip
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-@reaching
-def doctor(reach: Reach, seconds: float, output: str) -> int:
+def doctor(*, seconds: Timeout = CALL_SECONDS, reach: Meant, output: Output = "table") -> int:
     """Check a cluster for what will go wrong next: disks, space, clocks, open files, certificates, versions, how many
     replicas may fail, lag, failure domains, ZooKeeper, and work that somebody forgot. Nothing is changed.
 

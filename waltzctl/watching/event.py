@@ -7,14 +7,15 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Annotated, Literal
 
-import click
+from typer import Option
 
-from waltzctl.main import exit_codes
-from waltzctl.reach import Reach, reaching, unknown
+from waltzctl.options import OUTPUT
+from waltzctl.reach import Meant, Reach, unknown
 from waltzctl.watching import render_event
 from waltzctl.watching.poll import CALL_SECONDS, Poll, Sighting
-from waltzctl.watching.story import LEVELS, OPERATOR, Line, Listening, history_of, merged
+from waltzctl.watching.story import OPERATOR, Level, Line, Listening, history_of, merged
 from waltzd.client import loop
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument, CannotConnect, WaltzError
@@ -38,15 +39,25 @@ def duration(text: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
-@click.command("events", epilog=exit_codes())
-@click.option("--since", default="1h", show_default=True, metavar="TIME", help="How far back: 90s, 10m, 2h, 1d.")
-@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
-@click.option("--daemon", "names", multiple=True, metavar="NAME", help="Only of this server or storage. Once for each.")
-@click.option("--level", type=click.Choice(LEVELS), default="info", show_default=True, help="This one and what is worse.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table",
-              help="For people, or for scripts; with --follow one JSON object a line.")  # fmt: skip
-@reaching
-def events(reach: Reach, since: str, follow: bool, names: tuple[str, ...], level: str, output: str) -> int:
+def events(
+    *,
+    since: Annotated[str, Option("--since", metavar="TIME", help="How far back: 90s, 10m, 2h, 1d.")] = "1h",
+    follow: Annotated[bool, Option("--follow", help="Go on with what comes, until Ctrl-C.")] = False,
+    names: Annotated[
+        tuple[str, ...], Option("--daemon", metavar="NAME", help="Only of this server or storage. Once for each.")
+    ] = (),
+    level: Annotated[Level, Option("--level", help="This one and what is worse.")] = "info",
+    output: Annotated[
+        Literal["table", "json"],
+        Option(
+            "-o",
+            "--output",
+            rich_help_panel=OUTPUT,
+            help="For people, or for scripts; with --follow one JSON object a line.",
+        ),
+    ] = "table",
+    reach: Meant,
+) -> int:
     """What the daemons of a cluster logged lately, and what operators changed, in the order of time, each line with who
     said it. A daemon keeps its last 500 lines, also over restarts where it has a place for them; its log on its machine has
     everything. The end is 7 when a daemon did not answer.

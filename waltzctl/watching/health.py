@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import click
+from typing import Annotated
 
-from waltzctl.main import exit_codes
+from typer import Argument, Option
+
 from waltzctl.numbers import partitions_of
-from waltzctl.reach import Reach, reaching
+from waltzctl.options import Output
+from waltzctl.reach import Meant, Reach
 from waltzctl.watching import render_health
 from waltzctl.watching.poll import Poll
 from waltzctl.watching.probe import Probing, connecting, probe_all
@@ -16,14 +18,16 @@ from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, NoSuchPartition, WaltzError
 SECONDS = 5.0
 
 
-@click.command("health", epilog=exit_codes())
-@click.argument("partitions", nargs=-1, metavar="[PARTITION]...")
-@click.option("--no-write", is_flag=True, help="Only ask each owner whether it is open; write nothing.")
-@click.option("--timeout", "seconds", type=click.FloatRange(0.1, 300), default=SECONDS, show_default=True,
-              metavar="SECONDS", help="How long each stage may take.")  # fmt: skip
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-@reaching
-def health(reach: Reach, partitions: tuple[str, ...], no_write: bool, seconds: float, output: str) -> int:
+def health(
+    *,
+    partitions: Annotated[tuple[str, ...], Argument(metavar="[PARTITION]...")] = (),
+    no_write: Annotated[bool, Option("--no-write", help="Only ask each owner whether it is open; write nothing.")] = False,
+    seconds: Annotated[
+        float, Option("--timeout", min=0.1, max=300, metavar="SECONDS", help="How long each stage may take.")
+    ] = SECONDS,
+    reach: Meant,
+    output: Output = "table",
+) -> int:
     """Commit a probe in every partition, or in those that are named (0-3,7), read it back, and say how long each stage
     took. The end is 0 when all of them worked, else 10.
 

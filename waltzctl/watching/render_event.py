@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import click
+import typer
 
 from waltzctl.render import console, printable, put_json
 from waltzctl.watching.story import Line
@@ -22,13 +22,13 @@ def events(found: Sequence[Line], output: str) -> None:
         return
     followed(found, output)
     if not found:
-        click.echo("Nobody said anything in this time.", err=True)
+        typer.echo("Nobody said anything in this time.", err=True)
 
 
 def followed(found: Sequence[Line], output: str) -> None:
     if output == "json":
         for line in found:
-            click.echo(json.dumps(line_json(line)))
+            typer.echo(json.dumps(line_json(line)))
         return
     if not found:
         return
@@ -46,11 +46,11 @@ def followed(found: Sequence[Line], output: str) -> None:
 def silent(found: Mapping[str, WaltzError]) -> None:
     steps = []
     for name, error in sorted(found.items()):
-        click.echo(f"{name} does not answer: {error.code} {printable(error.message)}", err=True)
+        typer.echo(f"{name} does not answer: {error.code} {printable(error.message)}", err=True)
         if isinstance(error, TlsMismatch) and error.detail_next_step not in steps:
             steps.append(error.detail_next_step)
     for step in steps:  # `status` has those of the others
-        click.echo(f"Next: {printable(step)}", err=True)
+        typer.echo(f"Next: {printable(step)}", err=True)
 
 
 def moment(time_ms: int) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from typing import Annotated, Literal
 
-import click
+import typer
+from typer import Option
 
-from waltzctl.main import exit_codes
+from waltzctl.options import OUTPUT, Bare, Timeout
 from waltzctl.playground.local import LocalCluster
-from waltzctl.reach import Reach, reaching
+from waltzctl.reach import Meant, Reach
 from waltzctl.render import printable
 from waltzctl.watching import render_status
 from waltzctl.watching.poll import CALL_SECONDS, Poll, Sighting
@@ -21,16 +23,26 @@ from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, WaltzError
 WATCH_SECONDS = 2.0
 
 
-@click.command("status", epilog=exit_codes())
-@click.option("--watch", type=click.FloatRange(0.2, 3600), is_flag=False, flag_value=WATCH_SECONDS, metavar="[SECONDS]",
-              help=f"Look again so often ({WATCH_SECONDS:g} by default), until Ctrl-C.")  # fmt: skip
-@click.option("--timeout", "seconds", type=click.FloatRange(0.1, 60), default=CALL_SECONDS, show_default=True,
-              metavar="SECONDS", help="How long to wait for each answer.")  # fmt: skip
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", help="For people, or for scripts."
-)
-@reaching
-def status(reach: Reach, watch: float | None, seconds: float, output: str) -> int:
+def status(
+    *,
+    watch: Annotated[
+        float | None,
+        Option(
+            "--watch",
+            min=0.2,
+            max=3600,
+            metavar="[SECONDS]",
+            help=f"Look again so often ({WATCH_SECONDS:g} by default), until Ctrl-C.",
+        ),
+        Bare(f"{WATCH_SECONDS:g}"),
+    ] = None,
+    seconds: Timeout = CALL_SECONDS,
+    output: Annotated[
+        Literal["table", "json", "yaml"],
+        Option("-o", "--output", rich_help_panel=OUTPUT, help="For people, or for scripts."),
+    ] = "table",
+    reach: Meant,
+) -> int:
     """Whether a cluster is well: HEALTHY, DEGRADED, or DOWN where no partition takes transactions; then each thing that is
     wrong, with its cause and what to do; then servers, storages and partitions. The end is 0 when all is well, else 10.
 
@@ -98,7 +110,7 @@ def _put(screen: Screen | None, found: Sighting, reach: Reach, every: float, out
 def _put_error(screen: Screen | None, error: WaltzError, every: float) -> None:
     if screen is None:
         for line in error.lines():
-            click.echo(printable(line), err=True)
+            typer.echo(printable(line), err=True)
         return
     screen.put(lambda out: render_status.paragraph(out, " ".join(error.lines()), "bold red"), _foot(every))
 

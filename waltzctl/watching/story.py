@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, get_args
 from uuid import UUID
 
 from waltzctl.certificate import first_contact
@@ -24,7 +24,8 @@ from waltzd.wire.servers import ServerAdminClient
 from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 
-LEVELS = ("debug", "info", "warning", "error", "critical")
+Level = Literal["debug", "info", "warning", "error", "critical"]
+LEVELS = get_args(Level)
 OPERATOR = "operator"
 CALLS_MAX = 32
 HISTORY_MAX = 100

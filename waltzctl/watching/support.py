@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Annotated
 
-import click
+import typer
+from typer import Option
 
-from waltzctl.main import exit_codes
-from waltzctl.reach import Reach, reaching
+from waltzctl.options import Timeout
+from waltzctl.reach import Meant, Reach
 from waltzctl.watching.bundle import Bundle, strip_secrets
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_PARTIAL
@@ -20,13 +22,20 @@ from waltzd.errors import EXIT_OK, EXIT_PARTIAL
 CALL_SECONDS = 5.0
 
 
-@click.command("bundle", epilog=exit_codes())
-@click.option("--to", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.tar.gz",
-              help="Where to; waltz-support-CLUSTER-TIME.tar.gz here by default.")  # fmt: skip
-@click.option("--timeout", "seconds", type=click.FloatRange(0.1, 60), default=CALL_SECONDS, show_default=True,
-              metavar="SECONDS", help="How long to wait for each answer.")  # fmt: skip
-@reaching
-def bundle(reach: Reach, to: Path | None, seconds: float) -> int:
+def bundle(
+    *,
+    to: Annotated[
+        Path | None,
+        Option(
+            "--to",
+            dir_okay=False,
+            metavar="FILE.tar.gz",
+            help="Where to; waltz-support-CLUSTER-TIME.tar.gz here by default.",
+        ),
+    ] = None,
+    seconds: Timeout = CALL_SECONDS,
+    reach: Meant,
+) -> int:
     """Collect what somebody who helps wants to see, in one archive: status, checks of the doctor, the documents in
     ZooKeeper, what every daemon says of itself, its newest log lines, who changed what, versions, and the configuration of
     a cluster on this machine.
@@ -43,10 +52,10 @@ def bundle(reach: Reach, to: Path | None, seconds: float) -> int:
     stamp = "".join(letter for letter in at if letter.isalnum())
     path = to or Path(f"waltz-support-{name}-{stamp}.tar.gz")
     size = found.write(path)
-    click.echo(str(path))
-    click.echo(f"{len(found.files)} files, {size:,} bytes; no payloads, no secrets", err=True)
+    typer.echo(str(path))
+    typer.echo(f"{len(found.files)} files, {size:,} bytes; no payloads, no secrets", err=True)
     for what, why in sorted(found.missing.items()):
-        click.echo(f"missing: {what}: {why}", err=True)
+        typer.echo(f"missing: {what}: {why}", err=True)
     return EXIT_PARTIAL if found.missing else EXIT_OK
 
 

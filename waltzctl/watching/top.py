@@ -8,14 +8,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Annotated, Literal
 
-import click
+from typer import Option
 
-from waltzctl.main import exit_codes
-from waltzctl.reach import Reach, reaching
+from waltzctl.options import OUTPUT
+from waltzctl.reach import Meant, Reach
 from waltzctl.watching import render_top
 from waltzctl.watching.poll import Poll, Sighting
-from waltzctl.watching.rates import SORTS, Rates, rates
+from waltzctl.watching.rates import Rates, rates
 from waltzctl.watching.render_status import Screen, paragraph
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, WaltzError
@@ -23,16 +24,24 @@ from waltzd.errors import EXIT_OK, WaltzError
 EVERY_SECONDS = 2.0
 
 
-@click.command("top", epilog=exit_codes())
-@click.option("--sort", type=click.Choice(list(SORTS)), default="tx", show_default=True, help="What comes first.")
-@click.option("-n", "rows_max", type=click.IntRange(1, 100_000), metavar="ROWS", help="So many partitions; else what fits.")
-@click.option("--every", type=click.FloatRange(0.2, 3600), default=EVERY_SECONDS, show_default=True, metavar="SECONDS",
-              help="Between two looks.")  # fmt: skip
-@click.option("--once", is_flag=True, help="Look twice, show one table, and end.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table",
-              help="For people, or for scripts (with --once).")  # fmt: skip
-@reaching
-def top(reach: Reach, sort: str, rows_max: int | None, every: float, once: bool, output: str) -> int:
+def top(
+    *,
+    sort: Annotated[
+        Literal["partition", "tx", "bytes", "p99", "refused", "lag", "mounts"], Option("--sort", help="What comes first.")
+    ] = "tx",
+    rows_max: Annotated[
+        int | None, Option("-n", min=1, max=100_000, metavar="ROWS", help="So many partitions; else what fits.")
+    ] = None,
+    every: Annotated[
+        float, Option("--every", min=0.2, max=3600, metavar="SECONDS", help="Between two looks.")
+    ] = EVERY_SECONDS,
+    once: Annotated[bool, Option("--once", help="Look twice, show one table, and end.")] = False,
+    output: Annotated[
+        Literal["table", "json"],
+        Option("-o", "--output", rich_help_panel=OUTPUT, help="For people, or for scripts (with --once)."),
+    ] = "table",
+    reach: Meant,
+) -> int:
     """What a cluster is doing, live until Ctrl-C: for each partition transactions and megabytes a second, how long commits
     take, how many are refused, how far the last replica is behind, and mounts; for each storage flushes a second, how long
     they take, and free space.

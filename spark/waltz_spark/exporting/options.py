@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-import click
+from typer import Option
 
-from waltzctl.reach import GIVEN, Reach
+from waltzctl.options import From
+from waltzctl.reach import Cluster
 from waltzd.errors import BadArgument, ExportGap
 
 if TYPE_CHECKING:
@@ -25,42 +26,44 @@ if TYPE_CHECKING:
     from waltz_spark.log.origin import Origin
     from waltz_spark.payloads.payload import Decoder
 
-Command = Callable[..., int]
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Which log is meant: directories of storages, or a running cluster."""
+
+    sources: Annotated[
+        tuple[str, ...],
+        Option(
+            "--source",
+            metavar="DIR",
+            help="Read the directory of a storage, or of several of one cluster, in place of a running cluster.",
+        ),
+    ] = ()
+    allow_uncommitted: Annotated[
+        bool, Option("--allow-uncommitted", help="With --source: also what nobody knows to be committed.")
+    ] = False
+    cluster: Cluster
 
 
-def sourced(command: Command) -> Command:
-    """The options that say which log is meant, where it is no running cluster."""
-    for option in (
-        click.option("--allow-uncommitted", is_flag=True, help="With --source: also what nobody knows to be committed."),
-        click.option("--source", "sources", metavar="DIR", multiple=True,
-                     help="Read the directory of a storage, or of several of one cluster, in place of a running cluster."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+Log = Annotated[Asked, From(Asked)]
 
 
-def cluster_options() -> list[str]:
-    """Those that name a cluster and were typed. Variables and contexts are only meant where nothing else is."""
-    context = click.get_current_context(silent=True)
-    return [] if context is None else ["--" + name.replace("_", "-") for name in GIVEN if context.params.get(name)]
-
-
-def origin_of(sources: Sequence[str], allow_uncommitted: bool, reach: Callable[[], Reach]) -> Origin:
+def origin_of(log: Asked) -> Origin:
     from waltz_spark.exporting import opening
 
-    if sources:
-        for option in cluster_options():
+    if log.sources:
+        for option in log.cluster.typed:
             raise BadArgument(
                 f"--source and {option} name two logs", not_done="nothing was read", next_step="say one of them only"
             )
-        places = [source if "://" in source else str(Path(source).absolute()) for source in sources]
+        places = [source if "://" in source else str(Path(source).absolute()) for source in log.sources]
         options = {opening.PATHS: json.dumps(places)}
-        if allow_uncommitted:
+        if log.allow_uncommitted:
             options[opening.ALLOW_UNCOMMITTED] = "true"
         return opening.open_origin(options)
-    if allow_uncommitted:
+    if log.allow_uncommitted:
         raise BadArgument("--allow-uncommitted needs --source: a running cluster gives only what is committed")
-    there = reach()
+    there = log.cluster.reach()
     options = {opening.COORDINATOR: there.hosts, opening.ROOT: there.root}
     names = {"tls_certificate": opening.TLS_CERTIFICATE, "tls_key": opening.TLS_KEY, "tls_ca": opening.TLS_CA}
     options |= {names[name]: value for name, (value, _) in there.origins.items() if name in names}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import click
+import typer
 
 from waltz_spark.exporting.manifest import SPARK, Manifest, Total
 from waltz_spark.exporting.tasks import Assignment, Written
@@ -366,11 +366,11 @@ class Progress:
         for number in numbers:
             self._tasks.end(number, now)
         if self._writes_json and self._tasks.records_done > before:
-            click.echo(json.dumps(self._event(now)), err=True)
+            typer.echo(json.dumps(self._event(now)), err=True)
         if self._says and self._tasks.records_done and now - self._said >= LINE_SECONDS:
             self._said = now
             tasks = self._tasks
-            click.echo(
+            typer.echo(
                 f"{tasks.percent} %: {tasks.records_done:,} of {tasks.records:,} records, {tasks.sentence(now)}",
                 err=True,
             )

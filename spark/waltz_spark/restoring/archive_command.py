@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Annotated
 
-import click
+from typer import Argument, Option
 
 from waltzctl import render
-from waltzctl.main import exit_codes
-from waltzctl.progress import Progress, shown_progress
+from waltzctl.options import Output
+from waltzctl.progress import Progress, Shown, ShownProgress
 from waltzctl.render import table
 from waltzd.disk.real import RealDisk
 from waltzd.errors import EXIT_OK
@@ -17,13 +18,16 @@ from waltzd.errors import EXIT_OK
 _WHAT_IT_IS = "This is an archive, not a replica: it has no promise and no vote, and no storage starts on it."
 
 
-@click.command("restore", epilog=exit_codes())
-@click.argument("archive", metavar="ARCHIVE")
-@click.argument("directory", metavar="DIRECTORY", type=click.Path())
-@click.option("--partitions", metavar="0-3,7", help="Only these; all that the archive holds by default.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="For people, or for scripts.")
-@shown_progress
-def restore_(archive: str, directory: str, partitions: str | None, output: str, progress: str) -> int:
+def restore_(
+    *,
+    archive: Annotated[str, Argument(metavar="ARCHIVE")],
+    directory: Annotated[str, Argument(metavar="DIRECTORY")],
+    partitions: Annotated[
+        str | None, Option("--partitions", metavar="0-3,7", help="Only these; all that the archive holds by default.")
+    ] = None,
+    output: Output = "table",
+    progress: ShownProgress = Shown.AUTO,
+) -> int:
     """Make segments and their indexes again, byte for byte, from an export made with `--format parquet --lossless`.
 
     DIRECTORY is made, or empty, or one where a restore of the same export was stopped: that goes on where it was. Nothing

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-import click
 import pytest
 
 from waltzctl import render_change
-from waltzctl.change import Asked, Plan, agree, changing, recorded
+from waltzctl.change import Asked, Asking, Plan, agree, recorded
+from waltzctl.options import command_of
 from waltzctl.reach import Reach
 from waltzctl.safety import Danger, Margin, Step
 from waltzd.cluster.cluster import HISTORY, Cluster
@@ -170,11 +170,10 @@ def test_an_override_needs_a_reason() -> None:
 
 
 def test_reasons() -> None:
-    @click.command
-    @changing
-    def command(asked: Asked) -> int:
+    def reason_of(*, asked: Asking) -> int:
         return len(asked.reason or "")
 
+    command = command_of("change", reason_of)
     assert command.main(["--reason", "x" * 1000], standalone_mode=False) == 1000
     for reason in ("", "x" * 1001, "\udcff"):
         with pytest.raises(BadArgument, match="--reason"):

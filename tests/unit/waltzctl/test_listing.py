@@ -9,11 +9,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import click
 import pytest
+import typer
 import yaml
 
-from waltzctl.listing import FORMS, Column, Listing, listed, put
+from waltzctl.listing import Column, Listing, ListOutput, put
+from waltzctl.options import command_of
 
 
 class Colour(enum.StrEnum):
@@ -94,12 +95,16 @@ def test_nothing(shown: Shown) -> None:
 
 
 def test_a_command_gets_the_form() -> None:
-    @click.command
-    @listed
-    def command(output: str) -> int:
-        return FORMS.index(output)
+    got: list[str] = []
 
-    assert [command.main(["-o", form], standalone_mode=False) for form in FORMS] == list(range(len(FORMS)))
-    assert command.main([], standalone_mode=False) == FORMS.index("table")
-    with pytest.raises(click.UsageError):
+    def listed(*, output: ListOutput = "table") -> int:
+        got.append(output)
+        return 0
+
+    command, forms = command_of("listed", listed), ["table", "wide", "json", "yaml", "csv", "name"]
+    for form in forms:
+        command.main(["-o", form], standalone_mode=False)
+    command.main([], standalone_mode=False)
+    assert got == [*forms, "table"]
+    with pytest.raises(typer.BadParameter):
         command.main(["-o", "xml"], standalone_mode=False)

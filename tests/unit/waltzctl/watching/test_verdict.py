@@ -7,6 +7,7 @@ import shlex
 from dataclasses import replace
 
 from tests.unit.pictures import held, offline, owned, partition, replica, server, silent, storage, well
+from waltzctl.options import command_of
 from waltzctl.picture.picture import Picture
 from waltzctl.placement.replica import availability
 from waltzctl.watching.poll import confirmed, missed
@@ -255,7 +256,7 @@ def test_the_way_back_online_can_be_typed() -> None:
     _, step = one(judge(well(storages=(bad, storage("s2"), storage("s3")))))
     words = shlex.split(step.split("`")[1])
     assert words == ["waltzctl", "storage", "availability", "s1", "0,2-3", "--online"]
-    availability.make_context("availability", words[3:])  # click refuses what is no such command line
+    command_of("availability", availability).make_context("availability", words[3:])  # refuses what is no such command line
 
 
 def test_unfinished_moves() -> None:

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from uuid import UUID
 
-import click
 import pytest
 
 from tests.unit import timeless
-from waltzctl.placement.terms import Terms, Throttle, moving
+from waltzctl.options import command_of
+from waltzctl.placement.terms import Moving, Terms, Throttle
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, CopyRate
 from waltzd.cluster.memory import MemoryTree
@@ -130,13 +130,11 @@ def test_two_at_the_same_moment_and_a_cluster_that_is_gone() -> None:
 def terms_of(*words: str) -> Terms:
     found: list[Terms] = []
 
-    @click.command()
-    @moving
-    def command(terms: Terms, output: str) -> int:
+    def move(*, terms: Moving) -> int:
         found.append(terms)
         return 0
 
-    command.main(list(words), standalone_mode=False)
+    command_of("move", move).main(list(words), standalone_mode=False)
     return found[0]
 
 
