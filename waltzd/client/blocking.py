@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from waltzd.client.client import Client, Partitions
+from waltzd.client.loop import LoopThread
 from waltzd.client.outbox import Outcomes
 from waltzd.client.partition import PartitionState
 from waltzd.client.routes import Connect
@@ -40,12 +41,10 @@ from waltzd.wire.servers import ServerClient
 T = TypeVar("T")
 
 
-class _LoopThread:
+class _LoopThread(LoopThread):
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        super().__init__("waltz-loop")
         self._process = os.getpid()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="waltz-loop", daemon=True)
-        self._thread.start()
 
     def check_process(self) -> None:
         if os.getpid() != self._process:
@@ -58,15 +57,10 @@ class _LoopThread:
         if os.getpid() != self._process:
             work.close()
             self.check_process()
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is self.thread:
             work.close()
             raise BadArgument("a blocking call on the thread of the loop would wait for itself: use the asyncio client")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return self.wait_for(work)
 
 
 _started: _LoopThread | None = None

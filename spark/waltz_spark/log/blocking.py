@@ -16,6 +16,8 @@ from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import aclosing, suppress
 from typing import Any, Generic, TypeVar
 
+from waltzd.client.loop import LoopThread
+
 T = TypeVar("T")
 AHEAD_MAX = 2
 """Items of one stream that wait for its reader."""
@@ -24,18 +26,17 @@ END_SECONDS = 5.0
 """No process waits longer for its streams at its end."""
 
 _lock = threading.Lock()
-_loops: dict[int, asyncio.AbstractEventLoop] = {}
-"""By process: a thread does not survive a fork."""
+_threads: dict[int, LoopThread] = {}
+"""By process."""
 
 
-def _loop() -> asyncio.AbstractEventLoop:
+def _thread() -> LoopThread:
     with _lock:
         process = os.getpid()
-        if process not in _loops:
-            _loops[process] = asyncio.new_event_loop()
-            threading.Thread(target=_loops[process].run_forever, name="waltz reading", daemon=True).start()
+        if process not in _threads:
+            _threads[process] = LoopThread("waltz reading")
             atexit.register(_end, process)
-        return _loops[process]
+        return _threads[process]
 
 
 def _end(process: int) -> None:
@@ -54,13 +55,7 @@ async def _cancel_all() -> None:
 
 
 def wait_for(work: Coroutine[Any, Any, T]) -> T:
-    """What it returns or raises. Work whose waiter is interrupted is cancelled."""
-    future = asyncio.run_coroutine_threadsafe(work, _loop())
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()
-        raise
+    return _thread().wait_for(work)
 
 
 def items(stream: AsyncGenerator[T, None]) -> Generator[T, None, None]:
