@@ -114,8 +114,6 @@ def test_everything_that_needs_no_mount(caplog: pytest.LogCaptureFixture) -> Non
             runs = [run async for run in client.fetch(3, 5)]
             assert [id_ for run in runs for id_ in range(run.first_id, run.last_id + 1)] == list(range(5, 2400))
             assert room.session.reads != []
-            heads = [heads async for heads in client.fetch_heads(3, 299, 301)]
-            assert [id_ for found in heads for id_ in found["id"].tolist()] == [299, 300, 301]
             assert [run async for run in client.fetch(3, 2400)] == []
             with pytest.raises(BeyondLog) as beyond:
                 await anext(client.fetch(3, 0, 2400))

@@ -57,7 +57,7 @@ def storage_of(text: str) -> StorageMeta:
 
 
 def check_group(text: str, place: str) -> None:
-    """Before anything is asked of anybody. What was written down by an older Waltz is read all the same."""
+    """Before any daemon is asked."""
     if not text:
         raise BadArgument(f"{place}: the group has no name", next_step=FORM)
     if len(text) > GROUP_CHARACTERS_MAX or not is_line(text) or text != text.strip():

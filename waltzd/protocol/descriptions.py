@@ -141,7 +141,7 @@ class StorageDescription:
     assigned: tuple[PartitionDescription, ...]
     statistics: Statistics
     vitals: Vitals | None = None
-    """None from a storage that does not say, being older."""
+    """None where there is no process, as in a simulation."""
     instance: UUID | None = None
     """The process that speaks. The same."""
     free_bytes_min: int = 0
@@ -242,4 +242,4 @@ class ServerDescription:
     """It is the one that decides who owns what."""
     partitions: tuple[OwnedPartition, ...]
     vitals: Vitals | None = None
-    """None from a server that does not say, being older."""
+    """None where there is no process, as in a simulation."""

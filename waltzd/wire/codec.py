@@ -23,7 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 from numpy.typing import NDArray
 
 from waltzd.errors import BadFrame, CannotConnect, WaltzError, tree
-from waltzd.format.record import HEAD, HeadArray, Run, heads
+from waltzd.format.record import HEAD, HeadArray, Run
 from waltzd.protocol.batches import (
     AppendBatch,
     ClientFrame,
@@ -374,7 +374,3 @@ def heads_of(raw: bytes) -> HeadArray:
 
 def run_message(run: Run) -> wire.RunFrame:
     return wire.RunFrame(first_id=run.first_id, lengths=run.sent_lengths, records=bytes_of(run))
-
-
-def heads_message(run: Run) -> wire.RunFrame:
-    return wire.RunFrame(first_id=run.first_id, heads=heads(run).tobytes())

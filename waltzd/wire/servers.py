@@ -16,17 +16,16 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import grpc.aio
-import numpy as np
 
 from waltzd.errors import BadFrame, CannotConnect, ForeignCluster, WaltzError
-from waltzd.format.record import HeadArray, Run, first_bad
+from waltzd.format.record import Run, first_bad
 from waltzd.protocol.batches import ClientFrame, Refused, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import Events, ServerDescription
 from waltzd.protocol.locks import LockExplanation
 from waltzd.protocol.peers import run_of
 from waltzd.protocol.role import Role
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import client_message, heads_of, server_frames, to_value
+from waltzd.wire.codec import client_message, server_frames, to_value
 from waltzd.wire.grpc import Caller, error_of, expect, prove
 from waltzd.wire.tls import Tls
 from waltzd.wire.wire_pb2_grpc import LogStub, ServerAdminStub
@@ -82,39 +81,19 @@ class ServerClient(Caller):
     async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
         """Committed records, checked here, too: what the network did to them shows."""
         next_id = first_id
-        async for message in self._fetch(partition, first_id, last_id, heads_only=False):
+        async for message in self._fetch(partition, first_id, last_id):
             run = run_of(message.first_id, message.lengths, message.records)
             bad = first_bad(run)
             if run.first_id != next_id or len(run) == 0 or bad is not None:
                 raise BadFrame(f"record {next_id + (bad or 0)} from {self.address} was damaged on the way")
             next_id = run.last_id + 1
             yield run
-        self._check_end(next_id, last_id)
-
-    async def fetch_heads(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncIterator[HeadArray]:
-        next_id = first_id
-        async for message in self._fetch(partition, first_id, last_id, heads_only=True):
-            heads = heads_of(message.heads)
-            if len(heads) == 0 or not (heads["id"] == np.arange(next_id, next_id + len(heads))).all():
-                raise BadFrame(f"heads from {self.address} do not go on at id {next_id}")
-            next_id += len(heads)
-            yield heads
-        self._check_end(next_id, last_id)
-
-    def _check_end(self, next_id: int, last_id: int | None) -> None:
         if last_id is not None and next_id != last_id + 1:
             raise BadFrame(f"{self.address} stopped in front of id {next_id}; ids up to {last_id} were asked for")
 
-    async def _fetch(
-        self, partition: int, first_id: int, last_id: int | None, *, heads_only: bool
-    ) -> AsyncIterator[wire.RunFrame]:
-        request = wire.FetchRecordsRequest(
-            cluster_key=await self._known_key(),
-            partition=partition,
-            first_id=first_id,
-            last_id=last_id,
-            heads_only=heads_only,
-        )
+    async def _fetch(self, partition: int, first_id: int, last_id: int | None) -> AsyncIterator[wire.RunFrame]:
+        key = await self._known_key()
+        request = wire.FetchRecordsRequest(cluster_key=key, partition=partition, first_id=first_id, last_id=last_id)
         await prove(self._channel, self._seconds)
         call = self._stub.Fetch(request)
         try:

@@ -354,23 +354,19 @@ class RunFrame(_message.Message):
     FIRST_ID_FIELD_NUMBER: _builtins.int
     LENGTHS_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
-    HEADS_FIELD_NUMBER: _builtins.int
     first_id: _builtins.int
     lengths: _builtins.bytes
     records: _builtins.bytes
-    heads: _builtins.bytes
-    """Instead of `lengths` and `records`, where only heads were asked for: 36 bytes each."""
     def __init__(
         self,
         *,
         first_id: _builtins.int = ...,
         lengths: _builtins.bytes = ...,
         records: _builtins.bytes = ...,
-        heads: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_id", b"first_id", "heads", b"heads", "lengths", b"lengths", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_id", b"first_id", "lengths", b"lengths", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1169,14 +1165,11 @@ class FetchRecordsRequest(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     FIRST_ID_FIELD_NUMBER: _builtins.int
     LAST_ID_FIELD_NUMBER: _builtins.int
-    HEADS_ONLY_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partition: _builtins.int
     first_id: _builtins.int
     last_id: _builtins.int
     """Absent: up to the high-water mark."""
-    heads_only: _builtins.bool
-    """Answer with `heads` instead of `records`."""
     def __init__(
         self,
         *,
@@ -1184,11 +1177,10 @@ class FetchRecordsRequest(_message.Message):
         partition: _builtins.int = ...,
         first_id: _builtins.int = ...,
         last_id: _builtins.int | None = ...,
-        heads_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "last_id", b"last_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "cluster_key", b"cluster_key", "first_id", b"first_id", "heads_only", b"heads_only", "last_id", b"last_id", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "cluster_key", b"cluster_key", "first_id", b"first_id", "last_id", b"last_id", "partition", b"partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_id: _TypeAlias = _typing.Literal["last_id"]  # noqa: Y015
     _WhichOneofArgType__last_id: _TypeAlias = _typing.Literal["_last_id", b"_last_id"]  # noqa: Y015

@@ -14,7 +14,7 @@ from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.batches import ClientFrame, ServerFrame
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import client_frames, heads_message, key_of, run_message, server_message, to_message
+from waltzd.wire.codec import client_frames, key_of, run_message, server_message, to_message
 from waltzd.wire.grpc import Server, abort, caller_of
 from waltzd.wire.rpc_server import first_message
 from waltzd.wire.wire_pb2_grpc import LogServicer, add_LogServicer_to_server
@@ -83,7 +83,7 @@ class LogService(LogServicer):
             key, last_id = key_of(request.cluster_key), request.last_id if request.HasField("last_id") else None
             async with aclosing(self._calls.fetch(key, request.partition, request.first_id, last_id)) as runs:
                 async for run in runs:
-                    await _write(context, heads_message(run) if request.heads_only else run_message(run))
+                    await _write(context, run_message(run))
         except WaltzError as error:
             await _abort(context, error)
 
