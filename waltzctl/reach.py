@@ -325,8 +325,7 @@ class Given:
     ] = None
     coordinator: Annotated[str | None, meant("--coordinator", "HOST:PORT,…", "Addresses of the ZooKeeper ensemble.")] = None
     root: Annotated[
-        str | None,
-        meant("--root", "PATH", f"Where the cluster's documents are in ZooKeeper; {LOCAL_ROOT} by default."),
+        str | None, meant("--root", "PATH", f"Where the cluster's documents are in ZooKeeper; {LOCAL_ROOT} by default.")
     ] = None
     tls_certificate: TlsCertificate = None
     tls_key: TlsKey = None

@@ -78,8 +78,7 @@ class Shape:
 
     size: Annotated[int, Option("--size", metavar="SIZE", parser=size_of, help="Bytes of a payload.")] = 512
     spread: Annotated[
-        int | None,
-        Option("--spread", min=1, max=1024, help="Use so many of the partitions; all of them by default."),
+        int | None, Option("--spread", min=1, max=1024, help="Use so many of the partitions; all of them by default.")
     ] = None
     locks: Annotated[int, Option("--locks", min=0, max=1000, help="Of each transaction.")] = 1
     keys: Annotated[int, Option("--keys", min=1, max=1_000_000, help="How many different locks there are.")] = 100_000
@@ -110,13 +109,9 @@ WarmUp = Annotated[
     float, Option("--warm-up", metavar="SECONDS", min=0, max=3600, help="Seconds before anything is counted.")
 ]
 Producers = Annotated[
-    int,
-    Option("--producers", min=1, max=100_000, help="Each hands over transactions, and waits for them."),
+    int, Option("--producers", min=1, max=100_000, help="Each hands over transactions, and waits for them.")
 ]
-Batch = Annotated[
-    int,
-    Option("--batch", min=1, max=10_000, help="How many transactions a producer hands over at once."),
-]
+Batch = Annotated[int, Option("--batch", min=1, max=10_000, help="How many transactions a producer hands over at once.")]
 
 
 Work = Callable[[Site, Live], Coroutine[Any, Any, Result]]
@@ -253,8 +248,7 @@ def mixed(
         int, Option("--readers", min=1, max=1000, help="Clients that apply everything that is written.")
     ] = 2,
     behind: Annotated[
-        int,
-        Option("--behind", min=0, help="So many transactions are written first, and readers begin before them."),
+        int, Option("--behind", min=0, help="So many transactions are written first, and readers begin before them.")
     ] = 0,
     shown: Result_,
 ) -> int:

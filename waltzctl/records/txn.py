@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 _IDS = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
 Partition = Annotated[int, Argument(min=0, metavar="PARTITION")]
 Patience = Annotated[
-    float,
-    Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for a partition that gives nothing."),
+    float, Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for a partition that gives nothing.")
 ]
 Decoding = Annotated[How, Option("--decode", rich_help_panel=OUTPUT, help="What payloads are taken for.")]
 Form = Annotated[

@@ -99,8 +99,7 @@ def chosen(
     deploy_mode: Annotated[
         Literal["client", "cluster"] | None,
         sparks(
-            "--deploy-mode",
-            help="Where the driver runs: here (the default), or on the cluster of a yarn or k8s:// master.",
+            "--deploy-mode", help="Where the driver runs: here (the default), or on the cluster of a yarn or k8s:// master."
         ),
     ] = None,
     conf: Conf = (),
@@ -117,11 +116,7 @@ def chosen(
     ] = (),
     archives: Annotated[
         tuple[str, ...],
-        sparks(
-            "--archives",
-            metavar="FILE#NAME",
-            help="A packed environment, which is unpacked as NAME where tasks run.",
-        ),
+        sparks("--archives", metavar="FILE#NAME", help="A packed environment, which is unpacked as NAME where tasks run."),
     ] = (),
     shared_path: Annotated[
         bool, sparks("--shared-path", help="OUTPUT and --source are the same directories on all machines of the master.")
