@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Option
 
-from waltzctl.bench import appending, chart, outage, reading
-from waltzctl.bench.appending import Bench
+from waltzctl.bench import chart, kinds
+from waltzctl.bench.kinds import Bench
 from waltzctl.bench.drive import STAMP_BYTES
 from waltzctl.bench.load import FILLING, Load
 from waltzctl.bench.machine import this_machine
@@ -230,7 +230,7 @@ def append(
     )  # fmt: skip
 
     def work(site: Site, live: Live) -> Coroutine[Any, Any, Result]:
-        return appending.append(_bench(site, live, load), load)
+        return kinds.append(_bench(site, live, load), load)
 
     return _run(work, name="append", made=made, shown=shown, there=there)
 
@@ -266,7 +266,7 @@ def mixed(
         raise BadArgument(f"--size {load.size}: a payload has to carry a time of {STAMP_BYTES} bytes")
 
     def work(site: Site, live: Live) -> Coroutine[Any, Any, Result]:
-        return appending.mixed(_bench(site, live, load), load, readers, behind)
+        return kinds.mixed(_bench(site, live, load), load, readers, behind)
 
     return _run(work, name="mixed", made=made, shown=shown, there=there)
 
@@ -305,7 +305,7 @@ def locks(
     load = _load(shape, made, there, producers=producers, warm_up=warm_up, seconds=seconds, skew=skew)
 
     def work(site: Site, live: Live) -> Coroutine[Any, Any, Result]:
-        return appending.locks(_bench(site, live, load), load, clients)
+        return kinds.locks(_bench(site, live, load), load, clients)
 
     return _run(work, name="locks", made=made, shown=shown, there=there)
 
@@ -328,9 +328,9 @@ def feed(
     load = _load(shape, made, producers=8, batch=FILLING, seconds=None, count=count)
 
     def work(site: Site, live: Live) -> Coroutine[Any, Any, Result]:
-        return reading.feed(_bench(site, live, load), load)
+        return kinds.feed(_bench(site, live, load), load)
 
-    tail = {"tail_bytes_max": reading.tail_bytes(load, made.partitions)}
+    tail = {"tail_bytes_max": kinds.tail_bytes(load, made.partitions)}
     return _run(work, name="feed", made=made, shown=shown, server_settings=tail)
 
 
@@ -355,6 +355,6 @@ def recovery(
     load = _load(shape, made, producers=8, batch=FILLING, seconds=None, count=count)
 
     def work(site: Site, live: Live) -> Coroutine[Any, Any, Result]:
-        return outage.recovery(_bench(site, live, load), load, rounds)
+        return kinds.recovery(_bench(site, live, load), load, rounds)
 
     return _run(work, name="recovery", made=made, shown=shown, server_settings={"catch_up_bytes_per_second": 0})

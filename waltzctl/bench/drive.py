@@ -12,9 +12,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from waltzctl.bench.counters import Counters
 from waltzctl.bench.load import Load, Locks, Payloads, due_at
 from waltzctl.bench.site import Site
-from waltzctl.bench.tally import Tally
 from waltzd.client.client import Client, Partitions
 from waltzd.client.settings import ClientSettings
 from waltzd.protocol.batches import FeedMode
@@ -22,7 +22,7 @@ from waltzd.protocol.batches import FeedMode
 LOOK_SECONDS = 0.25
 WAITING_MAX = 100_000
 """Transactions that are due and not answered: beyond that a rate is not kept, and what was due still counts as late."""
-Watch = Callable[[Tally, float], None]
+Watch = Callable[[Counters, float], None]
 """Called now and then with what was counted so far, and for how many seconds."""
 
 
@@ -67,12 +67,12 @@ class Drive:
     """One load on one cluster, once."""
 
     def __init__(
-        self, client: Client, load: Load, tally: Tally, *, watch: Watch | None = None, stamps: bool = False
+        self, client: Client, load: Load, counters: Counters, *, watch: Watch | None = None, stamps: bool = False
     ) -> None:
         """`stamps`: the last transaction of each turn says when it was handed over, for those who read it."""
         self._client = client
         self._load = load
-        self._tally = tally
+        self._counters = counters
         self._watch = watch
         self._payloads = Payloads(load.size)
         self._locks = Locks(load)
@@ -82,27 +82,27 @@ class Drive:
         self._turns = 0
 
     async def run(self, counting: Callable[[], Awaitable[None]] = _nothing) -> None:
-        """Until the load is done and everything is answered. The tally then has what came after the warm-up; `counting` is
+        """Until the load is done and everything is answered. Counted is what came after the warm-up; `counting` is
         called before that begins."""
         await self._reach_all()
         if self._load.count is not None:
             await counting()
-        self._tally.begin(time.perf_counter())
+        self._counters.begin(time.perf_counter())
         work = asyncio.create_task(self._work())
         ticking = asyncio.create_task(self._tick())
         try:
             if self._load.count is None:
                 await self._span(work, self._load.warm_up)
                 await counting()
-                self._tally.begin(time.perf_counter())
+                self._counters.begin(time.perf_counter())
                 assert self._load.seconds is not None
                 await self._span(work, self._load.seconds)
-                self._tally.end(time.perf_counter())
+                self._counters.end(time.perf_counter())
                 self._is_over = True
                 await work
             else:
                 await work
-                self._tally.end(time.perf_counter())
+                self._counters.end(time.perf_counter())
         finally:
             self._is_over = True
             for task in (ticking, work):
@@ -125,9 +125,9 @@ class Drive:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = time.perf_counter()
-            self._tally.tick(now)
+            self._counters.tick(now)
             if self._watch is not None:
-                self._watch(self._tally, now - begun)
+                self._watch(self._counters, now - begun)
 
     # -- who hands over what
 
@@ -180,9 +180,9 @@ class Drive:
             payloads[-1], last_header = stamped(payloads[-1]), STAMPED
         if turn.count == 1:
             outcome = await client.append(payloads[0], partition=partition, header=last_header, locks=locks[0], mark=mark)
-            self._tally.one(outcome, time.perf_counter() - since)
+            self._counters.one(outcome, time.perf_counter() - since)
         else:
             headers = [0] * (turn.count - 1) + [last_header] if self._stamps else None
             given = locks if self._load.locks else None
             outcomes = await client.append_many(payloads, partition=partition, headers=headers, locks=given, mark=mark)
-            self._tally.many(outcomes, time.perf_counter() - since)
+            self._counters.many(outcomes, time.perf_counter() - since)

@@ -2,65 +2,42 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from waltzctl.render import console, count, put_json, size
+from waltzctl.progress import Waiting
+from waltzctl.render import console, count, put_json, size, table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from waltzctl.bench.counters import Counters
     from waltzctl.bench.result import Result, Series
-    from waltzctl.bench.tally import Tally
 
 SHOW_SECONDS = 0.25
 
 
-class Live:
+class Live(Waiting):
     """One line on standard error that is written over; nothing when that is no terminal."""
 
     def __init__(self, what: str) -> None:
+        super().__init__()
         self._what = what
-        self._shows = sys.stderr.isatty()
-        self._width = 0
         self._last = 0.0
-        self._begun = time.monotonic()
 
-    def say(self, sentence: str) -> None:
-        self._put(f"{time.monotonic() - self._begun:5.1f} s  {sentence}")
-
-    def watch(self, tally: Tally, seconds: float) -> None:
+    def watch(self, counters: Counters, seconds: float) -> None:
         """What is counted so far, as of the last whole second."""
         now = time.monotonic()
-        if now - self._last < SHOW_SECONDS or not tally.windows:
+        if now - self._last < SHOW_SECONDS or not counters.windows:
             return
         self._last = now
-        window = tally.windows[-1]
-        refused = tally.refused.total()
-        share = f", {100 * refused / tally.attempts:.1f} % refused" if refused else ""
-        self._put(
+        window = counters.windows[-1]
+        refused = counters.refused.total()
+        share = f", {100 * refused / counters.attempts:.1f} % refused" if refused else ""
+        self.say(
             f"{self._what} {seconds:5.0f} s  {window.rate:,.0f} a second, p50 {milliseconds(window.p50)}, "
             f"p99 {milliseconds(window.p99)}{share}"
         )
-
-    def _put(self, line: str) -> None:
-        if not self._shows:
-            return
-        with suppress(OSError):  # a terminal that went away
-            sys.stderr.write("\r" + line.ljust(self._width))
-            sys.stderr.flush()
-        self._width = len(line)
-
-    def __enter__(self) -> Live:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._width:
-            self._put("")
-            self._put("\r")
 
 
 def milliseconds(seconds: float) -> str:
@@ -114,10 +91,7 @@ def _heading(out: Console, found: Result) -> None:
 def _series(out: Console, found: Result) -> None:
     timed = any(series.latencies for series in found.series)
     names = ["", "number", "a second", "MB/s"] + (["p50", "p99", "p99.9", "max"] if timed else ["seconds"])
-    table = _table(names)
-    for series in found.series:
-        table.add_row(series.name, *_cells(series, timed))
-    out.print(table)
+    table(out, tuple(names), [(series.name, *_cells(series, timed)) for series in found.series], right=tuple(names[1:]))
 
 
 def _cells(series: Series, timed: bool) -> list[str]:
@@ -136,7 +110,7 @@ def _use(out: Console, found: Result) -> None:
         return
     by_name = {storage.name: storage for storage in found.storages}
     names = ["process", "CPU", "memory"] + (["flushes/s", "records a flush", "a flush"] if by_name else [])
-    table = _table(names)
+    rows = []
     for process in found.processes:
         cells = [process.name, f"{100 * process.cpu_share:.0f} %", size(process.memory_bytes)]
         storage = by_name.get(process.name)
@@ -146,15 +120,5 @@ def _use(out: Console, found: Result) -> None:
                 f"{storage.records_per_flush:,.1f}",
                 milliseconds(storage.flush_seconds),
             ]
-        table.add_row(*cells)
-    out.print(table)
-
-
-def _table(names: list[str]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for number, name in enumerate(names):
-        table.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
-    return table
+        rows.append((*cells, *[""] * (len(names) - len(cells))))
+    table(out, tuple(names), rows, right=tuple(names[1:]))

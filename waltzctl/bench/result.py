@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from waltzctl.bench.figures import PERCENTILES, Latencies
+from waltzctl.bench.counters import PERCENTILES, Latencies, Window
 from waltzctl.bench.machine import Disk, Machine
-from waltzctl.bench.tally import Window
 
 
 @dataclass(frozen=True, kw_only=True)

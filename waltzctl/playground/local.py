@@ -121,13 +121,16 @@ class LocalCluster:
     ) -> LocalCluster:
         """A new one; nothing is started yet."""
         check_whole(directory)
-        if directory.exists() and (not directory.is_dir() or set(os.listdir(directory)) - MAKING):
+        is_other = directory.exists() and (not directory.is_dir() or bool(set(os.listdir(directory)) - MAKING))
+        # After that look: what is more than MAKING comes behind the blueprint. And before the lock, which would keep the
+        # command that has made a cluster from starting it.
+        _check_unmade(directory)
+        if is_other:
             raise BadArgument(
                 f"{directory} is not empty, and holds no cluster that `waltzctl up` made",
                 not_done="nothing was made or started",
                 next_step="name a new directory, or an empty one",
             )
-        _check_unmade(directory)  # also before the lock, which would keep its maker from starting it
         try:
             (directory / "log").mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:

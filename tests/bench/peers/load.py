@@ -24,7 +24,7 @@ from tests.bench.peers.process import cpu_seconds
 from tests.bench.peers.redis_streams import RedisSession
 from tests.bench.peers.system import LANES, LANES_MANY, Session, until_it_works
 from tests.bench.peers.waltz import WaltzSession
-from waltzctl.bench.figures import Latencies
+from waltzctl.bench.counters import Latencies
 
 SESSIONS: dict[str, Callable[[tuple[str, ...]], Session]] = {
     "waltz": WaltzSession,

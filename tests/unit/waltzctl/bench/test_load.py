@@ -1,4 +1,4 @@
-"""The arithmetic of `waltzctl bench`: latencies, loads, tallies, and what is told of them."""
+"""The arithmetic of `waltzctl bench`: latencies, loads, counters, and what is told of them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waltzctl.bench import chart
+from waltzctl.bench.counters import Counters, Latencies, Window
 from waltzctl.bench.drive import stamp_of, stamped
-from waltzctl.bench.figures import Latencies
+from waltzctl.bench.kinds import tail_bytes
 from waltzctl.bench.load import Load, Locks, Payloads, due_at
 from waltzctl.bench.machine import Disk, Machine, Use, disk_of, this_machine, use_of
-from waltzctl.bench.reading import tail_bytes
 from waltzctl.bench.result import Place, Result, Series
 from waltzctl.bench.site import CLIENT, Reading, flushes, processes
-from waltzctl.bench.tally import Tally, Window
 from waltzd.client.outbox import Outcomes
 from waltzd.errors import BadArgument
 from waltzd.protocol.descriptions import Statistics
@@ -147,39 +146,39 @@ def test_the_owner_remembers_the_newer_half() -> None:
     assert tail_bytes(Load(size=1, partitions=1, seconds=None, count=10), 1) == 1 << 20
 
 
-# -- tallies -----------------------------------------------------------------------------------------------------------
+# -- counters -----------------------------------------------------------------------------------------------------------
 
 
 def test_outcomes_are_counted_by_what_they_are() -> None:
-    tally = Tally()
-    tally.one(Committed(3), 0.1)
-    tally.one(Rejected(Reason.REAL, 3, 7), 0.1)
-    tally.one(Unknown(), 0.1)
+    counters = Counters()
+    counters.one(Committed(3), 0.1)
+    counters.one(Rejected(Reason.REAL, 3, 7), 0.1)
+    counters.one(Unknown(), 0.1)
     outcomes = Outcomes.unknown(4)
     outcomes.reasons[:3] = [0, 0, int(Reason.IN_FLIGHT)]
-    tally.many(outcomes, 0.2)
-    tally.end(1.0)
-    assert tally.committed == 3
-    assert tally.refused == {"REAL": 1, "IN_FLIGHT": 1}
-    assert tally.unknown == 2
-    assert tally.attempts == 7
-    assert tally.latencies.count == 3
+    counters.many(outcomes, 0.2)
+    counters.end(1.0)
+    assert counters.committed == 3
+    assert counters.refused == {"REAL": 1, "IN_FLIGHT": 1}
+    assert counters.unknown == 2
+    assert counters.attempts == 7
+    assert counters.latencies.count == 3
 
 
 def test_seconds_become_windows_and_what_came_before_the_beginning_does_not_count() -> None:
-    tally = Tally()
-    tally.one(Committed(0), 9.0)
-    tally.begin(10.0)
+    counters = Counters()
+    counters.one(Committed(0), 9.0)
+    counters.begin(10.0)
     for now, count in ((10.5, 5), (11.0, 5), (11.6, 3), (12.0, 1)):
         for _ in range(count):
-            tally.one(Committed(0), 0.5)
-        tally.tick(now)
-    tally.one(Committed(0), 0.5)
-    tally.end(12.1)
-    assert [(window.second, round(window.rate)) for window in tally.windows] == [(1.0, 10), (2.0, 4)]
-    assert tally.committed == tally.latencies.count == 15
-    assert tally.seconds == pytest.approx(2.1)
-    assert tally.latencies.highest == 0.5
+            counters.one(Committed(0), 0.5)
+        counters.tick(now)
+    counters.one(Committed(0), 0.5)
+    counters.end(12.1)
+    assert [(window.second, round(window.rate)) for window in counters.windows] == [(1.0, 10), (2.0, 4)]
+    assert counters.committed == counters.latencies.count == 15
+    assert counters.seconds == pytest.approx(2.1)
+    assert counters.latencies.highest == 0.5
 
 
 # -- what processes use ------------------------------------------------------------------------------------------------
