@@ -12,8 +12,8 @@ import typer
 from typer import Option
 
 from waltzctl.bench import chart, kinds
-from waltzctl.bench.kinds import Bench
 from waltzctl.bench.drive import STAMP_BYTES
+from waltzctl.bench.kinds import Bench
 from waltzctl.bench.load import FILLING, Load
 from waltzctl.bench.machine import this_machine
 from waltzctl.bench.render_bench import Live

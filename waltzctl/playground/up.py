@@ -21,13 +21,13 @@ from waltzctl import render_change
 from waltzctl.blueprint import BLUEPRINT, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
 from waltzctl.change import Asked, Plan, agree
 from waltzctl.interruption import EXIT_INTERRUPTED, ending_in_order
+from waltzctl.merged_log import Tail, merged
 from waltzctl.options import Output
 from waltzctl.picture.picture import Picture
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.playground import render_local
 from waltzctl.playground.directory import Belongings, directory_lock, is_cluster, is_whole, remove, survey, wait_unlocked
 from waltzctl.playground.local import LocalCluster
-from waltzctl.playground.log_lines import Tail, merged
 from waltzctl.playground.preflight import check_machine, command_of
 from waltzctl.playground.zookeeper_process import java_command
 from waltzctl.reach import LOCAL_DIRECTORY, LOCAL_ROOT, Reach, load_contexts, resolve, unknown
@@ -251,7 +251,7 @@ def logs(
         shown = render_local.Lines(list(cluster.daemons))
         newest = merged(tail.last(lines) for tail in tails)
         for line in newest:
-            shown.put(line.daemon, line.text)
+            shown.put(line.who, line.text)
         if not newest and not follow:
             _tell(f"The daemons in {directory} have written nothing yet.")
         if not follow:
@@ -279,7 +279,7 @@ def _follow(cluster: LocalCluster, names: Sequence[str], tails: list[Tail], show
     reader.register(sys.stdout.fileno(), 0)
     while is_whole(cluster.directory):
         for line in merged(tail.new() for tail in tails):
-            shown.put(line.daemon, line.text)
+            shown.put(line.who, line.text)
         sys.stdout.flush()
         if any(event & select.POLLERR for _, event in reader.poll(0)):
             raise BrokenPipeError

@@ -11,11 +11,12 @@ from typing import Annotated, Literal
 
 from typer import Option
 
+from waltzctl.merged_log import Line
 from waltzctl.options import OUTPUT
 from waltzctl.reach import Meant, Reach, unknown
 from waltzctl.watching import render_event
+from waltzctl.watching.listen import OPERATOR, Level, Listening, history_of, told_lines
 from waltzctl.watching.poll import CALL_SECONDS, Poll, Sighting
-from waltzctl.watching.story import OPERATOR, Level, Line, Listening, history_of, merged
 from waltzd.client import loop
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument, CannotConnect, WaltzError
@@ -88,7 +89,7 @@ async def _once(reach: Reach, since_ms: int, names: Sequence[str], level: str) -
         silent = dict(listening.silent)
         if sighting.lost is not None:
             silent["ZooKeeper"] = sighting.lost.cause
-        return merged(told, history, since_ms=since_ms, level=level, names=names), silent
+        return told_lines(told, history, since_ms=since_ms, level=level, names=names), silent
 
 
 async def _follow(reach: Reach, since_ms: int, names: Sequence[str], level: str, output: str) -> None:
@@ -104,7 +105,7 @@ async def _follow(reach: Reach, since_ms: int, names: Sequence[str], level: str,
                     sighting = await poll.look()
                 told = await listening.listen(sighting.picture, names)
                 history = await _history(poll, sighting)
-                lines = merged(told, history, since_ms=since_ms, level=level, names=names)
+                lines = told_lines(told, history, since_ms=since_ms, level=level, names=names)
                 render_event.followed([line for line in lines if line not in told_before], output)
                 told_before |= {line for line in lines if line.kind == OPERATOR}
                 silent = {name: error for name, error in listening.silent.items() if name not in told_silent}

@@ -9,8 +9,8 @@ from typing import Any
 
 import typer
 
+from waltzctl.merged_log import Line
 from waltzctl.render import console, printable, put_json
-from waltzctl.watching.story import Line
 from waltzd.errors import TlsMismatch, WaltzError
 
 STYLES = {"debug": "dim", "warning": "yellow", "error": "red", "critical": "bold red"}

@@ -67,11 +67,11 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
     from waltzctl.watching.description import describe, metadata_tree, plain
     from waltzctl.watching.diagnosis import diagnose
     from waltzctl.watching.examination import examine
+    from waltzctl.watching.listen import Listening, history_of, told_lines
     from waltzctl.watching.poll import Poll
     from waltzctl.watching.render_doctor import checks_json
     from waltzctl.watching.render_event import line_json
     from waltzctl.watching.render_status import status_json
-    from waltzctl.watching.story import Listening, history_of, merged
     from waltzd.errors import WaltzError
 
     found = Bundle()
@@ -98,7 +98,7 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
         found.put_json("history.json", {"history": [plain(entry) for entry in history]})
         async with Listening(picture.meta.key, reach.tls, seconds=seconds) as listening:
             told = await listening.listen(picture)
-        lines = merged(told, history, since_ms=0, level="debug")
+        lines = told_lines(told, history, since_ms=0, level="debug")
         found.put_json("events.json", {"events": [line_json(line) for line in lines]})
         for name, silent in listening.silent.items():
             found.missing[f"events of {name}"] = f"{silent.code} {silent.message}"

@@ -13,11 +13,11 @@ from tests.unit.pictures import NOW_MS, partition, storage, well
 from waltzctl import change, render_change
 from waltzctl.listing import Column, Listing, put
 from waltzctl.main import run
+from waltzctl.merged_log import Line
 from waltzctl.placement import render_cluster
 from waltzctl.placement.cluster import storage_of
 from waltzctl.render import console, is_line, printable
 from waltzctl.watching import render_event
-from waltzctl.watching.story import Line
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.errors import BadArgument, CannotConnect
 

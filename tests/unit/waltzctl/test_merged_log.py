@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from waltzctl.playground import log_lines
-from waltzctl.playground.log_lines import Line, Tail, dated, merged, stamp
+from waltzctl import merged_log
+from waltzctl.merged_log import Line, Tail, dated, merged, stamp
 
 
 @pytest.mark.parametrize(
     ("text", "at"),
     [
-        ("1970-01-01T00:00:01.500Z INFO     one", 1.5),
-        ("1970-01-01T01:00:01,500+01:00 INFO c: one", 1.5),
-        ("1970-01-01T00:00:01.500+0000 one", 1.5),
+        ("1970-01-01T00:00:01.500Z INFO     one", 1500),
+        ("1970-01-01T01:00:01,500+01:00 INFO c: one", 1500),
+        ("1970-01-01T00:00:01.500+0000 one", 1500),
         ("waltzd storage is ready: listen=", None),
         ("  1970-01-01T00:00:01.500Z", None),
         ("1970-02-31T00:00:01.500Z", None),
         ("", None),
     ],
 )
-def test_when_a_line_was_written(text: str, at: float | None) -> None:
+def test_when_a_line_was_written(text: str, at: int | None) -> None:
     assert stamp(text) == at
 
 
@@ -33,8 +33,8 @@ def line(second: int, text: str) -> str:
 
 def test_a_line_without_a_time_belongs_to_the_one_before_it() -> None:
     texts = ["ready", line(3, "a"), "Traceback", line(2, "the clock was set back"), line(5, "b")]
-    assert [one.at for one in dated("x", texts, otherwise=9)] == [3, 3, 3, 3, 5]
-    assert [one.at for one in dated("x", ["starts", "ends"], otherwise=9)] == [9, 9]
+    assert [one.time_ms for one in dated("x", texts, otherwise=9)] == [3000, 3000, 3000, 3000, 5000]
+    assert [one.time_ms for one in dated("x", ["starts", "ends"], otherwise=9)] == [9, 9]
 
 
 def test_stories_are_merged_by_time_and_keep_their_own_order() -> None:
@@ -55,7 +55,7 @@ def test_the_newest_lines_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for end in ("", "half a li"):
         path.write_text(content + end)
         for block in (1, 2, 7, 1000):
-            monkeypatch.setattr(log_lines, "BLOCK_BYTES", block)
+            monkeypatch.setattr(merged_log, "BLOCK_BYTES", block)
             for count in (0, 1, 5, 39, 40, 41):
                 tail = Tail("x", path)
                 assert texts(tail.last(count)) == content.splitlines()[40 - min(40, count) :]
@@ -90,7 +90,7 @@ def test_what_grows_is_told_line_by_line(tmp_path: Path) -> None:
 
 
 def test_a_line_without_an_end_takes_no_memory_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_lines, "LOOK_BYTES_MAX", 4)
+    monkeypatch.setattr(merged_log, "LOOK_BYTES_MAX", 4)
     path = tmp_path / "log"
     path.write_text("123456789")
     tail = Tail("x", path)

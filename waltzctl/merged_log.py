@@ -1,8 +1,8 @@
-"""What several daemons wrote into log files of their own, as one story in order of time.
+"""What several daemons logged, as one log in order of time: `waltzctl logs` reads their files, `waltzctl events` asks them.
 
-A line says itself when it was written; one that does not, like those of a traceback, belongs to the line before it. Files
-are followed by what grows at their ends: one that was replaced is read to its end first. The order is exact for what is
-there already; of what comes while somebody follows, it is exact within one look.
+In a file a line says itself when it was written; one that does not, like those of a traceback, belongs to the line before
+it. Files are followed by what grows at their ends: one that was replaced is read to its end first. The order is that of the
+daemons' clocks. It is exact for what is there already, and of what comes while a reader follows, within one look.
 """
 
 from __future__ import annotations
@@ -24,26 +24,39 @@ LOOK_BYTES_MAX = 1 << 20
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)[.,](\d{3})(Z|[+-]\d\d:?\d\d)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Line:
-    at: float
-    """Seconds since 1970."""
-    daemon: str
+    time_ms: int
+    """Since 1970."""
+    who: str
+    """The name of a daemon, or of a person."""
     text: str
+    kind: str = ""
+    """server, storage, operator; like all that follows, where it is known."""
+    level: str = ""
+    code: str | None = None
 
 
-def stamp(text: str) -> float | None:
+def merged(logs: Iterable[Sequence[Line]]) -> list[Line]:
+    """In order of time; each log keeps its own order."""
+    return sorted((line for log in logs for line in log), key=lambda line: (line.time_ms, line.who))
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def stamp(text: str) -> int | None:
     """When a line says that it was written."""
     found = _STAMP.match(text)
     if found is None:
         return None
     try:
-        return datetime.fromisoformat(f"{found[1]}.{found[2]}000{found[3]}").timestamp()
+        return round(datetime.fromisoformat(f"{found[1]}.{found[2]}000{found[3]}").timestamp() * 1000)
     except ValueError:  # the 31st of February
         return None
 
 
-def dated(daemon: str, texts: Sequence[str], *, otherwise: float) -> list[Line]:
+def dated(daemon: str, texts: Sequence[str], *, otherwise: int) -> list[Line]:
     """A line without a time has that of the one before it; before the first that has one, the time of that one."""
     times = [stamp(text) for text in texts]
     at = next((time for time in times if time is not None), otherwise)
@@ -51,13 +64,8 @@ def dated(daemon: str, texts: Sequence[str], *, otherwise: float) -> list[Line]:
     for text, time in zip(texts, times, strict=True):
         # A clock that was set back must not tear a file's lines out of their order.
         at = max(at, time) if time is not None else at
-        lines.append(Line(at, daemon, text))
+        lines.append(Line(time_ms=at, who=daemon, text=text))
     return lines
-
-
-def merged(stories: Iterable[Sequence[Line]]) -> list[Line]:
-    """In order of time; each story keeps its own order."""
-    return sorted((line for story in stories for line in story), key=lambda line: line.at)
 
 
 class Tail:
@@ -141,4 +149,4 @@ class Tail:
     def _dated(self, texts: list[str]) -> list[Line]:
         if self._file is None or not texts:
             return []
-        return dated(self.daemon, texts, otherwise=os.fstat(self._file.fileno()).st_mtime)
+        return dated(self.daemon, texts, otherwise=int(os.fstat(self._file.fileno()).st_mtime * 1000))

@@ -1,20 +1,20 @@
-"""What the daemons of a cluster logged lately, and what operators did, as one story in the order of time.
+"""Asking the daemons of a cluster for what they logged lately, and the coordinator for what operators did.
 
 Each daemon keeps its newest lines in memory (`waltzd.daemon.logs`), so there is no file to be reached and nothing to be
-collected before. The order is that of the daemons' clocks: where these disagree, so does the story. The merging is pure.
+collected before.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self, get_args
 from uuid import UUID
 
 from waltzctl.certificate import first_contact
+from waltzctl.merged_log import Line, merged
 from waltzctl.picture.picture import Picture
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry
@@ -32,23 +32,7 @@ HISTORY_MAX = 100
 """Of what operators did, the newest."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    time_ms: int
-    who: str
-    """The name of a daemon, or of a person."""
-    kind: str
-    """server, storage, operator"""
-    level: str
-    text: str
-    code: str | None
-
-    @property
-    def order(self) -> tuple[int, str]:
-        return self.time_ms, self.who
-
-
-def merged(
+def told_lines(
     told: Mapping[tuple[str, str], Events],
     history: Iterable[HistoryEntry],
     *,
@@ -57,23 +41,21 @@ def merged(
     names: Sequence[str] = (),
 ) -> list[Line]:
     """`told`: by kind and name. What people did has no level of its own: a change that failed is a warning."""
-    found = [
-        Line(time_ms=event.time_ms, who=name, kind=kind, level=event.level, text=event.text, code=event.code)
+    logs = [
+        [
+            Line(time_ms=one.time_ms, who=name, kind=kind, level=one.level, text=one.text, code=one.code)
+            for one in events.events
+        ]
         for (kind, name), events in told.items()
-        for event in events.events
     ]
-    found += [line for entry in history for line in lines_of(entry)]
     least = LEVELS.index(level)
-    return sorted(
-        (
-            line
-            for line in found
-            if line.time_ms >= since_ms
-            and (line.level not in LEVELS or LEVELS.index(line.level) >= least)
-            and (not names or line.who in names)
-        ),
-        key=lambda line: line.order,
-    )
+    return [
+        line
+        for line in merged([*logs, *map(lines_of, history)])
+        if line.time_ms >= since_ms
+        and (line.level not in LEVELS or LEVELS.index(line.level) >= least)
+        and (not names or line.who in names)
+    ]
 
 
 def lines_of(entry: HistoryEntry) -> list[Line]:
@@ -84,7 +66,7 @@ def lines_of(entry: HistoryEntry) -> list[Line]:
     if entry.ended is not None:
         moments.append((entry.ended, "info" if entry.outcome == "done" else "warning", f"{what}: {entry.outcome}"))
     return [
-        Line(time_ms=time_ms, who=entry.who, kind=OPERATOR, level=level, text=text, code=None)
+        Line(time_ms=time_ms, who=entry.who, kind=OPERATOR, level=level, text=text)
         for moment, level, text in moments
         if (time_ms := _milliseconds(moment)) is not None
     ]

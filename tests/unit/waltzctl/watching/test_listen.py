@@ -12,10 +12,11 @@ from uuid import UUID
 import pytest
 
 from tests.unit.pictures import well
+from waltzctl.merged_log import Line
 from waltzctl.watching import event as event_command
 from waltzctl.watching import render_event
 from waltzctl.watching.event import duration
-from waltzctl.watching.story import Line, Listening, lines_of, merged
+from waltzctl.watching.listen import Listening, lines_of, told_lines
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.daemon.logs import TEXT_CHARACTERS_MAX, Ring
 from waltzd.errors import BadArgument
@@ -105,7 +106,7 @@ TOLD = {
 
 
 def test_lines_of_all_in_the_order_of_time() -> None:
-    found = merged(TOLD, [entry()], since_ms=0, level="info")
+    found = told_lines(TOLD, [entry()], since_ms=0, level="info")
     assert [(line.time_ms // 1000, line.who) for line in found] == [
         (5, "s1"), (10, "ann@here"), (15, "a"), (15, "s1"), (20, "ann@here"), (30, "a"),
     ]  # fmt: skip
@@ -115,7 +116,7 @@ def test_lines_of_all_in_the_order_of_time() -> None:
 def test_only_what_was_asked_for() -> None:
     def told(**changes: Any) -> list[tuple[int, str]]:
         asked = {"since_ms": 0, "level": "info", **changes}
-        return [(line.time_ms // 1000, line.who) for line in merged(TOLD, [entry()], **asked)]
+        return [(line.time_ms // 1000, line.who) for line in told_lines(TOLD, [entry()], **asked)]
 
     assert told(level="warning") == [(5, "s1"), (30, "a")]
     assert told(level="error") == [(5, "s1")]
