@@ -315,14 +315,14 @@ class SimServerAdminPort(_Port[LocalServer]):
         async def answer(server: LocalServer) -> ServerDescription:
             return ServerDescription(
                 name=server.name,
-                cluster_key=server.host.meta.key,
+                cluster_key=server.owner.meta.key,
                 instance=server.meta.instance,
                 version=server.meta.version,
                 uptime_ms=0,
                 is_connected=True,
                 is_draining=False,
                 is_leader=False,
-                partitions=server.host.describe(),
+                partitions=server.owner.describe(),
             )
 
         return await self._ask(answer)

@@ -14,7 +14,7 @@ from waltzd.errors import WaltzError
 from waltzd.protocol.batches import Limits
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.pipeline import PipelineSettings
-from waltzd.server.session.settings import StoreSettings
+from waltzd.server.session.settings import SessionSettings
 from waltzd.testing.server import LocalServer
 
 STOP_SECONDS = 2.0
@@ -47,7 +47,7 @@ class ServerMachine(Machine):
             address=server_address(self.name),
             instance=self._instance,
             connect=lambda storage: self._port(life, storage),
-            settings=StoreSettings(
+            settings=SessionSettings(
                 partitions=setup.partitions,
                 key=world.meta.key,
                 tail_bytes_max=setup.tail_bytes,
@@ -101,10 +101,10 @@ class ServerMachine(Machine):
     def check(self) -> None:
         """What is true of the whole state of every partition here, whatever has happened."""
         if self.server is not None:
-            for store in self.server.stores:
-                store.check()
-                if store._pipeline is not None:
-                    store._pipeline.check()
+            for owned in self.server.owned_logs:
+                owned.check()
+                if owned._pipeline is not None:
+                    owned._pipeline.check()
 
     def stop(self) -> None:
         """In order: the partitions are given away first."""

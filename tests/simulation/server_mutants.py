@@ -20,7 +20,7 @@ from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import Recovery, SetLowMark, Task, Truncate
 from waltzd.server.core.step import Portion
 from waltzd.server.session.replica import ReplicaLink
-from waltzd.server.session.session import StoreSession
+from waltzd.server.session.session import Session
 
 FAIL_OVER = Aim(faults=("cut", "slow", "crash"), seconds=10.0, servers=2, setup=BUSY)
 LONELY = Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY)
@@ -65,7 +65,7 @@ def does_not_save_who_joins(patches: Patches) -> None:
     """A member that becomes level later counts, and the document does not say so."""
 
     def make(right: Any) -> Any:
-        async def save(self: StoreSession, wanted: PartitionMeta, **how: Any) -> None:
+        async def save(self: Session, wanted: PartitionMeta, **how: Any) -> None:
             if self.live is not None and wanted.decision is None and len(wanted.joined) > len(self.core.meta.joined):
                 self.core.saved(wanted)
                 return
@@ -73,7 +73,7 @@ def does_not_save_who_joins(patches: Patches) -> None:
 
         return save
 
-    patches.wrap(StoreSession, "_save", make)
+    patches.wrap(Session, "_save", make)
 
 
 @mutant(4, 66, aim=TWO_OWNERS)
@@ -117,13 +117,13 @@ def takes_what_it_sent_on_an_older_stream_for_acknowledged(patches: Patches) -> 
 def goes_on_in_a_session_that_is_over(patches: Patches) -> None:
     """A storage has promised itself to a newer session, and the owner says to everybody that all is committed."""
 
-    def fenced(self: StoreSession, error: StaleSession) -> None:
+    def fenced(self: Session, error: StaleSession) -> None:
         if self.live is not None and self.tail.next_id - 1 > self.live.committed:
             self.live.committed = self.tail.next_id - 1
             self._committed_up_to(self.live.committed)
         self.end(error)
 
-    patches.set(StoreSession, "fenced", fenced)
+    patches.set(Session, "fenced", fenced)
 
 
 @mutant(0, 1, aim=TWO_OWNERS)
@@ -173,7 +173,7 @@ def does_not_save_what_it_decides(patches: Patches) -> None:
     """The closing mark is acted upon, and is not in the coordinator."""
 
     def make(right: Any) -> Any:
-        async def save(self: StoreSession, wanted: PartitionMeta, **how: Any) -> None:
+        async def save(self: Session, wanted: PartitionMeta, **how: Any) -> None:
             if wanted.decision is not None and wanted.opened != self.session:
                 self.core.saved(wanted)
                 return
@@ -181,7 +181,7 @@ def does_not_save_what_it_decides(patches: Patches) -> None:
 
         return save
 
-    patches.wrap(StoreSession, "_save", make)
+    patches.wrap(Session, "_save", make)
 
 
 @mutant(1, 5, aim=FORGET)
@@ -402,14 +402,14 @@ def gives_outcomes_to_the_wrong_transactions(patches: Patches) -> None:
 @mutant(0, 2, aim=RENEW)
 def sends_what_comes_after_the_closing_mark(patches: Patches) -> None:
     """While a session gives way, what comes goes to its replicas still."""
-    patches.set(StoreSession, "sendable", property(lambda self: self.tail.next_id - 1))
+    patches.set(Session, "sendable", property(lambda self: self.tail.next_id - 1))
 
 
 @mutant(0, 2, aim=RENEW)
 def closes_a_session_above_what_is_committed(patches: Patches) -> None:
     """A planned session does not wait for what is in flight, and closes the one before where it is committed up to."""
 
-    async def drain(self: StoreSession, seconds: float) -> bool:
+    async def drain(self: Session, seconds: float) -> bool:
         return True
 
-    patches.set(StoreSession, "drain", drain)
+    patches.set(Session, "drain", drain)

@@ -423,7 +423,7 @@ class StorageMachine(Machine):
         if found is None:
             return False
         for server in self.world.servers.values():
-            for owned in server.server.host.describe() if server.server is not None else ():
+            for owned in server.server.owner.describe() if server.server is not None else ():
                 if owned.partition == number and owned.session < self.answers.fenced.get(number, 0):
                     return False
         return is_told(decode(PartitionMeta, found.data, ""), self.name, then, now)

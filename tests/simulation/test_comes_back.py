@@ -13,7 +13,7 @@ from tests.unit.timeless import run
 from waltzd.cluster.documents import Role
 from waltzd.errors import CannotConnect
 from waltzd.format.record import encode_payloads
-from waltzd.server.session.settings import ACKNOWLEDGED_SECONDS, StoreSettings
+from waltzd.server.session.settings import ACKNOWLEDGED_SECONDS, SessionSettings
 
 
 def visible(c: Cell, name: str) -> int:
@@ -35,13 +35,13 @@ async def are_all_told(c: Cell, mark: int, *names: str) -> None:
 @story
 async def test_a_storage_that_comes_back_to_a_quiet_partition_is_told_what_is_committed() -> None:
     async with cell() as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(50))
         await are_all_told(c, 49)
         await restart(c, "s2")
         await are_all_told(c, 49)
-        await store.close(hand_over=True)  # and after a new session and with another owner, whose tail is empty
+        await owned.close(hand_over=True)  # and after a new session and with another owner, whose tail is empty
         await c.opened(await c.own(2))
         await restart(c, "s1")
         await are_all_told(c, 49)
@@ -50,7 +50,7 @@ async def test_a_storage_that_comes_back_to_a_quiet_partition_is_told_what_is_co
 @story
 async def test_a_storage_that_comes_back_is_told_what_is_committed_though_the_tail_has_no_room_for_it() -> None:
     async with cell() as c:
-        settings = StoreSettings(**{**vars(SETTINGS), "tail_bytes_max": 1000})
+        settings = SessionSettings(**{**vars(SETTINGS), "tail_bytes_max": 1000})
         pipeline = await c.opened(await c.own(1, settings=settings))
         await pipeline.committed(pipeline.append(50))
         await are_all_told(c, 49)
@@ -61,8 +61,8 @@ async def test_a_storage_that_comes_back_is_told_what_is_committed_though_the_ta
 @story
 async def test_a_learner_that_copies_is_told_what_is_committed() -> None:
     async with cell(4, members=3) as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(2000))
         await are_all_told(c, 1999)
         roles, version = await c.cluster.replica_set(0)
@@ -76,7 +76,7 @@ async def test_a_learner_that_copies_is_told_what_is_committed() -> None:
 def test_a_file_that_rots_at_its_source_is_noticed_by_whoever_copies_it(at: int, in_record: bool) -> None:
     async def test() -> None:
         async with cell(4, members=3) as c:
-            settings = StoreSettings(**{**vars(SETTINGS), "tail_bytes_max": 1000})
+            settings = SessionSettings(**{**vars(SETTINGS), "tail_bytes_max": 1000})
             pipeline = await c.opened(await c.own(1, settings=settings))
             for _ in range(10):
                 await pipeline.committed(pipeline.append(50))
@@ -100,15 +100,15 @@ def test_an_old_copy_does_not_vote(in_place: bool) -> None:
 
     async def test() -> None:
         async with cell() as c:
-            store = await c.own(1)
-            pipeline = await c.opened(store)
+            owned = await c.own(1)
+            pipeline = await c.opened(owned)
             await pipeline.committed(pipeline.append(20))
             await c.until(lambda: all(c.last_id(name) == 19 for name in c.storages))
             copy = c.storages["s2"].disk.clone(5)
             c.storages["s1"].kill()  # it lags
             await pipeline.committed(pipeline.append(30))  # acknowledged by s0 and s2
             await asyncio.sleep(ACKNOWLEDGED_SECONDS + 2)
-            await store.close(hand_over=False)
+            await owned.close(hand_over=False)
             c.storages["s2"].kill()
             c.storages["s0"].kill()  # offline, with everything
             copy.kill()
@@ -152,10 +152,10 @@ async def test_the_coordinator_is_told_what_is_acknowledged_while_that_moves_and
 def test_a_coordinator_that_is_away_costs_the_session_nothing(lost: str) -> None:
     async def test() -> None:
         async with cell() as c:
-            store = await c.own(1)
-            pipeline = await c.opened(store)
+            owned = await c.own(1)
+            pipeline = await c.opened(owned)
             await pipeline.committed(pipeline.append(20))
-            coordinator: Any = store._cluster.coordinator
+            coordinator: Any = owned._cluster.coordinator
             commit, is_away = coordinator.commit, True
 
             async def commit_in_vain(changes: Sequence[Any]) -> None:
@@ -190,8 +190,8 @@ def test_a_coordinator_that_is_away_costs_the_session_nothing(lost: str) -> None
 async def test_directories_that_are_swapped_and_swapped_back_count_again_although_nobody_is_started_anew() -> None:
     """Two of three storages, under load: what is in flight can be committed only when they are back where they belong."""
     async with cell() as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(20))
         c.storages["s1"].kill()
         c.storages["s2"].kill()
@@ -208,14 +208,14 @@ async def test_directories_that_are_swapped_and_swapped_back_count_again_althoug
         c.storages["s1"].kill()
         c.storages["s2"].kill()
         await swap()
-        await c.until(lambda: store._pipeline is not None and store._pipeline.session.committed >= last_id, seconds=30)
+        await c.until(lambda: owned._pipeline is not None and owned._pipeline.session.committed >= last_id, seconds=30)
 
 
 @story
 async def test_two_of_three_disks_that_are_replaced_under_load_count_again_when_they_hold_everything() -> None:
     async with cell() as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(20))
         await c.until(lambda: all(c.last_id(name) == 19 for name in c.storages))
         for name in ("s1", "s2"):
@@ -224,7 +224,7 @@ async def test_two_of_three_disks_that_are_replaced_under_load_count_again_when_
         last_id = pipeline.append(10)
         for name in ("s1", "s2"):
             await c.storages[name].start()
-        await c.until(lambda: store._pipeline is not None and store._pipeline.session.committed >= last_id, seconds=30)
+        await c.until(lambda: owned._pipeline is not None and owned._pipeline.session.committed >= last_id, seconds=30)
         assert len(c.check_equal()) == 30
 
 
@@ -232,8 +232,8 @@ async def test_two_of_three_disks_that_are_replaced_under_load_count_again_when_
 async def test_a_storage_that_holds_more_than_its_session_wrote_ends_the_session() -> None:
     """And not the server: somebody else had a session of this number."""
     async with cell() as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(20))
         await c.until(lambda: all(c.last_id(name) == 19 for name in c.storages))
         calls = c.storages["s2"].calls
@@ -242,4 +242,4 @@ async def test_a_storage_that_holds_more_than_its_session_wrote_ends_the_session
         c.storages["s2"].kill()
         await c.storages["s2"].start()
         await c.until(lambda: any("W2021" in line and "up to 24" in line for line in c.log))
-        assert not store.task.done()
+        assert not owned.task.done()

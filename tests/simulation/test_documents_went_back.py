@@ -13,7 +13,7 @@ from tests.unit.timeless import run
 from waltzd.cluster.cluster import partition_path, replicas_path
 from waltzd.cluster.coordinator import Set
 from waltzd.cluster.documents import Role
-from waltzd.server.session.owned import Store
+from waltzd.server.session.owned import OwnedLog
 
 DOCUMENT = partition_path(0)
 
@@ -34,30 +34,30 @@ async def put_back(c: Cell, kept: Mapping[str, bytes]) -> None:
         await c.cluster.coordinator.commit([Set(path, data, node.version)])
 
 
-async def refuses(c: Cell, store: Store[Appender]) -> None:
+async def refuses(c: Cell, owned: OwnedLog[Appender]) -> None:
     """And goes on to refuse, however often it tries again."""
     c.log.clear()
     await c.until(lambda: any("W2021" in line for line in c.log), seconds=60)
     version = (await c.cluster.partition(0))[1]
     await asyncio.sleep(60)
-    assert not store.task.done()
-    assert store._pipeline is None
-    assert "the coordinator knows of none above" in store.describe().waiting
+    assert not owned.task.done()
+    assert owned._pipeline is None
+    assert "the coordinator knows of none above" in owned.describe().waiting
     assert (await c.cluster.partition(0))[1] == version, "no session id is taken meanwhile"
 
 
 @story
 async def test_documents_that_went_back_behind_a_move_are_noticed() -> None:
     async with cell(6, members=3) as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(20))
         kept = await keep(c, DOCUMENT, replicas_path(0))
         _, version = await c.cluster.replica_set(0)
         await c.cluster.save_replica_set(0, dict.fromkeys(("s3", "s4", "s5"), Role.MEMBER), version)
-        later = await c.opened(store, above=pipeline.session.session)
+        later = await c.opened(owned, above=pipeline.session.session)
         await later.committed(later.append(30))  # acknowledged, on s3 to s5
-        await store.close(hand_over=False)
+        await owned.close(hand_over=False)
         newest = await keep(c, DOCUMENT, replicas_path(0))
         await put_back(c, kept)
         second = await c.own(2)
@@ -71,14 +71,14 @@ async def test_documents_that_went_back_behind_a_move_are_noticed() -> None:
 def test_a_document_that_went_back_is_noticed(backup_of: str, storages: str) -> None:
     async def test() -> None:
         async with cell() as c:
-            store = await c.own(1)
-            pipeline = await c.opened(store)
+            owned = await c.own(1)
+            pipeline = await c.opened(owned)
             await pipeline.committed(pipeline.append(20))
             if backup_of == "a closed session":
-                await store.close(hand_over=True)
+                await owned.close(hand_over=True)
             kept = await keep(c, DOCUMENT)
             if backup_of != "a closed session":
-                await store.close(hand_over=False)
+                await owned.close(hand_over=False)
             between = await c.own(2)
             await (await c.opened(between)).committed((await c.opened(between)).append(10))
             await between.close(hand_over=False)
@@ -104,16 +104,16 @@ def test_documents_that_went_back_by_so_many_sessions_are_noticed_whoever_answer
 
     async def test() -> None:
         async with cell() as c:
-            store = await c.own(1)
-            pipeline = await c.opened(store)
+            owned = await c.own(1)
+            pipeline = await c.opened(owned)
             await pipeline.committed(pipeline.append(20))
-            await store.close(hand_over=False)
+            await owned.close(hand_over=False)
             kept = await keep(c, DOCUMENT)
             for generation in range(2, 2 + sessions_later):
-                store = await c.own(generation)
-                pipeline = await c.opened(store)
+                owned = await c.own(generation)
+                pipeline = await c.opened(owned)
                 await pipeline.committed(pipeline.append(10))
-                await store.close(hand_over=False)
+                await owned.close(hand_over=False)
             await put_back(c, kept)
             c.storages["s0"].kill()
             c.storages["s1"].kill()
@@ -130,10 +130,10 @@ def test_documents_that_went_back_by_so_many_sessions_are_noticed_whoever_answer
 @story
 async def test_an_owner_whose_documents_go_back_under_it_ends_and_then_refuses() -> None:
     async with cell() as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(20))
-        await store.close(hand_over=False)
+        await owned.close(hand_over=False)
         kept = await keep(c, DOCUMENT)
         second = await c.own(2)
         pipeline = await c.opened(second)
@@ -151,13 +151,13 @@ async def test_an_owner_whose_documents_go_back_under_it_ends_and_then_refuses()
 @story
 async def test_a_session_that_is_in_no_document_is_never_stepped_over() -> None:
     async with cell() as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(20))
         calls = c.storages["s1"].calls
         assert calls is not None
         await calls.open_session(0, 77, 1)
-        await refuses(c, store)
+        await refuses(c, owned)
         assert any("s1 has promised itself to session 77" in line for line in c.log)
 
 
@@ -165,10 +165,10 @@ async def test_a_session_that_is_in_no_document_is_never_stepped_over() -> None:
 def test_an_owner_that_dies_after_it_has_opened_some_is_no_reason_to_refuse(contacts: int) -> None:
     async def test() -> None:
         async with cell() as c:
-            store = await c.own(1)
-            pipeline = await c.opened(store)
+            owned = await c.own(1)
+            pipeline = await c.opened(owned)
             await pipeline.committed(pipeline.append(20))
-            await store.close(hand_over=False)
+            await owned.close(hand_over=False)
             for generation in range(2, 6):
                 dying = await c.own(generation)
                 for _ in range(contacts + generation):
@@ -187,10 +187,10 @@ def test_a_newer_owner_is_no_reason_to_refuse() -> None:
 
     async def test(steps: int) -> None:
         async with cell() as c:
-            store = await c.own(1)
-            pipeline = await c.opened(store)
+            owned = await c.own(1)
+            pipeline = await c.opened(owned)
             await pipeline.committed(pipeline.append(20))
-            await store.close(hand_over=False)
+            await owned.close(hand_over=False)
             c.storages["s1"].hang()
             c.storages["s2"].hang()
             first = await c.own(2)

@@ -50,12 +50,12 @@ async def test_a_replica_whose_directory_is_another_one_has_forgotten_although_i
 async def test_a_member_that_is_level_does_not_count_before_its_joining_is_saved() -> None:
     async with cell() as c:
         c.storages["s2"].kill()
-        store = await c.own(1)
+        owned = await c.own(1)
         await c.until(lambda: c.last_id("s0") >= -1)
         await c.storages["s2"].start()
-        first = await c.opened(store)  # the first session needs all of them
+        first = await c.opened(owned)  # the first session needs all of them
         await first.committed(first.append(5))
-        await store.close(hand_over=True)
+        await owned.close(hand_over=True)
         c.storages["s2"].kill()
         second = await c.own(2)
         pipeline = await c.opened(second)
@@ -75,13 +75,13 @@ async def test_a_member_that_is_level_does_not_count_before_its_joining_is_saved
 @story
 async def test_an_empty_disk_and_a_silent_storage_of_four_leave_nothing_undecided() -> None:
     async with cell(4) as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(50))
         await c.until(lambda: all(c.last_id(name) == 49 for name in c.storages))
         c.storages["s1"].kill()
         await pipeline.committed(pipeline.append(10))
-        await store.close(hand_over=False)
+        await owned.close(hand_over=False)
         for name in ("s2", "s3"):
             c.storages[name].kill()
         c.storages["s2"].lose_disk(7)

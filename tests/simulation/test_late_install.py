@@ -51,8 +51,8 @@ async def test_a_file_that_comes_late_does_not_get_its_place_after_the_session_h
     async with cell() as c:
         tasks: list[asyncio.Task[Any]] = []
         c.connect = lambda meta: _ImpatientPort(c.storages[meta.name], tasks)  # type: ignore[method-assign]
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(20))
         await c.until(lambda: all(c.last_id(name) == 19 for name in c.storages))
         c.storages["s2"].kill()
@@ -63,7 +63,7 @@ async def test_a_file_that_comes_late_does_not_get_its_place_after_the_session_h
         calls = c.storages["s0"].calls
         assert calls is not None
         spanning = max(first for first, _ in calls.directory.partition(0).sealed_segments() if first <= 119)
-        await store.close(hand_over=False)
+        await owned.close(hand_over=False)
 
         await c.storages["s2"].start()
         gate = slow_to_prove(c.storages["s2"], spanning)

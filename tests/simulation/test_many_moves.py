@@ -18,8 +18,8 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, ReplicaSets, Role
 from waltzd.cluster.memory import MemoryTree
 from waltzd.disk.simulated import SimDisk
-from waltzd.server.session.owned import Store
-from waltzd.server.session.settings import StoreSettings, Turns
+from waltzd.server.session.owned import OwnedLog
+from waltzd.server.session.settings import SessionSettings, Turns
 from waltzd.server.session.wake import Ticker
 
 PARTITIONS, SERVERS = 32, 2
@@ -62,7 +62,7 @@ class Plant:
         self.disks: dict[str, SlowDisk] = {}
         self.tree = MemoryTree()
         self.cluster = Cluster(self.tree.connect())
-        self.stores: list[Store[Appender]] = []
+        self.owned_logs: list[OwnedLog[Appender]] = []
         self.log: list[str] = []
         self.waits: dict[int, float] = {}
         """The longest that a transaction of each partition has waited since it was looked at last."""
@@ -82,17 +82,17 @@ class Plant:
             storages=[storage.meta for storage in self.storages.values()],
             replicas=ReplicaSets(partitions={n: dict.fromkeys(("s0", "s1", "s2"), Role.MEMBER) for n in range(PARTITIONS)}),
         )
-        settings = StoreSettings(partitions=PARTITIONS, key=KEY)
+        settings = SessionSettings(partitions=PARTITIONS, key=KEY)
         servers = [(Cluster(self.tree.connect()), replace(settings, turns=Turns()), Ticker(1.0)) for _ in range(SERVERS)]
         for number in range(PARTITIONS):
             cluster, mine, ticker = servers[number % SERVERS]
-            store: Store[Appender] = Store(
+            owned: OwnedLog[Appender] = OwnedLog(
                 number, 1, cluster=cluster, connect=lambda meta: SimPort(self.storages[meta.name]), settings=mine,
                 ticker=ticker, make_pipeline=Appender, say=self.log.append,
             )  # fmt: skip
-            self.stores.append(store)
-            await store.start()
-        while not all(store._pipeline for store in self.stores):
+            self.owned_logs.append(owned)
+            await owned.start()
+        while not all(owned._pipeline for owned in self.owned_logs):
             await asyncio.sleep(0.1)
         self.tree.pause = lambda: asyncio.sleep(COORDINATOR_SECONDS)
 
@@ -100,7 +100,7 @@ class Plant:
         clock, pause = asyncio.get_running_loop().time, PARTITIONS / RATE
         await asyncio.sleep(pause * number / PARTITIONS)
         while True:
-            begun, pipeline = clock(), self.stores[number]._pipeline
+            begun, pipeline = clock(), self.owned_logs[number]._pipeline
             assert pipeline is not None, "the partition is closed"
             assert pipeline.ended is None
             await pipeline.committed(pipeline.append(1, size=500))
@@ -117,7 +117,7 @@ class Plant:
             wanted = set(after)
             await self.cluster.save_replica_set(number, after, version)
         async with asyncio.timeout(seconds):
-            while any(set(store._session.core.meta.members) != wanted for store in self.stores if store._session):
+            while any(set(owned._session.core.meta.members) != wanted for owned in self.owned_logs if owned._session):
                 await asyncio.sleep(0.1)
         return max(self.waits.values())
 
@@ -133,9 +133,9 @@ def test_no_partition_is_silent_for_long_while_all_of_them_move() -> None:
             more = await plant.change(lambda roles: {**roles, "s3": Role.LEARNER, "s4": Role.LEARNER})
             fewer = await plant.change(lambda roles: {name: roles[name] for name in ("s2", "s3", "s4")})
             assert max(more, fewer) < still + SILENT_SECONDS, plant.log
-            assert {store._session.session for store in plant.stores if store._session} <= {3, 4}, "one for each change"
+            assert {owned._session.session for owned in plant.owned_logs if owned._session} <= {3, 4}, "one for each change"
         finally:
-            tasks = [*writers, *(store.task for store in plant.stores)]
+            tasks = [*writers, *(owned.task for owned in plant.owned_logs)]
             for task in tasks:
                 task.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)

@@ -32,8 +32,8 @@ def test_a_session_that_is_open_goes_on(verb: str, path: str) -> None:
     async def story() -> None:
         async with cell() as c:
             await assign(c, 1)
-            store = await c.own(1)
-            pipeline = await c.opened(store)
+            owned = await c.own(1)
+            pipeline = await c.opened(owned)
             await pipeline.committed(pipeline.append(20))
             meta, roles = (await c.cluster.partition(0))[0], (await c.cluster.replica_set(0))[0]
             assert meta is not None
@@ -42,18 +42,18 @@ def test_a_session_that_is_open_goes_on(verb: str, path: str) -> None:
             await asyncio.sleep(2)
             assert any(path in line and "going on" in line for line in c.log)
             if path == "/storages/s2":
-                assert path in store.describe().trouble
+                assert path in owned.describe().trouble
                 c.storages["s2"].kill()  # known still, and tried again
                 await c.storages["s2"].start()
             else:
                 after = await c.cluster.partition(0), await c.cluster.replica_set(0)
                 assert tuple(found for found, _ in after) == known, "written anew"
-                assert store.describe().trouble == ""
+                assert owned.describe().trouble == ""
             last = pipeline.append(5)
             await pipeline.committed(last)
             assert pipeline.ended is None, f"the session was ended by: {pipeline.ended}"
             await c.until(lambda: all(c.last_id(name) == last for name in c.storages))
-            await store.close(hand_over=True)
+            await owned.close(hand_over=True)
             if path != "/storages/s2":
                 await assign(c, 2)
                 assert (await c.opened(await c.own(2))).session.low_mark == last
@@ -65,8 +65,8 @@ def test_a_session_that_is_open_goes_on(verb: str, path: str) -> None:
 async def test_a_document_is_not_written_over_a_session_that_somebody_may_have_taken() -> None:
     async with cell() as c:
         await assign(c, 2)
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(20))
         await damage(c, "delete", "/partitions/0")
         await c.until(lambda: pipeline.ended is not None)
@@ -78,13 +78,13 @@ async def test_a_document_is_not_written_over_a_session_that_somebody_may_have_t
 async def test_a_document_is_not_written_by_an_assignment_that_went_back() -> None:
     """Nobody knows what else the coordinator has forgotten: the session goes on, and an operator decides."""
     async with cell() as c:
-        store = await c.own(1)  # under a generation that was never given out
-        pipeline = await c.opened(store)
+        owned = await c.own(1)  # under a generation that was never given out
+        pipeline = await c.opened(owned)
         await damage(c, "delete", "/partitions/0")
         await asyncio.sleep(30)
         await pipeline.committed(pipeline.append(20))
         assert await c.cluster.partition(0) == (None, -1)
-        assert "/partitions/0" in store.describe().trouble
+        assert "/partitions/0" in owned.describe().trouble
 
 
 @story
@@ -92,16 +92,16 @@ async def test_a_document_is_not_written_when_the_partition_is_given_away_in_tha
     """Between the owner's look at the assignment and what it writes."""
     async with cell() as c:
         await assign(c, 1)
-        store = await c.own(1)
-        pipeline = await c.opened(store)
-        look = store._cluster.assignment
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
+        look = owned._cluster.assignment
 
         async def look_and_wait() -> Any:
             found = await look()
             await assign(c, 2)
             return found
 
-        store._cluster.assignment = look_and_wait  # type: ignore[method-assign]
+        owned._cluster.assignment = look_and_wait  # type: ignore[method-assign]
         await damage(c, "delete", "/partitions/0")
         await c.until(lambda: pipeline.ended is not None)
         assert await c.cluster.partition(0) == (None, -1)

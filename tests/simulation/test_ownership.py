@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.unit.fake_stores import Stores
+from tests.unit.fake_owned_logs import OwnedLogs
 from waltzd.cluster.assignment import plan, transferred
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Preferences, ServerMeta
@@ -19,7 +19,7 @@ from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import CannotConnect, ChangedMeanwhile, NameInUse, WaltzError
 from waltzd.server import reconcile
 from waltzd.server.election import Election
-from waltzd.server.ownership import Host
+from waltzd.server.ownership import PartitionOwner
 from waltzd.server.registration import Registration
 
 PARTITIONS = 7
@@ -33,7 +33,7 @@ class Process:
         self.world = world
         self.coordinator = world.tree.connect()
         self.cluster = Cluster(self.coordinator)
-        self.stores = Stores()
+        self.owned_logs = OwnedLogs()
         self.meta = ServerMeta(
             name=name,
             listen=f"{name}:{instance}",
@@ -44,7 +44,9 @@ class Process:
         )
         self.registration = Registration(self.cluster, self.meta, is_alive=self._is_alive)
         self.election = Election(self.cluster, name, PARTITIONS)
-        self.host: Host[str] = Host(self.cluster, META, self.registration, make_store=self.stores)
+        self.owner: PartitionOwner[str] = PartitionOwner(
+            self.cluster, META, self.registration, make_owned_log=self.owned_logs
+        )
         self.task = asyncio.create_task(self._live())
 
     async def _is_alive(self, meta: ServerMeta) -> bool:
@@ -56,12 +58,12 @@ class Process:
         return not self.task.done()
 
     async def _live(self) -> None:
-        await self.host.read()
+        await self.owner.read()
         await self.registration.announce()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.registration.watch.run())
-            tasks.create_task(self.election.watch.run())
-            tasks.create_task(self.host.run())
+            tasks.create_task(self.registration.reconciler.run())
+            tasks.create_task(self.election.reconciler.run())
+            tasks.create_task(self.owner.run())
 
 
 class World:
@@ -200,9 +202,14 @@ async def live_and_look(seed: int) -> None:
             for partition, ownership in enumerate(assignment.owners)
             if ownership.server == process.meta.name
         }
-        assert {store.partition: store.generation for store in process.stores.running} == due
-        assert process.host.owned == sorted(due)
-        watches = (process.host.watch, process.host.servers_watch, process.election.watch, process.registration.watch)
+        assert {owned.partition: owned.generation for owned in process.owned_logs.running} == due
+        assert process.owner.owned == sorted(due)
+        watches = (
+            process.owner.reconciler,
+            process.owner.servers_reconciler,
+            process.election.reconciler,
+            process.registration.reconciler,
+        )
         assert [each.trouble for each in watches] == [""] * 4
     for process in world.processes:
         process.task.cancel()

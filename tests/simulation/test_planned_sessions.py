@@ -15,7 +15,7 @@ from tests.unit.timeless import run
 from waltzd.cluster.coordinator import Set
 from waltzd.cluster.documents import Role
 from waltzd.errors import CannotConnect
-from waltzd.server.session.owned import Store
+from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.settings import Turns
 
 FULL = "session_bytes_max is reached"
@@ -24,10 +24,10 @@ FORGETFUL = "a replica that had forgotten is level"
 LEAVING = "a member left"
 
 
-async def with_a_reason(c: Cell, what: str) -> tuple[Store[Appender], Appender]:
-    """A store that is about to have a reason for a new session, with 20 records in the log."""
-    store = await c.own(1, settings=replace(SETTINGS, session_bytes_max=20_000 if what == FULL else 1 << 30))
-    pipeline = await c.opened(store)
+async def with_a_reason(c: Cell, what: str) -> tuple[OwnedLog[Appender], Appender]:
+    """A log that is about to have a reason for a new session, with 20 records in the log."""
+    owned = await c.own(1, settings=replace(SETTINGS, session_bytes_max=20_000 if what == FULL else 1 << 30))
+    pipeline = await c.opened(owned)
     await pipeline.committed(pipeline.append(20))
     roles, version = await c.cluster.replica_set(0)
     if what == LEARNER:
@@ -39,20 +39,20 @@ async def with_a_reason(c: Cell, what: str) -> tuple[Store[Appender], Appender]:
         await c.storages["s2"].start()
         await c.until(lambda: any("has forgotten" in line for line in c.log))
         await c.until(lambda: c.last_id("s2") == 19)
-    return store, pipeline
+    return owned, pipeline
 
 
 @pytest.mark.parametrize("what", [FULL, LEARNER, FORGETFUL, "nothing"])
 def test_writing_goes_on_while_the_coordinator_is_away(what: str) -> None:
     async def story() -> None:
         async with cell(4, members=3) as c:
-            store, _ = await with_a_reason(c, what)
-            coordinator: Any = store._cluster.coordinator
+            owned, _ = await with_a_reason(c, what)
+            coordinator: Any = owned._cluster.coordinator
             clock = asyncio.get_running_loop().time
             coordinator.disconnect()
             silent, began = 0, clock()
             while clock() - began < 300:
-                current = store._pipeline
+                current = owned._pipeline
                 if current is None or current.ended is not None:
                     silent += 1
                 else:
@@ -62,10 +62,10 @@ def test_writing_goes_on_while_the_coordinator_is_away(what: str) -> None:
             assert len([line for line in c.log if "a new session" in line]) == 0
             coordinator.reconnect()
             if what == FORGETFUL:  # it counts again in the same session
-                await c.until(lambda: all(replica.counts for replica in store.describe().replicas))
+                await c.until(lambda: all(replica.counts for replica in owned.describe().replicas))
             elif what != "nothing":
-                assert store._pipeline is not None
-                store._pipeline.append(1)
+                assert owned._pipeline is not None
+                owned._pipeline.append(1)
                 await c.until(lambda: any("a new session" in line for line in c.log))
 
     run(story())
@@ -77,7 +77,7 @@ def test_the_log_goes_on_from_one_session_to_the_next(what: str) -> None:
 
     async def story() -> None:
         async with cell(4, members=3) as c:
-            store, pipeline = await with_a_reason(c, what)
+            owned, pipeline = await with_a_reason(c, what)
             c.tree.pause = lambda: asyncio.sleep(0.005)  # the way to the coordinator, or back
             clock = asyncio.get_running_loop().time
             longest, last, read = 0.0, clock(), 0
@@ -93,7 +93,7 @@ def test_the_log_goes_on_from_one_session_to_the_next(what: str) -> None:
                     async for got in pipeline.session.read(0, mark, 4096):
                         read += len(got)
                 await asyncio.sleep(0.01)
-            assert store._pipeline is pipeline
+            assert owned._pipeline is pipeline
             assert pipeline.ended is None
             assert (pipeline.session.session > 1) == (what != FORGETFUL), "one that forgot counts again in the same session"
             assert longest < 0.3, f"{longest} seconds without a commit"
@@ -110,9 +110,9 @@ def test_the_log_goes_on_from_one_session_to_the_next(what: str) -> None:
 async def test_nothing_is_appended_behind_the_mark_at_which_a_session_is_closed() -> None:
     """What comes while the closing is saved waits for the next session; the storages never see it in the old one."""
     async with cell() as c:
-        store = await c.own(1, settings=replace(SETTINGS, session_bytes_max=5_000))
-        pipeline = await c.opened(store)
-        coordinator: Any = store._cluster.coordinator
+        owned = await c.own(1, settings=replace(SETTINGS, session_bytes_max=5_000))
+        pipeline = await c.opened(owned)
+        coordinator: Any = owned._cluster.coordinator
         commit, closed = coordinator.commit, list[tuple[int, int]]()
 
         async def slow(changes: Sequence[Any]) -> None:
@@ -138,9 +138,9 @@ async def test_nothing_is_appended_behind_the_mark_at_which_a_session_is_closed(
 @story
 async def test_a_closing_whose_answer_is_lost_is_found() -> None:
     async with cell() as c:
-        store = await c.own(1, settings=replace(SETTINGS, session_bytes_max=5_000))
-        pipeline = await c.opened(store)
-        coordinator: Any = store._cluster.coordinator
+        owned = await c.own(1, settings=replace(SETTINGS, session_bytes_max=5_000))
+        pipeline = await c.opened(owned)
+        coordinator: Any = owned._cluster.coordinator
         commit, lost = coordinator.commit, list[int]()
 
         async def lose(changes: Sequence[Any]) -> None:
@@ -160,8 +160,8 @@ async def test_a_closing_whose_answer_is_lost_is_found() -> None:
 async def test_what_is_in_flight_is_never_given_up_for_a_planned_session() -> None:
     """Without a majority nothing is committed, so nothing can be closed: it stays as it is until there is one."""
     async with cell(4, members=3) as c:
-        store = await c.own(1, settings=replace(SETTINGS, session_bytes_max=5_000))
-        pipeline = await c.opened(store)
+        owned = await c.own(1, settings=replace(SETTINGS, session_bytes_max=5_000))
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(20))
         c.storages["s1"].kill()
         c.storages["s2"].kill()
@@ -195,13 +195,13 @@ def test_so_many_sessions_begin_at_a_time_and_who_waits_is_told() -> None:
 async def test_a_session_that_waits_for_its_turn_can_be_handed_over() -> None:
     async with cell() as c:
         settings = replace(SETTINGS, session_bytes_max=5_000, turns=Turns(0))
-        store = await c.own(1, settings=settings)
-        pipeline = await c.opened(store)
+        owned = await c.own(1, settings=settings)
+        pipeline = await c.opened(owned)
         last = pipeline.append(100)
         await pipeline.committed(last)
         await asyncio.sleep(1)
         assert pipeline.session.session == 1
-        await store.close(hand_over=True)
+        await owned.close(hand_over=True)
         meta, _ = await c.cluster.partition(0)
         assert meta is not None
         assert meta.decision is not None

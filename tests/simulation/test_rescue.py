@@ -64,8 +64,8 @@ class Hands:
 
 async def undecided(c: Cell, kept: str = "s0") -> int:
     """Committed on all three; then everything is killed, and two disks are lost. The last id."""
-    store = await c.own()
-    pipeline = await c.opened(store)
+    owned = await c.own()
+    pipeline = await c.opened(owned)
     last_id = pipeline.append(100)
     await pipeline.committed(last_id)
     await c.until(lambda: c.last_id(kept) == last_id)
@@ -73,7 +73,7 @@ async def undecided(c: Cell, kept: str = "s0") -> int:
         if name != kept:
             storage.kill()
     c.storages[kept].kill()
-    await c.until(lambda: pipeline.session.committed == last_id and "no majority" in store.waiting)
+    await c.until(lambda: pipeline.session.committed == last_id and "no majority" in owned.waiting)
     await c.storages[kept].start()
     return last_id
 
@@ -84,7 +84,7 @@ async def test_an_owner_that_waits_for_two_lost_disks_goes_on_with_the_third() -
         last_id = await undecided(c)
         done = await Hands(c).rescue()
         assert done.mark == last_id
-        pipeline = await c.opened(c.stores[0], above=done.session)
+        pipeline = await c.opened(c.owned_logs[0], above=done.session)
         await pipeline.committed(pipeline.append(10))
         assert len(c.storages["s0"].records()) == last_id + 11
         sets, _ = await c.cluster.replicas()
@@ -94,8 +94,8 @@ async def test_an_owner_that_waits_for_two_lost_disks_goes_on_with_the_third() -
 @story
 async def test_new_disks_become_members_again_and_an_old_one_that_knows_more_never_does() -> None:
     async with cell() as c:
-        store = await c.own()
-        pipeline = await c.opened(store)
+        owned = await c.own()
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(50))
         await c.until(lambda: c.last_id("s0") == 49)
         c.storages["s0"].kill()
@@ -108,17 +108,17 @@ async def test_new_disks_become_members_again_and_an_old_one_that_knows_more_nev
         hands = Hands(c)
         done = await hands.rescue()
         assert done.mark == 49, "that is what the only copy at hand holds"
-        later = await c.opened(store, above=done.session)
+        later = await c.opened(owned, above=done.session)
         await later.committed(later.append(200))
         c.storages["s1"].lose_disk(seed=9)
         await c.storages["s1"].start()
         await c.storages["s2"].start()
         await c.until(lambda: c.last_id("s1") == 249)
-        await c.until(lambda: any(one.state == "GIVEN_UP" for one in store.describe().replicas))
+        await c.until(lambda: any(one.state == "GIVEN_UP" for one in owned.describe().replicas))
         await asyncio.sleep(5)
         assert c.last_id("s2") == 100, "nothing is cut there, and nothing is written"
         assert c.check_equal("s0", "s1")
-        held = {one.storage: one for one in store.describe().replicas}
+        held = {one.storage: one for one in owned.describe().replicas}
         assert "a rescue gave up committed transactions above id 49" in held["s2"].story
         assert not held["s2"].counts
 
@@ -126,12 +126,12 @@ async def test_new_disks_become_members_again_and_an_old_one_that_knows_more_nev
 @story
 async def test_a_document_that_is_gone_is_made_again_from_what_storages_say() -> None:
     async with cell() as c:
-        store = await c.own()
-        pipeline = await c.opened(store)
+        owned = await c.own()
+        pipeline = await c.opened(owned)
         last_id = pipeline.append(100)
         await pipeline.committed(last_id)
         await c.until(lambda: all(c.last_id(name) == last_id for name in c.storages))
-        store.task.cancel()
+        owned.task.cancel()
         _, version = await c.cluster.partition(0)
         await c.cluster.coordinator.commit([Delete(partition_path(0), version)])
         other = await c.own(2)
@@ -149,11 +149,11 @@ async def test_a_document_that_is_gone_is_made_again_from_what_storages_say() ->
 @story
 async def test_a_session_number_that_nobody_can_follow_is_taken_back() -> None:
     async with cell() as c:
-        store = await c.own()
-        pipeline = await c.opened(store)
+        owned = await c.own()
+        pipeline = await c.opened(owned)
         last_id = pipeline.append(100)
         await pipeline.committed(last_id)
-        store.task.cancel()
+        owned.task.cancel()
         for name in ("s0", "s1"):
             replica = c.storages[name].calls.directory.partition(0)  # type: ignore[union-attr]
             replica._promise.promise(session=ABSURD, committed=replica.committed)  # as an older storage did when asked
@@ -169,8 +169,8 @@ async def test_a_session_number_that_nobody_can_follow_is_taken_back() -> None:
 @story
 async def test_a_promise_is_never_taken_back_below_a_session_that_has_begun() -> None:
     async with cell() as c:
-        store = await c.own()
-        await c.opened(store)
+        owned = await c.own()
+        await c.opened(owned)
         calls = c.storages["s0"].calls
         assert calls is not None
         session = calls.directory.partition(0).status().session
@@ -192,7 +192,7 @@ async def test_an_owner_that_is_faster_is_noticed_and_everything_looked_at_again
         hands.between = take_a_session
         done = await hands.rescue()
         assert done.mark == last_id
-        await c.opened(c.stores[0], above=done.session)
+        await c.opened(c.owned_logs[0], above=done.session)
 
 
 @story
@@ -211,10 +211,10 @@ async def test_a_copy_that_went_away_since_it_was_agreed_to_ends_it() -> None:
 @story
 async def test_a_document_that_cannot_be_read_is_replaced() -> None:
     async with cell() as c:
-        store = await c.own()
-        pipeline = await c.opened(store)
+        owned = await c.own()
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(20))
-        store.task.cancel()
+        owned.task.cancel()
         _, version = await c.cluster.partition(0)
         await c.cluster.coordinator.commit([Set(partition_path(0), b"{", version)])
         done = await Hands(c).rescue()

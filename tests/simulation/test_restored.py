@@ -20,18 +20,18 @@ from waltzd.protocol.descriptions import ReplicaStatus
 def test_an_old_copy_does_not_vote(in_place: bool) -> None:
     async def story() -> None:
         async with cell() as c:
-            store = await c.own(1)
-            pipeline = await c.opened(store)
+            owned = await c.own(1)
+            pipeline = await c.opened(owned)
             await pipeline.committed(pipeline.append(20))
             await c.until(lambda: all(c.last_id(name) == 19 for name in c.storages))
             storage = c.storages["s2"]
             copy = storage.disk.clone(5)
             storage.kill()
             await storage.start()
-            await c.until(lambda: all(replica.state == "LIVE" for replica in store.describe().replicas))
+            await c.until(lambda: all(replica.state == "LIVE" for replica in owned.describe().replicas))
             c.storages["s1"].kill()  # it lags
             await pipeline.committed(pipeline.append(30))  # acknowledged by s0 and s2
-            await store.close(hand_over=False)
+            await owned.close(hand_over=False)
             storage.kill()
             c.storages["s0"].kill()  # away, with everything
             storage.disk = copy.restored(6, over=storage.disk if in_place else None)

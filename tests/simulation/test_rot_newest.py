@@ -25,13 +25,13 @@ def flip_last_record(storage: SimStorage, count: int) -> None:
 def test_rot_in_the_newest_record_gives_nothing_up(who_is_back: tuple[str, ...], is_power_cut: bool, count: int) -> None:
     async def story() -> None:
         async with cell() as c:
-            store = await c.own(1)
-            pipeline = await c.opened(store)
+            owned = await c.own(1)
+            pipeline = await c.opened(owned)
             await pipeline.committed(pipeline.append(20))
             await c.until(lambda: all(c.last_id(name) == 19 for name in c.storages))
             c.storages["s1"].kill()  # it lags from now on
             await pipeline.committed(pipeline.append(1))  # on s0 and s2
-            await store.close(hand_over=False)
+            await owned.close(hand_over=False)
             for name in ("s0", "s2"):
                 c.storages[name].kill()
                 if is_power_cut:

@@ -20,11 +20,11 @@ from waltzd.errors import CannotConnect, MetadataMissing, SessionEnded, WaltzErr
 from waltzd.format.finding import Finding
 from waltzd.format.record import encode_payloads
 from waltzd.server.session.copying import SourceFailed
-from waltzd.server.session.owned import OpenSession, Store
-from waltzd.server.session.settings import StoreSettings
+from waltzd.server.session.owned import OpenSession, OwnedLog
+from waltzd.server.session.settings import SessionSettings
 from waltzd.server.session.wake import Ticker
 
-SETTINGS = StoreSettings(
+SETTINGS = SessionSettings(
     partitions=1, key=KEY, tail_bytes_max=20_000, retry_seconds=0.01, storage_seconds=1.0, hand_over_seconds=0.5
 )
 
@@ -70,7 +70,7 @@ class Cell:
         self.cluster = Cluster(self.tree.connect())
         self.members = list(self.storages)[: members or names]
         self.ticker = Ticker(0.2)
-        self.stores: list[Store[Appender]] = []
+        self.owned_logs: list[OwnedLog[Appender]] = []
         self.log: list[str] = []
 
     async def start(self) -> None:
@@ -87,9 +87,9 @@ class Cell:
         return SimPort(self.storages[meta.name])
 
     async def own(
-        self, generation: int = 1, *, settings: StoreSettings = SETTINGS, previous: bool = False
-    ) -> Store[Appender]:
-        store: Store[Appender] = Store(
+        self, generation: int = 1, *, settings: SessionSettings = SETTINGS, previous: bool = False
+    ) -> OwnedLog[Appender]:
+        owned: OwnedLog[Appender] = OwnedLog(
             0,
             generation,
             cluster=Cluster(self.tree.connect()),
@@ -100,36 +100,36 @@ class Cell:
             say=self.log.append,
             previous_owner_alive=previous,
         )
-        self.stores.append(store)
-        await store.start()
-        return store
+        self.owned_logs.append(owned)
+        await owned.start()
+        return owned
 
     async def until(self, true: Callable[[], Any], seconds: float = 10) -> Any:
         try:
             async with asyncio.timeout(seconds):
                 while not (found := true()):
-                    for store in self.stores:
-                        if store.task.done() and not store.task.cancelled():
-                            store.task.result()
+                    for owned in self.owned_logs:
+                        if owned.task.done() and not owned.task.cancelled():
+                            owned.task.result()
                     await asyncio.sleep(0.005)
                 return found
         except TimeoutError:
             raise AssertionError(
-                "\n".join(["it did not happen", *self.log, *(repr(s.describe()) for s in self.stores)])
+                "\n".join(["it did not happen", *self.log, *(repr(s.describe()) for s in self.owned_logs)])
             ) from None
 
-    async def opened(self, store: Store[Appender], above: int = 0) -> Appender:
+    async def opened(self, owned: OwnedLog[Appender], above: int = 0) -> Appender:
         def found() -> Appender | None:
-            pipeline = store._pipeline
+            pipeline = owned._pipeline
             return pipeline if pipeline is not None and pipeline.session.session > above else None
 
         pipeline: Appender = await self.until(found)
         return pipeline
 
     async def close(self) -> None:
-        for store in self.stores:
-            store.task.cancel()
-            await asyncio.gather(store.task, return_exceptions=True)
+        for owned in self.owned_logs:
+            owned.task.cancel()
+            await asyncio.gather(owned.task, return_exceptions=True)
         for storage in self.storages.values():
             if storage.calls is not None:
                 await storage.stop()
@@ -184,8 +184,8 @@ async def test_a_first_session_opens_and_commits() -> None:
 @story
 async def test_the_log_goes_on_while_one_storage_is_down_and_it_catches_up_by_itself() -> None:
     async with cell() as c:
-        store = await c.own()
-        pipeline = await c.opened(store)
+        owned = await c.own()
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(100))
         c.storages["s1"].kill()
         for _ in range(50):
@@ -203,19 +203,19 @@ async def test_the_log_goes_on_while_one_storage_is_down_and_it_catches_up_by_it
 @story
 async def test_without_a_majority_nothing_is_committed_and_nothing_is_lost() -> None:
     async with cell() as c:
-        store = await c.own()
-        pipeline = await c.opened(store)
+        owned = await c.own()
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(10))
         c.storages["s0"].kill()
         c.storages["s1"].kill()
         last_id = pipeline.append(10)
-        await c.until(lambda: "s0, s1 of s0, s1, s2" in store.waiting)
+        await c.until(lambda: "s0, s1 of s0, s1, s2" in owned.waiting)
         assert pipeline.session.committed == 9
         await asyncio.sleep(0.3)
         assert sum("s1 failed" in line for line in c.log) == 1, "one line for one outage, however often it is tried again"
         await c.storages["s1"].start()
         await pipeline.committed(last_id)
-        await c.until(lambda: store.waiting == "")
+        await c.until(lambda: owned.waiting == "")
 
 
 @story
@@ -254,11 +254,11 @@ async def test_a_planned_hand_over_leaves_nothing_to_find_out() -> None:
 async def test_a_source_that_leaves_while_another_copies_from_it_is_one_that_failed() -> None:
     """Whoever copies goes on with the next source, or tries again; the server does not end."""
     async with cell(4, members=3) as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         last_id = pipeline.append(200)
         await pipeline.committed(last_id)
-        session = store._session
+        session = owned._session
         assert session is not None
         copier = session.copier("s1")
         roles, version = await c.cluster.replica_set(0)
@@ -273,10 +273,10 @@ async def test_a_source_that_leaves_while_another_copies_from_it_is_one_that_fai
 async def test_empty_metadata_above_full_storages_is_left_to_an_operator() -> None:
     """The original erased every replica after one znode was deleted (waltz-original 5.5-3)."""
     async with cell() as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(50))
-        await store.close(hand_over=False)
+        await owned.close(hand_over=False)
         node = await c.cluster.coordinator.get("/partitions/0")
         assert node is not None
         from waltzd.cluster.coordinator import Delete
@@ -292,15 +292,15 @@ async def test_empty_metadata_above_full_storages_is_left_to_an_operator() -> No
 @story
 async def test_a_dirty_tail_is_cut() -> None:
     async with cell() as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(20))
         await c.until(lambda: all(c.last_id(name) == 19 for name in c.storages))
         c.storages["s1"].kill()
         c.storages["s2"].kill()
         pipeline.append(5)
         await c.until(lambda: c.last_id("s0") == 24)
-        await store.close(hand_over=False)
+        await owned.close(hand_over=False)
         c.storages["s0"].kill()
         await c.storages["s1"].start()
         await c.storages["s2"].start()
@@ -315,14 +315,14 @@ async def test_a_dirty_tail_is_cut() -> None:
 @story
 async def test_an_empty_storage_is_filled_and_does_not_vote() -> None:
     async with cell() as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(300))
         await c.storages["s2"].stop()
         c.storages["s2"].lose_disk(77)
         await c.storages["s2"].start()  # it knows the cluster and holds nothing, not even an empty partition
         await c.until(lambda: c.last_id("s2") == 299)
-        await c.until(lambda: all(replica.counts for replica in store.describe().replicas))
+        await c.until(lambda: all(replica.counts for replica in owned.describe().replicas))
         assert any("forgotten" in line for line in c.log)
         assert pipeline.ended is None
         c.storages["s0"].kill()
@@ -338,11 +338,11 @@ async def test_a_replica_that_comes_back_empty_counts_again_although_nobody_writ
         pipeline = await c.opened(first)
         await pipeline.committed(pipeline.append(5))
         await first.close(hand_over=True)
-        store = await c.own(2, previous=True)
-        await c.opened(store)
+        owned = await c.own(2, previous=True)
+        await c.opened(owned)
 
         def counting() -> list[str]:
-            return [replica.storage for replica in store.describe().replicas if replica.counts]
+            return [replica.storage for replica in owned.describe().replicas if replica.counts]
 
         await c.until(lambda: len(counting()) == 3 and not c.ticker._listeners)
         c.storages["s2"].kill()
@@ -355,8 +355,8 @@ async def test_a_replica_that_comes_back_empty_counts_again_although_nobody_writ
 @story
 async def test_an_old_copy_of_a_directory_is_brought_level_and_does_not_vote() -> None:
     async with cell() as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(100))
         await c.until(lambda: c.last_id("s2") == 99)
         copy = c.storages["s2"].disk.clone(5)
@@ -364,7 +364,7 @@ async def test_an_old_copy_of_a_directory_is_brought_level_and_does_not_vote() -
         await c.until(lambda: c.last_id("s2") == 499)
         c.storages["s2"].kill()
         c.storages["s2"].disk = copy.restored(6)
-        await store.close(hand_over=False)
+        await owned.close(hand_over=False)
         c.storages["s1"].kill()
         await c.storages["s2"].start()
         second = await c.own(2)
@@ -381,8 +381,8 @@ async def test_an_old_copy_of_a_directory_is_brought_level_and_does_not_vote() -
 @story
 async def test_damage_is_healed_from_the_others() -> None:
     async with cell() as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         for _ in range(10):
             await pipeline.committed(pipeline.append(50))
         await c.until(lambda: c.last_id("s1") == 499)
@@ -423,11 +423,11 @@ async def test_one_replica_that_refuses_everything_does_not_keep_the_others_from
     async with cell() as c:
         calls = c.storages["s1"].calls
         assert calls is not None
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(10))
         await calls.set_available(0, False)
-        await store.close(hand_over=False)
+        await owned.close(hand_over=False)
         pipeline = await c.opened(await c.own(2))
         await pipeline.committed(pipeline.append(10))
         await calls.set_available(0, True)
@@ -438,8 +438,8 @@ async def test_one_replica_that_refuses_everything_does_not_keep_the_others_from
 async def test_two_of_three_are_replaced_at_once() -> None:
     """The original could never recover from that (waltz-original 5.6)."""
     async with cell(5, members=3) as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(700))
         _, version = await c.cluster.replica_set(0)
         wanted = {"s0": Role.MEMBER, "s3": Role.LEARNER, "s4": Role.LEARNER}
@@ -463,13 +463,13 @@ async def test_two_of_three_are_replaced_at_once() -> None:
 @story
 async def test_a_learner_copies_and_becomes_a_member() -> None:
     async with cell(4, members=3) as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(2000))
         before, version = await c.cluster.replica_set(0)
         await c.cluster.save_replica_set(0, {**before, "s3": Role.LEARNER}, version)
-        await c.opened(store, above=1)
-        await c.until(lambda: store.describe().step == "OPEN")
+        await c.opened(owned, above=1)
+        await c.until(lambda: owned.describe().step == "OPEN")
         roles, version = await c.cluster.replica_set(0)
         assert roles["s3"] is Role.MEMBER
         meta, _ = await c.cluster.partition(0)
@@ -477,9 +477,9 @@ async def test_a_learner_copies_and_becomes_a_member() -> None:
         assert meta.members == ("s0", "s1", "s2", "s3")
         left = {name: role for name, role in roles.items() if name != "s0"}
         await c.cluster.save_replica_set(0, left, version)
-        last = await c.opened(store, above=2)
+        last = await c.opened(owned, above=2)
         assert last is pipeline, "whoever uses the log notices nothing"
-        await c.until(lambda: store.describe().step == "OPEN")
+        await c.until(lambda: owned.describe().step == "OPEN")
         await last.committed(last.append(1))
         meta, _ = await c.cluster.partition(0)
         assert meta is not None
@@ -504,10 +504,10 @@ async def test_reading_below_the_tail_survives_a_storage_that_hangs() -> None:
 def test_an_owner_that_dies_in_the_middle_of_its_recovery_changes_nothing(crash_after: int) -> None:
     async def test() -> None:
         async with cell() as c:
-            store = await c.own(1)
-            pipeline = await c.opened(store)
+            owned = await c.own(1)
+            pipeline = await c.opened(owned)
             await pipeline.committed(pipeline.append(30))
-            await store.close(hand_over=False)
+            await owned.close(hand_over=False)
             dying = await c.own(2)
             for _ in range(crash_after * 3):
                 await asyncio.sleep(0)
@@ -523,13 +523,13 @@ def test_an_owner_that_dies_in_the_middle_of_its_recovery_changes_nothing(crash_
 @story
 async def test_a_store_that_is_cancelled_twice_leaves_nothing_behind() -> None:
     async with cell() as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(10))
-        store.task.cancel()
+        owned.task.cancel()
         await asyncio.sleep(0)
-        store.task.cancel()
-        await asyncio.gather(store.task, return_exceptions=True)
+        owned.task.cancel()
+        await asyncio.gather(owned.task, return_exceptions=True)
         for _ in range(5):
             await asyncio.sleep(0)
         assert [name for task in asyncio.all_tasks() if "partition 0 on" in (name := task.get_name())] == []
@@ -539,10 +539,10 @@ async def test_a_store_that_is_cancelled_twice_leaves_nothing_behind() -> None:
 async def test_whoever_is_level_waits_for_the_others_without_a_stir() -> None:
     """Two of five are level, and the rest are away: nobody wakes anybody for nothing."""
     async with cell(5) as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(10))
-        await store.close(hand_over=True)
+        await owned.close(hand_over=True)
         for name in ("s2", "s3", "s4"):
             calls = c.storages[name].calls
             assert calls is not None
@@ -565,22 +565,22 @@ async def test_whoever_is_level_waits_for_the_others_without_a_stir() -> None:
 async def test_a_mistake_in_one_link_is_not_silent() -> None:
     """A replica that nobody serves any more must not look like one that is level."""
     async with cell() as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(10))
         await c.until(lambda: all(c.last_id(name) == 9 for name in c.storages))
 
         def mistake(*_: Any, **__: Any) -> None:
             raise ZeroDivisionError
 
-        assert store._session is not None
-        link = store._session.links["s1"]
+        assert owned._session is not None
+        link = owned._session.links["s1"]
         link._port = type("Port", (), {"open": mistake})()
         c.storages["s1"].kill()  # the link begins again, and meets the mistake
-        await asyncio.wait((store.task,), timeout=10)
+        await asyncio.wait((owned.task,), timeout=10)
         with pytest.raises(ZeroDivisionError):
-            store.task.result()
-        c.stores.remove(store)
+            owned.task.result()
+        c.owned_logs.remove(owned)
 
 
 @story
@@ -601,10 +601,10 @@ async def test_a_full_disk_stops_one_replica_and_nobody_else() -> None:
 @story
 async def test_a_promotion_that_is_tried_again_does_not_undo_what_an_operator_did_meanwhile() -> None:
     async with cell(5, members=3) as c:
-        store = await c.own(1)
-        pipeline = await c.opened(store)
+        owned = await c.own(1)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(20))
-        coordinator: Any = store._cluster.coordinator
+        coordinator: Any = owned._cluster.coordinator
         commit = coordinator.commit
         was_refused = False
 
@@ -620,8 +620,8 @@ async def test_a_promotion_that_is_tried_again_does_not_undo_what_an_operator_di
         coordinator.commit = refuse_once
         roles, version = await c.cluster.replica_set(0)
         await c.cluster.save_replica_set(0, {**roles, "s3": Role.LEARNER}, version)
-        await c.opened(store, above=1)
-        await c.until(lambda: was_refused and store.describe().step == "OPEN")
+        await c.opened(owned, above=1)
+        await c.until(lambda: was_refused and owned.describe().step == "OPEN")
         roles, version = await c.cluster.replica_set(0)
         assert "s4" in roles
         assert pipeline.ended is None, "nothing was tried again with the partition closed"
@@ -637,8 +637,8 @@ async def _copying_within_a_bound() -> None:
     await c.start()
     try:
         clock = asyncio.get_running_loop().time
-        store = await c.own(1, settings=replace(SETTINGS, catch_up_bytes_per_second=lambda: 500_000, storage_seconds=1.0))
-        pipeline = await c.opened(store)
+        owned = await c.own(1, settings=replace(SETTINGS, catch_up_bytes_per_second=lambda: 500_000, storage_seconds=1.0))
+        pipeline = await c.opened(owned)
         c.storages["s2"].kill()
         for _ in range(20):
             await pipeline.committed(pipeline.append(500, size=400))
@@ -662,17 +662,17 @@ async def test_two_names_for_one_storage_count_once() -> None:
         first = await c.opened(await c.own(1))
         await first.committed(first.append(10))
         c.connect = connect  # type: ignore[method-assign]
-        store = await c.own(2)
-        pipeline = await c.opened(store)
+        owned = await c.own(2)
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(10))
 
         def refused() -> list[str]:
-            return [replica.story for replica in store.describe().replicas if "are one storage" in replica.story]
+            return [replica.story for replica in owned.describe().replicas if "are one storage" in replica.story]
 
         await c.until(lambda: len(refused()) == 1)
         c.storages["s0"].kill()
         last_id = pipeline.append(10)
-        await c.until(lambda: c.last_id("s1") == last_id and "no majority" in store.describe().waiting)
+        await c.until(lambda: c.last_id("s1") == last_id and "no majority" in owned.describe().waiting)
         assert pipeline.session.committed == last_id - 10, "it is on one disk"
         await c.storages["s0"].start()
         await pipeline.committed(last_id)
@@ -681,13 +681,13 @@ async def test_two_names_for_one_storage_count_once() -> None:
 @story
 async def test_a_storage_whose_address_for_operators_changes_goes_on_in_its_session() -> None:
     async with cell() as c:
-        store = await c.own()
-        pipeline = await c.opened(store)
+        owned = await c.own()
+        pipeline = await c.opened(owned)
         await pipeline.committed(pipeline.append(10))
-        links = dict(store._session._links.items())  # type: ignore[union-attr]
+        links = dict(owned._session._links.items())  # type: ignore[union-attr]
         before = await c.cluster.storages()
         for meta in before.values():
             await c.cluster.update_storage(replace(meta, admin_listen="elsewhere:1"), before=meta)
-        await c.until(lambda: store._session.documents.storages["s2"].admin_listen == "elsewhere:1")  # type: ignore[union-attr]
+        await c.until(lambda: owned._session.documents.storages["s2"].admin_listen == "elsewhere:1")  # type: ignore[union-attr]
         await pipeline.committed(pipeline.append(10))
-        assert dict(store._session._links.items()) == links  # type: ignore[union-attr]
+        assert dict(owned._session._links.items()) == links  # type: ignore[union-attr]

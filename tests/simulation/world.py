@@ -420,7 +420,7 @@ class Simulation:
             (machine.name, owned)
             for machine in self.servers.values()
             if machine.server is not None and machine.name not in self._lost
-            for owned in machine.server.host.describe()
+            for owned in machine.server.owner.describe()
         ]
 
     def _places(self) -> str:
@@ -518,7 +518,7 @@ class Simulation:
         for machine in self.servers.values():
             if machine.server is not None and machine.name not in self._lost:
                 try:
-                    return machine.server.host.pipeline(partition, None)
+                    return machine.server.owner.pipeline(partition, None)
                 except (NotOwner, NotReady):
                     continue
         raise NotReady(f"nobody has partition {partition} open: {self._places()}")

@@ -296,7 +296,7 @@ def test_the_rules_notice(name: str, source: str) -> None:
         ("waltzd.sql", "import sqlalchemy as sa"),
         (
             "waltzd.testing.cluster",
-            "from waltzd.server.ownership import Host\nfrom waltzd.storage.calls import StorageCalls",
+            "from waltzd.server.ownership import PartitionOwner\nfrom waltzd.storage.calls import StorageCalls",
         ),
         (
             "waltzctl.records.segment",

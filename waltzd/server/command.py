@@ -36,16 +36,16 @@ from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.role import Role
 from waltzd.server.admin_service import add_admin_service
 from waltzd.server.clients.calls import ServerCalls
-from waltzd.server.clients.counters import Tallies
+from waltzd.server.clients.counters import AllCounters
 from waltzd.server.clients.limits import Capacity
 from waltzd.server.clients.pipeline import Pipeline, PipelineSettings
 from waltzd.server.clients.service import add_log_service
-from waltzd.server.copy_pace import Pace
+from waltzd.server.copy_pace import CopyPace
 from waltzd.server.election import Election
-from waltzd.server.ownership import Host
+from waltzd.server.ownership import PartitionOwner
 from waltzd.server.registration import Registration
-from waltzd.server.session.owned import OpenSession, Store
-from waltzd.server.session.settings import TICK_SECONDS, StoreSettings
+from waltzd.server.session.owned import OpenSession, OwnedLog
+from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.session.wake import Ticker
 from waltzd.wire.listener import Listener
 from waltzd.wire.rpc_server import REQUEST_BYTES_MAX
@@ -98,7 +98,7 @@ async def _serve(config: ServerConfig) -> None:
         daemon = _Daemon(config, cluster, meta, tls, clients, operators)
         ends.push_async_callback(daemon.close)
         await clients.start(
-            lambda server: add_log_service(server, ServerCalls(daemon.host), daemon.unready), on_fatal=end_at_once
+            lambda server: add_log_service(server, ServerCalls(daemon.owner), daemon.unready), on_fatal=end_at_once
         )
         await operators.start(
             lambda server: add_admin_service(server, daemon.describe, daemon.registration, daemon.explain, daemon.unready),
@@ -122,9 +122,9 @@ async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack) -> Non
     async def collect() -> metrics.Families:
         return metrics.of_server(
             daemon.describe(),
-            cluster_partitions=daemon.host.meta.partitions,
+            cluster_partitions=daemon.owner.meta.partitions,
             unready=await daemon.unready(),
-            commit=daemon.tallies.commit(),
+            commit=daemon.all_counters.commit(),
             certificate_seconds=daemon.expiry.seconds_left(),
         )
 
@@ -168,17 +168,17 @@ class _Daemon:
             preferred=config.preferred_partitions,
         )
         self._capacity = Capacity(config.mounts_max)
-        self.tallies = Tallies()
+        self.all_counters = AllCounters()
         self._storages: dict[tuple[str, str], ReplicaClient] = {}
         self._ticker = Ticker(TICK_SECONDS)
-        self._pace = Pace(cluster, config.catch_up_bytes_per_second)
-        self._store_settings = StoreSettings(
+        self._copy_pace = CopyPace(cluster, config.catch_up_bytes_per_second)
+        self._session_settings = SessionSettings(
             partitions=meta.partitions,
             key=meta.key,
             tail_bytes_max=config.tail_bytes_max // meta.partitions,
             session_bytes_max=config.session_bytes_max,
             storage_seconds=config.storage_seconds,
-            catch_up_bytes_per_second=lambda: self._pace.bytes_per_second,
+            catch_up_bytes_per_second=lambda: self._copy_pace.bytes_per_second,
         )
         self._pipeline_settings = PipelineSettings(
             limits=Limits(
@@ -191,7 +191,9 @@ class _Daemon:
         )
         self.registration = Registration(cluster, self._server, is_alive=self._is_alive)
         self.election = Election(cluster, config.name, meta.partitions)
-        self.host: Host[Pipeline] = Host(cluster, meta, self.registration, make_store=self._make_store)
+        self.owner: PartitionOwner[Pipeline] = PartitionOwner(
+            cluster, meta, self.registration, make_owned_log=self._make_owned_log
+        )
 
     async def live(self, supervisor: Supervisor) -> None:
         """Until told to stop, or not to go on."""
@@ -200,19 +202,19 @@ class _Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGHUP, supervisor.reload, self._tls)
-        await self.host.read()
+        await self.owner.read()
         await self.registration.announce()
         try:
             async with asyncio.TaskGroup() as tasks:
                 following = [
-                    tasks.create_task(self.registration.watch.run(), name="registration"),
-                    tasks.create_task(self.election.watch.run(), name="election"),
-                    tasks.create_task(self._pace.watch.run(), name="pace"),
-                    tasks.create_task(self.host.ids_watch.run(), name="client ids"),
+                    tasks.create_task(self.registration.reconciler.run(), name="registration"),
+                    tasks.create_task(self.election.reconciler.run(), name="election"),
+                    tasks.create_task(self._copy_pace.reconciler.run(), name="copy pace"),
+                    tasks.create_task(self.owner.ids_reconciler.run(), name="client ids"),
                     tasks.create_task(self.expiry.run(), name="certificate"),
                     tasks.create_task(self._watch_partitions(), name="alarms"),
                 ]
-                tasks.create_task(self.host.run(), name="host")
+                tasks.create_task(self.owner.run(), name="ownership")
                 print(
                     f"waltzd server is ready: listen={self._server.listen} admin={self._server.admin_listen} "
                     f"name={self._server.name}",
@@ -231,7 +233,7 @@ class _Daemon:
     async def _watch_partitions(self) -> None:
         alarms = alarm.Alarms()
         while True:
-            closed = alarm.of_server(self.host.describe(), PartitionsClosed.code)
+            closed = alarm.of_server(self.owner.describe(), PartitionsClosed.code)
             alarm.log_all(log, alarms.look(asyncio.get_running_loop().time(), closed))
             await asyncio.sleep(alarm.LOOK_SECONDS)
 
@@ -239,17 +241,19 @@ class _Daemon:
         seconds = self._config.drain_seconds
         log.info("stopping: giving the partitions to other servers, for at most %d seconds", seconds)
         try:
-            await self.host.drain(seconds)
+            await self.owner.drain(seconds)
         except WaltzError as error:
             log.warning("%s the partitions cannot be given away: %s", error.code, error.message)
-        await self.host.close()
+        await self.owner.close()
 
     def _story(self) -> str:
         """What this server does, in a sentence for the service manager."""
-        return story(self.host.describe(), is_draining=self.registration.server.is_draining, is_alone=self.host.is_degraded)
+        return story(
+            self.owner.describe(), is_draining=self.registration.server.is_draining, is_alone=self.owner.is_degraded
+        )
 
     def explain(self, partition: int, lock: int) -> LockExplanation:
-        return self.host.pipeline(partition, None).explain(lock)
+        return self.owner.pipeline(partition, None).explain(lock)
 
     def describe(self) -> ServerDescription:
         return ServerDescription(
@@ -258,10 +262,10 @@ class _Daemon:
             instance=self._server.instance,
             version=self._server.version,
             uptime_ms=round(1000 * (asyncio.get_running_loop().time() - self._started)),
-            is_connected=not self.host.is_degraded,
+            is_connected=not self.owner.is_degraded,
             is_draining=self.registration.server.is_draining,
             is_leader=self.election.is_leader,
-            partitions=self.host.describe(),
+            partitions=self.owner.describe(),
         )
 
     async def unready(self) -> list[str]:
@@ -271,23 +275,23 @@ class _Daemon:
 
     # -- what the parts are given --------------------------------------------------------------------------------------
 
-    def _make_store(self, partition: int, generation: int, *, previous_owner_alive: bool) -> Store[Pipeline]:
-        tally = self.tallies.begin(partition)
+    def _make_owned_log(self, partition: int, generation: int, *, previous_owner_alive: bool) -> OwnedLog[Pipeline]:
+        counters = self.all_counters.begin(partition)
 
         def make_pipeline(session: OpenSession) -> Pipeline:
-            return Pipeline(session, self._pipeline_settings, self._capacity, on_fatal=end_at_once, tally=tally)
+            return Pipeline(session, self._pipeline_settings, self._capacity, on_fatal=end_at_once, counters=counters)
 
-        return Store(
+        return OwnedLog(
             partition,
             generation,
             cluster=self._cluster,
             connect=self._connect,
-            settings=self._store_settings,
+            settings=self._session_settings,
             ticker=self._ticker,
             make_pipeline=make_pipeline,
             say=log.info,
             previous_owner_alive=previous_owner_alive,
-            statistics=tally.statistics,
+            statistics=counters.statistics,
         )
 
     def _connect(self, storage: StorageMeta) -> ReplicaPort:

@@ -6,16 +6,16 @@ The command's word is an ephemeral document. When the coordinator cannot be aske
 from __future__ import annotations
 
 from waltzd.cluster.cluster import COPY_RATE, Cluster
-from waltzd.server.reconcile import Watch
+from waltzd.server.reconcile import Reconciler
 
 
-class Pace:
+class CopyPace:
     def __init__(self, cluster: Cluster, most: int) -> None:
         """`most`: of each replica that copies, in bytes a second, by the configuration; 0 sets no bound."""
         self._cluster = cluster
         self._most = most
         self._said = 0
-        self.watch = Watch("how fast replicas copy", wait=self._wait, act=self._read)
+        self.reconciler = Reconciler("how fast replicas copy", wait=self._wait, act=self._read)
 
     @property
     def bytes_per_second(self) -> int:

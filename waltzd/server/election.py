@@ -15,7 +15,7 @@ from waltzd.cluster.assignment import NO_PREFERENCES, moved, plan
 from waltzd.cluster.cluster import ASSIGNMENT, LEADER, PREFERRED, SERVERS, Cluster
 from waltzd.cluster.documents import Assignment, Preferences, ServerMeta
 from waltzd.errors import BadMetadata
-from waltzd.server.reconcile import Watch
+from waltzd.server.reconcile import Reconciler
 
 log = logging.getLogger("waltz.server")
 
@@ -32,7 +32,7 @@ class Election:
         """The servers that the last plan was made for."""
         self._preferences = NO_PREFERENCES
         """Of operators, as they were read last."""
-        self.watch = Watch(
+        self.reconciler = Reconciler(
             "assignment",
             wait=lambda seen: cluster.wait_for_change([LEADER, SERVERS, ASSIGNMENT, PREFERRED], seen),
             act=self.take_part,

@@ -1,9 +1,9 @@
-"""The partitions of this server: from the assignment to stores that run, and to whoever asks for one of them.
+"""The partitions of this server: from the assignment to logs that run, and to whoever asks for one of them.
 
-Each partition has a task of its own that brings it from what is to what shall be: it starts a store for the generation that
-was given to us, keeps it, closes it when the assignment says otherwise, and never runs two at a time. So one partition that
-is slow to close holds up no other. Without the coordinator everything stays as it is: stores that run go on for as long as
-their storages accept them, nothing new is begun.
+Each partition has a task of its own that brings it from what is to what shall be: it opens the log under the generation
+that was given to us, keeps it, closes it when the assignment says otherwise, and never runs two at a time. So one partition
+that is slow to close holds up no other. Without the coordinator everything stays as it is: logs that run go on for as long
+as their storages accept them, nothing new is begun.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from waltzd.errors import CannotConnect, NoSuchPartition, NotOwner, NotReady, Wa
 from waltzd.protocol.batches import Place, ServerAddress, Topology
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.server.election import check_length
-from waltzd.server.reconcile import Watch
+from waltzd.server.reconcile import Reconciler
 from waltzd.server.registration import Registration
 from waltzd.server.session.wake import Bell
 
@@ -27,10 +27,10 @@ log = logging.getLogger("waltz.server")
 P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
 CLOSE_SECONDS = 10.0
-"""How long a store may take to hand its partition over; it has shorter deadlines of its own for all that it waits for."""
+"""How long a log may take to be handed over; it has shorter deadlines of its own for all that it waits for."""
 
 
-class StoreLife(Protocol[P_co]):
+class OwnedLogLife(Protocol[P_co]):
     """One partition that this server owns, under one generation."""
 
     @property
@@ -40,11 +40,11 @@ class StoreLife(Protocol[P_co]):
 
     @property
     def task(self) -> asyncio.Task[Any]:
-        """Ends when the store is closed; by itself only with a mistake of ours."""
+        """Ends when the log is closed; by itself only with a mistake of ours."""
         ...
 
     async def start(self) -> None:
-        """Begin; what goes wrong is the store's to try again and to tell."""
+        """Begin; what goes wrong is the log's own to try again and to tell."""
         ...
 
     async def close(self, *, hand_over: bool) -> None:
@@ -54,8 +54,8 @@ class StoreLife(Protocol[P_co]):
     def describe(self) -> OwnedPartition: ...
 
 
-class MakeStore(Protocol[P_co]):
-    def __call__(self, partition: int, generation: int, *, previous_owner_alive: bool) -> StoreLife[P_co]: ...
+class MakeOwnedLog(Protocol[P_co]):
+    def __call__(self, partition: int, generation: int, *, previous_owner_alive: bool) -> OwnedLogLife[P_co]: ...
 
 
 class _Tenancy(Generic[P]):
@@ -65,37 +65,37 @@ class _Tenancy(Generic[P]):
         self.wanted: int | None = None
         """The generation under which it shall be ours; None: it shall not."""
         self.previous_owner_alive = False
-        self.store: StoreLife[P] | None = None
+        self.owned: OwnedLogLife[P] | None = None
         self.generation: int | None = None
-        """Of the store."""
+        """Of `owned`."""
         self.bell = Bell()
-        """Rings when something else is wanted, or the store has ended."""
+        """Rings when something else is wanted, or the log has ended."""
 
     def want(self, generation: int | None, *, previous_owner_alive: bool = False) -> None:
         self.wanted, self.previous_owner_alive = generation, previous_owner_alive
         self.bell.ring()
 
 
-class Host(Generic[P]):
+class PartitionOwner(Generic[P]):
     def __init__(
         self,
         cluster: Cluster,
         meta: ClusterMeta,
         registration: Registration,
         *,
-        make_store: MakeStore[P],
+        make_owned_log: MakeOwnedLog[P],
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
         self.meta = meta
         self.name = registration.server.name
-        self.watch = Watch("ownership", wait=cluster.wait_for_assignment, act=self._look_at_assignment)
+        self.reconciler = Reconciler("ownership", wait=cluster.wait_for_assignment, act=self._look_at_assignment)
         """Apart from the other one, because a hand-over must not wait until all servers were read."""
-        self.servers_watch = Watch("topology", wait=cluster.wait_for_servers, act=self._look_at_servers)
-        self.ids_watch = Watch("client ids", wait=cluster.wait_for_counter, act=self._look_at_counter)
+        self.servers_reconciler = Reconciler("topology", wait=cluster.wait_for_servers, act=self._look_at_servers)
+        self.ids_reconciler = Reconciler("client ids", wait=cluster.wait_for_counter, act=self._look_at_counter)
         """For who runs it: a server makes the counter anew at once, since one that starts could not know what was in it."""
         self._cluster = cluster
         self._registration = registration
-        self._make_store = make_store
+        self._make_owned_log = make_owned_log
         self._close_seconds = close_seconds
         self._assignment: Assignment | None = None
         self._servers: dict[str, ServerMeta] = {}
@@ -115,9 +115,11 @@ class Host(Generic[P]):
         await self._read_assignment()
 
     async def run(self) -> None:
-        """Until `close`; a mistake of ours in any store ends it with that mistake."""
+        """Until `close`; a mistake of ours in any log ends it with that mistake."""
         async with asyncio.TaskGroup() as self._tasks:
-            watching = [self._tasks.create_task(watch.run(), name=watch.name) for watch in (self.watch, self.servers_watch)]
+            watching = [
+                self._tasks.create_task(one.run(), name=one.name) for one in (self.reconciler, self.servers_reconciler)
+            ]
             while not self._is_closing or self._tenancies:
                 seen = self._changed.rings
                 await self._changed.wait(seen)
@@ -162,8 +164,8 @@ class Host(Generic[P]):
         return sorted(self._tenancies)
 
     def describe(self) -> tuple[OwnedPartition, ...]:
-        stores = [self._tenancies[partition].store for partition in self.owned]
-        return tuple(store.describe() for store in stores if store is not None)
+        owned_logs = [self._tenancies[partition].owned for partition in self.owned]
+        return tuple(owned.describe() for owned in owned_logs if owned is not None)
 
     def topology(self) -> Topology:
         if self._topology is None:
@@ -196,9 +198,9 @@ class Host(Generic[P]):
             self._refuse(partition, place)
         if generation is not None and generation != tenancy.wanted:
             self._refuse_generation(partition, generation, place)
-        if tenancy.store is None or tenancy.generation != tenancy.wanted:
+        if tenancy.owned is None or tenancy.generation != tenancy.wanted:
             raise NotReady(f"partition {partition} is being taken over by server {self.name}", partition=partition)
-        return tenancy.store.pipeline
+        return tenancy.owned.pipeline
 
     def _refuse(self, partition: int, place: Place) -> NoReturn:
         if place.server is None:
@@ -300,34 +302,34 @@ class Host(Generic[P]):
             self._changed.ring()
 
     async def _hold_one_generation(self, partition: int, tenancy: _Tenancy[P], generation: int) -> None:
-        store = self._make_store(partition, generation, previous_owner_alive=tenancy.previous_owner_alive)
+        owned = self._make_owned_log(partition, generation, previous_owner_alive=tenancy.previous_owner_alive)
         log.info("partition %d: taken over in generation %d", partition, generation)
-        await store.start()
-        tenancy.store, tenancy.generation = store, generation
-        store.task.add_done_callback(lambda _: tenancy.bell.ring())
+        await owned.start()
+        tenancy.owned, tenancy.generation = owned, generation
+        owned.task.add_done_callback(lambda _: tenancy.bell.ring())
         try:
             while tenancy.wanted == generation:
                 seen = tenancy.bell.rings
-                if store.task.done():
-                    store.task.result()
-                    raise AssertionError(f"the store of partition {partition} ended by itself")
+                if owned.task.done():
+                    owned.task.result()
+                    raise AssertionError(f"the log of partition {partition} ended by itself")
                 await tenancy.bell.wait(seen)
-            await self._close(partition, store)
+            await self._close(partition, owned)
         finally:
-            tenancy.store = tenancy.generation = None
-            store.task.cancel()  # nothing to cancel, unless all of this was ended from outside or by a mistake
+            tenancy.owned = tenancy.generation = None
+            owned.task.cancel()  # nothing to cancel, unless all of this was ended from outside or by a mistake
         log.info("partition %d: generation %d is closed here", partition, generation)
 
-    async def _close(self, partition: int, store: StoreLife[P]) -> None:
+    async def _close(self, partition: int, owned: OwnedLogLife[P]) -> None:
         try:
             async with asyncio.timeout(self._close_seconds):
-                await store.close(hand_over=True)
+                await owned.close(hand_over=True)
                 return
         except (TimeoutError, WaltzError) as error:
             log.warning(
                 "partition %d: not handed over in order (%s); closing it at once", partition, error or "it took too long"
             )
-        # Who cannot even be closed at once is a mistake of ours, and ends the process: a store that lives on unseen would
+        # Who cannot even be closed at once is a mistake of ours, and ends the process: a log that lives on unseen would
         # fight the next owner for the partition.
         async with asyncio.timeout(self._close_seconds):
-            await store.close(hand_over=False)
+            await owned.close(hand_over=False)

@@ -17,7 +17,7 @@ AGAIN_SECONDS = 1.0
 log = logging.getLogger("waltz.server")
 
 
-class Watch:
+class Reconciler:
     def __init__(
         self, name: str, *, wait: Callable[[object | None], Awaitable[object]], act: Callable[[], Awaitable[None]]
     ) -> None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from waltzd.cluster.cluster import SERVERS, Cluster, Registered
 from waltzd.cluster.documents import ServerMeta
 from waltzd.errors import ChangedMeanwhile, NameInUse, NodeMissing
-from waltzd.server.reconcile import Watch
+from waltzd.server.reconcile import Reconciler
 
 log = logging.getLogger("waltz.server")
 
@@ -32,7 +32,9 @@ class Registration:
         self.is_announced = False
         """It was in the list when this was looked at last; while the coordinator is silent that may have changed."""
         path = f"{SERVERS}/{server.name}"
-        self.watch = Watch("registration", wait=lambda seen: cluster.wait_for_change([path], seen), act=self.announce)
+        self.reconciler = Reconciler(
+            "registration", wait=lambda seen: cluster.wait_for_change([path], seen), act=self.announce
+        )
         """Announces again whenever the document is no longer what it should be."""
 
     @property

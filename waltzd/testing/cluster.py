@@ -23,8 +23,8 @@ from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BadArgument, CannotConnect, NotOwner, NotReady
 from waltzd.format.record import Record, Run
 from waltzd.server.clients.pipeline import Pipeline
-from waltzd.server.ownership import Host
-from waltzd.server.session.settings import StoreSettings
+from waltzd.server.ownership import PartitionOwner
+from waltzd.server.session.settings import SessionSettings
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import PartitionSettings
@@ -152,7 +152,7 @@ class LocalCluster:
         return "; ".join(
             f"{server.name} partition {owned.partition}: {owned.step} {owned.waiting}".rstrip()
             for server in self._living()
-            for owned in server.host.describe()
+            for owned in server.owner.describe()
         )
 
     def _living(self) -> list[_Server]:
@@ -216,7 +216,7 @@ class LocalCluster:
     def _open(self, partition: int) -> tuple[_Server, Pipeline]:
         for server in self._living():
             try:
-                return server, server.host.pipeline(partition, None)
+                return server, server.owner.pipeline(partition, None)
             except (NotOwner, NotReady):
                 continue
         raise NotReady(f"nobody has partition {partition} open: {self.story()}")
@@ -339,7 +339,7 @@ class _Server:
         self._storages = storages
         self._key = local.meta.key
         self._ports: list[StoragePort] = []
-        settings = StoreSettings(
+        settings = SessionSettings(
             partitions=local.meta.partitions,
             key=local.meta.key,
             storage_seconds=local.storage_seconds,
@@ -359,8 +359,8 @@ class _Server:
         self.door = ServerDoor(_address(name), self._server.calls, local.luck, on_fatal)
 
     @property
-    def host(self) -> Host[Pipeline]:
-        return self._server.host
+    def owner(self) -> PartitionOwner[Pipeline]:
+        return self._server.owner
 
     async def start(self) -> None:
         await self._server.start()
@@ -369,7 +369,7 @@ class _Server:
         await self._server.drain(READY_SECONDS)
 
     async def stop(self) -> None:
-        await self.host.close()
+        await self.owner.close()
         await self.door.slam()
         await self._server.end()
         await self.coordinator.close()

@@ -17,10 +17,10 @@ from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.limits import Capacity
 from waltzd.server.clients.pipeline import Pipeline, PipelineSettings
 from waltzd.server.election import Election
-from waltzd.server.ownership import Host
+from waltzd.server.ownership import PartitionOwner
 from waltzd.server.registration import Registration
-from waltzd.server.session.owned import OpenSession, Store
-from waltzd.server.session.settings import TICK_SECONDS, StoreSettings
+from waltzd.server.session.owned import OpenSession, OwnedLog
+from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.session.wake import Ticker
 from waltzd.wire.tasks import tell_failure
 
@@ -43,7 +43,7 @@ class LocalServer:
         address: str,
         instance: UUID,
         connect: Callable[[StorageMeta], ReplicaPort],
-        settings: StoreSettings,
+        settings: SessionSettings,
         on_fatal: Callable[[BaseException], None],
         pipeline: PipelineSettings | None = None,
         is_alive: Callable[[ServerMeta], Awaitable[bool]] = _nobody,
@@ -61,22 +61,24 @@ class LocalServer:
         self._cluster = Cluster(coordinator, clock=lambda: 0.0)  # ids count from 1: a run can be repeated
         self._capacity = Capacity(MOUNTS_MAX)
         self._ticker = Ticker(TICK_SECONDS)
-        self.stores: list[Store[Pipeline]] = []
+        self.owned_logs: list[OwnedLog[Pipeline]] = []
         self._registration = Registration(self._cluster, self.meta, is_alive=is_alive)
         self._election = Election(self._cluster, name, meta.partitions)
-        self.host: Host[Pipeline] = Host(self._cluster, meta, self._registration, make_store=self._make_store)
-        self.calls = ServerCalls(self.host)
+        self.owner: PartitionOwner[Pipeline] = PartitionOwner(
+            self._cluster, meta, self._registration, make_owned_log=self._make_owned_log
+        )
+        self.calls = ServerCalls(self.owner)
         self._tasks: list[asyncio.Task[None]] = []
         self._hosting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self.host.read()
+        await self.owner.read()
         await self._registration.announce()
         self._tasks = [
-            self._task(self._registration.watch.run(), "registration"),
-            self._task(self._election.watch.run(), "election"),
+            self._task(self._registration.reconciler.run(), "registration"),
+            self._task(self._election.reconciler.run(), "election"),
         ]
-        self._hosting = self._task(self.host.run(), "host")
+        self._hosting = self._task(self.owner.run(), "ownership")
 
     def _task(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"{what} of {self.name}")
@@ -85,11 +87,11 @@ class LocalServer:
 
     async def drain(self, seconds: float) -> None:
         """Give the partitions away, if there is anybody to take them."""
-        await self.host.drain(seconds)
+        await self.owner.drain(seconds)
 
     async def stop(self) -> None:
         """Close in order what is left."""
-        await self.host.close()
+        await self.owner.close()
         await self.end()
 
     @property
@@ -98,7 +100,7 @@ class LocalServer:
 
     async def kill(self) -> None:
         """Close nothing in order. Its connections have to be cut before."""
-        await asyncio.gather(*[store.close(hand_over=False) for store in self.stores])
+        await asyncio.gather(*[owned.close(hand_over=False) for owned in self.owned_logs])
         if self._hosting is not None:
             self._hosting.cancel()
         await self.end()
@@ -111,8 +113,8 @@ class LocalServer:
 
     # -- what the parts are given
 
-    def _make_store(self, partition: int, generation: int, *, previous_owner_alive: bool) -> Store[Pipeline]:
-        store: Store[Pipeline] = Store(
+    def _make_owned_log(self, partition: int, generation: int, *, previous_owner_alive: bool) -> OwnedLog[Pipeline]:
+        owned: OwnedLog[Pipeline] = OwnedLog(
             partition,
             generation,
             cluster=self._cluster,
@@ -123,8 +125,8 @@ class LocalServer:
             say=lambda sentence: self._say(f"partition {partition}: {sentence}"),
             previous_owner_alive=previous_owner_alive,
         )
-        self.stores.append(store)
-        return store
+        self.owned_logs.append(owned)
+        return owned
 
     def _make_pipeline(self, session: OpenSession) -> Pipeline:
         return Pipeline(session, self._pipeline, self._capacity, on_fatal=self._on_fatal)

@@ -11,30 +11,30 @@ from waltzd.protocol.histogram import Durations, Histogram
 from waltzd.protocol.locks import Reason
 
 
-class Tallies:
+class AllCounters:
     """Of all partitions that this process owned since it started."""
 
     def __init__(self) -> None:
-        self._newest: dict[int, Tally] = {}
+        self._newest: dict[int, Counters] = {}
         self._earlier = Histogram()
         """Of what was given away and came back."""
 
-    def begin(self, partition: int) -> Tally:
+    def begin(self, partition: int) -> Counters:
         """For a partition that is taken over; it was closed here before, if it was ever here."""
         if partition in self._newest:
             self._earlier = self._earlier.plus(self._newest[partition].statistics().commit)
-        found = self._newest[partition] = Tally()
+        found = self._newest[partition] = Counters()
         return found
 
     def commit(self) -> Histogram:
         """It only rises, whatever comes and goes."""
         found = self._earlier
-        for tally in self._newest.values():
-            found = found.plus(tally.statistics().commit)
+        for counters in self._newest.values():
+            found = found.plus(counters.statistics().commit)
         return found
 
 
-class Tally:
+class Counters:
     def __init__(self) -> None:
         self.attempts = 0
         self.refused = dict.fromkeys(Reason, 0)

@@ -187,7 +187,7 @@ class Mount:
             feed = self._cursor.take(self._pipeline.committed)
             if feed is not None:
                 frames.append(feed)
-                self._pipeline.tally.fed(*_extent(feed))
+                self._pipeline.counters.fed(*_extent(feed))
             if self._cursor.needs_cold(self._pipeline.committed):
                 self._cold_wanted.set()
         if self._flushed:

@@ -25,7 +25,7 @@ from waltzd.format.checksum import I64
 from waltzd.format.record import Run
 from waltzd.protocol.batches import AppendBatch, Limits, Refusals
 from waltzd.protocol.locks import LockExplanation, Reason
-from waltzd.server.clients.counters import Tally
+from waltzd.server.clients.counters import Counters
 from waltzd.server.clients.feed import ColdReader, records
 from waltzd.server.clients.limits import Capacity
 from waltzd.server.core.locks import LockTable
@@ -144,11 +144,11 @@ class Pipeline:
         capacity: Capacity,
         *,
         on_fatal: Callable[[BaseException], None],
-        tally: Tally | None = None,
+        counters: Counters | None = None,
     ) -> None:
-        """`on_fatal` gets a mistake of ours: a pipeline that stands still must not look like one that works. `tally` is
+        """`on_fatal` gets a mistake of ours: a pipeline that stands still must not look like one that works. `counters` is
         that of the sessions before, where there is one."""
-        self.tally = tally or Tally()
+        self.counters = counters or Counters()
         self.session = session
         self.settings = settings
         self.capacity = capacity
@@ -307,13 +307,13 @@ class Pipeline:
 
     def _decide(self, item: _Batch, next_id: int) -> Portion:
         batch = item.batch
-        self.tally.attempts += len(batch)
+        self.counters.attempts += len(batch)
         item.member.taken(batch.first_sequence + len(batch))
         decision = self._locks.decide(batch, next_id, self.committed)
         if len(decision):
             for reason, count in enumerate(np.bincount(decision.reasons).tolist()):
                 if count:
-                    self.tally.refused[Reason(reason)] += count
+                    self.counters.refused[Reason(reason)] += count
             refusals = Refusals(
                 decision.rows + batch.first_sequence, decision.reasons, decision.conflict_ids, decision.locks
             )
@@ -344,12 +344,12 @@ class Pipeline:
             elif item.last_id <= mark:
                 item.member.committed(item.sequences, item.first_id, item.cost)
                 self._inflight_bytes -= item.cost
-                self.tally.committed(len(item.sequences), item.bytes, now - item.arrived)
+                self.counters.committed(len(item.sequences), item.bytes, now - item.arrived)
             else:
                 if item.first_id <= mark:
                     count = mark - item.first_id + 1
                     item.member.committed(item.sequences[:count], item.first_id, 0)
-                    self.tally.committed(count, 0, now - item.arrived)
+                    self.counters.committed(count, 0, now - item.arrived)
                     flights[0] = replace(item, sequences=item.sequences[count:], first_id=mark + 1)
                 return
             flights.popleft()
@@ -414,5 +414,5 @@ class Pipeline:
             locks=len(self._locks),
             lock_floor=self._locks.floor,
             appended=self._appended,
-            refused=dict(self.tally.refused),
+            refused=dict(self.counters.refused),
         )

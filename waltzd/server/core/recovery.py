@@ -1,24 +1,30 @@
-"""Whether what a storage says can be true together with the partition's document. Pure.
+"""The recovery of one partition by one session: where does the last session end, and which replicas hold exactly that log?
 
-Every session is saved in the coordinator before a storage hears of it. So a storage that knows of a session which the
-document does not know proves that there was a newer document: the coordinator went back, and who wrote since then is not
-known.
+How to think about it. A session is one owner's lease on the log, and at most one can commit: storages refuse every session
+that is lower than the one they promised themselves to. What a session committed is on a majority of its members; what it
+only sent may be on any of them. The next session therefore asks the members how much they hold and takes a vote. Its result
+is the *closing mark*: up to it everything stays for ever, above it nothing was ever acknowledged, and it is cut.
 
-How the document of a partition changes when its session opens, while it is open, and when it ends. Each change is saved
-before anybody relies on it. Pure.
-
-What a replica should do next, as recovery decides it and its link carries it out. Values.
-
-The recovery of one partition by one session: what was the last session's closing mark, and who holds exactly that?
+The vote belongs to the session that is being closed: to its recorded members, by its majority. Each member's mark is known
+within bounds. A member that never joined that session counts for nothing in it; a silent one, or one that has forgotten
+something, may have held anything. When the highest mark that a majority reached is the same for the lower and the upper
+bounds, it is decided; until then recovery waits, and says for what.
 
 Five steps: VOTING (hear what the replicas hold) → RECORDING (save the closing mark) → SETTLING (truncate and copy until a
-majority holds exactly that log) → ADMITTING (save who takes part) → OPEN. This module decides and remembers; whoever
-drives it asks `next_for(replica)` and `next_save()`, does that, and tells how it went. Everything may be asked again at
-any time, and any answer may be lost with the process: what has been relied on was saved before.
+majority holds exactly that log) → ADMITTING (save who takes part) → OPEN. The step is computed from the document and the
+`Progress` of each replica, never stored, so that it cannot disagree with them.
 
-The vote belongs to the session that is being closed: to its recorded members, by its majority. Each member's mark is
-known within bounds. A member that never joined that session counts for nothing in it; a silent or a forgetful one may
-hold anything. When the highest mark that a majority reached is the same for the lower and the upper bounds, it is decided.
+The pull. This module decides and remembers, and does nothing. Its driver asks `next_for(replica)` and `next_save()`, does
+that, and tells how it went. Everything may be asked again at any time, and any answer may be lost with the process:
+what others rely on was saved before. `check` states what is true between any two events.
+
+Trust. Of what a replica holds only the part that is certainly the log may be copied from, or counted (`trusted`). The
+coordinator's document is compared, too: every session is saved there before a storage hears of it, so a storage that knows
+a session which the document does not know proves that the document went back in time (`contradiction`).
+
+In order below: whether a storage and the document can both be right; how the document changes when a session opens, while
+it is open and when it ends (each change is saved before it is relied on); what a replica should do next, as values;
+`Recovery` itself. Pure.
 """
 
 from __future__ import annotations

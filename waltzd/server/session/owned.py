@@ -32,8 +32,8 @@ from waltzd.protocol.peers import ReplicaPort
 from waltzd.server.core.recovery import acknowledging
 from waltzd.server.core.tail import Tail
 from waltzd.server.session.documents import Documents
-from waltzd.server.session.session import StoreSession
-from waltzd.server.session.settings import StoreSettings
+from waltzd.server.session.session import Session
+from waltzd.server.session.settings import SessionSettings
 from waltzd.server.session.wake import Bell, Ticker
 from waltzd.wire.tasks import tell_failure
 
@@ -86,7 +86,7 @@ P = TypeVar("P", bound=ClosablePipeline)
 RETRY_SECONDS_MAX = 10.0
 
 
-class Store(Generic[P]):
+class OwnedLog(Generic[P]):
     def __init__(
         self,
         partition: int,
@@ -94,7 +94,7 @@ class Store(Generic[P]):
         *,
         cluster: Cluster,
         connect: Callable[[StorageMeta], ReplicaPort],
-        settings: StoreSettings,
+        settings: SessionSettings,
         ticker: Ticker,
         make_pipeline: Callable[[OpenSession], P],
         say: Callable[[str], None],
@@ -112,7 +112,7 @@ class Store(Generic[P]):
         self._say = say
         self._statistics = statistics
         self._previous_owner_alive = previous_owner_alive
-        self._session: StoreSession | None = None
+        self._session: Session | None = None
         self._pipeline: P | None = None
         self._marks: tuple[int, Mapping[str, int]] = 0, {}
         """The last session that was open, and how far each replica had acknowledged in it: the coordinator may not know."""
@@ -131,7 +131,7 @@ class Store(Generic[P]):
 
     @property
     def task(self) -> asyncio.Task[Any]:
-        """Ends only when the store is closed, or with a mistake of ours."""
+        """Ends only when the log is closed, or with a mistake of ours."""
         assert self._task is not None
         return self._task
 
@@ -177,7 +177,7 @@ class Store(Generic[P]):
         meta, version = await self._next_session()
         documents = Documents(cluster, self.partition, version=version, retry_seconds=self._settings.retry_seconds)
         await documents.read()
-        session = self._session = StoreSession(
+        session = self._session = Session(
             self.partition,
             meta=meta,
             documents=documents,
@@ -255,7 +255,7 @@ class Store(Generic[P]):
             self._note("the old owner did not close its session in time; its last mark is found out from the replicas")
         return meta, version
 
-    async def _follow_replicas(self, session: StoreSession, token: object) -> None:
+    async def _follow_replicas(self, session: Session, token: object) -> None:
         """Tell the session when storages come, go, move or change their role."""
         while True:
             try:
@@ -264,7 +264,7 @@ class Store(Generic[P]):
             except CannotConnect:
                 await asyncio.sleep(self._settings.retry_seconds)
 
-    async def _look_for_others(self, session: StoreSession) -> None:
+    async def _look_for_others(self, session: Session) -> None:
         """Until it is open: who waits for replicas that never come notices in no other way that an operator has decided.
         Afterwards, whether the document is still there."""
         token: object | None = None
@@ -351,7 +351,7 @@ class Store(Generic[P]):
         )
 
     @staticmethod
-    def _replica(session: StoreSession, name: str) -> OwnedReplica:
+    def _replica(session: Session, name: str) -> OwnedReplica:
         link = session.links.get(name)
         role = session.core.roles.get(name)
         has_joined = session.live is not None and session.live.counts(name)

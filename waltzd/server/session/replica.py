@@ -30,7 +30,7 @@ from waltzd.protocol.peers import AppendPort, ReplicaPort
 from waltzd.server.core.recovery import Copy, GiveUp, Heal, Level, Recovery, SetLowMark, Truncate, Wait
 from waltzd.server.core.tail import Tail
 from waltzd.server.session.copying import Copier, SourceFailed, timely
-from waltzd.server.session.settings import StoreSettings
+from waltzd.server.session.settings import SessionSettings
 from waltzd.server.session.wake import Bell
 
 T = TypeVar("T")
@@ -405,7 +405,7 @@ class Links(dict[str, ReplicaLink]):
         home: Home,
         storages: Mapping[str, StorageMeta],
         connect: Callable[[StorageMeta], ReplicaPort],
-        settings: StoreSettings,
+        settings: SessionSettings,
     ) -> None:
         """To everybody who takes part and has none yet, and to nobody else any more."""
         seconds, retry_seconds = settings.storage_seconds, settings.retry_seconds

@@ -1,9 +1,19 @@
-"""One partition's log while it is ours: the shell around `recovery` and `session`.
+"""One partition's log while this server owns it: the shell around recovery and marks.
 
-It contacts every replica, saves what the recovery decides before anybody acts on it, opens, and then keeps the promise:
-what a majority of the members has on disk is committed. When there is a reason for a new session, it gives way to the next
-one by itself (`_renew`): the log, its tail and whoever uses them go on. Whatever is known here dies with it. It ends by
-itself only when a storage belongs to a newer session, or when somebody else has changed the partition's document.
+How to think about it. A `Session` has one loop, which pulls from `Recovery` what has to be saved, and one link for each
+replica, which pulls what that replica has to do. They meet in the core and in the replica's `Progress`, and wake each other
+by bells: `decided` when there may be something new to decide, `appended` when there is something to send, `_progressed`
+when more is committed. A bell carries no data: whoever is woken looks at the state itself, so a ring too many
+changes nothing.
+
+Three phases. `recover`: ask the storages, save the session id, vote, save the closing mark, make a majority level, save who
+takes part, open. `serve`: what a majority of the members has on disk is committed; a replica that becomes level joins, one
+that has forgotten something loses its vote, and each of these is saved before it counts. The end: handed over in order
+(`drain`, `save_closing`), or at once when a storage belongs to a newer session or the partition's document was changed by
+another process. Whatever is known here dies with the session; the document is all that the next one needs.
+
+A planned new session (`_renew`: new members, or too much to prove for a replica that comes back) is saved as the closing
+mark and the next session id in one write. Links and core are made anew; the log, its tail and its pipeline go on.
 """
 
 from __future__ import annotations
@@ -39,12 +49,12 @@ from waltzd.server.session.settings import (
     PATIENCE_SECONDS,
     RENEWAL_PATIENCE_SECONDS,
     SETTLED_SECONDS,
-    StoreSettings,
+    SessionSettings,
 )
 from waltzd.server.session.wake import Bell, Ticker
 
 
-class StoreSession:
+class Session:
     def __init__(
         self,
         partition: int,
@@ -52,7 +62,7 @@ class StoreSession:
         meta: PartitionMeta,
         documents: Documents,
         connect: Callable[[StorageMeta], ReplicaPort],
-        settings: StoreSettings,
+        settings: SessionSettings,
         ticker: Ticker,
         say: Callable[[str], None],
     ) -> None:

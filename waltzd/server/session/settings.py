@@ -51,7 +51,7 @@ def unbounded() -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreSettings:
+class SessionSettings:
     partitions: int
     key: UUID
     tail_bytes_max: int = 16 << 20

@@ -44,7 +44,7 @@ from waltzd.protocol.descriptions import (
 from waltzd.protocol.histogram import BOUNDS, Histogram
 from waltzd.protocol.locks import Mode
 from waltzd.protocol.role import Role
-from waltzd.server.clients.counters import Tallies
+from waltzd.server.clients.counters import AllCounters
 from waltzd.server.clients.pipeline import Pipeline, PipelineSettings
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "metrics.md"
@@ -321,7 +321,7 @@ def test_every_transaction_is_counted_where_it_ends() -> None:
         await one.say(batch_of(b"first", b"no", b"third", b"nor this", b"", locks=locks))
         await one.until(lambda reader: len(reader.committed) + len(reader.refused) == 5)
         await one.settle()
-        told = room.pipe.tally.statistics()
+        told = room.pipe.counters.statistics()
         assert (told.attempts, told.committed, told.commit.count) == (5, 3, 3)
         assert told.committed_bytes == sum(len(run.data) for run in room.session.runs) == 10 + 3 * 40
         assert told.refused == {"REAL": 0, "IN_FLIGHT": 2, "FLOOR": 0, "NEW_OWNER": 0, "LOST": 0}
@@ -335,7 +335,7 @@ def test_heads_are_fed_with_their_own_size() -> None:
         one = await room.mount(feed=FeedMode.HEADS)
         await one.say(batch_of(b"first", b"second"))
         await one.settle()
-        assert (room.pipe.tally.statistics().fed, room.pipe.tally.statistics().fed_bytes) == (2, 2 * HEAD.itemsize)
+        assert (room.pipe.counters.statistics().fed, room.pipe.counters.statistics().fed_bytes) == (2, 2 * HEAD.itemsize)
 
     in_room(test)
 
@@ -345,13 +345,13 @@ def test_a_part_of_a_batch_is_counted_when_it_is_committed() -> None:
         one = await room.mount()
         await one.say(batch_of(b"a", b"b", b"c", first=5))
         await room.quiet()
-        assert room.pipe.tally.statistics() == replace(room.pipe.tally.statistics(), attempts=3, committed=0)
+        assert room.pipe.counters.statistics() == replace(room.pipe.counters.statistics(), attempts=3, committed=0)
         room.session.commit(1)
         await one.settle()
-        assert room.pipe.tally.statistics().committed == room.pipe.tally.statistics().commit.count == 2
+        assert room.pipe.counters.statistics().committed == room.pipe.counters.statistics().commit.count == 2
         room.session.commit(2)
         await one.settle()
-        told = room.pipe.tally.statistics()
+        told = room.pipe.counters.statistics()
         assert (told.committed, told.committed_bytes, told.commit.count) == (3, 3 * 41, 3)
 
     in_room(test, slow)
@@ -362,25 +362,25 @@ def test_the_next_session_counts_on() -> None:
         one = await room.mount()
         await one.say(batch_of(b"a"))
         await one.until(lambda reader: bool(reader.committed))
-        tally = room.pipe.tally
+        counters = room.pipe.counters
         later = Pipeline(FakeSession(), PipelineSettings(limits=room.pipe.settings.limits), room.capacity,
-                         on_fatal=room.fatal.append, tally=tally)  # fmt: skip
-        assert later.tally.statistics().committed == 1
+                         on_fatal=room.fatal.append, counters=counters)  # fmt: skip
+        assert later.counters.statistics().committed == 1
         later.close(ReadFailed("over"))
 
     in_room(test)
 
 
 def test_the_latency_of_all_partitions_only_rises() -> None:
-    tallies = Tallies()
-    tallies.begin(3).committed(5, 100, 0.01)
-    tallies.begin(4).committed(2, 100, 0.02)
-    before = tallies.commit()
+    all_counters = AllCounters()
+    all_counters.begin(3).committed(5, 100, 0.01)
+    all_counters.begin(4).committed(2, 100, 0.02)
+    before = all_counters.commit()
     assert before.count == 7
-    tallies.begin(3)
-    assert tallies.commit() == before, "a partition that comes back begins again; what was counted stays"
-    tallies.begin(3).committed(1, 1, 0.5)
-    assert tallies.commit().minus(before).counts == Histogram().more(0.5).counts
+    all_counters.begin(3)
+    assert all_counters.commit() == before, "a partition that comes back begins again; what was counted stays"
+    all_counters.begin(3).committed(1, 1, 0.5)
+    assert all_counters.commit().minus(before).counts == Histogram().more(0.5).counts
 
 
 # -- the port ----------------------------------------------------------------------------------------------------------

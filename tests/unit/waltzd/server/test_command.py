@@ -109,7 +109,7 @@ class Part:
     """Registration, election and host at once: announced, then does what it is told."""
 
     def __init__(self, work: Callable[[], Any] = never) -> None:
-        self.watch = self.ids_watch = self
+        self.reconciler = self.ids_reconciler = self
         self.run = work
 
     async def read(self) -> None: ...
@@ -127,8 +127,8 @@ def daemon_of(registration: Part, election: Part, host: Part) -> command._Daemon
     daemon._tls = None
     daemon.expiry = Expiry(None)
     daemon._server = type("Server", (), {"listen": "a:1", "admin_listen": "a:2", "name": "one"})()
-    daemon.registration, daemon.election, daemon.host = registration, election, host
-    daemon._pace = Part()
+    daemon.registration, daemon.election, daemon.owner = registration, election, host
+    daemon._copy_pace = Part()
     result: command._Daemon = daemon
     return result
 
@@ -161,7 +161,7 @@ def test_a_mistake_weighs_more_than_an_error(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_signal_ends_it_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     told: list[str] = []
 
-    class Host(Part):
+    class PartitionOwner(Part):
         def __init__(self) -> None:
             self.closed = asyncio.Event()
             super().__init__(self.closed.wait)
@@ -176,7 +176,7 @@ def test_a_signal_ends_it_in_order(capsys: pytest.CaptureFixture[str]) -> None:
 
     async def work() -> None:
         asyncio.get_running_loop().call_later(0.01, signal.raise_signal, signal.SIGTERM)
-        await daemon_of(Part(), Part(), Host()).live(Supervisor(Settings()))
+        await daemon_of(Part(), Part(), PartitionOwner()).live(Supervisor(Settings()))
 
     asyncio.run(asyncio.wait_for(work(), 30))
     assert told == ["drain 30", "close"]

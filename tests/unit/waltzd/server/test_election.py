@@ -63,7 +63,10 @@ class Process:
     async def running(self) -> AsyncIterator[Process]:
         await self.registration.announce()
         async with asyncio.TaskGroup() as tasks:
-            both = [tasks.create_task(self.registration.watch.run()), tasks.create_task(self.election.watch.run())]
+            both = [
+                tasks.create_task(self.registration.reconciler.run()),
+                tasks.create_task(self.election.reconciler.run()),
+            ]
             yield self
             for task in both:
                 task.cancel()
@@ -190,7 +193,7 @@ def test_who_was_taken_for_dead_ends_when_it_wakes_up() -> None:
         await second.registration.announce()
         living[first.meta.instance] = None
         with pytest.raises(NameInUse):
-            await first.registration.watch.run()
+            await first.registration.reconciler.run()
 
     run(work())
 
@@ -369,7 +372,7 @@ def test_wishes_that_cannot_be_understood_hold_nothing_up(caplog: pytest.LogCapt
                 await cluster.coordinator.commit([Set(PREFERRED, b"{", 0)])
                 await settle()
                 assert (await owners(cluster))[0] == "two", "what was preferred before goes on to count"
-                assert one.election.watch.trouble == ""
+                assert one.election.reconciler.trouble == ""
             await two.coordinator.close()
             await settle()
             assert await owners(cluster) == ["one"] * 4
@@ -445,7 +448,7 @@ def test_who_was_too_late_reads_again() -> None:
         rival.times = 3
         await one.registration.announce()
         election = Election(Cluster(rival), "one", META.partitions)
-        running = asyncio.create_task(election.watch.run())
+        running = asyncio.create_task(election.reconciler.run())
         await settle()
         running.cancel()
         assert rival.times == 0
@@ -464,12 +467,12 @@ def test_nobody_plans_what_cannot_be_understood(caplog: pytest.LogCaptureFixture
             assert good is not None
             await cluster.coordinator.commit([Set(ASSIGNMENT, b"{", good.version)])
             await settle()
-            assert one.election.watch.trouble.startswith(ASSIGNMENT)
+            assert one.election.reconciler.trouble.startswith(ASSIGNMENT)
             with pytest.raises(BadMetadata):
                 await cluster.assignment()
             await cluster.coordinator.commit([Set(ASSIGNMENT, good.data, good.version + 1)])
             await settle()
-            assert one.election.watch.trouble == ""
+            assert one.election.reconciler.trouble == ""
             assert await owners(cluster) == ["one"] * 4
 
     with caplog.at_level(logging.INFO, "waltz.server"):
@@ -487,7 +490,7 @@ def test_an_assignment_of_another_length_is_left_alone() -> None:
         one = Process(tree, {}, "one")
         async with one.running():
             await settle()
-            assert "it has 5 partitions; the cluster has 4" in one.election.watch.trouble
+            assert "it has 5 partitions; the cluster has 4" in one.election.reconciler.trouble
         assert (await cluster.assignment())[1] == 1
 
     run(work())
@@ -524,7 +527,7 @@ def test_a_watch_acts_once_for_each_change() -> None:
             if outcome is not None:
                 raise outcome
 
-        found = reconcile.Watch("test", wait=wait, act=act)
+        found = reconcile.Reconciler("test", wait=wait, act=act)
         with pytest.raises(NameInUse):
             await found.run()
         assert waits == [None, 1, 2, 3, 4, None], "after silence nothing is taken as seen"

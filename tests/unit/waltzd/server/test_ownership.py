@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from tests.unit import timeless
-from tests.unit.fake_stores import Stores
+from tests.unit.fake_owned_logs import OwnedLogs
 from waltzd.cluster.cluster import ASSIGNMENT, Cluster
 from waltzd.cluster.coordinator import Set
 from waltzd.cluster.documents import Assignment, ClusterMeta, Ownership, ServerMeta
@@ -20,7 +20,7 @@ from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import CannotConnect, NoSuchPartition, NotOwner, NotReady
 from waltzd.protocol.batches import Place
 from waltzd.server import reconcile
-from waltzd.server.ownership import Host
+from waltzd.server.ownership import PartitionOwner
 from waltzd.server.registration import Registration
 
 META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")
@@ -48,10 +48,12 @@ class World:
         self.tree = MemoryTree()
         self.outside = self.tree.connect()
         self.coordinator = self.tree.connect()
-        self.stores = Stores()
+        self.owned_logs = OwnedLogs()
         cluster = Cluster(self.coordinator, clock=lambda: 0.0)
         self.registration = Registration(cluster, server("one"), is_alive=nobody_answers)
-        self.host: Host[str] = Host(cluster, META, self.registration, make_store=self.stores, close_seconds=0.05)
+        self.owner: PartitionOwner[str] = PartitionOwner(
+            cluster, META, self.registration, make_owned_log=self.owned_logs, close_seconds=0.05
+        )
         self.cluster = Cluster(self.outside)
 
     async def assign(self, *owners: tuple[str | None, int]) -> None:
@@ -62,16 +64,16 @@ class World:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[World]:
         await Cluster.create(self.outside, META)
-        await self.host.read()
+        await self.owner.read()
         await self.registration.announce()
         async with asyncio.TaskGroup() as tasks:
-            following = [tasks.create_task(self.registration.watch.run()), tasks.create_task(self.host.run())]
+            following = [tasks.create_task(self.registration.reconciler.run()), tasks.create_task(self.owner.run())]
             await settle()
             yield self
             for task in following:
                 task.cancel()
         await settle()
-        assert [store.name for store in self.stores.running if not store.task.done()] == [], "no store outlives its host"
+        assert [owned.name for owned in self.owned_logs.running if not owned.task.done()] == [], "no log outlives its owner"
 
 
 async def settle() -> None:
@@ -94,21 +96,21 @@ NOBODY = (None, 0)
 # -- following ---------------------------------------------------------------------------------------------------------
 
 
-def test_stores_follow_the_assignment() -> None:
+def test_owned_logs_follow_the_assignment() -> None:
     async def work() -> None:
         async with World().running() as world:
-            assert world.host.owned == []
+            assert world.owner.owned == []
             await world.assign(("one", 1), ("one", 1), ("two", 1), NOBODY)
-            assert world.stores.take() == ["start 0 in 1", "start 1 in 1"]
+            assert world.owned_logs.take() == ["start 0 in 1", "start 1 in 1"]
             await world.assign(("one", 1), ("two", 2), ("one", 2), NOBODY)
-            assert world.stores.take() == ["hand over 1 in 1", "start 2 in 2"]
-            assert world.host.owned == [0, 2]
-            assert [found.partition for found in world.host.describe()] == [0, 2]
+            assert world.owned_logs.take() == ["hand over 1 in 1", "start 2 in 2"]
+            assert world.owner.owned == [0, 2]
+            assert [found.partition for found in world.owner.describe()] == [0, 2]
             await world.assign(("one", 3), ("two", 2), ("one", 2), NOBODY)
-            assert world.stores.take() == ["hand over 0 in 1", "start 0 in 3"]
-            await world.host.close()
-            assert world.stores.take() == ["hand over 0 in 3", "hand over 2 in 2"]
-            assert world.host.owned == []
+            assert world.owned_logs.take() == ["hand over 0 in 1", "start 0 in 3"]
+            await world.owner.close()
+            assert world.owned_logs.take() == ["hand over 0 in 3", "hand over 2 in 2"]
+            assert world.owner.owned == []
 
     run(work())
 
@@ -120,9 +122,9 @@ def test_the_next_owner_knows_whether_the_last_one_is_there_to_hand_over() -> No
         await world.assign(("two", 1), ("gone", 1), NOBODY, ("one", 1))
         await world.cluster.register_server(server("two"))
         async with _running_in(world):
-            assert world.stores.find(3).previous_owner_alive is False, "our own, from before a restart"
+            assert world.owned_logs.find(3).previous_owner_alive is False, "our own, from before a restart"
             await world.assign(("one", 2), ("one", 2), ("one", 1), ("one", 1))
-            alive = {store.partition: store.previous_owner_alive for store in world.stores.running}
+            alive = {owned.partition: owned.previous_owner_alive for owned in world.owned_logs.running}
             assert alive == {0: True, 1: False, 2: False, 3: False}
 
     run(work())
@@ -130,10 +132,10 @@ def test_the_next_owner_knows_whether_the_last_one_is_there_to_hand_over() -> No
 
 @contextlib.asynccontextmanager
 async def _running_in(world: World) -> AsyncIterator[None]:
-    await world.host.read()
+    await world.owner.read()
     await world.registration.announce()
     async with asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(world.host.run())
+        following = tasks.create_task(world.owner.run())
         await settle()
         yield
         following.cancel()
@@ -143,32 +145,32 @@ def test_one_that_does_not_close_holds_up_no_other_and_is_closed_at_once() -> No
     async def work() -> None:
         async with World().running() as world:
             await world.assign(("one", 1), ("one", 1), NOBODY, NOBODY)
-            world.stores.take()
-            world.stores.stuck = {0}
+            world.owned_logs.take()
+            world.owned_logs.stuck = {0}
             await world.assign(("one", 3), ("two", 2), ("one", 1), NOBODY)
-            assert world.stores.take() == ["hand over 1 in 1", "start 2 in 1"]
+            assert world.owned_logs.take() == ["hand over 1 in 1", "start 2 in 1"]
             await asyncio.sleep(0.2)
             await settle()
-            assert world.stores.take() == ["close 0 in 1", "start 0 in 3"]
+            assert world.owned_logs.take() == ["close 0 in 1", "start 0 in 3"]
 
     run(work())
 
 
 def test_away_and_back_before_the_close_was_done() -> None:
-    """The generation that was skipped is never opened, and there are never two stores."""
+    """The generation that was skipped is never opened, and there are never two logs."""
 
     async def work() -> None:
         async with World().running() as world:
             await world.assign(("one", 1), NOBODY, NOBODY, NOBODY)
-            world.stores.stuck = {0}
+            world.owned_logs.stuck = {0}
             await world.assign(("two", 2), NOBODY, NOBODY, NOBODY)
             await world.assign(("one", 3), NOBODY, NOBODY, NOBODY)
             await world.assign(("two", 4), NOBODY, NOBODY, NOBODY)
             await world.assign(("one", 5), NOBODY, NOBODY, NOBODY)
-            world.stores.stuck.clear()
+            world.owned_logs.stuck.clear()
             await asyncio.sleep(0.2)
             await settle()
-            assert world.stores.told == ["start 0 in 1", "close 0 in 1", "start 0 in 5"]
+            assert world.owned_logs.told == ["start 0 in 1", "close 0 in 1", "start 0 in 5"]
 
     run(work())
 
@@ -179,16 +181,16 @@ def test_a_store_that_ends_by_itself_ends_the_host(fault: Exception | None) -> N
         world = World()
         await Cluster.create(world.outside, META)
         await world.assign(("one", 1), ("one", 1), NOBODY, NOBODY)
-        running = asyncio.create_task(world.host.run())
+        running = asyncio.create_task(world.owner.run())
         await settle()
-        world.stores.find(1).fail(fault)
+        world.owned_logs.find(1).fail(fault)
         with pytest.raises(ExceptionGroup) as caught:
             await running
         assert [type(error) for error in caught.value.exceptions] == [ValueError if fault else AssertionError]
         await settle()
-        assert all(store.task.done() for store in world.stores.running)
-        await world.host.close()  # does not wait for what is gone
-        assert world.host.owned == []
+        assert all(owned.task.done() for owned in world.owned_logs.running)
+        await world.owner.close()  # does not wait for what is gone
+        assert world.owner.owned == []
 
     run(work())
 
@@ -201,18 +203,18 @@ def test_without_the_coordinator_it_goes_on_and_begins_nothing_new() -> None:
         async with World().running() as world:
             await world.assign(("one", 1), NOBODY, NOBODY, NOBODY)
             world.coordinator.disconnect()
-            assert world.host.is_degraded
+            assert world.owner.is_degraded
             await world.assign(("one", 1), ("one", 1), NOBODY, NOBODY)
-            assert world.host.pipeline(0, 1) == "pipeline 0 in 1"
-            assert world.host.owned == [0]
+            assert world.owner.pipeline(0, 1) == "pipeline 0 in 1"
+            assert world.owner.owned == [0]
             with pytest.raises(CannotConnect, match="client ids come from the coordinator"):
-                await world.host.register()
+                await world.owner.register()
             world.coordinator.reconnect()
             await settle()
-            assert not world.host.is_degraded
-            assert world.host.owned == [0, 1]
-            assert await world.host.register() == 1
-            assert await world.host.register() == 2
+            assert not world.owner.is_degraded
+            assert world.owner.owned == [0, 1]
+            assert await world.owner.register() == 1
+            assert await world.owner.register() == 2
 
     run(work())
 
@@ -221,14 +223,14 @@ def test_a_lost_coordinator_session_does_not_touch_what_is_still_ours() -> None:
     async def work() -> None:
         async with World().running() as world:
             await world.assign(("one", 1), ("one", 1), NOBODY, NOBODY)
-            world.stores.take()
+            world.owned_logs.take()
             world.coordinator.disconnect()
             world.coordinator.expire()
             await world.assign(("one", 1), ("two", 2), NOBODY, NOBODY)
-            assert world.stores.take() == []
+            assert world.owned_logs.take() == []
             world.coordinator.reconnect()
             await settle()
-            assert world.stores.take() == ["hand over 1 in 1"]
+            assert world.owned_logs.take() == ["hand over 1 in 1"]
             assert await world.cluster.servers() == {"one": server("one")}
 
     run(work())
@@ -238,14 +240,14 @@ def test_documents_that_cannot_be_understood_change_nothing() -> None:
     async def work() -> None:
         async with World().running() as world:
             await world.assign(("one", 1), NOBODY, NOBODY, NOBODY)
-            world.stores.take()
+            world.owned_logs.take()
             found = await world.outside.get(ASSIGNMENT)
             assert found is not None
             await world.outside.commit([Set(ASSIGNMENT, b"[]", found.version)])
             await settle()
-            assert world.host.watch.trouble.startswith(ASSIGNMENT)
-            assert world.host.pipeline(0, 1) == "pipeline 0 in 1"
-            assert world.stores.take() == []
+            assert world.owner.reconciler.trouble.startswith(ASSIGNMENT)
+            assert world.owner.pipeline(0, 1) == "pipeline 0 in 1"
+            assert world.owned_logs.take() == []
 
     run(work())
 
@@ -258,7 +260,7 @@ def test_only_what_is_ours_is_given_out() -> None:
         async with World().running() as world:
             await world.cluster.register_server(server("two"))
             await world.assign(("one", 5), ("two", 3), ("gone", 2), NOBODY)
-            host = world.host
+            host = world.owner
             assert host.pipeline(0, 5) == host.pipeline(0, None) == "pipeline 0 in 5"
             refused = [
                 (0, 4, {"partition": "0", "generation": "5", "owner": "one", "address": "one:1"}),
@@ -282,26 +284,26 @@ def test_what_is_not_open_yet_says_so() -> None:
     async def work() -> None:
         world = World()
         with pytest.raises(NotReady, match="has just started"):
-            world.host.pipeline(0, None)
+            world.owner.pipeline(0, None)
         with pytest.raises(NotReady, match="has just started"):
-            world.host.topology()
+            world.owner.topology()
         await Cluster.create(world.outside, META)
         await world.assign(("one", 1), NOBODY, NOBODY, NOBODY)
-        await world.host.read()
+        await world.owner.read()
         with pytest.raises(NotReady, match="partition 0 is being taken over"):
-            world.host.pipeline(0, 1)
+            world.owner.pipeline(0, 1)
         async with _running_in(world):
-            world.stores.find(0).is_open = False
+            world.owned_logs.find(0).is_open = False
             with pytest.raises(NotReady, match="recovering"):
-                world.host.pipeline(0, 1)
-            world.stores.stuck = {0}
+                world.owner.pipeline(0, 1)
+            world.owned_logs.stuck = {0}
             await world.assign(("one", 3), NOBODY, NOBODY, NOBODY)
-            assert [found.generation for found in world.host.describe()] == [1], "what is being closed is still shown"
+            assert [found.generation for found in world.owner.describe()] == [1], "what is being closed is still shown"
             with pytest.raises(NotReady, match="being taken over"):
-                world.host.pipeline(0, 3)
+                world.owner.pipeline(0, 3)
             await world.assign(("two", 4), NOBODY, NOBODY, NOBODY)
             with pytest.raises(NotOwner, match="belongs to server two"):
-                world.host.pipeline(0, 3)
+                world.owner.pipeline(0, 3)
 
     run(work())
 
@@ -311,7 +313,7 @@ def test_everybody_is_told_where_the_partitions_are() -> None:
         async with World().running() as world:
             await world.cluster.register_server(server("two"))
             await world.assign(("one", 5), ("two", 3), ("gone", 2), NOBODY)
-            found = world.host.topology()
+            found = world.owner.topology()
             assert (found.cluster, found.cluster_key) == ("test", META.key)
             assert found.places == (
                 Place(generation=5, server="one", address="one:1"),
@@ -332,15 +334,15 @@ def test_draining_waits_until_others_have_everything() -> None:
         async with World().running() as world:
             await world.cluster.register_server(server("two"))
             await world.assign(("one", 1), ("one", 1), NOBODY, NOBODY)
-            draining = asyncio.create_task(world.host.drain(3600))
+            draining = asyncio.create_task(world.owner.drain(3600))
             await settle()
             assert (await world.cluster.servers())["one"].is_draining
-            assert world.host.pipeline(0, 1) == "pipeline 0 in 1", "it serves until it is relieved"
+            assert world.owner.pipeline(0, 1) == "pipeline 0 in 1", "it serves until it is relieved"
             await world.assign(("two", 2), ("one", 1), NOBODY, NOBODY)
             assert not draining.done()
             await world.assign(("two", 2), ("two", 2), NOBODY, NOBODY)
             assert await draining is True
-            assert world.host.owned == []
+            assert world.owner.owned == []
 
     run(work())
 
@@ -350,8 +352,8 @@ def test_draining_does_not_wait_for_nobody() -> None:
         async with World().running() as world:
             await world.cluster.register_server(server("two", is_draining=True))
             await world.assign(("one", 1), NOBODY, NOBODY, NOBODY)
-            assert await world.host.drain(3600) is False
-            assert world.host.pipeline(0, 1) == "pipeline 0 in 1"
+            assert await world.owner.drain(3600) is False
+            assert world.owner.pipeline(0, 1) == "pipeline 0 in 1"
 
     run(work())
 
@@ -361,7 +363,7 @@ def test_draining_does_not_wait_for_ever() -> None:
         async with World().running() as world:
             await world.cluster.register_server(server("two"))
             await world.assign(("one", 1), NOBODY, NOBODY, NOBODY)
-            assert await world.host.drain(0.05) is False
+            assert await world.owner.drain(0.05) is False
 
     run(work())
 
@@ -370,14 +372,14 @@ def test_nothing_is_begun_while_it_closes() -> None:
     async def work() -> None:
         async with World().running() as world:
             await world.assign(("one", 1), NOBODY, NOBODY, NOBODY)
-            world.stores.take()
-            world.stores.stuck = {0}
-            closing = asyncio.create_task(world.host.close())
+            world.owned_logs.take()
+            world.owned_logs.stuck = {0}
+            closing = asyncio.create_task(world.owner.close())
             await world.assign(("one", 1), ("one", 1), NOBODY, NOBODY)
             with pytest.raises(NotOwner, match="is closing partition 0"):
-                world.host.pipeline(0, 1)
+                world.owner.pipeline(0, 1)
             await closing
-            assert world.stores.take() == ["close 0 in 1"]
+            assert world.owned_logs.take() == ["close 0 in 1"]
 
     run(work())
 
@@ -386,12 +388,12 @@ def test_a_change_of_others_is_no_concern_of_ours() -> None:
     async def work() -> None:
         async with World().running() as world:
             await world.assign(("one", 1), ("two", 1), NOBODY, NOBODY)
-            store = world.stores.find(0)
+            owned = world.owned_logs.find(0)
             await world.assign(("one", 1), ("three", 2), ("two", 1), NOBODY)
             await world.cluster.register_server(server("three"))
             await world.registration.change(preferred=(3,))
             await settle()
-            assert world.stores.running == [store]
+            assert world.owned_logs.running == [owned]
             assert (await world.cluster.servers())["one"] == replace(server("one"), preferred=(3,))
 
     run(work())

@@ -1,4 +1,4 @@
-"""Stores without a log: they open at once, tell what was done with them, and close when they are allowed to."""
+"""OwnedLogs without a log: they open at once, tell what was done with them, and close when they are allowed to."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from waltzd.errors import NotReady
 from waltzd.protocol.descriptions import OwnedPartition
 
 
-class FakeStore:
-    """A store that is open at once, and closes when it is allowed to."""
+class FakeOwnedLog:
+    """A owned that is open at once, and closes when it is allowed to."""
 
-    def __init__(self, stores: Stores, partition: int, generation: int, previous_owner_alive: bool) -> None:
-        self.stores = stores
+    def __init__(self, owned_logs: OwnedLogs, partition: int, generation: int, previous_owner_alive: bool) -> None:
+        self.owned_logs = owned_logs
         self.partition, self.generation = partition, generation
         self.previous_owner_alive = previous_owner_alive
         self.is_open = True
@@ -41,18 +41,18 @@ class FakeStore:
         self._ended.set()
 
     async def start(self) -> None:
-        same = [store for store in self.stores.running if store.partition == self.partition]
-        assert not same, "two stores of one partition at a time"
-        self.stores.running.append(self)
-        self.stores.told.append(f"start {self.name}")
+        same = [owned for owned in self.owned_logs.running if owned.partition == self.partition]
+        assert not same, "two owned_logs of one partition at a time"
+        self.owned_logs.running.append(self)
+        self.owned_logs.told.append(f"start {self.name}")
 
     async def close(self, *, hand_over: bool) -> None:
-        if hand_over and self.partition in self.stores.stuck:
+        if hand_over and self.partition in self.owned_logs.stuck:
             await asyncio.Event().wait()
-        self.stores.told.append(f"{'hand over' if hand_over else 'close'} {self.name}")
+        self.owned_logs.told.append(f"{'hand over' if hand_over else 'close'} {self.name}")
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
-        self.stores.running.remove(self)
+        self.owned_logs.running.remove(self)
 
     def describe(self) -> OwnedPartition:
         return OwnedPartition(
@@ -70,18 +70,18 @@ class FakeStore:
         )
 
 
-class Stores:
+class OwnedLogs:
     def __init__(self) -> None:
-        self.running: list[FakeStore] = []
+        self.running: list[FakeOwnedLog] = []
         self.told: list[str] = []
         self.stuck: set[int] = set()
         """These do not close in order."""
 
-    def __call__(self, partition: int, generation: int, *, previous_owner_alive: bool) -> FakeStore:
-        return FakeStore(self, partition, generation, previous_owner_alive)
+    def __call__(self, partition: int, generation: int, *, previous_owner_alive: bool) -> FakeOwnedLog:
+        return FakeOwnedLog(self, partition, generation, previous_owner_alive)
 
-    def find(self, partition: int) -> FakeStore:
-        return next(store for store in self.running if store.partition == partition)
+    def find(self, partition: int) -> FakeOwnedLog:
+        return next(owned for owned in self.running if owned.partition == partition)
 
     def take(self) -> list[str]:
         told, self.told = self.told, []
