@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import typer
 
-from waltzctl.render import printable
+from waltzctl.show.terminal import printable
 
 MOMENT_SECONDS = 1.0
 

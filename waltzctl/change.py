@@ -21,12 +21,12 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from waltzctl import render_change
 from waltzctl.options import CHANGE, From, confirmed, typed
 from waltzctl.progress import Shown, ShownProgress
 from waltzctl.reach import Reach
-from waltzctl.render import is_line, printable
-from waltzctl.safety import Danger, Step, refusals
+from waltzctl.safety import Danger, Plan
+from waltzctl.show.change import put_plan, put_question
+from waltzctl.show.terminal import is_line, printable
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.errors import BadArgument, ChangedMeanwhile, NotConfirmed, Unsafe, WaltzError
@@ -61,32 +61,14 @@ class Asked:
 Asking = Annotated[Asked, From(Asked)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    verb: str
-    """As it is typed: `storage remove`."""
-    subject: str
-    """The name of what is touched, and what has to be typed when it is dangerous."""
-    steps: tuple[str, ...]
-    """What will be done, in order; nothing means that all is as it should be already."""
-    margins: tuple[Step, ...] = ()
-    danger: Danger = Danger.ASK
-    unsafe: tuple[str, ...] = ()
-    """Reasons against it that margins do not show."""
-
-    @property
-    def refusals(self) -> list[str]:
-        return [*self.unsafe, *refusals(self.margins)]
-
-
 def agree(plan: Plan, asked: Asked, reach: Reach, output: str) -> bool:
     """Whether to do it. False: nothing is to be done, and that has been said. Raises when it is refused."""
     if plan.refusals and asked.override != plan.subject:
         if asked.is_dry:
-            render_change.plan(plan, output, result="refused")
+            put_plan(plan, output, result="refused")
         raise _unsafe(plan)
     if asked.is_dry or not plan.steps:
-        render_change.plan(plan, output, result="dry-run" if plan.steps else "nothing-to-do")
+        put_plan(plan, output, result="dry-run" if plan.steps else "nothing-to-do")
         return False
     if plan.refusals and asked.reason is None:
         raise NotConfirmed(f"--override {plan.subject} needs --reason", next_step="say why with --reason TEXT")
@@ -126,7 +108,7 @@ def _confirm(plan: Plan, asked: Asked, reach: Reach, output: str) -> None:
             f"{plan.verb} {plan.subject} has to be agreed to, and standard input is no terminal",
             next_step=f"look at it with --dry-run, then {how}",
         )
-    render_change.question(plan)
+    put_question(plan)
     if wanted is None:
         agreed = confirmed("Do this?")
     else:

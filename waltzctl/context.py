@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -16,8 +16,6 @@ from typer import Argument, Option
 from waltzctl.blueprint import load_blueprint
 from waltzctl.certificate import OPTIONS as TLS_OPTIONS
 from waltzctl.certificate import tls_of
-from waltzctl.listing import Column, Listing, ListOutput, put
-from waltzctl.options import Output
 from waltzctl.reach import (
     LOCAL_ROOT,
     Context,
@@ -33,7 +31,7 @@ from waltzctl.reach import (
     save_contexts,
     using,
 )
-from waltzctl.render import put_json
+from waltzctl.show.forms import AnyForm, Column, Columns, Listing, Page, put
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta
 from waltzd.errors import EXIT_OK, AlreadyThere, BadArgument, ForeignCluster
@@ -129,7 +127,7 @@ def use(*, name: ContextName) -> int:
     return EXIT_OK
 
 
-def list_(*, output: ListOutput = "table") -> int:
+def list_(*, output: AnyForm = "table") -> int:
     """Show the clusters that have names, and which one is meant when nothing else is said.
 
     \b
@@ -144,7 +142,7 @@ def list_(*, output: ListOutput = "table") -> int:
                                                     if key != "protected"}}
         for name, context in sorted(contexts.named.items())
     ]  # fmt: skip
-    columns = (
+    columns: Columns[Any] = (
         Column("name"),
         Column("current"),
         Column("cluster"),
@@ -152,8 +150,8 @@ def list_(*, output: ListOutput = "table") -> int:
         Column("certificate", is_wide=True),
     )
     nothing = "No cluster has a name yet: waltzctl context add NAME --coordinator HOST:PORT"
-    put(Listing(kind="contexts", columns=columns, rows=rows, nothing=nothing), output,
-        file=str(contexts_path()), current=contexts.current)  # fmt: skip
+    more = {"file": str(contexts_path()), "current": contexts.current}
+    put(Listing(kind="contexts", columns=columns, rows=rows, nothing=nothing, more=more), output)
     return EXIT_OK
 
 
@@ -177,7 +175,7 @@ def remove(*, name: ContextName) -> int:
 # -- which one is meant ------------------------------------------------------------------------------------------------
 
 
-def show(*, reach: Meant, output: Output = "table") -> int:
+def show(*, reach: Meant, output: AnyForm = "table") -> int:
     """Show which cluster a command would mean here, and who said so: an option, a variable, a context, or the directory.
     Nobody is contacted.
 
@@ -187,16 +185,16 @@ def show(*, reach: Meant, output: Output = "table") -> int:
       waltzctl context show --coordinator 127.0.0.1:2181 --root /waltz/payments -o json
     """
     rows = [{"setting": name, "value": value, "said_by": origin} for name, (value, origin) in reach.origins.items()]
-    columns = (Column("setting"), Column("value"), Column("said by"))
-    put(Listing(kind="settings", columns=columns, rows=rows, nothing=""), output,
-        cluster=reach.name, where=reach.where, is_protected=reach.is_protected)  # fmt: skip
+    columns: Columns[Any] = (Column("setting"), Column("value"), Column("said by"))
+    more = {"cluster": reach.name, "where": reach.where, "is_protected": reach.is_protected}
+    put(Listing(kind="settings", columns=columns, rows=rows, more=more), output)
     return EXIT_OK
 
 
 def validate(
     *,
     name: Annotated[str | None, Argument(metavar="[NAME]", autocompletion=known_contexts)] = None,
-    output: Output = "table",
+    output: AnyForm = "table",
 ) -> int:
     """Contact a cluster by its name, or the one that is meant here: ZooKeeper answers, a cluster is there, and your
     certificate is one of it. It ends with 6 when nobody answers, and with 3 when there is no cluster.
@@ -209,12 +207,15 @@ def validate(
     reach = resolve({"context": name})
     found = using(reach, Cluster.meta)
     check_certificate(found, reach)
-    if output == "json":
-        put_json({"context": reach.name, "where": reach.where, "name": found.name, "cluster_key": str(found.key),
-                  "partitions": found.partitions, "created": found.created})  # fmt: skip
-    else:
+    told = {"context": reach.name, "where": reach.where, "name": found.name, "cluster_key": str(found.key),
+            "partitions": found.partitions, "created": found.created}  # fmt: skip
+
+    def draw(_out: Any) -> None:
         typer.echo(f"{reach.name} is the cluster {found.name}, key {found.key}, {found.partitions} partitions")
         typer.echo(f"at {reach.where}")
+
+    columns: Columns[Any] = tuple(Column(name) for name in told)
+    put(Page(told=told, draw=draw, things=Listing(kind="contexts", columns=columns, rows=[told])), output)
     return EXIT_OK
 
 

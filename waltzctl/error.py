@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import textwrap
+from typing import Annotated, Any
 
 import typer
 from typer import Argument
 
-from waltzctl import render
 from waltzctl.interruption import EXIT_INTERRUPTED
-from waltzctl.options import Output
-from waltzd.errors import EXIT_MEANING, EXIT_NOT_FOUND, EXIT_OK, tree
+from waltzctl.show.forms import AnyForm, Column, Columns, Listing, Page, put
+from waltzd.errors import EXIT_MEANING, EXIT_NOT_FOUND, EXIT_OK, WaltzError, explanation, tree
+
+ERRORS: Columns[type[WaltzError]] = (
+    Column("code", lambda cls: cls.code),
+    Column("name", lambda cls: cls.__name__),
+    Column("exit code", lambda cls: cls.exit_code, is_right=True),
+    Column("retry", lambda cls: cls.retry.value),
+    Column("not done", lambda cls: cls.not_done),
+    Column("next step", lambda cls: cls.next_step, is_wide=True),
+    Column("", lambda cls: explanation(cls), json="explanation"),
+)
 
 
-def list_errors(*, output: Output = "table") -> int:
+def list_errors(*, output: AnyForm = "table") -> int:
     """List all error codes with their names and what became of the request.
 
     \b
@@ -21,7 +31,14 @@ def list_errors(*, output: Output = "table") -> int:
       waltzctl errors list
       waltzctl errors list -o json
     """
-    render.error_list(list(tree().values()), output)
+    errors = list(tree().values())
+
+    def draw(_out: Any) -> None:
+        for cls in errors:
+            typer.echo(f"{cls.code}  {cls.__name__:<18}  exit {cls.exit_code:>2}  {cls.not_done}".rstrip())
+
+    things = Listing(kind="errors", columns=ERRORS, rows=errors)
+    put(Page(draw=draw, things=things), output)
     return EXIT_OK
 
 
@@ -37,11 +54,17 @@ def lookup(*, code: Annotated[str, Argument(metavar="CODE")]) -> int:
     if found is None:
         typer.echo(f"There is no error {code}. `waltzctl errors list` shows them all.", err=True)
         return EXIT_NOT_FOUND
-    render.error_explained(found)
+    typer.echo(f"{found.code} {found.__name__}\n\n{textwrap.fill(explanation(found), 80)}\n")
+    if found.not_done:
+        typer.echo(f"Not done:  {found.not_done}")
+    if found.next_step:
+        typer.echo(f"Next:      {found.next_step}")
+    typer.echo(f"Retry:     {found.retry.value}")
+    typer.echo(f"Exit code: {found.exit_code}")
     return EXIT_OK
 
 
-def exit_codes(*, output: Output = "table") -> int:
+def exit_codes(*, output: AnyForm = "table") -> int:
     """Every command ends with one of these. A command that says more by its exit code tells so in its help.
 
     \b
@@ -50,9 +73,13 @@ def exit_codes(*, output: Output = "table") -> int:
       waltzctl help exit-codes -o json
     """
     codes = EXIT_MEANING | {EXIT_INTERRUPTED: "interrupted"}
-    if output == "json":
-        render.put_json({"exit_codes": [{"code": code, "meaning": meaning} for code, meaning in codes.items()]})
-    else:
+
+    def draw(_out: Any) -> None:
         for code, meaning in codes.items():
             typer.echo(f"{code:>5}  {meaning}")
+
+    columns: Columns[Any] = (Column("code", is_right=True), Column("meaning"))
+    rows = [{"code": code, "meaning": meaning} for code, meaning in codes.items()]
+    things = Listing(kind="exit_codes", columns=columns, rows=rows)
+    put(Page(draw=draw, things=things), output)
     return EXIT_OK

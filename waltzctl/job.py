@@ -13,11 +13,12 @@ from typing import Any
 
 import typer
 
-from waltzctl import render_change
-from waltzctl.change import Asked, Plan, agree, recorded
+from waltzctl.change import Asked, agree, recorded
 from waltzctl.interruption import Interrupted, interruptible
 from waltzctl.progress import Say, Waiting
 from waltzctl.reach import Reach, using
+from waltzctl.safety import Plan
+from waltzctl.show.change import put_plan
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import EXIT_OK
 
@@ -77,5 +78,5 @@ def perform(reach: Reach, asked: Asked, output: str, prepare: Callable[[Cluster]
 
     with interruptible(job.after_interruption), Waiting(asked.progress) as waiting:
         done = using(reach, act)
-    render_change.plan(job.plan, output, result="done", **done)
+    put_plan(job.plan, output, result="done", **done)
     return EXIT_OK

@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from waltzctl.interruption import EXIT_INTERRUPTED, Interrupted, deaf, silence_stdout
 from waltzctl.options import HELP, command_of
-from waltzctl.render import printable
+from waltzctl.show.terminal import printable
 from waltzd.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE, NotInstalled, WaltzError
 
 COMPLETE = "_WALTZCTL_COMPLETE"

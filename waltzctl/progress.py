@@ -18,7 +18,7 @@ from typing import Annotated, Protocol, Self
 from typer import Option
 
 from waltzctl.options import OUTPUT
-from waltzctl.render import printable, rate, size
+from waltzctl.show.terminal import printable, rate, size
 
 VERSION = 1
 _UPDATE_SECONDS = 0.1

@@ -95,3 +95,21 @@ def danger(steps: Iterable[Step]) -> Danger:
     if any(step.is_worse and step.after.spare <= 0 for step in steps):
         return Danger.TYPED
     return Danger.ASK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    verb: str
+    """As it is typed: `storage remove`."""
+    subject: str
+    """The name of what is touched, and what has to be typed when it is dangerous."""
+    steps: tuple[str, ...]
+    """What will be done, in order; nothing means that all is as it should be already."""
+    margins: tuple[Step, ...] = ()
+    danger: Danger = Danger.ASK
+    unsafe: tuple[str, ...] = ()
+    """Reasons against it that margins do not show."""
+
+    @property
+    def refusals(self) -> list[str]:
+        return [*self.unsafe, *refusals(self.margins)]

@@ -17,12 +17,13 @@ import pytest
 
 from tests.cli.document_tree import document_tree
 from tests.cli.moving_words import PATIENCE_SECONDS
-from waltzctl.change import Asked, Plan
+from waltzctl.change import Asked
 from waltzctl.interruption import Interrupted
 from waltzctl.job import Job, perform
 from waltzctl.playground.local import LocalCluster
 from waltzctl.progress import Say
 from waltzctl.reach import resolve
+from waltzctl.safety import Plan
 from waltzd.client.loop import run
 from waltzd.cluster.cluster import Cluster
 

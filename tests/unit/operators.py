@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.unit.relocation_model import Owner, Tool, Violation, World
-from waltzctl.change import Plan
 from waltzctl.placement import membership
 from waltzctl.placement.moving import Goals
 from waltzctl.placement.relocation import Situation, carry_out, plan_for, situation
 from waltzctl.placement.terms import Terms
 from waltzctl.reach import Reach
-from waltzctl.safety import Step, danger, without
+from waltzctl.safety import Plan, Step, danger, without
 from waltzd.cluster.documents import Role
 from waltzd.errors import BadArgument, ChangedMeanwhile, NameInUse, NoSuchName, Unsafe
 

@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 from waltzctl.progress import Waiting
-from waltzctl.render import console, count, put_json, size, table
+from waltzctl.show.forms import put_json
+from waltzctl.show.terminal import console, count, size, table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from waltzctl.listing import Column, Listing, put
-from waltzctl.options import Output
 from waltzctl.reach import Cluster, Reach, unknown
-from waltzctl.render import count, put_json
+from waltzctl.show.forms import AnyForm, Column, Columns, Listing, Page, put
+from waltzctl.show.terminal import count
 from waltzd.daemon import config_file
 from waltzd.daemon.config import ServerConfig, StorageConfig, check_files
 from waltzd.daemon.config_file import Problem
@@ -28,6 +27,8 @@ KINDS: dict[str, type[Any]] = {"storage": StorageConfig, "server": ServerConfig}
 _LABELS = {"storage": "a storage", "server": "a server"}
 
 Kind = Annotated[Literal["storage", "server"] | None, Option("--kind", help="Of which daemon; otherwise the keys tell.")]
+
+SETTINGS: Columns[Any] = (Column("setting"), Column("value"), Column("origin"))
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ def validate(
         bool, Option("--elsewhere", help="They are for another machine: do not look at the certificates.")
     ] = False,
     kind: Kind = None,
-    output: Output = "table",
+    output: AnyForm = "table",
 ) -> int:
     """Check configuration files: everything that is wrong with each of them, and the line where it stands; and whether the
     certificates that they name are there, fit together, and have the daemon's role. Ends with 2 when anything is wrong.
@@ -105,23 +106,19 @@ def validate(
     """
     verdicts = [verdict_of(path, kind, with_files=not elsewhere) for path in files]
     is_sound = all(not verdict.problems for verdict in verdicts)
-    if output == "json":
-        put_json(
-            {
-                "result": "sound" if is_sound else "problems",
-                "files": [
-                    {
-                        "path": verdict.path,
-                        "kind": verdict.kind,
-                        "problems": [problem._asdict() for problem in verdict.problems],
-                    }
-                    for verdict in verdicts
-                ],
-            }
-        )
-    else:
+    columns: Columns[Verdict] = (
+        Column("path", lambda verdict: verdict.path),
+        Column("kind", lambda verdict: verdict.kind),
+        Column("problems", lambda verdict: [problem._asdict() for problem in verdict.problems]),
+    )
+
+    def draw(_out: Any) -> None:
         for verdict in verdicts:
             _put_verdict(verdict)
+
+    more = {"result": "sound" if is_sound else "problems"}
+    things = Listing(kind="files", columns=columns, rows=verdicts, more=more)
+    put(Page(draw=draw, things=things), output)
     return EXIT_OK if is_sound else EXIT_USAGE
 
 
@@ -135,7 +132,7 @@ def _put_verdict(verdict: Verdict) -> None:
         typer.echo(textwrap.indent(str(problem), "  "))
 
 
-def show(*, file: Annotated[str, Argument(metavar="FILE")], kind: Kind = None, output: Output = "table") -> int:
+def show(*, file: Annotated[str, Argument(metavar="FILE")], kind: Kind = None, output: AnyForm = "table") -> int:
     """Show every setting that a configuration file puts in force, and whether the file or the default says so.
 
     \b
@@ -156,8 +153,7 @@ def show(*, file: Annotated[str, Argument(metavar="FILE")], kind: Kind = None, o
         rows.append(
             {"setting": name, "value": None if getattr(settings, name) is None else value, "origin": origin, "line": line}
         )
-    columns = (Column("setting"), Column("value"), Column("origin"))
-    put(Listing(kind="settings", columns=columns, rows=rows, nothing=""), output, path=file, daemon=found.kind)
+    put(Listing(kind="settings", columns=SETTINGS, rows=rows, more={"path": file, "daemon": found.kind}), output)
     return EXIT_OK
 
 
@@ -169,16 +165,13 @@ def _meant(reach: Reach, output: str) -> int:
     rows = [{"setting": name, "value": value, "origin": origin} for name, (value, origin) in reach.origins.items()]
     if output == "table":
         typer.echo(f"cluster {reach.name}{', protected' if reach.is_protected else ''}")
-    columns = (Column("setting"), Column("value"), Column("origin"))
-    put(
-        Listing(kind="values", columns=columns, rows=rows, nothing=""), output,
-        cluster=reach.name, coordinator=reach.hosts, root=reach.root, is_protected=reach.is_protected,
-    )  # fmt: skip
+    more = {"cluster": reach.name, "coordinator": reach.hosts, "root": reach.root, "is_protected": reach.is_protected}
+    put(Listing(kind="values", columns=SETTINGS, rows=rows, more=more), output)
     return EXIT_OK
 
 
 def explain(
-    *, setting: Annotated[str | None, Argument(metavar="[SETTING]")] = None, given: Cluster, output: Output = "table"
+    *, setting: Annotated[str | None, Argument(metavar="[SETTING]")] = None, given: Cluster, output: AnyForm = "table"
 ) -> int:
     """Say what a setting of the daemons means: its default, its bounds, an example.
 
@@ -196,14 +189,18 @@ def explain(
     if not found:
         names = {name for settings in KINDS.values() for name in declared(settings)}
         raise unknown("setting", setting, names, not_done="nothing was looked up")
-    if output == "json":
-        put_json({"setting": setting, "daemons": [_as_json(kind, about) for kind, (_, about) in found.items()]})
-        return EXIT_OK
     told: dict[tuple[str, ...], list[str]] = {}
     for kind, (_, declaration) in found.items():
         told.setdefault(_explanation(setting, declaration), []).append(kind)
-    typer.echo("\n\n".join("\n".join([f"{setting}, of {' and '.join(map(_LABELS.__getitem__, kinds))}", *lines])
-                           for lines, kinds in told.items()))  # fmt: skip
+
+    def draw(_out: Any) -> None:
+        for number, (lines, kinds) in enumerate(told.items()):
+            head = f"{setting}, of {' and '.join(map(_LABELS.__getitem__, kinds))}"
+            typer.echo("\n".join([*([""] if number else []), head, *lines]))
+
+    rows = [(kind, about) for kind, (_, about) in found.items()]
+    things = Listing(kind="daemons", columns=MEANINGS, rows=rows, more={"setting": setting})
+    put(Page(draw=draw, things=things), output)
     return EXIT_OK
 
 
@@ -221,16 +218,14 @@ def _example(about: Setting) -> str:
     return about.example or spell(about.default, about)
 
 
-def _as_json(kind: str, about: Setting) -> dict[str, Any]:
-    default = None if about.required or about.default is None else spell(about.default, about)
-    return {
-        "daemon": kind,
-        "meaning": about.doc,
-        "is_required": about.required,
-        "default": default,
-        "minimum": about.bounds and about.bounds[0],
-        "maximum": about.bounds and about.bounds[1],
-        "unit": about.unit or None,
-        "choices": list(about.choices),
-        "example": _example(about),
-    }
+MEANINGS: Columns[tuple[str, Setting]] = (
+    Column("daemon", lambda of: of[0]),
+    Column("meaning", lambda of: of[1].doc),
+    Column("is_required", lambda of: of[1].required),
+    Column("default", lambda of: None if of[1].required or of[1].default is None else spell(of[1].default, of[1])),
+    Column("minimum", lambda of: of[1].bounds and of[1].bounds[0]),
+    Column("maximum", lambda of: of[1].bounds and of[1].bounds[1]),
+    Column("unit", lambda of: of[1].unit or None),
+    Column("choices", lambda of: list(of[1].choices)),
+    Column("example", lambda of: _example(of[1])),
+)

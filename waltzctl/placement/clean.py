@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from waltzctl.change import Asking, Plan, check_again
+from waltzctl.change import Asking, check_again
 from waltzctl.job import Job, perform
 from waltzctl.options import Output
 from waltzctl.placement.relocation import Situation, situation
 from waltzctl.progress import Say
 from waltzctl.reach import Meant, StorageName
-from waltzctl.render import size
-from waltzctl.safety import Danger
+from waltzctl.safety import Danger, Plan
+from waltzctl.show.terminal import size
 from waltzd.cluster.cluster import Cluster
 from waltzd.format.layout import aside_partition
 from waltzd.protocol.descriptions import SetAside

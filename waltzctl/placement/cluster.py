@@ -12,21 +12,22 @@ from uuid import UUID
 
 from typer import Option
 
-from waltzctl import render_change
-from waltzctl.change import Asking, Plan
+from waltzctl.change import Asking
 from waltzctl.interruption import interruptible
 from waltzctl.job import NOTHING_BEGUN, Job, perform
 from waltzctl.options import Output
 from waltzctl.picture import last_seen
 from waltzctl.picture.look import look
-from waltzctl.placement import render_cluster
 from waltzctl.placement.creation import Wish, check_wish, create_cluster
 from waltzctl.placement.partition import spread_all
 from waltzctl.placement.terms import Moving
 from waltzctl.progress import Say
 from waltzctl.reach import Meant, using
-from waltzctl.render import is_line
-from waltzctl.safety import Danger
+from waltzctl.safety import Danger, Plan
+from waltzctl.show.change import history as told_history
+from waltzctl.show.cluster import creation, picture
+from waltzctl.show.forms import AnyForm, put
+from waltzctl.show.terminal import is_line
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
 from waltzd.cluster.documents import StorageMeta
 from waltzd.disk.real import translate
@@ -115,11 +116,11 @@ def create(
         found = using(
             reach, lambda cluster: create_cluster(cluster.coordinator, wish, created=now, is_dry=dry_run, tls=reach.tls)
         )
-    render_cluster.creation(found, output, hosts=reach.hosts, root=reach.root, is_dry=dry_run)
+    put(creation(found, hosts=reach.hosts, root=reach.root, is_dry=dry_run), output)
     return EXIT_OK
 
 
-def describe(*, reach: Meant, output: Output = "table") -> int:
+def describe(*, reach: Meant, output: AnyForm = "table") -> int:
     """Show a cluster: its servers and storages, and who owns each partition and how it is. The end is 0 when all is well,
     and 10 when a process does not answer, a partition takes no transactions, or one has fewer replicas than it should.
 
@@ -129,7 +130,7 @@ def describe(*, reach: Meant, output: Output = "table") -> int:
       waltzctl cluster describe --coordinator 127.0.0.1:2181 --root /waltz -o json
     """
     found = using(reach, lambda cluster: look(cluster.coordinator, tls=reach.tls))
-    render_cluster.picture(found, output, where=reach.where)
+    put(picture(found, where=reach.where), output)
     return EXIT_OK if found.is_healthy else EXIT_UNHEALTHY
 
 
@@ -246,7 +247,7 @@ def history(
     *,
     newest: Annotated[int, Option("-n", "--newest", min=1, max=HISTORY_MAX, help="So many entries.")] = 20,
     reach: Meant,
-    output: Output = "table",
+    output: AnyForm = "table",
 ) -> int:
     """Who changed what with waltzctl, when and why, and what came of it. The oldest entries are forgotten after a thousand.
 
@@ -255,5 +256,5 @@ def history(
       waltzctl history
       waltzctl history -n 100 -o json
     """
-    render_change.history(using(reach, lambda cluster: cluster.history(newest)), output)
+    put(told_history(using(reach, lambda cluster: cluster.history(newest))), output)
     return EXIT_OK

@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 
 from waltzctl.certificate import first_contact
 from waltzctl.change import who
-from waltzctl.placement.plan import assign_replicas
+from waltzctl.placement.plan import Creation, assign_replicas
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import ClusterMeta, HistoryEntry, ReplicaSets, Role, StorageMeta
@@ -58,22 +58,6 @@ class Wish:
     storages: tuple[StorageMeta, ...]
     key: UUID | None = None
     """Without one, the key that the storages have."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Creation:
-    """What there is now, or would be."""
-
-    meta: ClusterMeta
-    storages: Mapping[str, StorageMeta]
-    replicas: Mapping[int, tuple[str, ...]]
-    was_there: bool
-    """The documents were; this was a repetition."""
-    created: Mapping[str, tuple[int, ...]]
-    """Storage → partitions that got their empty replica there just now."""
-
-    def partitions_of(self, storage: str) -> list[int]:
-        return [partition for partition, names in sorted(self.replicas.items()) if storage in names]
 
 
 async def create_cluster(

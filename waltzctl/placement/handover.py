@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from waltzctl.picture.picture import OPEN
-from waltzctl.render import console, printable
+from waltzctl.show.terminal import console, printable
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ServerMeta

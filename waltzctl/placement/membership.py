@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.change import Asking, Plan
+from waltzctl.change import Asking
 from waltzctl.job import Job, nothing_to_do, perform
 from waltzctl.options import Output
 from waltzctl.placement.cluster import check_group, storage_of
@@ -23,7 +23,7 @@ from waltzctl.placement.relocation import Situation, carry_out, interrupted, pla
 from waltzctl.placement.terms import Moving
 from waltzctl.progress import Say
 from waltzctl.reach import Meant, StorageName, known_storages
-from waltzctl.safety import Danger
+from waltzctl.safety import Danger, Plan
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta

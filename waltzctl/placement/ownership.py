@@ -14,15 +14,16 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from waltzctl import render_change
-from waltzctl.change import Asking, Plan, agree, changing, recorded
+from waltzctl.change import Asking, agree, changing, recorded
 from waltzctl.interruption import interruptible
 from waltzctl.job import STAYS
-from waltzctl.listing import Column, Listing, ListOutput, put
 from waltzctl.numbers import partitions_of
 from waltzctl.options import Output
 from waltzctl.placement.handover import Handover, arrival
 from waltzctl.reach import Meant, Reach, known_servers, unknown, using
+from waltzctl.safety import Plan
+from waltzctl.show.change import put_plan
+from waltzctl.show.forms import AnyForm, Column, Listing, put
 from waltzd.cluster.assignment import moved, obstacles, plan, preferring, spell_numbers, transferred
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Preferences, ServerMeta
@@ -128,7 +129,7 @@ def transfer(
 
     with interruptible(STAYS):
         seconds = using(reach, do)
-    render_change.plan(made, output, result="done", moves=moves_json(found.assignment, after), seconds=rounded(seconds))
+    put_plan(made, output, result="done", moves=moves_json(found.assignment, after), seconds=rounded(seconds))
     return EXIT_OK
 
 
@@ -205,7 +206,7 @@ def preferred(
         ),
     ] = None,
     clear: Annotated[bool, Option("--clear", help="Prefer no server for PARTITIONS any more.")] = False,
-    output: ListOutput = "table",
+    output: AnyForm = "table",
     asked: Asking,
     reach: Meant,
 ) -> int:
@@ -254,7 +255,7 @@ def preferred(
         if server is None
         else {number: why for number in numbers if (why := unmet_wish(number, server, after, found.servers))}
     )
-    render_change.plan(
+    put_plan(
         made,
         output,
         result="done",

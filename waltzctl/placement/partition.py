@@ -10,36 +10,23 @@ from typer import Argument, Option
 
 from waltzctl.change import Asked, Asking
 from waltzctl.job import Job, perform
-from waltzctl.listing import Column, Listing, ListOutput, put
 from waltzctl.numbers import partitions_of
 from waltzctl.options import Output
 from waltzctl.picture.look import look
-from waltzctl.picture.picture import PartitionView
-from waltzctl.placement import render_cluster
 from waltzctl.placement.moves import Wait, next_step, view_of
 from waltzctl.placement.moving import Goals
 from waltzctl.placement.relocation import Situation, carry_out, interrupted, plan_for, situation
 from waltzctl.placement.terms import Moving, Terms
 from waltzctl.progress import Say
 from waltzctl.reach import Meant, Reach, using
+from waltzctl.show.cluster import partition, partitions, with_stars
+from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Role
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
 
-COLUMNS = (
-    Column("partition", is_right=True),
-    Column("state"),
-    Column("owner"),
-    Column("replicas"),
-    Column("level", is_right=True),
-    Column("committed", is_right=True),
-    Column("generation", is_right=True, is_wide=True),
-    Column("session", is_right=True, is_wide=True),
-    Column("waiting", is_wide=True),
-)
 
-
-def list_(*, reach: Meant, output: ListOutput = "table") -> int:
+def list_(*, reach: Meant, output: AnyForm = "table") -> int:
     """All partitions of a cluster, a line each: whether it takes transactions, who owns it, and where its replicas are.
 
     \b
@@ -48,33 +35,12 @@ def list_(*, reach: Meant, output: ListOutput = "table") -> int:
       waltzctl partition list -o wide
     """
     found = using(reach, lambda cluster: look(cluster.coordinator, tls=reach.tls))
-    rows = [_row(partition) for partition in found.partitions]
-    put(Listing(kind="partitions", columns=COLUMNS, rows=rows, nothing="The cluster has no partitions."), output)
+    put(partitions(found), output)
     return EXIT_OK
 
 
-def _row(partition: PartitionView) -> Mapping[str, Any]:
-    said = partition.said
-    return {
-        "partition": partition.partition,
-        "state": partition.state,
-        "owner": partition.owner,
-        "replicas": _with_stars(partition.replicas),
-        "level": partition.counting if said is not None else None,
-        "committed": said.committed if said is not None else None,
-        "generation": partition.generation,
-        "session": said.session if said is not None else None,
-        "waiting": partition.waiting,
-    }
-
-
-def _with_stars(roles: Mapping[str, Role]) -> list[str]:
-    """Learners have one."""
-    return [f"{name}{'*' if role is Role.LEARNER else ''}" for name, role in sorted(roles.items())]
-
-
 def describe(
-    *, number: Annotated[int, Argument(min=0, metavar="PARTITION")], reach: Meant, output: Output = "table"
+    *, number: Annotated[int, Argument(min=0, metavar="PARTITION")], reach: Meant, output: AnyForm = "table"
 ) -> int:
     """One partition: its owner, its session, what it waits for, and how each replica is. The end is 10 when it takes no
     transactions.
@@ -92,7 +58,7 @@ def describe(
         return now, meta
 
     now, meta = using(reach, ask)
-    render_cluster.partition(now.found.partitions[number], meta, now.found.moves.get(number), output)
+    put(partition(now.found.partitions[number], meta, now.found.moves.get(number)), output)
     return EXIT_OK if now.found.partitions[number].is_open else EXIT_UNHEALTHY
 
 
@@ -208,7 +174,7 @@ def _relocate(
 
 # -- moves that are under way ------------------------------------------------------------------------------------------
 
-MOVE_COLUMNS = (
+MOVE_COLUMNS: Columns[Mapping[str, Any]] = (
     Column("partition", is_right=True),
     Column("to"),
     Column("replicas"),
@@ -217,7 +183,7 @@ MOVE_COLUMNS = (
 )
 
 
-def moves_list(*, reach: Meant, output: ListOutput = "table") -> int:
+def moves_list(*, reach: Meant, output: AnyForm = "table") -> int:
     """Moves of replicas that are written down and not over: where each partition's replicas shall be, where they are, and
     how much of them is copied. A move that nobody carries out stays as it is.
 
@@ -239,7 +205,7 @@ def moves_list(*, reach: Meant, output: ListOutput = "table") -> int:
                 {
                     "partition": number,
                     "to": list(goal),
-                    "replicas": _with_stars(view.roles),
+                    "replicas": with_stars(view.roles),
                     "done": f"{100 * copied[0] // copied[1]} %" if copied[1] else None,
                     "waiting": step.why if isinstance(step, Wait) else "for somebody who carries it out",
                 }

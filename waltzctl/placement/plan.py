@@ -18,9 +18,26 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from waltzd.cluster.documents import ClusterMeta, StorageMeta
 from waltzd.cluster.flow import Network
 from waltzd.errors import BadArgument
 from waltzd.protocol.quorum import majority
+
+
+@dataclass(frozen=True, kw_only=True)
+class Creation:
+    """What there is now, or would be."""
+
+    meta: ClusterMeta
+    storages: Mapping[str, StorageMeta]
+    replicas: Mapping[int, tuple[str, ...]]
+    was_there: bool
+    """The documents were; this was a repetition."""
+    created: Mapping[str, tuple[int, ...]]
+    """Storage → partitions that got their empty replica there just now."""
+
+    def partitions_of(self, storage: str) -> list[int]:
+        return [partition for partition, names in sorted(self.replicas.items()) if storage in names]
 
 
 def assign_replicas(partitions: int, storages: Mapping[str, str], replication: int) -> dict[int, tuple[str, ...]]:

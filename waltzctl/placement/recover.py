@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.change import Asked, Asking, Plan
+from waltzctl.change import Asked, Asking
 from waltzctl.job import Job, perform
 from waltzctl.numbers import partitions_of
 from waltzctl.options import Misused, Output
@@ -26,7 +26,7 @@ from waltzctl.placement.relocation import Situation, situation
 from waltzctl.placement.terms import Moving, Terms, Throttle
 from waltzctl.progress import Amount, Say
 from waltzctl.reach import Certificate, LookUp, Reach, known_storages
-from waltzctl.safety import Danger, Step, without
+from waltzctl.safety import Danger, Plan, Step, without
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import CannotConnect, NoSuchPartition, Unfinished, Unsafe
 from waltzd.protocol.descriptions import PartitionDescription

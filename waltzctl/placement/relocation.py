@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from waltzctl.change import Plan
 from waltzctl.picture.picture import Picture
 from waltzctl.placement import moves
 from waltzctl.placement.moving import Daemons, Goals, Mover, RealDaemons
@@ -13,8 +12,8 @@ from waltzctl.placement.plan import crowded, reassign_replicas
 from waltzctl.placement.terms import Terms, Throttle
 from waltzctl.progress import Say, duration
 from waltzctl.reach import Reach, unknown
-from waltzctl.render import size
-from waltzctl.safety import Danger, Margin, Step, danger, margin
+from waltzctl.safety import Danger, Margin, Plan, Step, danger, margin
+from waltzctl.show.terminal import size
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ReplicaSets, Role, StorageMeta

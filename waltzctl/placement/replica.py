@@ -17,17 +17,17 @@ from uuid import UUID
 import typer
 from typer import Argument, Option
 
-from waltzctl.change import Asked, Asking, Plan, check_again
+from waltzctl.change import Asked, Asking, check_again
 from waltzctl.interruption import interruptible
 from waltzctl.job import Job, perform
 from waltzctl.numbers import partitions_of, spell
 from waltzctl.options import Key, Misused, Output, confirmed
-from waltzctl.placement import render_storage
 from waltzctl.placement.relocation import Situation, situation
 from waltzctl.placement.storage import settle, with_admin
 from waltzctl.progress import Say
 from waltzctl.reach import Certificate, LookUp, Reach, StorageName
-from waltzctl.safety import Danger, Step, danger, without
+from waltzctl.safety import Danger, Plan, Step, danger, without
+from waltzctl.show.files import results as results_page
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import PartitionMeta, Role
 from waltzd.errors import EXIT_USAGE, ForeignCluster, NoSuchPartition, PartitionExists, WaltzError
@@ -203,7 +203,7 @@ def _by_name(
             async with AdminClient(storage.admin_listen, now.found.meta.key, tls=reach.tls, name=name) as admin:
                 results = await act(admin)
             _check_all(results, done)
-            return {"partitions": render_storage.results_json(results, done)}
+            return results_page(results, done).document
 
         return Job(plan=made, do=do)
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Protocol
 
 from typer import Argument, Option
 
-from waltzctl.change import Asking, Plan
+from waltzctl.change import Asking
 from waltzctl.job import Job, perform
 from waltzctl.numbers import partitions_of
 from waltzctl.options import Output
@@ -24,7 +24,7 @@ from waltzctl.placement.relocation import situation
 from waltzctl.placement.rescue import Scene
 from waltzctl.progress import Say
 from waltzctl.reach import Meant
-from waltzctl.safety import Danger
+from waltzctl.safety import Danger, Plan
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
 from waltzd.cluster.documents import PartitionMeta, StorageMeta, decode
 from waltzd.errors import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from waltzctl import render_change
 from waltzctl.certificate import first_contact
-from waltzctl.change import Asking, Plan, agree, check_again, recorded
+from waltzctl.change import Asking, agree, check_again, recorded
 from waltzctl.interruption import interruptible
 from waltzctl.job import STAYS
-from waltzctl.listing import Column, Listing, ListOutput, put
 from waltzctl.options import Output
 from waltzctl.picture.look import look
-from waltzctl.picture.picture import Picture, ServerView
 from waltzctl.placement.handover import Handover, arrival
 from waltzctl.placement.ownership import TIMEOUT_SECONDS, Owners, Patience, Wait, moves_json, rounded
 from waltzctl.reach import Meant, Reach, ServerName, unknown, using
-from waltzctl.safety import Danger
+from waltzctl.safety import Danger, Plan
+from waltzctl.show.change import put_plan
+from waltzctl.show.cluster import servers
+from waltzctl.show.forms import AnyForm, put
 from waltzd.cluster.assignment import moved, spell_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ServerMeta
@@ -32,7 +31,7 @@ from waltzd.wire.servers import ServerAdminClient
 VERB = "server drain"
 
 
-def list_(*, reach: Meant, output: ListOutput = "table") -> int:
+def list_(*, reach: Meant, output: AnyForm = "table") -> int:
     """Show the servers: what they own, how many of that is open, and which one leads. One that should be up and is not is
     `down`, until it is started again or taken out with `waltzctl server remove`.
 
@@ -42,60 +41,8 @@ def list_(*, reach: Meant, output: ListOutput = "table") -> int:
       waltzctl server list -o json
     """
     found = using(reach, lambda cluster: look(cluster.coordinator, tls=reach.tls))
-    put(
-        Listing(
-            kind="servers",
-            columns=(
-                Column("name"), Column("address"), Column("admin"), Column("owns"), Column("open", is_right=True),
-                Column("state"), Column("version", is_wide=True), Column("instance", is_wide=True),
-                Column("error", is_wide=True),
-            ),
-            rows=sorted(
-                [*(row_of(view, found) for view in found.servers), *map(missing_row, found.missing)],
-                key=lambda row: str(row["name"]),
-            ),
-            nothing="No server is up: nobody owns the partitions.",
-        ),
-        output,
-        leader=found.leader,
-    )  # fmt: skip
+    put(servers(found), output)
     return EXIT_OK
-
-
-def row_of(view: ServerView, found: Picture) -> dict[str, Any]:
-    name = view.meta.name
-    owned = [partition.partition for partition in found.partitions if partition.owner == name]
-    words = {"silent": view.error is not None, "leader": name == found.leader, "draining": view.meta.is_draining}
-    return {
-        "name": name,
-        "address": view.meta.listen,
-        "admin": view.meta.admin_listen,
-        "owns": spell_numbers(owned),
-        "partitions": owned,
-        "open": sum(partition.is_open for partition in found.partitions if partition.owner == name),
-        "state": [word for word, holds in words.items() if holds] or ["up"],
-        "version": view.meta.version,
-        "instance": str(view.meta.instance),
-        "error": None if view.error is None else f"{view.error.code} {view.error.message}",
-    }
-
-
-def missing_row(meta: ServerMeta) -> dict[str, Any]:
-    return {
-        "name": meta.name,
-        "address": meta.listen,
-        "admin": meta.admin_listen,
-        "owns": "",
-        "partitions": [],
-        "open": 0,
-        "state": ["down"],
-        "version": meta.version,
-        "instance": str(meta.instance),
-        "error": "it is not in ZooKeeper's list of servers",
-    }
-
-
-# -- taking part -------------------------------------------------------------------------------------------------------
 
 
 def drain(
@@ -133,7 +80,7 @@ def drain(
     with interruptible(STAYS):
         seconds = using(reach, do)
     moves = [] if after is None else moves_json(found.assignment, after)
-    render_change.plan(made, output, result="done", moves=moves, seconds=rounded(seconds))
+    put_plan(made, output, result="done", moves=moves, seconds=rounded(seconds))
     return EXIT_OK
 
 
@@ -156,7 +103,7 @@ def undrain(*, server: ServerName, asked: Asking, reach: Meant, output: Output =
 
     with interruptible(STAYS):
         using(reach, do)
-    render_change.plan(made, output, result="done", moves=moves_json(found.assignment, after))
+    put_plan(made, output, result="done", moves=moves_json(found.assignment, after))
     return EXIT_OK
 
 
@@ -192,7 +139,7 @@ def remove(*, server: ServerName, asked: Asking, reach: Meant, output: Output = 
 
     with interruptible(STAYS):
         using(reach, do)
-    render_change.plan(made, output, result="done")
+    put_plan(made, output, result="done")
     return EXIT_OK
 
 

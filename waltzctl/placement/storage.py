@@ -14,19 +14,19 @@ from uuid import UUID
 from typer import Argument
 
 from waltzctl.certificate import first_contact
-from waltzctl.listing import Column, Listing, ListOutput, put
 from waltzctl.numbers import partitions_of
-from waltzctl.options import Key, Output
+from waltzctl.options import Key
 from waltzctl.picture.look import look
-from waltzctl.picture.picture import StorageView
-from waltzctl.placement import render_storage
 from waltzctl.reach import Certificate, LookUp, Meant, Reach, StorageName, unknown, using
+from waltzctl.show import files
+from waltzctl.show.cluster import storages
+from waltzctl.show.forms import AnyForm, put
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, ForeignCluster, WaltzError
 from waltzd.format.finding import Finding
-from waltzd.protocol.descriptions import PartitionDescription, StorageDescription, VerifySummary
+from waltzd.protocol.descriptions import StorageDescription, VerifySummary
 from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 
@@ -71,14 +71,14 @@ def _found(name: str, reach: Reach) -> tuple[str, Tls | None]:
 
 def settle(results: dict[int, WaltzError | None], done: str, output: str) -> int:
     """Show each partition's outcome; partial success is an exit code of its own."""
-    render_storage.results(results, done, output)
+    put(files.results(results, done), output)
     errors = [error for error in results.values() if error is not None]
     if not errors:
         return EXIT_OK
     return errors[0].exit_code if len(errors) == len(results) else EXIT_PARTIAL
 
 
-def list_(*, reach: Meant, output: ListOutput = "table") -> int:
+def list_(*, reach: Meant, output: AnyForm = "table") -> int:
     """The storages of a cluster: where they are, which group they may fail with, and how they are.
 
     \b
@@ -86,41 +86,12 @@ def list_(*, reach: Meant, output: ListOutput = "table") -> int:
       waltzctl storage list
       waltzctl storage list -o name
     """
-    columns = (
-        Column("storage"),
-        Column("state"),
-        Column("group"),
-        Column("replicas", is_right=True),
-        Column("free bytes", is_right=True, is_size=True),
-        Column("listen"),
-        Column("admin", is_wide=True),
-        Column("version", is_wide=True),
-        Column("trouble", is_wide=True),
-    )
     found = using(reach, lambda cluster: look(cluster.coordinator, tls=reach.tls))
-    rows = [_row(view) for view in found.storages]
-    put(Listing(kind="storages", columns=columns, rows=rows, nothing="The cluster has no storages."), output)
+    put(storages(found), output)
     return EXIT_OK
 
 
-def _row(view: StorageView) -> dict[str, Any]:
-    said = view.said
-    return {
-        "storage": view.meta.name,
-        "state": "silent" if said is None else "draining" if said.is_draining else "up",
-        "group": view.meta.group,
-        "replicas": len(said.assigned) if said is not None else None,
-        "free_bytes": said.free_bytes if said is not None else None,
-        "listen": view.meta.listen,
-        "admin": view.meta.admin_listen,
-        "version": said.version if said is not None else None,
-        "trouble": view.error.message if view.error is not None else "",
-    }
-
-
-def partitions(
-    *, place: StorageName, key: Key = None, reach: LookUp, tls: Certificate, output: ListOutput = "table"
-) -> int:
+def partitions(*, place: StorageName, key: Key = None, reach: LookUp, tls: Certificate, output: AnyForm = "table") -> int:
     """The replicas on a storage, a line each. STORAGE is its name, or the address of its port for operators.
 
     \b
@@ -132,37 +103,12 @@ def partitions(
     async def ask(_client: AdminClient, description: StorageDescription) -> StorageDescription:
         return description
 
-    columns = (
-        Column("partition", is_right=True),
-        Column("state"),
-        Column("last id", is_right=True),
-        Column("committed", is_right=True),
-        Column("session", is_right=True),
-        Column("segments", is_right=True),
-        Column("bytes", is_right=True, is_size=True),
-        Column("story", is_wide=True),
-    )
     found = with_admin(place, key, reach, tls, ask)
-    rows = [_replica(one) for one in found.assigned]
-    put(Listing(kind="partitions", columns=columns, rows=rows, nothing="The storage has no replicas."), output)
+    put(files.replicas(found), output)
     return EXIT_OK
 
 
-def _replica(one: PartitionDescription) -> dict[str, Any]:
-    status = one.status
-    return {
-        "partition": one.partition,
-        "state": render_storage.state(one),
-        "last_id": status.last_id if status is not None else None,
-        "committed": status.committed if status is not None else None,
-        "session": status.promised_session if status is not None else None,
-        "segments": status.segments if status is not None else None,
-        "bytes": one.disk_bytes,
-        "story": one.story,
-    }
-
-
-def describe(*, place: StorageName, reach: LookUp, tls: Certificate, key: Key = None, output: Output = "table") -> int:
+def describe(*, place: StorageName, reach: LookUp, tls: Certificate, key: Key = None, output: AnyForm = "table") -> int:
     """Show a running storage: its cluster, its partitions with their marks, and what it has done since it started. STORAGE
     is its name, or the address of its port for operators.
 
@@ -175,7 +121,7 @@ def describe(*, place: StorageName, reach: LookUp, tls: Certificate, key: Key = 
     async def ask(_client: AdminClient, description: StorageDescription) -> StorageDescription:
         return description
 
-    render_storage.description(with_admin(place, key, reach, tls, ask), output)
+    put(files.description(with_admin(place, key, reach, tls, ask)), output)
     return EXIT_OK
 
 
@@ -186,7 +132,7 @@ def verify(
     reach: LookUp,
     tls: Certificate,
     key: Key = None,
-    output: Output = "table",
+    output: AnyForm = "table",
 ) -> int:
     """Check the files of a storage while it runs: every record up to what is on the disk now. Appends go on. Damage that
     it finds is healed by the partition's owner from the other replicas.
@@ -209,5 +155,5 @@ def verify(
         return findings, summaries
 
     findings, summaries = with_admin(place, key, reach, tls, ask)
-    render_storage.verification(findings, summaries, output)
+    put(files.verification(findings, summaries), output)
     return EXIT_FINDINGS if findings else EXIT_OK

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from waltzctl.blueprint import ZOOKEEPER
-from waltzctl.placement.render_cluster import sentence
 from waltzctl.playground.daemon import State
 from waltzctl.reach import LOCAL_DIRECTORY
-from waltzctl.render import console, count, printable, table
+from waltzctl.show.cluster import sentence
+from waltzctl.show.terminal import console, count, printable, table
 from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from waltzctl import render_change
 from waltzctl.blueprint import BLUEPRINT, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
-from waltzctl.change import Asked, Plan, agree
+from waltzctl.change import Asked, agree
 from waltzctl.interruption import EXIT_INTERRUPTED, ending_in_order
 from waltzctl.merged_log import Tail, merged
 from waltzctl.options import Output
@@ -31,7 +30,9 @@ from waltzctl.playground.local import LocalCluster
 from waltzctl.playground.preflight import check_machine, command_of
 from waltzctl.playground.zookeeper_process import java_command
 from waltzctl.reach import LOCAL_DIRECTORY, LOCAL_ROOT, Reach, load_contexts, resolve, unknown
-from waltzctl.render import count, size
+from waltzctl.safety import Plan
+from waltzctl.show.change import put_plan
+from waltzctl.show.terminal import count, size
 from waltzd.errors import EXIT_ERROR, EXIT_OK, BadArgument, NoLocalCluster, WaltzError
 
 WATCH_SECONDS = 0.3
@@ -332,7 +333,7 @@ def reset(
         else:
             with directory_lock(directory):
                 remove(directory)
-    render_change.plan(plan, output, result="done", foreign=list(found.foreign))
+    put_plan(plan, output, result="done", foreign=list(found.foreign))
     render_local.told_killed(killed)
     return EXIT_OK
 

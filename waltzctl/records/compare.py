@@ -10,22 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 from typer import Argument, Option
 
 from waltzctl.numbers import check_partition
-from waltzctl.options import Output
 from waltzctl.progress import Shown, ShownProgress, Waiting
 from waltzctl.reach import Meant, Reach, unknown, using
-from waltzctl.records.comparison import Answers, Question, Standing, Verdict, comparison
-from waltzd.cluster.documents import Role, StorageMeta
+from waltzctl.records.comparison import Answers, Compared, Comparison, Question, Standing, comparison
+from waltzctl.show.forms import AnyForm
+from waltzd.cluster.documents import StorageMeta
 from waltzd.errors import (
-    EXIT_FINDINGS,
-    EXIT_OK,
-    EXIT_PARTIAL,
     BadArgument,
     CannotConnect,
     NoSuchPartition,
@@ -43,38 +39,6 @@ if TYPE_CHECKING:
 READ_SECONDS = 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """One replica in the result."""
-
-    storage: str
-    role: Role | None
-    standing: Standing
-    last_id: int | None
-    """What it holds, committed or not; None where nobody knows."""
-    behind: int | None
-    """So many committed ids are missing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    partition: int
-    committed: int
-    """As the owner says; without one, what the replicas know."""
-    replicas: tuple[Compared, ...]
-    differing: Mapping[int, Mapping[str, Record | WaltzError]]
-    """The first records that differ, as the replicas hold them."""
-    exchanges: int
-    hashed_bytes: int
-
-    @property
-    def exit_code(self) -> int:
-        verdicts = [replica.standing.verdict for replica in self.replicas]
-        if Verdict.DIFFERENT in verdicts:
-            return EXIT_FINDINGS
-        return EXIT_PARTIAL if Verdict.UNKNOWN in verdicts else EXIT_OK
-
-
 def compare(
     *,
     partition: Annotated[int, Argument(min=0, metavar="PARTITION")],
@@ -85,7 +49,7 @@ def compare(
         float, Option("--timeout", min=0.1, metavar="SECONDS", help="How long one answer of a storage may take.")
     ] = 30.0,
     reach: Meant,
-    output: Output = "table",
+    output: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
     """Compare the committed records of the replicas of PARTITION, while they go on. Each storage reads and hashes its
@@ -98,11 +62,12 @@ def compare(
       waltzctl partition compare 0
       waltzctl partition compare 1 -o json
     """
-    from waltzctl.records import render_compare
+    from waltzctl.show import records
+    from waltzctl.show.forms import put
 
     with Waiting(progress) as waiting:
         found = using(reach, lambda cluster: _compare(cluster, reach, partition, names, seconds, waiting))
-    render_compare.comparison(found, output)
+    put(records.comparison(found), output)
     return found.exit_code
 
 

@@ -16,8 +16,10 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from waltzd.errors import WaltzError
+from waltzd.cluster.documents import Role
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, WaltzError
 from waltzd.format.digest import Digest
+from waltzd.format.record import Record
 
 
 class Verdict(enum.Enum):
@@ -51,6 +53,38 @@ class Standing:
     difference: tuple[int, int] | None = None
     """The first id that differs; a range where somebody stopped answering before it was found."""
     error: WaltzError | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One replica in the result."""
+
+    storage: str
+    role: Role | None
+    standing: Standing
+    last_id: int | None
+    """What it holds, committed or not; None where nobody knows."""
+    behind: int | None
+    """So many committed ids are missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    partition: int
+    committed: int
+    """As the owner says; without one, what the replicas know."""
+    replicas: tuple[Compared, ...]
+    differing: Mapping[int, Mapping[str, Record | WaltzError]]
+    """The first records that differ, as the replicas hold them."""
+    exchanges: int
+    hashed_bytes: int
+
+    @property
+    def exit_code(self) -> int:
+        verdicts = [replica.standing.verdict for replica in self.replicas]
+        if Verdict.DIFFERENT in verdicts:
+            return EXIT_FINDINGS
+        return EXIT_PARTIAL if Verdict.UNKNOWN in verdicts else EXIT_OK
 
 
 @dataclass(frozen=True)

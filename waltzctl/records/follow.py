@@ -17,7 +17,7 @@ from waltzctl.certificate import first_contact
 from waltzctl.numbers import check_partition
 from waltzctl.picture import last_seen
 from waltzctl.reach import Reach, using
-from waltzctl.render import printable
+from waltzctl.show.terminal import printable
 from waltzctl.watching.poll import LOST, known_of
 from waltzd import Client, ClientSettings, Transaction
 from waltzd.client import loop

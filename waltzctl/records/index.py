@@ -9,10 +9,10 @@ from uuid import UUID
 
 from typer import Argument, Option
 
-from waltzctl import render
-from waltzctl.options import Output
 from waltzctl.progress import Progress, Shown, ShownProgress
 from waltzctl.records.target import resolve
+from waltzctl.show import files
+from waltzctl.show.forms import AnyForm, put
 from waltzd.disk.real import GuestDisk
 from waltzd.errors import EXIT_OK, BadArgument, Unsafe
 from waltzd.storage.offline.reindex import State, rebuild
@@ -39,7 +39,7 @@ def rebuild_index(
     key: Annotated[
         UUID | None, Option("--key", help="The cluster key that the data must have, where no control file says it.")
     ] = None,
-    output: Output = "table",
+    output: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
     """Make the index files of a storage again from its data files. An index that is right is left alone. The old index
@@ -63,7 +63,7 @@ def rebuild_index(
     started = time.monotonic()
     with Progress("rebuild", progress) as course:
         done = rebuild(GuestDisk(), targets, jobs=jobs or processors(), left_out=ranges, key=key, on_progress=course.update)
-    render.rebuilding(done, output, seconds=time.monotonic() - started)
+    put(files.rebuilding(done, seconds=time.monotonic() - started), output)
     refused = done.of(State.REFUSED)
     if refused:
         first = refused[0].findings[0]

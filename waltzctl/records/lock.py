@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from waltzctl.numbers import check_partition
-from waltzctl.options import Negative, Output
+from waltzctl.options import Negative
 from waltzctl.reach import Meant, Reach, using
+from waltzctl.show.forms import AnyForm
 from waltzd.errors import EXIT_OK, PartitionsClosed, WaltzError
 
 if TYPE_CHECKING:
@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     from waltzd.protocol.locks import Lock, LockExplanation
 
 CALL_SECONDS = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explained:
-    partition: int
-    owner: str
-    lock: Lock
-    found: LockExplanation
-    seen: int
-    """The mark of the client that is asked about."""
-    marker: Transaction | None
-    """The transaction that marked the lock, where it is known and committed."""
-    trouble: WaltzError | None
-    """Why it could not be read."""
 
 
 def explain(
@@ -52,7 +38,7 @@ def explain(
         Literal["read", "write", "append"], Option("--mode", help="What the client wants of the lock.")
     ] = "write",
     reach: Meant,
-    output: Output = "table",
+    output: AnyForm = "table",
 ) -> int:
     """Show what the owner of PARTITION knows of a lock: which transaction marked it last, or how far back the owner
     remembers, and whether a transaction of a client that has seen the log up to `--mark` would get it now.
@@ -64,18 +50,19 @@ def explain(
       waltzctl lock explain 0 order 17
       waltzctl lock explain 0 order 17 --mark -1 --mode read -o json
     """
-    from waltzctl.records import render_lock
     from waltzctl.records.append import lock_id
+    from waltzctl.show import records
+    from waltzctl.show.forms import put
     from waltzd.protocol.locks import Lock, Mode
 
     lock = Lock(name, lock_id(id), Mode[mode.upper()])
     owner, found = using(reach, lambda cluster: _ask(cluster, reach, partition, lock))
     marker, trouble = _marker(reach, partition, found)
     seen = found.committed if mark is None else mark
-    render_lock.explained(
-        Explained(partition=partition, owner=owner, lock=lock, found=found, seen=seen, marker=marker, trouble=trouble),
-        output,
+    told = records.Explained(
+        partition=partition, owner=owner, lock=lock, found=found, seen=seen, marker=marker, trouble=trouble
     )
+    put(records.lock(told), output)
     return EXIT_OK
 
 

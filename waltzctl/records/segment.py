@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from typer import Argument, Option
 
 from waltzctl.options import OUTPUT
-from waltzctl.records import render_dump
 from waltzctl.records.target import plain_file
+from waltzctl.show import dump as shown
 from waltzd.disk.real import RealDisk
 from waltzd.errors import EXIT_OK, BadArgument
 from waltzd.storage.offline.dump import dump
@@ -43,6 +43,6 @@ def dump_segment(
     """
     if last_id is not None and last_id < first_id:
         raise BadArgument(f"--from {first_id} is above --to {last_id}", not_done="nothing was shown")
-    sink = render_dump.sink(output, payload_bytes)
+    sink = shown.sink(output, payload_bytes)
     dump(RealDisk(), plain_file(path), sink, first_id=first_id, last_id=last_id)
     return EXIT_OK

@@ -13,8 +13,8 @@ from typer import Argument, Option
 
 from waltzctl.options import OUTPUT, Misused, Output
 from waltzctl.reach import Meant
-from waltzctl.records import render_txn
 from waltzctl.records.decode import Filters, How, JsonPath, pattern_of
+from waltzctl.show import records
 from waltzd.client.view import HEADER_MAX, HEADER_MIN
 from waltzd.errors import EXIT_OK, BadArgument, BeyondLog
 from waltzd.format.layout import ID_MAX
@@ -29,7 +29,7 @@ Patience = Annotated[
 ]
 Decoding = Annotated[How, Option("--decode", rich_help_panel=OUTPUT, help="What payloads are taken for.")]
 Form = Annotated[
-    render_txn.Form,
+    records.Form,
     Option(
         "-o",
         "--output",
@@ -75,7 +75,7 @@ def get(
     """
     from waltzctl.records.follow import between, with_client
 
-    spans, sink = spans_of(ids), render_txn.sink(output, decode)
+    spans, sink = spans_of(ids), records.sink(output, decode)
     highest = max(last for _, last in spans)
 
     async def show(client: Any) -> None:
@@ -118,7 +118,7 @@ def tail(
 
     if (partition is None) != is_all:
         raise Misused("Name a partition, or say --all.")
-    sink, feed = render_txn.sink(output, decode, with_partition=is_all), Feed()
+    sink, feed = records.sink(output, decode, with_partition=is_all), Feed()
 
     async def show(client: Any) -> None:
         numbers = range(client.partition_count) if partition is None else (partition,)
@@ -189,7 +189,7 @@ def grep(
         pattern=None if pattern is None else pattern_of(pattern),
         paths=tuple(JsonPath.parse(path) for path in paths),
     )
-    sink, feed = render_txn.sink(output, decode), Feed()
+    sink, feed = records.sink(output, decode), Feed()
 
     async def show(client: Any) -> None:
         committed = await client.high_water_mark(partition)
@@ -218,7 +218,7 @@ def grep(
     return EXIT_OK
 
 
-async def _pour(read: AsyncGenerator[Transaction, None], sink: render_txn.Sink) -> None:
+async def _pour(read: AsyncGenerator[Transaction, None], sink: records.Sink) -> None:
     async with aclosing(read):
         async for transaction in read:
             sink(transaction)
@@ -278,10 +278,10 @@ def append(
       waltzctl txn append 0 "hello"
       waltzctl txn append 0 "{\\"order\\": {\\"sku\\": 17}}" --header 7 --lock append:order:17
     """
-    from waltzctl.change import Asked, Plan, agree
+    from waltzctl.change import Asked, agree
     from waltzctl.records import append as appending
     from waltzctl.records.follow import with_client
-    from waltzctl.safety import Danger
+    from waltzctl.safety import Danger, Plan
 
     wanted = [appending.lock_of(lock) for lock in locks]
     payload = appending.payload_of(text, file)
@@ -298,7 +298,7 @@ def append(
         typed=partition,
         is_appending=True,
     )
-    render_txn.submitted(done, output)
+    records.submitted(done, output)
     if done.error is not None:
         raise done.error
     return EXIT_OK

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Annotated
 from uuid import UUID
 
 from typer import Argument, Option
 
-from waltzctl import render
-from waltzctl.options import Output
+from waltzctl.interruption import silence_stdout
 from waltzctl.progress import Progress, Shown, ShownProgress
 from waltzctl.records.target import resolve
+from waltzctl.show import files
+from waltzctl.show.forms import AnyForm, put
 from waltzd.disk.real import RealDisk
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK
 from waltzd.storage.offline.verify import Options, verify
@@ -36,7 +38,7 @@ def verify_segments(
         bool, Option("--deep", help="Check each record once more by itself, with plain zlib. Much slower.")
     ] = False,
     key: Annotated[UUID | None, Option("--key", help="The cluster key that the data must have.")] = None,
-    output: Output = "table",
+    output: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
     """Check all files of a storage: every checksum, header and index entry, the control and promise files, and that no
@@ -55,5 +57,9 @@ def verify_segments(
     started = time.monotonic()
     with Progress("verify", progress) as course:
         report = verify(RealDisk(), targets, options, course.update)
-    render.verification(report, output, seconds=time.monotonic() - started)
+    try:
+        put(files.report(report, seconds=time.monotonic() - started), output)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the exit code still tells the result
+        silence_stdout()
     return EXIT_FINDINGS if report.findings else EXIT_OK

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from waltzctl.render import JSON_VERSION
+from waltzctl.show.forms import JSON_VERSION
 from waltzd.disk.real import translate
 from waltzd.errors import AlreadyThere
 

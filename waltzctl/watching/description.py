@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import re
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 from waltzctl.picture.picture import Picture
+from waltzctl.show.forms import plain
 from waltzd.cluster.cluster import CLIENT_IDS
 from waltzd.cluster.coordinator import Coordinator
-from waltzd.errors import WaltzError
-
-
-def plain(value: Any) -> Any:
-    """Dataclasses as objects, errors as their code and message, everything else that JSON does not know as its text."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {found.name: plain(getattr(value, found.name)) for found in fields(value)}
-    if isinstance(value, WaltzError):
-        return {"code": value.code, "message": value.message}
-    if isinstance(value, enum.Enum):
-        return value.name.lower() if isinstance(value, enum.IntEnum) else str(value.value)
-    if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(one) for one in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
 
 
 def describe(found: Picture) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from waltzctl.options import Output, Timeout
+from waltzctl.options import Timeout
 from waltzctl.reach import Meant, Reach
-from waltzctl.watching import render_doctor
+from waltzctl.show.forms import AnyForm, put
+from waltzctl.show.watching import checks
 from waltzctl.watching.diagnosis import Check, Grade, diagnose
 from waltzctl.watching.examination import examine
 from waltzctl.watching.poll import CALL_SECONDS, Poll
@@ -12,7 +13,7 @@ from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY
 
 
-def doctor(*, seconds: Timeout = CALL_SECONDS, reach: Meant, output: Output = "table") -> int:
+def doctor(*, seconds: Timeout = CALL_SECONDS, reach: Meant, output: AnyForm = "table") -> int:
     """Check a cluster for what will go wrong next: disks, space, clocks, open files, certificates, versions, how many
     replicas may fail, lag, failure domains, ZooKeeper, and work that somebody forgot. Nothing is changed.
 
@@ -23,9 +24,9 @@ def doctor(*, seconds: Timeout = CALL_SECONDS, reach: Meant, output: Output = "t
       waltzctl doctor
       waltzctl doctor --timeout 10 -o json
     """
-    checks = loop.run(_checks(reach, seconds))
-    render_doctor.checks(checks, output)
-    return EXIT_UNHEALTHY if any(check.grade is Grade.FAIL for check in checks) else EXIT_OK
+    found = loop.run(_checks(reach, seconds))
+    put(checks(found), output)
+    return EXIT_UNHEALTHY if any(check.grade is Grade.FAIL for check in found) else EXIT_OK
 
 
 async def _checks(reach: Reach, seconds: float) -> list[Check]:

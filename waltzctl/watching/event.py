@@ -7,16 +7,18 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Literal
+from typing import Annotated
 
 from typer import Option
 
 from waltzctl.merged_log import Line
-from waltzctl.options import OUTPUT
+from waltzctl.options import Misused
 from waltzctl.reach import Meant, Reach, unknown
-from waltzctl.watching import render_event
+from waltzctl.show import watching
+from waltzctl.show.forms import AnyForm, put
 from waltzctl.watching.listen import OPERATOR, Level, Listening, history_of, told_lines
-from waltzctl.watching.poll import CALL_SECONDS, Poll, Sighting
+from waltzctl.watching.poll import CALL_SECONDS, Poll
+from waltzctl.watching.verdict import Sighting
 from waltzd.client import loop
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument, CannotConnect, WaltzError
@@ -48,15 +50,7 @@ def events(
         tuple[str, ...], Option("--daemon", metavar="NAME", help="Only of this server or storage. Once for each.")
     ] = (),
     level: Annotated[Level, Option("--level", help="This one and what is worse.")] = "info",
-    output: Annotated[
-        Literal["table", "json"],
-        Option(
-            "-o",
-            "--output",
-            rich_help_panel=OUTPUT,
-            help="For people, or for scripts; with --follow one JSON object a line.",
-        ),
-    ] = "table",
+    output: AnyForm = "table",
     reach: Meant,
 ) -> int:
     """What the daemons of a cluster logged lately, and what operators changed, in the order of time, each line with who
@@ -68,11 +62,13 @@ def events(
       waltzctl events
       waltzctl events --since 10m --level warning -o json
     """
+    if follow and output not in ("table", "json"):
+        raise Misused("--follow shows lines as -o table or as -o json, an object a line.")
     since_ms = int((time.time() - duration(since)) * 1000)
     if not follow:
         found, silent = loop.run(_once(reach, since_ms, names, level))
-        render_event.events(found, output)
-        render_event.silent(silent)
+        put(watching.events(found), output)
+        watching.silent(silent)
         return EXIT_PARTIAL if silent else EXIT_OK
     with suppress(KeyboardInterrupt):
         loop.run(_follow(reach, since_ms, names, level, output))
@@ -106,10 +102,10 @@ async def _follow(reach: Reach, since_ms: int, names: Sequence[str], level: str,
                 told = await listening.listen(sighting.picture, names)
                 history = await _history(poll, sighting)
                 lines = told_lines(told, history, since_ms=since_ms, level=level, names=names)
-                render_event.followed([line for line in lines if line not in told_before], output)
+                watching.followed([line for line in lines if line not in told_before], output)
                 told_before |= {line for line in lines if line.kind == OPERATOR}
                 silent = {name: error for name, error in listening.silent.items() if name not in told_silent}
-                render_event.silent(silent)
+                watching.silent(silent)
                 told_silent = set(listening.silent)
                 rounds += 1
                 await asyncio.sleep(FOLLOW_SECONDS)

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from waltzctl.reach import Reach
 from waltzctl.watching.diagnosis import Facts, ZooKeeperServer
 from waltzctl.watching.expiry import days_left, own_days
-from waltzctl.watching.poll import Sighting
+from waltzctl.watching.verdict import Sighting
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.role import Role
 

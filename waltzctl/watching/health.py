@@ -7,9 +7,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from waltzctl.numbers import partitions_of
-from waltzctl.options import Output
 from waltzctl.reach import Meant, Reach
-from waltzctl.watching import render_health
+from waltzctl.show import watching
+from waltzctl.show.forms import AnyForm, put
 from waltzctl.watching.poll import Poll
 from waltzctl.watching.probe import Probing, connecting, probe_all
 from waltzd.client import loop
@@ -26,7 +26,7 @@ def health(
         float, Option("--timeout", min=0.1, max=300, metavar="SECONDS", help="How long each stage may take.")
     ] = SECONDS,
     reach: Meant,
-    output: Output = "table",
+    output: AnyForm = "table",
 ) -> int:
     """Commit a probe in every partition, or in those that are named (0-3,7), read it back, and say how long each stage
     took. The end is 0 when all of them worked, else 10.
@@ -41,7 +41,7 @@ def health(
       waltzctl health 0-1 --no-write -o json
     """
     probing, contact_ms, contact_error = loop.run(_probe(reach, partitions, seconds=seconds, is_writing=not no_write))
-    render_health.probing(probing, contact_ms, contact_error, output, is_writing=not no_write)
+    put(watching.probing(probing, contact_ms, contact_error, is_writing=not no_write), output)
     return EXIT_OK if probing.is_well and contact_error is None else EXIT_UNHEALTHY
 
 

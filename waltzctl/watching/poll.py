@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,7 @@ from waltzctl.picture.last_seen import LastSeen
 from waltzctl.picture.look import look, look_without
 from waltzctl.picture.picture import Picture
 from waltzctl.reach import Reach
-from waltzctl.watching.verdict import REPAIR, Lost, Verdict, judge, slow, with_since
+from waltzctl.watching.verdict import REPAIR, Lost, Sighting, judge, slow, with_since
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
@@ -35,19 +35,6 @@ CALL_SECONDS = 3.0
 UNKNOWN_INSTANCE = UUID(int=0)
 LOST = (CannotConnect, CoordinatorRefused, NodeMissing, BadMetadata)
 """The coordinator does not answer, or has not the documents that it had, or they cannot be read."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sighting:
-    picture: Picture
-    verdict: Verdict
-    lost: Lost | None
-    """Why the coordinator was left out."""
-    coordinator_ms: float | None
-    """How long it took to read all documents there; None when it did not answer."""
-    at: str
-    milliseconds: float
-    """Of the whole look."""
 
 
 class Poll:

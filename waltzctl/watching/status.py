@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from typer import Option
 
-from waltzctl.options import OUTPUT, Bare, Timeout
+from waltzctl.options import Bare, Timeout
+from waltzctl.playground import render_local
 from waltzctl.playground.local import LocalCluster
 from waltzctl.reach import Meant, Reach
-from waltzctl.render import printable
-from waltzctl.watching import render_status
-from waltzctl.watching.poll import CALL_SECONDS, Poll, Sighting
-from waltzctl.watching.render_status import Screen
+from waltzctl.show import cluster
+from waltzctl.show.forms import AnyForm, put
+from waltzctl.show.terminal import Screen, paragraph, printable
+from waltzctl.watching.poll import CALL_SECONDS, Poll
+from waltzctl.watching.verdict import Sighting
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, WaltzError
 
@@ -37,10 +39,7 @@ def status(
         Bare(f"{WATCH_SECONDS:g}"),
     ] = None,
     seconds: Timeout = CALL_SECONDS,
-    output: Annotated[
-        Literal["table", "json", "yaml"],
-        Option("-o", "--output", rich_help_panel=OUTPUT, help="For people, or for scripts."),
-    ] = "table",
+    output: AnyForm = "table",
     reach: Meant,
 ) -> int:
     """Whether a cluster is well: HEALTHY, DEGRADED, or DOWN where no partition takes transactions; then each thing that is
@@ -55,7 +54,7 @@ def status(
     """
     if watch is None:
         found = loop.run(_look(reach, seconds))
-        render_status.status(found, _processes(reach), output)
+        put(cluster.status(found, _processes(reach)), output)
         return EXIT_OK if found.verdict.is_healthy else EXIT_UNHEALTHY
     return _watch(reach, watch, seconds, output)
 
@@ -65,11 +64,13 @@ async def _look(reach: Reach, seconds: float) -> Sighting:
         return await poll.look()
 
 
-def _processes(reach: Reach) -> LocalCluster | None:
+def _processes(reach: Reach) -> cluster.Local | None:
     """Of a cluster on this machine."""
-    if reach.directory is None:
+    found = None if reach.directory is None else LocalCluster.find(reach.directory)
+    if found is None:
         return None
-    return LocalCluster.find(reach.directory)
+    told = {"directory": str(found.directory), "daemons": render_local.processes_json(found)}
+    return lambda out: render_local.processes(out, found), told
 
 
 def _watch(reach: Reach, every: float, seconds: float, output: str) -> int:
@@ -100,11 +101,11 @@ def _watch(reach: Reach, every: float, seconds: float, output: str) -> int:
 
 
 def _put(screen: Screen | None, found: Sighting, reach: Reach, every: float, output: str) -> None:
-    cluster = _processes(reach)
+    page = cluster.status(found, _processes(reach))
     if screen is None:
-        render_status.status(found, cluster, output)
-        return
-    screen.put(lambda out: render_status.show(out, found, cluster), _foot(every))
+        put(page, output)
+    else:
+        screen.put(page.draw, _foot(every))
 
 
 def _put_error(screen: Screen | None, error: WaltzError, every: float) -> None:
@@ -112,7 +113,7 @@ def _put_error(screen: Screen | None, error: WaltzError, every: float) -> None:
         for line in error.lines():
             typer.echo(printable(line), err=True)
         return
-    screen.put(lambda out: render_status.paragraph(out, " ".join(error.lines()), "bold red"), _foot(every))
+    screen.put(lambda out: paragraph(out, " ".join(error.lines()), "bold red"), _foot(every))
 
 
 def _foot(every: float) -> str:

@@ -64,22 +64,22 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
     from importlib.metadata import version
     from platform import python_version
 
-    from waltzctl.watching.description import describe, metadata_tree, plain
+    from waltzctl.show.cluster import status
+    from waltzctl.show.forms import plain
+    from waltzctl.show.watching import checks, events
+    from waltzctl.watching.description import describe, metadata_tree
     from waltzctl.watching.diagnosis import diagnose
     from waltzctl.watching.examination import examine
     from waltzctl.watching.listen import Listening, history_of, told_lines
     from waltzctl.watching.poll import Poll
-    from waltzctl.watching.render_doctor import checks_json
-    from waltzctl.watching.render_event import line_json
-    from waltzctl.watching.render_status import status_json
     from waltzd.errors import WaltzError
 
     found = Bundle()
     async with Poll(reach, seconds=seconds, aloud=True) as poll:
         sighting = await poll.look()
         picture = sighting.picture
-        found.put_json("status.json", status_json(sighting, None))
-        found.put_json("doctor.json", checks_json(diagnose(await examine(reach, sighting, seconds=seconds))))
+        found.put_json("status.json", status(sighting).document)
+        found.put_json("doctor.json", checks(diagnose(await examine(reach, sighting, seconds=seconds))).document)
         for name, error in picture.silent.items():
             found.missing[f"daemons/{name}.json"] = f"{error.code} {error.message}"
         for name, described in describe(picture).items():
@@ -99,7 +99,7 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
         async with Listening(picture.meta.key, reach.tls, seconds=seconds) as listening:
             told = await listening.listen(picture)
         lines = told_lines(told, history, since_ms=0, level="debug")
-        found.put_json("events.json", {"events": [line_json(line) for line in lines]})
+        found.put_json("events.json", events(lines).document)
         for name, silent in listening.silent.items():
             found.missing[f"events of {name}"] = f"{silent.code} {silent.message}"
         versions = {view.meta.name: None if view.said is None else view.said.version for view in picture.nodes}

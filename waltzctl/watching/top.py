@@ -12,12 +12,13 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from waltzctl.options import OUTPUT
 from waltzctl.reach import Meant, Reach
-from waltzctl.watching import render_top
-from waltzctl.watching.poll import Poll, Sighting
+from waltzctl.show import watching
+from waltzctl.show.forms import AnyForm, put
+from waltzctl.show.terminal import Screen, paragraph
+from waltzctl.watching.poll import Poll
 from waltzctl.watching.rates import Rates, rates
-from waltzctl.watching.render_status import Screen, paragraph
+from waltzctl.watching.verdict import Sighting
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, WaltzError
 
@@ -36,10 +37,7 @@ def top(
         float, Option("--every", min=0.2, max=3600, metavar="SECONDS", help="Between two looks.")
     ] = EVERY_SECONDS,
     once: Annotated[bool, Option("--once", help="Look twice, show one table, and end.")] = False,
-    output: Annotated[
-        Literal["table", "json"],
-        Option("-o", "--output", rich_help_panel=OUTPUT, help="For people, or for scripts (with --once)."),
-    ] = "table",
+    output: AnyForm = "table",
     reach: Meant,
 ) -> int:
     """What a cluster is doing, live until Ctrl-C: for each partition transactions and megabytes a second, how long commits
@@ -53,12 +51,12 @@ def top(
       waltzctl top --once
       waltzctl top --once --every 0.5 --sort p99 -n 5 -o json
     """
-    if once or output == "json":
+    if once or output != "table":
         found, sighting = loop.run(_twice(reach, every))
-        render_top.top(found, sighting, output, sort=sort, rows_max=rows_max)
+        put(watching.top(found, sighting, sort=sort, rows_max=rows_max), output)
         return EXIT_OK
     with Screen() as screen, suppress(KeyboardInterrupt):
-        loop.run(_live(reach, every, lambda found, last: _put(screen, found, last, sort, rows_max, every), screen))
+        loop.run(_live(reach, every, lambda found, last: _draw(screen, found, last, sort, rows_max, every), screen))
     return EXIT_OK
 
 
@@ -70,7 +68,7 @@ async def _twice(reach: Reach, every: float) -> tuple[Rates, Sighting]:
         return rates(before.picture, now.picture, then - at), now
 
 
-async def _live(reach: Reach, every: float, put: Callable[[Rates, Sighting], None], screen: Screen) -> int:
+async def _live(reach: Reach, every: float, draw: Callable[[Rates, Sighting], None], screen: Screen) -> int:
     async with Poll(reach) as poll:
         before: tuple[Sighting, float] | None = None
         while True:
@@ -82,18 +80,18 @@ async def _live(reach: Reach, every: float, put: Callable[[Rates, Sighting], Non
                 screen.put(partial(paragraph, text=" ".join(error.lines()), style="bold red"), _foot(every))
             else:
                 if before is None:  # nothing to compare it with yet
-                    put(rates(replace(now.picture, partitions=(), storages=()), now.picture, every), now)
+                    draw(rates(replace(now.picture, partitions=(), storages=()), now.picture, every), now)
                 else:
-                    put(rates(before[0].picture, now.picture, at - before[1]), now)
+                    draw(rates(before[0].picture, now.picture, at - before[1]), now)
                 before = now, at
             await asyncio.sleep(max(0.0, every - (time.monotonic() - started)))
 
 
-def _put(screen: Screen, found: Rates, sighting: Sighting, sort: str, rows_max: int | None, every: float) -> None:
+def _draw(screen: Screen, found: Rates, sighting: Sighting, sort: str, rows_max: int | None, every: float) -> None:
     rows = rows_max
     if rows is None and screen.out.is_terminal:
-        rows = render_top.rows_for(screen.out.height, len(found.storages))
-    screen.put(lambda out: render_top.show(out, found, sighting, sort=sort, rows_max=rows), _foot(every))
+        rows = watching.rows_for(screen.out.height, len(found.storages))
+    screen.put(lambda out: watching.draw_top(out, found, sighting, sort=sort, rows_max=rows), _foot(every))
 
 
 def _foot(every: float) -> str:

@@ -47,13 +47,13 @@ class Reason:
     """What it is about, the same at every look."""
     sentence: str
     next_step: str
+    since: str | None = None
+    """Seen without interruption since then."""
+    stops: bool = False
+    """These partitions take no transactions."""
     partitions: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     """Of processes."""
-    stops: bool = False
-    """These partitions take no transactions."""
-    since: str | None = None
-    """Seen without interruption since then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,21 @@ class Lost:
     cause: WaltzError
     seen: str | None
     """When it did last, as far as whoever looks knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """One look at a cluster, and what is to be said of it."""
+
+    picture: Picture
+    verdict: Verdict
+    lost: Lost | None
+    """Why the coordinator was left out."""
+    coordinator_ms: float | None
+    """How long it took to read all documents there; None when it did not answer."""
+    at: str
+    milliseconds: float
+    """Of the whole look."""
 
 
 def judge(

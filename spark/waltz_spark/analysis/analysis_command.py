@@ -11,8 +11,9 @@ from typer import Argument, Option
 
 from waltz_spark.engine.spark_choice import Conf, JavaHome, Master
 from waltz_spark.exporting.options import Log, origin_of
-from waltzctl import render
 from waltzctl.options import Output
+from waltzctl.show import terminal
+from waltzctl.show.forms import put_json
 from waltzd.errors import EXIT_OK, BadArgument
 
 if TYPE_CHECKING:
@@ -70,17 +71,17 @@ def _show_replay(branches: list[Branch], archive: str, view: Path | None, output
             }
             for branch in branches
         }
-        render.put_json(
+        put_json(
             {"archive": archive, "view": None if view is None else str(view), "agrees": None if view is None else True,
              "partitions": parts}
         )  # fmt: skip
         return
-    from waltzctl.render import table
+    from waltzctl.show.terminal import table
 
-    out = render.console()
+    out = terminal.console()
     said = "the log was replayed" if view is None else "the log and the view agree"
     transfers = sum(branch.next_id for branch in branches)
-    out.print(f"{said}: {render.count(transfers, 'transfer')}, nobody overdrew, all money is there", soft_wrap=True)
+    out.print(f"{said}: {terminal.count(transfers, 'transfer')}, nobody overdrew, all money is there", soft_wrap=True)
     rows = [
         (str(branch.partition), f"{branch.next_id:,}", str(number), f"{balance:,}")
         for branch in branches
@@ -150,7 +151,7 @@ def report_(
     if chart is not None:
         report_chart.draw(found, chart)
     if output == "json":
-        render.put_json(report.as_json(found))
+        put_json(report.as_json(found))
     else:
         render_report.show(found)
         if chart is not None:

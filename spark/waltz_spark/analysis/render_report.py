@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from waltz_spark.analysis.report import Part, Report
-from waltzctl import render
-from waltzctl.render import table
+from waltzctl.show import terminal
+from waltzctl.show.terminal import table
 
 PARTITIONS_MAX, TIMES_MAX = 20, 48
 _NUMBERS = ("transactions", "bytes", "p50", "p99", "max")
 
 
 def show(report: Report) -> None:
-    out = render.console()
+    out = terminal.console()
     total = report.total
-    out.print(f"{render.count(total.transactions, 'transaction')}, {render.size(total.bytes)} of payload, in "
-              f"{render.count(len(report.partitions), 'partition')}: {report.source}", soft_wrap=True)  # fmt: skip
+    out.print(f"{terminal.count(total.transactions, 'transaction')}, {terminal.size(total.bytes)} of payload, in "
+              f"{terminal.count(len(report.partitions), 'partition')}: {report.source}", soft_wrap=True)  # fmt: skip
     if not total.transactions:
         return
     out.print(
-        f"payloads: p50 {render.size(total.p50)}, p99 {render.size(total.p99)}, max {render.size(total.max)}",
+        f"payloads: p50 {terminal.size(total.p50)}, p99 {terminal.size(total.p99)}, max {terminal.size(total.max)}",
         soft_wrap=True,
     )
     hottest = report.hottest()[:PARTITIONS_MAX]
@@ -33,7 +33,7 @@ def show(report: Report) -> None:
     ):
         table(out, (name, *_NUMBERS), [(part.name, *_numbers(part)) for part in parts], right=(name, *_NUMBERS))
         if count > len(parts):
-            out.print(f"and {render.count(count - len(parts), f'more {name}')}; --top shows more", soft_wrap=True)
+            out.print(f"and {terminal.count(count - len(parts), f'more {name}')}; --top shows more", soft_wrap=True)
     if not report.time_unit:
         out.print("Nothing here says when: no time column, and no segment with a day.", soft_wrap=True)
         return
@@ -45,12 +45,12 @@ def show(report: Report) -> None:
 
 def _more(parts: Sequence[Part], shown: Sequence[Part], name: str) -> None:
     if len(parts) > len(shown):
-        render.console().print(
-            f"and {render.count(len(parts) - len(shown), f'more {name}')}; -o json has all", soft_wrap=True
+        terminal.console().print(
+            f"and {terminal.count(len(parts) - len(shown), f'more {name}')}; -o json has all", soft_wrap=True
         )
 
 
 def _numbers(part: Part) -> tuple[str, ...]:
     measure = part.measure
     sizes = (measure.bytes, measure.p50, measure.p99, measure.max)
-    return (f"{measure.transactions:,}", *map(render.size, sizes))
+    return (f"{measure.transactions:,}", *map(terminal.size, sizes))

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from waltz_spark.engine.java import Note, Place, Removed
-from waltzctl.render import console, count, put_json, size
+from waltzctl.show.forms import put_json
+from waltzctl.show.terminal import console, count, size
 from waltzd.errors import WaltzError
 
 

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from waltz_spark.engine.java import Cost, Note, Place, build_flags, made_folder, use_flags
 from waltz_spark.engine.session import SparkSettings, clear_up, default_master, new_log, running, scratch
-from waltzctl.render import size
+from waltzctl.show.terminal import size
 from waltzd.disk.real import translate
 from waltzd.errors import DiskFull, SparkFailed
 from waltzd.format.layout import HEADER_BYTES, FileHeader, index_name, segment_name

@@ -23,7 +23,8 @@ from waltz_spark.exporting.manifest import SPARK, Manifest, Total
 from waltz_spark.exporting.tasks import Assignment, Written
 from waltz_spark.log.origin import Span
 from waltzctl.progress import Amount, Course, Shown, duration, event
-from waltzctl.render import console, count, put_json, rate, size, table
+from waltzctl.show.forms import put_json
+from waltzctl.show.terminal import console, count, rate, size, table
 from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from waltzctl import render
 from waltzctl.options import Output
 from waltzctl.progress import Progress, Shown, ShownProgress
-from waltzctl.render import table
+from waltzctl.show import terminal
+from waltzctl.show.forms import put_json
+from waltzctl.show.terminal import table
 from waltzd.disk.real import RealDisk
 from waltzd.errors import EXIT_OK
 
@@ -54,7 +55,7 @@ def restore_(
     seconds = time.monotonic() - started
     by_partition = restore.by_partition(done)
     if output == "json":
-        render.put_json(
+        put_json(
             {
                 "archive": place.place,
                 "export": str(found.export),
@@ -76,9 +77,9 @@ def restore_(
             }
         )
         return EXIT_OK
-    out = render.console()
+    out = terminal.console()
     size = sum(one.segment.bytes for one in done)
-    out.print(f"restored: {render.count(len(done), 'segment')}, {render.size(size)}, in {directory}", soft_wrap=True)
+    out.print(f"restored: {terminal.count(len(done), 'segment')}, {terminal.size(size)}, in {directory}", soft_wrap=True)
     names = ("partition", "ids", "segments", "there before", "bytes")
     rows = [
         (
@@ -86,7 +87,7 @@ def restore_(
             f"{part[0].segment.span.first:,} to {part[-1].segment.span.last:,}",
             f"{len(part):,}",
             f"{sum(one.was_there for one in part):,}",
-            render.size(sum(one.segment.bytes for one in part)),
+            terminal.size(sum(one.segment.bytes for one in part)),
         )
         for partition, part in by_partition.items()
     ]

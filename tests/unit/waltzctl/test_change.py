@@ -12,11 +12,12 @@ from uuid import UUID
 
 import pytest
 
-from waltzctl import render_change
-from waltzctl.change import Asked, Asking, Plan, agree, recorded
+from waltzctl.change import Asked, Asking, agree, recorded
 from waltzctl.options import command_of
 from waltzctl.reach import Reach
-from waltzctl.safety import Danger, Margin, Step
+from waltzctl.safety import Danger, Margin, Plan, Step
+from waltzctl.show.change import history
+from waltzctl.show.forms import put
 from waltzd.cluster.cluster import HISTORY, Cluster
 from waltzd.cluster.coordinator import Delete
 from waltzd.cluster.documents import ClusterMeta, HistoryEntry
@@ -268,12 +269,12 @@ def test_history_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         began="2026-01-31T12:00:00+00:00", ended=None, who="ada@here", verb="server drain", subject="s1", reason=None,
         steps=("x",), outcome="begun",
     )  # fmt: skip
-    render_change.history([(7, entry)], "json")
+    put(history([(7, entry)]), "json")
     found = json.loads(capsys.readouterr().out)["history"]
     assert (found[0]["number"], found[0]["outcome"], found[0]["steps"]) == (7, "begun", ["x"])
-    render_change.history([(7, entry)], "table")
+    put(history([(7, entry)]), "table")
     shown = capsys.readouterr().out
     assert "server drain s1" in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= 80
-    render_change.history([], "table")
+    put(history([]), "table")
     assert "Nobody has changed anything" in capsys.readouterr().out

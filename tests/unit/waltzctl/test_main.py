@@ -10,14 +10,15 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.pictures import NOW_MS, partition, storage, well
-from waltzctl import change, render_change
-from waltzctl.listing import Column, Listing, put
+from waltzctl import change
 from waltzctl.main import run
 from waltzctl.merged_log import Line
-from waltzctl.placement import render_cluster
 from waltzctl.placement.cluster import storage_of
-from waltzctl.render import console, is_line, printable
-from waltzctl.watching import render_event
+from waltzctl.show import watching
+from waltzctl.show.change import history
+from waltzctl.show.cluster import picture
+from waltzctl.show.forms import Column, Columns, Listing, put
+from waltzctl.show.terminal import console, is_line, printable
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.errors import BadArgument, CannotConnect
 
@@ -46,14 +47,14 @@ def test_what_can_be_shown_stays_as_it_is() -> None:
 
 
 def test_history_and_lists_and_events(capsys: pytest.CaptureFixture[str]) -> None:
-    render_change.history([(1, ENTRY)], "table")
+    put(history([(1, ENTRY)]), "table")
     rows = [{"storage": NASTY, "trouble": NASTY}]
-    columns = (Column("storage"), Column("trouble"))
+    columns: Columns[dict[str, str]] = (Column("storage"), Column("trouble"))
     for form in ("table", "wide", "json", "yaml", "csv", "name"):
         put(Listing(kind="storages", columns=columns, rows=rows, nothing=""), form)
     line = Line(time_ms=NOW_MS, who=NASTY, kind="operator", level="info", text=f"a {NASTY} b", code=None)
-    render_event.events([line], "table")
-    render_event.silent({"s1": CannotConnect(NASTY)})
+    put(watching.events([line]), "table")
+    watching.silent({"s1": CannotConnect(NASTY)})
     said = capsys.readouterr()
     check(said.out)
     check(said.err)
@@ -65,8 +66,8 @@ def test_a_picture_of_the_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     said = partition(0).said
     assert said is not None
     waiting = partition(0, said=replace(said, waiting=NASTY))
-    render_cluster.picture(replace(found, partitions=(waiting, *found.partitions[1:])), "table", where="here")
-    render_cluster.picture(found, "json", where="here")
+    put(picture(replace(found, partitions=(waiting, *found.partitions[1:])), where="here"), "table")
+    put(picture(found, where="here"), "json")
     check(capsys.readouterr().out)
 
 

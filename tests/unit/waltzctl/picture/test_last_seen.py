@@ -13,8 +13,9 @@ import pytest
 
 from tests.unit.pictures import KEY, well
 from waltzctl.picture import last_seen
+from waltzctl.show.forms import plain
 from waltzctl.watching.bundle import Bundle, strip_secrets
-from waltzctl.watching.description import describe, plain
+from waltzctl.watching.description import describe
 from waltzd.errors import AlreadyThere, CannotConnect, WaltzError
 
 WHERE = "127.0.0.1:2181/waltz"

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from tests.unit.pictures import STORAGES, partition, silent, storage, well
-from waltzctl.change import Plan
 from waltzctl.picture.picture import Picture
 from waltzctl.placement.relocation import Situation
 from waltzctl.placement.replica import creation, removal, switching
-from waltzctl.safety import Danger
+from waltzctl.safety import Danger, Plan
 from waltzd.cluster.documents import PartitionMeta, ReplicaSets, Role
 from waltzd.errors import CannotConnect, NoSuchPartition, PartitionExists
 

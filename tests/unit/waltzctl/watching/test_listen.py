@@ -13,8 +13,8 @@ import pytest
 
 from tests.unit.pictures import well
 from waltzctl.merged_log import Line
+from waltzctl.show import watching
 from waltzctl.watching import event as event_command
-from waltzctl.watching import render_event
 from waltzctl.watching.event import duration
 from waltzctl.watching.listen import Listening, lines_of, told_lines
 from waltzd.cluster.documents import HistoryEntry
@@ -164,7 +164,7 @@ def test_a_change_is_told_once_also_when_the_coordinator_was_away(monkeypatch: p
     monkeypatch.setattr(event_command, "Poll", Away)
     monkeypatch.setattr(event_command, "_history", history)
     monkeypatch.setattr(event_command, "FOLLOW_SECONDS", 0)
-    monkeypatch.setattr(render_event, "followed", lambda lines, _: told.extend(line.text for line in lines))
+    monkeypatch.setattr(watching, "followed", lambda lines, _: told.extend(line.text for line in lines))
     reach: Any = SimpleNamespace(tls=None)
     with pytest.raises(RuntimeError, match="StopIteration"):
         asyncio.run(event_command._follow(reach, 0, (), "info", "table"))

@@ -8,8 +8,9 @@ import re
 import pytest
 from rich.console import Console
 
-from waltzctl import render_change
-from waltzctl.render import console, table, widths
+from waltzctl.show.change import history
+from waltzctl.show.forms import put
+from waltzctl.show.terminal import console, table, widths
 from waltzd.cluster.documents import HistoryEntry
 
 NAMES = ("storage", "admin address", "group", "replicas", "free", "answered", "state")
@@ -50,7 +51,7 @@ def test_the_moments_of_the_history_stay_whole_and_are_those_of_other_pages(caps
         began="2026-11-22T11:55:48+00:00", ended=None, who="root@somehost", verb="storage availability",
         subject="storage-1", reason="because of this and that", steps=(), outcome="done",
     )  # fmt: skip
-    render_change.history([(1, entry)], "table")
+    put(history([(1, entry)]), "table")
     shown = capsys.readouterr().out
     for word in ("2026-11-22T11:55:48Z", "root@somehost", "availability", "storage-1", "because"):
         assert word in shown.split()

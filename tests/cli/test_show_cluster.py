@@ -11,9 +11,10 @@ from uuid import UUID
 import pytest
 
 from waltzctl.picture.picture import PartitionView, Picture, ServerView, StorageView
-from waltzctl.placement import render_cluster
-from waltzctl.placement.creation import Creation
-from waltzctl.render import ROWS_MAX
+from waltzctl.placement.plan import Creation
+from waltzctl.show import cluster
+from waltzctl.show.forms import put
+from waltzctl.show.terminal import ROWS_MAX
 from waltzd.cluster.documents import ClusterMeta, Role, ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, ServerDescription, Statistics, StorageDescription
@@ -98,13 +99,13 @@ def check_golden(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("name", "found"), [("cluster", HEALTHY), ("cluster-unwell", UNWELL)])
 @pytest.mark.parametrize(("output", "suffix"), [("table", "txt"), ("json", "json")])
 def test_a_description(name: str, found: Picture, output: str, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    render_cluster.picture(found, output, where="127.0.0.1:2181/waltz")
+    put(cluster.picture(found, where="127.0.0.1:2181/waltz"), output)
     check_golden(f"{name}.{suffix}", capsys)
 
 
 @pytest.mark.parametrize(("output", "suffix"), [("table", "txt"), ("json", "json")])
 def test_a_creation(output: str, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    render_cluster.creation(CREATION, output, hosts="127.0.0.1:2181", root="/waltz", is_dry=False)
+    put(cluster.creation(CREATION, hosts="127.0.0.1:2181", root="/waltz", is_dry=False), output)
     check_golden(f"create-cluster.{suffix}", capsys)
 
 
@@ -112,7 +113,7 @@ def test_of_very_many_partitions_those_with_something_to_say_are_shown(capsys: p
     many = ROWS_MAX + 5
     well = tuple(view(number, "alpha", owned(number, *BOTH)) for number in range(many))
     found = replace(HEALTHY, partitions=(*well[:17], view(17, None, None), *well[18:]))
-    render_cluster.picture(found, "table", where="127.0.0.1:2181/waltz")
+    put(cluster.picture(found, where="127.0.0.1:2181/waltz"), "table")
     shown = capsys.readouterr().out
     assert f"{many - 1} of {many} partitions open" in shown
     assert "partition 17: no server owns it" in shown

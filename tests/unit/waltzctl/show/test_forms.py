@@ -7,14 +7,15 @@ import enum
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import typer
 import yaml
 
-from waltzctl.listing import Column, Listing, ListOutput, put
 from waltzctl.options import command_of
+from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put
 
 
 class Colour(enum.StrEnum):
@@ -25,7 +26,7 @@ ROWS: list[dict[str, Any]] = [
     {"name": "one", "size_of_it": 12345, "is_up": True, "groups": ["a", "b"], "colour": Colour.RED, "why": None, "more": 1},
     {"name": "two, [bold]", "size_of_it": 0, "is_up": False, "groups": (), "colour": Colour.RED, "why": 'a "b"', "more": 2},
 ]
-COLUMNS = (
+COLUMNS: Columns[Any] = (
     Column("name"), Column("size of it", is_right=True), Column("is up"), Column("groups"),
     Column("colour", is_wide=True), Column("why", is_wide=True),
 )  # fmt: skip
@@ -35,8 +36,8 @@ Shown = Callable[..., str]
 
 @pytest.fixture
 def shown(capsys: pytest.CaptureFixture[str]) -> Shown:
-    def show(form: str, found: Listing = FOUND, **more: Any) -> str:
-        put(found, form, **more)
+    def show(form: str, found: Listing[Any] = FOUND, **more: Any) -> str:
+        put(replace(found, more=more), form)
         said = capsys.readouterr()
         assert said.err == ""
         return said.out
@@ -97,7 +98,7 @@ def test_nothing(shown: Shown) -> None:
 def test_a_command_gets_the_form() -> None:
     got: list[str] = []
 
-    def listed(*, output: ListOutput = "table") -> int:
+    def listed(*, output: AnyForm = "table") -> int:
         got.append(output)
         return 0
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 import typer
 
-from waltzctl.render import JSON_VERSION
+from waltzctl.show.forms import JSON_VERSION
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, decode_record
 from waltzd.format.scan import BadRecord, describe

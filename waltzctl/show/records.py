@@ -1,0 +1,322 @@
+"""Transactions, locks, and replicas that are compared.
+
+Transactions are printed as they come, so a range of any size needs the memory of what is on its way. Nothing that stands in
+a payload reaches a terminal as it is, except where the payload itself was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import typer
+
+from waltzctl.records.comparison import Compared, Comparison, Verdict
+from waltzctl.records.decode import decoded, line
+from waltzctl.show.forms import JSON_VERSION, Column, Columns, Listing, Page, grid, objects, plain, put_json
+from waltzctl.show.terminal import console, count, size
+from waltzd.errors import WaltzError
+from waltzd.protocol.locks import Mode, Reason
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from waltzctl.records.append import Submitted
+    from waltzd.client.view import Transaction
+    from waltzd.format.record import Record
+    from waltzd.protocol.locks import Lock, LockExplanation
+
+Sink: TypeAlias = "Callable[[Transaction], None]"
+Form = Literal["table", "json", "raw"]
+LEAD_BYTES = 16
+"""So much of a payload is shown in front of what differs."""
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+def sink(output: str, decode: str, *, with_partition: bool = False) -> Sink:
+    if output == "json":
+        return lambda transaction: typer.echo(json.dumps(transaction_json(transaction, decode)))
+    if output == "raw":
+        return lambda transaction: typer.echo(transaction.payload, nl=False)
+    return _Table(decode, with_partition=with_partition)
+
+
+def transaction_json(transaction: Transaction, decode: str) -> dict[str, Any]:
+    found = decoded(transaction.payload, decode)
+    client, generation, sequence = transaction.request
+    return {
+        "version": JSON_VERSION, "partition": transaction.partition, "id": transaction.id, "header": transaction.header,
+        "client": client, "generation": generation, "sequence": sequence, "size": transaction.length,
+        "payload_encoding": found.encoding, "payload": found.value,
+    }  # fmt: skip
+
+
+class _Table:
+    def __init__(self, decode: str, *, with_partition: bool) -> None:
+        self._decode = decode
+        self._with_partition = with_partition
+        self._width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
+        self._is_begun = False
+
+    def __call__(self, transaction: Transaction) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            typer.echo(self._start("partition", "id", "header", "client", "size") + "payload")
+        start = self._start(
+            transaction.partition, transaction.id, transaction.header, transaction.request[0], transaction.length
+        )
+        typer.echo((start + fitting(transaction.payload, self._decode, self._width - len(start))).rstrip())
+
+    def _start(self, partition: object, id: object, header: object, client: object, length: object) -> str:
+        first = f"{partition:>9} " if self._with_partition else ""
+        return f"{first}{id:>10} {header:>6} {client:>7} {length:>8}  "
+
+
+def fitting(payload: bytes, decode: str, width: int) -> str:
+    """The beginning of a payload in so many columns; some characters need two."""
+    from rich.cells import cell_len, set_cell_size
+
+    width = max(width, 8)
+    text = line(payload, decode, width + 1)
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def submitted(found: Submitted, output: str) -> None:
+    if output == "json":
+        put_json(
+            {
+                "result": found.result, "partition": found.partition, "id": found.id, "size": found.size,
+                "client": found.client, "mark": found.mark, "reason": found.reason, "conflict_id": found.conflict_id,
+                "lock": found.lock, "milliseconds": round(1000 * found.seconds, 1),
+            }
+        )  # fmt: skip
+    elif found.id is not None:
+        said = f"committed: partition {found.partition}, id {found.id}"
+        console().print(f"{said}  ({size(found.size)}, {1000 * found.seconds:.1f} ms)", soft_wrap=True)
+
+
+# -- locks -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    partition: int
+    owner: str
+    lock: Lock
+    found: LockExplanation
+    seen: int
+    """The mark of the client that is asked about."""
+    marker: Transaction | None
+    """The transaction that marked the lock, where it is known and committed."""
+    trouble: WaltzError | None
+    """Why it could not be read."""
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.found.accepts(self.lock.mode, self.seen)
+
+
+def lock(told: Explained) -> Page:
+    """The verdict first, then what it rests on."""
+    found, accepted = told.found, told.is_accepted
+    document = {
+        "partition": told.partition, "owner": told.owner, "session": found.session,
+        "name": told.lock.name, "lock_id": told.lock.id, "mode": told.lock.mode.name.lower(),
+        "lock": f"{found.lock:016x}", "mark": told.seen, "would_be_accepted": accepted,
+        "reason": None if accepted else found.reason.name, "wait_for": None if accepted else found.mark,
+        "lock_mark": found.mark, "is_exact": found.is_exact, "is_in_flight": found.is_in_flight,
+        "high_water_mark": found.committed, "last_id": found.last_id, "low_mark": found.low_mark,
+        "floor": found.floor, "locks": found.locks, "locks_max": found.locks_max,
+        "marked_by": None if told.marker is None else transaction_json(told.marker, "auto"),
+        "error": plain(told.trouble),
+    }  # fmt: skip
+
+    def draw(out: Console) -> None:
+        out.print(_lock_verdict(told), style="bold green" if accepted else "bold red", soft_wrap=True)
+        out.print(_basis(told), soft_wrap=True)
+        floor = "since the log began" if found.floor < 0 else f"above id {found.floor:,}"
+        rows = [
+            ("lock", f"{told.lock.mode.name.lower()}:{told.lock.name}:{told.lock.id} = {found.lock:016x}"),
+            ("asked", f"{told.owner}, which owns partition {told.partition} in session {found.session:,}"),
+            ("high-water mark", f"{found.committed:,}; the last id that was given out is {found.last_id:,}"),
+            ("lock table", f"{found.locks:,} of {found.locks_max:,} locks; knows every mark {floor}"),
+        ]
+        if (marker := told.marker) is not None:
+            said = f"id {marker.id:,}: client {marker.request[0]}, header {marker.header}, {marker.length:,} bytes"
+            payload = fitting(marker.payload, "auto", out.width - 24)
+            rows += [("marked by", said), (f"payload ({decoded(marker.payload).encoding})", payload)]
+        if (trouble := told.trouble) is not None:
+            rows.append(("marked by", f"id {found.mark:,}, which cannot be read: {trouble.code} {trouble.message}"))
+        for name, value in rows:
+            out.print(f"  {name:<16} {value}", soft_wrap=True)
+
+    names = ("lock", "partition", "owner", "mark", "would_be_accepted", "reason", "wait_for", "lock_mark", "is_exact")
+    columns: Columns[dict[str, Any]] = tuple(Column(name) for name in names)
+    return Page(told=document, draw=draw, things=Listing(kind="locks", columns=columns, rows=[document]))
+
+
+def _lock_verdict(told: Explained) -> str:
+    who = f"a transaction that has seen the log up to id {told.seen:,}"
+    if told.is_accepted:
+        return f"free: {who} gets the lock"
+    found = told.found
+    wait = (
+        f"wait until id {found.mark:,} is committed and seen" if found.is_in_flight else f"see the log up to {found.mark:,}"
+    )
+    return f"refused ({found.reason.name}): {who} does not get the lock; {wait} first"
+
+
+def _basis(told: Explained) -> str:
+    """Where the mark of the lock comes from."""
+    found = told.found
+    if found.marker is None and found.is_exact:
+        return "No transaction has marked it since the log began."
+    said = {
+        Reason.REAL: f"It was marked last by transaction {found.mark:,}, which is committed.",
+        Reason.IN_FLIGHT: f"It was marked last by transaction {found.mark:,}, which is not committed yet.",
+        Reason.FLOOR: f"The table does not have it any more: it was marked at id {found.mark:,} or before, or never. "
+        "This is an estimate, because the table is full and forgets the oldest marks.",
+        Reason.NEW_OWNER: f"It was not marked since this session began at id {found.mark:,}. Before that it may have been "
+        "marked, or not: this is an estimate, because a new owner begins with an empty table.",
+    }[found.reason]
+    return said + (" An append lock is never compared." if told.lock.mode is Mode.APPEND else "")
+
+
+# -- replicas, side by side --------------------------------------------------------------------------------------------
+
+
+def _difference(replica: Compared) -> str:
+    if replica.standing.difference is None:
+        return ""
+    first, last = replica.standing.difference
+    return f"{first:,}" if first == last else f"in {first:,} to {last:,}"
+
+
+COMPARED: Columns[Compared] = (
+    Column("storage", lambda replica: replica.storage),
+    Column("role", lambda replica: None if replica.role is None else str(replica.role)),
+    Column("records", lambda replica: replica.standing.verdict.value, json="verdict"),
+    Column("compared up to", lambda replica: replica.standing.compared, is_right=True,
+           cell=lambda end: f"{end:,}" if end >= 0 else "nothing"),
+    Column("", lambda replica: replica.last_id, json="last_id"),
+    Column("", lambda replica: replica.behind, json="behind"),
+    Column("first difference", _difference, json=""),
+    Column("", lambda replica: None if replica.standing.difference is None else
+           dict(zip(("first_id", "last_id"), replica.standing.difference, strict=True)), json="first_difference"),
+    Column("", lambda replica: plain(replica.standing.error), json="error"),
+)  # fmt: skip
+HEADS: Columns[tuple[str, Record]] = (
+    Column("storage", lambda head: head[0]),
+    Column("request", lambda head: str(head[1].request)),
+    Column("header", lambda head: head[1].header, is_right=True, cell=str),
+    Column("size", lambda head: head[1].length, is_right=True),
+    Column("data CRC", lambda head: f"{head[1].data_crc:08x}"),
+    Column("CRC", lambda head: f"{head[1].crc:08x}"),
+)
+
+
+def comparison(found: Comparison) -> Page:
+    """The verdict, a line for each replica, and the records that differ, side by side."""
+
+    def draw(out: Console) -> None:
+        said, style = _comparison_verdict(found)
+        out.print(said, style=style, soft_wrap=True)
+        grid(out, COMPARED, found.replicas)
+        for replica in found.replicas:
+            for sentence in _sentences(replica, found.committed):
+                out.print(f"{replica.storage}: {sentence}", soft_wrap=True)
+        for id_, records in found.differing.items():
+            out.print(f"Record {id_}, as the replicas hold it:", style="bold", soft_wrap=True)
+            held = {name: record for name, record in records.items() if not isinstance(record, WaltzError)}
+            grid(out, HEADS, list(held.items()))
+            at = differing_byte([record.payload for record in held.values()])
+            if at is not None:
+                start = max(0, at - LEAD_BYTES)
+                out.print(f"Byte {at:,} is the first of the payload that differs; from byte {start:,} on:")
+                for name, record in held.items():
+                    part = fitting(record.payload[start:], "text", out.width - 4 - len(name))
+                    out.print(f"  {name}: {part}", soft_wrap=True)
+            for name, error in records.items():
+                if isinstance(error, WaltzError):
+                    out.print(f"{name}: {error.code} {error.message}", style="red", soft_wrap=True)
+        out.print(f"{count(found.exchanges, 'exchange')}, {size(found.hashed_bytes)} hashed", soft_wrap=True)
+
+    verdicts = {replica.standing.verdict for replica in found.replicas}
+    alone = len(found.replicas) < 2 or Verdict.UNKNOWN in verdicts
+    document = {
+        "result": "different" if Verdict.DIFFERENT in verdicts else "unknown" if alone else "same",
+        "partition": found.partition,
+        "committed": found.committed,
+        "replicas": objects(COMPARED, found.replicas),
+        "differing": [
+            {"id": id_, "records": [{"storage": name, **_record_json(record)} for name, record in records.items()]}
+            for id_, records in found.differing.items()
+        ],
+        "exchanges": found.exchanges,
+        "hashed_bytes": found.hashed_bytes,
+    }
+    return Page(told=document, draw=draw, things=Listing(kind="replicas", columns=COMPARED, rows=found.replicas))
+
+
+def _comparison_verdict(found: Comparison) -> tuple[str, str]:
+    verdicts = [replica.standing.verdict for replica in found.replicas]
+    head = f"partition {found.partition}: "
+    if Verdict.DIFFERENT in verdicts:
+        firsts = [replica.standing.difference[0] for replica in found.replicas if replica.standing.difference is not None]
+        odd = [replica.storage for replica in found.replicas if replica.standing.verdict is Verdict.DIFFERENT]
+        others = verdicts.count(Verdict.SAME)
+        who = f"{', '.join(odd)} from the {others} others" if others > 1 else "nobody can say which of them is right"
+        return f"{head}replicas differ, first at id {min(firsts):,}: {who}", "bold red"
+    if len(found.replicas) < 2:
+        return f"{head}{count(len(found.replicas), 'replica')}, and nothing to compare it with", "bold yellow"
+    unknown = verdicts.count(Verdict.UNKNOWN)
+    if unknown:
+        sound = f"; the others hold the same, {_how_far(found)}" if unknown < len(verdicts) else ""
+        return f"{head}{count(unknown, 'replica')} could not be compared{sound}", "bold yellow"
+    return f"{head}{count(len(verdicts), 'replica')} hold the same, {_how_far(found)}", "bold green"
+
+
+def _how_far(found: Comparison) -> str:
+    ends = {replica.standing.compared for replica in found.replicas if replica.standing.verdict is Verdict.SAME}
+    if len(ends) > 1:
+        return "as far as each has come"
+    end = ends.pop()
+    return f"up to id {end:,}" if end >= 0 else "nothing yet"
+
+
+def _sentences(replica: Compared, committed: int) -> list[str]:
+    standing, found = replica.standing, []
+    if standing.error is not None:
+        found.append(f"{standing.error.code} {standing.error.message}")
+    if replica.behind:
+        found.append(f"{count(replica.behind, 'id')} behind: it holds ids up to {replica.last_id:,} of {committed:,}")
+    elif standing.mark < committed and replica.last_id is not None:
+        found.append(f"it holds ids up to {replica.last_id:,}, and knows up to {standing.mark:,} that they are committed")
+    if standing.error is None and standing.verdict is Verdict.SAME and standing.compared < standing.mark:
+        found.append(f"no other replica has got beyond id {standing.compared:,} to compare it with")
+    return found
+
+
+def differing_byte(payloads: Sequence[bytes]) -> int | None:
+    """Where the first byte is that not all of them have."""
+    if len(set(payloads)) < 2:
+        return None
+    shortest = min(map(len, payloads))
+    pairs = enumerate(zip(*(payload[:shortest] for payload in payloads), strict=True))
+    return next((at for at, values in pairs if len(set(values)) > 1), shortest)
+
+
+def _record_json(record: Record | WaltzError) -> dict[str, Any]:
+    if isinstance(record, WaltzError):
+        return {"error": plain(record)}
+    payload = decoded(record.payload)
+    return {
+        "client": record.request.client, "generation": record.request.generation, "sequence": record.request.sequence,
+        "header": record.header, "size": record.length, "data_crc": f"{record.data_crc:08x}", "crc": f"{record.crc:08x}",
+        "payload_encoding": payload.encoding, "payload": payload.value, "error": None,
+    }  # fmt: skip

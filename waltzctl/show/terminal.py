@@ -1,0 +1,187 @@
+"""What people read: text that is safe to show, tables that fit the screen, paragraphs, and pages that are drawn again and
+again.
+
+Nothing here decides anything. Results go to standard output; a pipe gets 80 columns and no colour, and tables are not
+wrapped there, so that a row stays a line.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+PIPE_COLUMNS = 10_000
+ROWS_MAX = 100
+"""More partitions than this are only shown when something is wrong with them."""
+_BLANKS = frozenset("\n\t\u00a0\u2009\u202f\u3000")
+"""Not printable for Python, and harmless: with the blanks that keep words together."""
+
+
+def console(*, to_stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    class Quiet(Console):
+        def render_str(self, text: str, **given: Any) -> Text:  # everything that is no `Text` already comes through here
+            return super().render_str(printable(text), **given)
+
+        def on_broken_pipe(self) -> None:  # rich would end the process here, with an exit code of its own
+            raise BrokenPipeError
+
+    stream = sys.stderr if to_stderr else sys.stdout
+    width = None if stream.isatty() else 80
+    return Quiet(file=stream, highlight=False, markup=False, emoji=False, width=width)
+
+
+def printable(text: str) -> str:
+    """What people and daemons wrote must not move the reader's cursor, colour the text, or hide something."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in _BLANKS else one.encode("unicode_escape").decode() for one in text)
+
+
+def is_line(text: str) -> bool:
+    """Whether a reader sees all that is in it, on one line."""
+    return not set("\n\t") & set(text) and printable(text) == text
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def size(bytes_: int) -> str:
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if bytes_ >= scale:
+            return f"{bytes_ / scale:.1f} {unit}"
+    return f"{bytes_} B"
+
+
+def rate(bytes_: int, seconds: float) -> float:
+    """MB/s."""
+    return round(bytes_ / max(seconds, 1e-6) / 1e6, 1)
+
+
+def paragraph(out: Console, text: str, style: str = "") -> None:
+    """Wrapped under its own beginning; words that may be copied stay whole."""
+    for line in textwrap.wrap(
+        text, max(20, out.width), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    ):
+        out.print(line, style=style, soft_wrap=True)
+
+
+def put_next(out: Console, step: str) -> None:
+    """Not wrapped: a command in it can be copied."""
+    out.print(f"  Next: {step}", soft_wrap=True)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def table(out: Console, names: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, right: tuple[str, ...] = ()) -> None:
+    from rich import box
+    from rich.table import Table
+
+    if not rows:
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    rows = [tuple(printable(cell) for cell in row) for row in rows]
+    screen = out.width
+    if not out.is_terminal:  # a program reads it, or a file takes it: a row stays a line
+        out.width = PIPE_COLUMNS
+    for name, width in zip(names, widths(names, rows, right, out.width - 2 * len(names)), strict=True):
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold", width=width)
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+    out.width = screen
+
+
+def widths(names: Sequence[str], rows: Sequence[Sequence[str]], whole: Sequence[str], room: int) -> Sequence[int | None]:
+    """Of columns that do not fit as they are: each has its longest word in one piece, which may be an address that is
+    copied; of `whole` ones, which hold numbers with their units, no cell is broken; and the column that lacks most gets
+    what is left. Only where that does not fit, the longest words of all are broken."""
+    from rich.cells import cell_len
+
+    columns = list(zip(names, *rows, strict=True))
+    wanted = [max(cell_len(line) for cell in column for line in cell.splitlines() or [""]) for column in columns]
+    if sum(wanted) <= room:
+        return [None] * len(names)
+    given = []
+    for name, *cells in columns:
+        pieces = cells if name in whole else [word for cell in cells for word in cell.split()]
+        given.append(max(1, *map(cell_len, [*name.split(), *pieces])))
+    while sum(given) > max(room, len(names)):
+        given[given.index(max(given))] -= 1
+    while sum(given) < room:
+        lacking = [want - has for want, has in zip(wanted, given, strict=True)]
+        given[lacking.index(max(lacking))] += 1
+    return given
+
+
+# -- again and again ---------------------------------------------------------------------------------------------------
+
+
+class Screen:
+    """What is shown over and over: in place on a terminal, one after the other anywhere else."""
+
+    def __init__(self) -> None:
+        from rich.live import Live
+
+        self.out = console()
+        self._live = (
+            Live(console=self.out, screen=True, auto_refresh=False, vertical_overflow="crop")
+            if self.out.is_terminal
+            else None
+        )
+
+    def __enter__(self) -> Screen:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            with suppress(OSError):  # a terminal that went away
+                self._live.stop()
+
+    def put(self, draw: Callable[[Console], None], foot: str) -> None:
+        """`draw` prints on the console that it is given."""
+        from rich.text import Text
+
+        if self._live is None:
+            draw(self.out)
+            self.out.print()
+            return
+        paper = self._paper()
+        draw(paper)
+        assert isinstance(paper.file, io.StringIO)
+        lines = paper.file.getvalue().splitlines()
+        room = max(1, self.out.height - 1)
+        if len(lines) > room:
+            foot = f"{count(len(lines) - room, 'more line')} below the screen. {foot}"
+        drawn = Text.from_ansi("\n".join(lines[:room]), no_wrap=True, overflow="ellipsis")
+        drawn.append("\n" + foot, style="dim")
+        self._live.update(drawn, refresh=True)
+
+    def _paper(self) -> Console:
+        """As wide as the screen and with its colours; what is printed there is not shown yet."""
+        from rich.console import Console
+
+        return Console(
+            file=io.StringIO(),
+            width=self.out.width,
+            height=self.out.height,
+            force_terminal=True,
+            no_color=self.out.no_color,
+            color_system="auto" if self.out.color_system is None else self.out.color_system,  # type: ignore[arg-type]
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
