@@ -14,6 +14,8 @@ import pytest
 
 from tests.spark.growing import GrowingStorage
 
+# Tests run beside each other: behind all of them, a Spark would wait for the processor until its own timeouts run out.
+os.environ["WALTZ_SPARK_PRIORITY"] = "normal"
 LOGGING = """
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file

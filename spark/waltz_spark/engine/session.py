@@ -231,7 +231,7 @@ def _start(settings: SparkSettings, folder: Path, log: Path) -> Any:
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    is_behind = settings.is_local and settings.is_behind_others
+    is_behind = settings.is_local and settings.is_behind_others and os.environ.get(PRIORITY) != "normal"
     properties = write_privately(folder / "settings.properties", encode(_settings(settings, folder)))
     os.environ["JAVA_HOME"] = java_behind(settings.java.home, folder) if is_behind else settings.java.home
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} pyspark-shell"
@@ -597,6 +597,8 @@ def _opened(path: Path, flags: int) -> int | None:
 # group of its own. So Java begins a session, and gives it the least share. Nothing is lost where the machine has nothing
 # else to do.
 
+PRIORITY = "WALTZ_SPARK_PRIORITY"
+"""`normal` in the environment: what runs on this machine competes for the processor like any other process."""
 _LOWEST = 19
 _SCRIPT = f"""#!/bin/sh
 # Made by Waltz for one run: the session that this Java is in gets the least share of the processor.
