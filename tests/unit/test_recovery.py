@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from uuid import UUID
 
@@ -10,6 +11,7 @@ import pytest
 from waltzd.errors import MetadataBehind, MetadataMissing
 from waltzd.finding import Code, Finding
 from waltzd.meta import Decision, PartitionMeta, ReplicaState, Role
+from waltzd.quorum import majority, reached
 from waltzd.replica import ReplicaStatus
 from waltzd.server.changes import acknowledging, joining, losing
 from waltzd.server.recovery import Recovery
@@ -97,6 +99,122 @@ def test_b_comes_back_and_decides() -> None:
     core = recovery(A=10, B=None, C=9)
     core.opened("B", holds("B", 10))
     assert core.decide() == 10
+
+
+def empty(name: str, last_id: int = -1, **more: object) -> ReplicaStatus:
+    """A new directory under this name."""
+    new: dict[str, object] = {"incarnation": UUID(int=99), "session": 0, "low_mark": -1, **more}
+    return replace(holds(name, last_id), **{"local_low_mark": -1, "committed": -1, **new})  # type: ignore[arg-type]
+
+
+def test_an_empty_disk_helps_to_decide_by_a_copy_when_another_of_four_is_silent() -> None:
+    """Whatever C and D held, no three hold more than A does."""
+    found = meta(members="ABCD", joined="ABCD")
+    core = recovery(found, roles="ABCD", A=10, B=9, D=None)
+    assert core.next_for("B") == Wait("not every member was asked yet")
+    core.opened("C", empty("C"))
+    assert core.decide() is None
+    assert (core.next_for("B"), core.next_for("C")) == (Copy(10, ("A",)), Copy(10, ("A",)))
+    core.copied("B", 10)
+    assert core.decide() is None, "two of four are no majority"
+    core.copied("C", 10)
+    assert core.decide() == 10
+    wanted = core.next_save()
+    assert wanted is not None
+    assert wanted.replicas["C"] == ReplicaState(session=0, closing=10, incarnation=UUID(int=99))
+    core.saved(wanted)
+    for name, incarnation in (("A", HOME["A"]), ("B", HOME["B"]), ("C", UUID(int=99))):
+        assert core.next_for(name) == SetLowMark(10)
+        core.changed(name, holds(name, 10, session=2, low_mark=10, incarnation=incarnation))
+    opened = core.next_save()
+    assert opened is not None
+    assert (opened.low_mark, opened.joined) == (10, ("A", "B", "C"))
+
+    again = recovery(replace(found, session=3), roles="ABCD", A=10, B=10, D=None)
+    again.opened("C", empty("C", 7))
+    assert again.next_for("C") == Truncate(-1), "another owner does not know what it copied"
+
+
+def test_an_empty_disk_whose_copy_ended_early_may_have_held_anything() -> None:
+    core = recovery(meta(members="ABCD", joined="ABCD"), roles="ABCD", A=10, B=7, D=None)
+    core.opened("C", empty("C"))
+    core.copied("C", 7)
+    assert core.decide() is None, "A, C and D may have acknowledged 10"
+
+
+@pytest.mark.parametrize(
+    ("members", "status", "others"),
+    [
+        ("ABC", empty("C"), {"A": 10, "B": None}),
+        ("ABCD", empty("C"), {"A": 10, "B": None, "D": None}),
+        ("ABCD", empty("C", incarnation=HOME["C"]), {"A": 10, "B": 9, "D": None}),
+        ("ABCD", empty("C", 8, session=1), {"A": 10, "B": 9, "D": None}),
+    ],
+    ids=["two may have held more", "three may", "it lost its control struct", "an old copy"],
+)
+def test_one_that_forgot_is_not_touched_while_it_may_be_needed(
+    members: str, status: ReplicaStatus, others: dict[str, int | None]
+) -> None:
+    core = recovery(meta(members=members, joined=members), roles=members, **others)
+    core.opened("C", status)
+    assert core.decide() is None
+    assert core.next_for("C") == Wait("it has forgotten what it acknowledged, and has no vote")
+
+
+KINDS = ("0", "1", "2", "silent", "empty", "forgot", "old copy")
+"""What may stand in a member's place; a number is what one holds that remembers everything."""
+
+
+def status_of(name: str, kind: str) -> ReplicaStatus | None:
+    match kind:
+        case "silent":
+            return None
+        case "empty":
+            return empty(name)
+        case "forgot":
+            return holds(name, 1, low_mark=-1, session=0)
+        case "old copy":
+            return holds(name, 1, low_mark=-1, incarnation=UUID(int=99))
+    return holds(name, int(kind), low_mark=-1)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_all_small_cases_are_decided_as_by_trying_everything_that_may_have_been_acknowledged(count: int) -> None:
+    names, decisions = "ABCDE"[:count], 0
+    for kinds in itertools.combinations_with_replacement(KINDS, count):
+        core = Recovery(meta(members=names, joined=names, low_mark=-1), dict.fromkeys(names, Role.MEMBER))
+        for name, kind in zip(names, kinds, strict=True):
+            status = status_of(name, kind)
+            if status is None:
+                core.silent(name, "no answer")
+            else:
+                core.opened(name, status)
+        is_done = False
+        while not is_done and core.decide() is None:
+            is_done = True
+            for name in names:
+                match core.next_for(name):
+                    case Copy(last_id, _):
+                        assert kinds[names.index(name)] in "012 empty", (kinds, name)
+                        core.copied(name, last_id)
+                        is_done = False
+                    case Truncate():
+                        raise AssertionError(f"{kinds}: {name} may be the last that holds what was acknowledged")
+        known = [int(kind) for kind in kinds if kind.isdecimal()]
+        top = max(known, default=0) + 1  # one more than anybody remembers
+        worlds = itertools.product(*[(int(kind),) if kind.isdecimal() else range(-1, top + 1) for kind in kinds])
+        acknowledged = max(reached(world, count) for world in worlds)
+        is_bounded = acknowledged < top
+        helpers = len(known) + (kinds.count("empty") if is_bounded else 0)
+        decision = core.decide()
+        if not is_bounded:
+            assert decision is None, (kinds, "more may have been acknowledged")
+        elif helpers >= majority(count):
+            assert decision is not None, (kinds, core.waiting())
+        if decision is not None:
+            assert acknowledged <= decision <= max(known), kinds
+            decisions += 1
+    assert decisions > 10
 
 
 def test_one_alone_decides_nothing() -> None:

@@ -21,7 +21,7 @@ from uuid import UUID
 from waltzd.errors import WaltzError
 from waltzd.finding import Code
 from waltzd.meta import Decision, PartitionMeta, ReplicaState, Role
-from waltzd.quorum import EMPTY, EVERYTHING, decided, majority
+from waltzd.quorum import EMPTY, EVERYTHING, decided, majority, reached
 from waltzd.replica import ReplicaStatus
 from waltzd.server.changes import admitting
 from waltzd.server.contradiction import contradiction
@@ -329,10 +329,14 @@ class Recovery:
             return Wait("the first session needs an answer from every assigned storage")
         if name not in self.meta.members or self.decide() is not None:
             return Wait("the closing mark is not saved yet")
-        if status.is_sound and name in self.meta.joined and not self.is_faithful(name):
-            return Wait("it has forgotten what it acknowledged, and has no vote")
         if any(other not in self._tried for other in self.meta.members):
             return Wait("not every member was asked yet")
+        if (
+            status.is_sound
+            and name in self.meta.joined
+            and not (self.is_faithful(name) or self._may_be_filled(name, status))
+        ):
+            return Wait("it has forgotten what it acknowledged, and has no vote")
         keep, held = self._lineage(name, status), self.held(name)
         if not status.is_sound and name in self.meta.joined:
             return self._mend_to_vote(name, status)
@@ -342,6 +346,15 @@ class Recovery:
         if not status.is_sound:
             return self._mend(name, status, keep)
         return Truncate(keep) if held > keep else Copy(*self.give(name, keep, self.held(sources[0])))
+
+    def _may_be_filled(self, name: str, status: ReplicaStatus) -> bool:
+        """Another directory stands in the place of the one that joined, and the session that is being closed was never
+        begun in it: nothing that was acknowledged can be cut there. And a copy can decide: whatever the silent and the
+        forgetful held, no majority reached more than the faithful hold."""
+        state = self.meta.replicas.get(name)
+        is_another = state is not None and state.incarnation != status.incarnation and status.session < self.meta.opened
+        highest = [self._bounds(other)[1] for other in self.meta.members]
+        return is_another and reached(highest, len(highest)) < EVERYTHING
 
     def _mend_to_vote(self, name: str, status: ReplicaStatus) -> Task:
         """Whoever was faithful in the same session, and holds all that this one ever had, has the very bytes that are
