@@ -70,3 +70,22 @@ async def test_a_member_that_is_level_does_not_count_before_its_joining_is_saved
         assert not await is_committed(pipeline, mark), "s2 has it, and no document says that it counts"
         coordinator.reconnect()
         assert await is_committed(pipeline, mark)
+
+
+@story
+async def test_an_empty_disk_and_a_silent_storage_of_four_leave_nothing_undecided() -> None:
+    async with cell(4) as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        await pipeline.committed(pipeline.append(50))
+        await c.until(lambda: all(c.last_id(name) == 49 for name in c.storages))
+        c.storages["s1"].kill()
+        await pipeline.committed(pipeline.append(10))
+        await store.close(hand_over=False)
+        for name in ("s2", "s3"):
+            c.storages[name].kill()
+        c.storages["s2"].lose_disk(7)
+        await c.storages["s1"].start()
+        await c.storages["s2"].start()
+        assert (await c.opened(await c.own(2))).session.low_mark == 59
+        c.check_equal("s0", "s1", "s2")
