@@ -111,6 +111,8 @@ class Conversation:
         try:
             for frame in frames:
                 if isinstance(frame, Refused):
+                    with _damage_is_no_refusal():
+                        self._mount.ends(frame.untaken)
                     raise frame.error
                 if self._mount.state in GOING_ON:  # else the question is answered, and the rest is for nobody
                     with _damage_is_no_refusal():

@@ -203,6 +203,8 @@ class Refused:
     """The last frame: why the stream ends."""
 
     error: WaltzError
+    untaken: int | None = None
+    """What this mount sent from this sequence number on was not taken, and never gets an id; None: that is not known."""
 
 
 ServerFrame: TypeAlias = Mounted | Committals | Refusals | Feed | HeadFeed | Flushed | Refused

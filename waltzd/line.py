@@ -31,6 +31,8 @@ from waltzd.transaction import Handler, Serializer, Transaction, transactions_of
 from waltzd.whereabouts import Whereabouts, pause_seconds
 
 _log = logging.getLogger("waltz.client")
+REPLACED_SECONDS = 1.0
+"""How long an owner that was replaced has for its last word: it says what it has not taken, unless it hangs."""
 Fetch: TypeAlias = Callable[[Transaction], Awaitable[bytes]]
 
 
@@ -346,6 +348,8 @@ class Line:
         moving = asyncio.create_task(self._where.replaced(self.partition, place))
         try:
             await asyncio.wait((talking, moving), return_when=asyncio.FIRST_COMPLETED)
+            if not talking.done():
+                await asyncio.wait((talking,), timeout=REPLACED_SECONDS)
             if talking.done():
                 talking.result()
             else:

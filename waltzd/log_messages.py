@@ -194,6 +194,8 @@ def server_message(frames: Sequence[ServerFrame]) -> wire.ServerFrame:
                 message.flushed.number, message.flushed.mark = frame.number, frame.mark
             case Refused():
                 message.refused.CopyFrom(detail_of(frame.error))
+                if frame.untaken is not None:
+                    message.untaken = frame.untaken
     return message
 
 
@@ -213,7 +215,8 @@ def server_frames(message: wire.ServerFrame) -> list[ServerFrame]:
     if message.HasField("flushed"):
         frames.append(Flushed(message.flushed.number, message.flushed.mark))
     if message.HasField("refused"):
-        frames.append(Refused(error_of_detail(message.refused)))
+        untaken = message.untaken if message.HasField("untaken") else None
+        frames.append(Refused(error_of_detail(message.refused), untaken))
     if not frames:
         raise BadFrame("a message with nothing in it")
     return frames

@@ -97,6 +97,7 @@ class Mount:
         self._credit = 0
         """What the server may still send on this mount."""
         self._asked = EMPTY
+        self._is_refused = False
 
     def _move(self, event: Event, detail: str = "") -> None:
         self.story.append(f"{self.state.name} {event.name} {detail}".rstrip())
@@ -143,6 +144,7 @@ class Mount:
         assert self.place is not None
         assert self.client is not None
         self.number += 1
+        self._is_refused = False
         feed, mark = self.feed, self.received
         if self.outbox.undecided:
             feed, mark = FeedMode.HEADS, self.outbox.undecided[0].floor
@@ -230,6 +232,12 @@ class Mount:
         self.outbox.refused(frame)
         self.attempts = 0
 
+    def ends(self, untaken: int | None) -> None:
+        """The server has said its last word on this mount; `untaken` as in `frame.Refused`."""
+        self._is_refused = True
+        if untaken is not None:
+            self.outbox.untaken(untaken)
+
     def link_lost(self) -> None:
         """Whatever the reason was."""
         self.outbox.link_lost()
@@ -243,7 +251,7 @@ class Mount:
 
     def take(self) -> list[AppendBatch]:
         """The next transactions, as far as they may go now as one message."""
-        if self.state is not State.READY:
+        if self.state is not State.READY or self._is_refused:
             return []
         assert self.mounted is not None
         batches = self.outbox.take(self.mounted.limits, self.known)

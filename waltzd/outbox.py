@@ -2,7 +2,8 @@
 
 Submissions wait in the order in which they came. `take` makes frames of as many as may travel together, and gives them
 their sequence numbers. What was sent is either still answerable on the present mount (`sent`), or went out on a mount that
-is over (`undecided`): then only the log can tell, and `found` and `lost` say what it told. Nothing is ever sent twice.
+is over (`undecided`): then only the log can tell, and `found` and `lost` say what it told. Nothing is ever sent twice,
+unless the server said that it had not taken it (`untaken`).
 """
 
 from __future__ import annotations
@@ -215,6 +216,42 @@ class Outbox:
             for row, reason, conflict_id, lock in columns:
                 sent.requests[row].settle(Rejected(_REASONS[reason], conflict_id, lock or None))
         self.sent = [sent for sent in self.sent if not sent.is_decided]
+
+    def untaken(self, first_sequence: int) -> None:
+        """The server took nothing from this number on, and never will: that waits again, in front of everything else."""
+        at = [min(max(0, first_sequence - sent.first_sequence), sent.rows) for sent in self.sent]
+        if not all(sent.is_open[row:].all() for sent, row in zip(self.sent, at, strict=True)):
+            raise BadFrame("the server decided a transaction that it says it has not taken")
+        for sent, row in zip(reversed(self.sent), reversed(at), strict=True):
+            if row < sent.rows:
+                self._put_back(sent, row)
+        self.sent = [sent for sent in self.sent if not sent.is_decided]
+
+    def _put_back(self, sent: Sent, row: int) -> None:
+        """Its rows from this one on. Those for which nobody waits any more are forgotten."""
+        bundle = sent.bundle
+        count, size = sent.rows - row, sent.bytes_of(np.arange(row, sent.rows))
+        gone_rows = gone_bytes = 0
+        if bundle is None:
+            for request in reversed(sent.requests[row:]):
+                if request.waiter.done():
+                    gone_rows, gone_bytes = gone_rows + 1, gone_bytes + request.bytes
+                else:
+                    self.waiting.appendleft(request)
+        else:
+            is_head = bool(self.waiting) and self.waiting[0] is bundle
+            if bundle.waiter.done() or (bundle.taken < bundle.rows and not is_head):  # its rest was given up
+                bundle.lost(slice(sent.start + row, sent.start + sent.rows))
+                gone_rows, gone_bytes = count, size
+            else:
+                bundle.taken = sent.start + row
+                if not is_head:
+                    self.waiting.appendleft(bundle)
+        self._waiting_bytes += size - gone_bytes
+        self.rows -= gone_rows
+        self.bytes -= gone_bytes
+        sent.rows, sent.bytes = row, sent.bytes - size
+        sent.is_open, sent.requests = sent.is_open[:row], sent.requests[:row]
 
     def link_lost(self) -> None:
         """What was sent may or may not reach the log."""

@@ -1351,8 +1351,11 @@ class ServerFrame(_message.Message):
     HEADS_FIELD_NUMBER: _builtins.int
     FLUSHED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    UNTAKEN_FIELD_NUMBER: _builtins.int
     heads: _builtins.bytes
     """Heads of 36 bytes each, as in the records."""
+    untaken: _builtins.int
+    """With `refused`: what this mount sent from this sequence number on was not taken, and never gets an id."""
     @_builtins.property
     def mounted(self) -> Global___Mounted: ...
     @_builtins.property
@@ -1377,14 +1380,20 @@ class ServerFrame(_message.Message):
         heads: _builtins.bytes | None = ...,
         flushed: Global___Flushed | None = ...,
         refused: Global___ErrorDetail | None = ...,
+        untaken: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "committals", b"committals", "feed", b"feed", "flushed", b"flushed", "heads", b"heads", "mounted", b"mounted", "refusals", b"refusals", "refused", b"refused"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "_untaken", b"_untaken", "committals", b"committals", "feed", b"feed", "flushed", b"flushed", "heads", b"heads", "mounted", b"mounted", "refusals", b"refusals", "refused", b"refused", "untaken", b"untaken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "committals", b"committals", "feed", b"feed", "flushed", b"flushed", "heads", b"heads", "mounted", b"mounted", "refusals", b"refusals", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "_untaken", b"_untaken", "committals", b"committals", "feed", b"feed", "flushed", b"flushed", "heads", b"heads", "mounted", b"mounted", "refusals", b"refusals", "refused", b"refused", "untaken", b"untaken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__heads: _TypeAlias = _typing.Literal["heads"]  # noqa: Y015
     _WhichOneofArgType__heads: _TypeAlias = _typing.Literal["_heads", b"_heads"]  # noqa: Y015
+    _WhichOneofReturnType__untaken: _TypeAlias = _typing.Literal["untaken"]  # noqa: Y015
+    _WhichOneofArgType__untaken: _TypeAlias = _typing.Literal["_untaken", b"_untaken"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__heads) -> _WhichOneofReturnType__heads | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__untaken) -> _WhichOneofReturnType__untaken | None: ...
 
 Global___ServerFrame: _TypeAlias = ServerFrame  # noqa: Y015
 

@@ -50,6 +50,7 @@ class Race:
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.committed = 0
+        self.lost = 0
         self.failures: list[WaltzError] = []
         self.last_commit = 0.0
         self.longest_silence = 0.0
@@ -105,6 +106,7 @@ class Race:
                 self.failures.append(error)
                 await asyncio.sleep(0.05)
                 continue
+            self.lost += isinstance(outcome, Rejected) and outcome.reason is Reason.LOST
             if isinstance(outcome, Committed):
                 self.committed += 1
                 if self.last_commit:

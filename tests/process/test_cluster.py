@@ -224,5 +224,6 @@ def test_a_planned_hand_over_loses_nothing(cluster: Cluster, folder: tuple[Path,
             await cluster.gone(name)
             cluster.spawn(name)
             await race.more(100)
+        assert race.lost == 0, "what the old owner did not take goes to the new one"
 
     race(cluster, folder, story)

@@ -17,6 +17,8 @@ from waltzd.server.pipeline import PipelineSettings
 from waltzd.server.store_settings import StoreSettings
 from waltzd.testing.server import LocalServer
 
+STOP_SECONDS = 2.0
+
 
 class ServerMachine(Machine):
     def __init__(self, world: World, name: str) -> None:
@@ -109,6 +111,9 @@ class ServerMachine(Machine):
         except WaltzError as error:
             self.world.say(self.name, f"cannot give its partitions away: {error.code} {error.message}")
         await server.stop()
+        end = self.world.loop.now + STOP_SECONDS
+        while server.callers and self.world.loop.now < end:  # as gRPC does: calls that are under way hear their last word
+            await asyncio.sleep(0.005)
         await session.coordinator.close()
         session.is_gone = True
         if self.life is life:

@@ -40,6 +40,20 @@ def test_each_kind_of_fault_alone(fault: str) -> None:
     assert outcome.committed > 0
 
 
+@pytest.mark.parametrize("seed", [1, 3])
+def test_nothing_is_lost_when_partitions_are_handed_over_in_order(seed: int) -> None:
+    """What the old owner had not taken goes to the new one; what it had taken is answered, or found."""
+    plan = make_plan(seed, faults=("drain",), servers=2, storages=3, clients=2, seconds=2.0)
+    setup = replace(
+        plan.setup, rate=400.0, callers=6, partitions=2, inflight_bytes=3000, session_bytes=1 << 30, never_mended=()
+    )
+    events = tuple(event for event in plan.events if event.who.startswith("server"))
+    outcome = simulate(replace(plan, setup=setup, events=events))
+    assert outcome.kind == "", outcome.story
+    assert any("is handed over" in line for line in outcome.trace)
+    assert [line for line in outcome.trace if "is rejected: LOST" in line] == []
+
+
 def test_two_majorities_that_share_one_storage_which_loses_its_power() -> None:
     """Two are frozen, one loses what it did not flush, the other two are frozen while the first two wake up: what the first
     majority acknowledged rests on what that one has on its disk."""

@@ -36,11 +36,13 @@ class Appender:
         self.session = session
         self.ended: WaltzError | None = None
         self.mounts = 0
+        self.is_held = False
         self.changed = asyncio.Event()
         session.on_commit(lambda mark: self.changed.set())
 
     def append(self, count: int, *, size: int = 50) -> int:
         """The last id."""
+        assert not self.is_held
         first_id = self.session.tail.next_id
         payloads = [f"{self.session.session}:{first_id + n}".encode().ljust(size, b".") for n in range(count)]
         self.session.append(encode_payloads(first_id, payloads))
@@ -51,6 +53,9 @@ class Appender:
             while self.session.committed < mark:
                 self.changed.clear()
                 await self.changed.wait()
+
+    def hold(self) -> None:
+        self.is_held = True
 
     def close(self, error: WaltzError) -> None:
         self.ended = error
@@ -239,6 +244,7 @@ async def test_a_planned_hand_over_leaves_nothing_to_find_out() -> None:
         new = await c.own(2, previous=True)
         await old.close(hand_over=True)
         assert isinstance(first.ended, SessionEnded)
+        assert first.is_held
         second = await c.opened(new)
         assert second.session.low_mark == last_id
         assert not any("did not close" in line for line in c.log)

@@ -360,7 +360,7 @@ class FakeMount:
                     self._break()
                     return None
             if self.error is not None:
-                frames.append(Refused(self.error))
+                frames.append(Refused(self.error, self.last_sequence + 1))
                 self._break()
             if frames:
                 return frames

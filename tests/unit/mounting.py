@@ -219,6 +219,7 @@ class Reader:
         self.ids: list[int] = []
         self.payloads: list[bytes] = []
         self.end: WaltzError | None = None
+        self.untaken: int | None = None
 
     async def say(self, *frames: ClientFrame) -> None:
         await self.link.say(*frames)
@@ -262,8 +263,8 @@ class Reader:
                 self.ids += heads["id"].tolist()
             case Flushed(number, mark):
                 self.flushed.append((number, mark))
-            case Refused(error):
-                self.end = error
+            case Refused(error, untaken):
+                self.end, self.untaken = error, untaken
 
     async def until(self, is_enough: Callable[[Reader], bool]) -> None:
         while not is_enough(self):

@@ -19,7 +19,7 @@ from tests.unit.test_client import Increment, View, until
 from tests.unit.timeless import run
 from waltzd.client import Client
 from waltzd.client_settings import ClientSettings
-from waltzd.errors import CannotConnect, NotSent
+from waltzd.errors import CannotConnect, NotSent, SessionEnded
 from waltzd.frame import FeedMode
 from waltzd.lock import append_lock, write_lock
 from waltzd.outcome import Committed, Outcome, Rejected, Unknown
@@ -184,6 +184,31 @@ def test_what_was_committed_without_a_word_is_found_in_the_log() -> None:
             assert {request.mark for request in asked} == {0}  # from what it knew to be committed, not from nothing
             await until(lambda: client.describe()[0].is_ready)
             assert fake.mount_requests[-1].feed is FeedMode.NONE
+
+    run(work())
+
+
+def test_an_owner_that_was_replaced_has_a_last_word() -> None:
+    """The client hears from another server that the partition has moved, while the old owner hands it over."""
+    fake = FakeCluster()
+    partition = fake.partitions[0]
+
+    async def work() -> None:
+        async with Client("s0:1,s1:1", connect=fake.connect, feed=FeedMode.NONE, settings=SETTINGS) as client:
+            await client.append(b"first", partition=0)
+            partition.is_holding = True
+            taken = asyncio.create_task(client.append(b"taken", partition=0))
+            await until(lambda: len(partition.log) == 2)
+            partition.generation, partition.owner = 2, 1
+            await client._where.look()
+            await asyncio.sleep(0.5)
+            assert not taken.done()
+            partition.commit()
+            partition.mounts[1].end(SessionEnded("handed over"))
+            assert await taken == Committed(1)
+            partition.session, partition.is_holding = 2, False
+            assert await client.append(b"next", partition=0) == Committed(2)
+            assert [request.feed for request in fake.mount_requests] == [FeedMode.NONE] * 2, "nobody had to ask"
 
     run(work())
 

@@ -126,7 +126,15 @@ def test_server_frames_survive_and_come_in_their_order() -> None:
     assert found.heads.tobytes() == heads(run).tobytes()
     assert back[5] == sent[5]
     assert isinstance(refused, Refused)
+    assert refused.untaken is None
     assert (type(refused.error), refused.error.message, refused.error.facts) == (NotOwner, error.message, error.facts)
+
+
+@pytest.mark.parametrize("untaken", [None, 0, 7])
+def test_what_was_not_taken_is_told_with_the_refusal(untaken: int | None) -> None:
+    (back,) = back_over_the_wire([Refused(NotOwner("another has it"), untaken)])
+    assert isinstance(back, Refused)
+    assert back.untaken == untaken
 
 
 @pytest.mark.parametrize("frames", [[Flushed(1, 2)], [HeadFeed(heads(encode_payloads(0, [])))]])

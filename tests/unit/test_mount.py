@@ -505,6 +505,96 @@ def test_who_waits_too_long_is_told_what_is_known() -> None:
     assert box.rows == 1
 
 
+# -- what the server did not take
+
+
+def test_what_was_not_taken_goes_out_again_first_under_new_numbers() -> None:
+    made = ready()
+    first, second, third = (request(b"%d" % n * 40) for n in range(3))
+    batch = send(made, first, second)
+    later = send(made, third)
+    assert (batch.first_sequence, later.first_sequence) == (0, 2)
+    waiting = request(b"z")
+    made.outbox.add(waiting)
+    made.ends(1)
+    assert made.take() == [], "it is over: nothing more goes this way"
+    made.link_lost()
+    assert made.outbox.rows == 4
+    assert [sent.rows for sent in made.outbox.undecided] == [1], "the first one was taken, and is asked for"
+    begin(made, barrier=10)
+    made.told(heads(10, (5, 0)))
+    assert told(first) == Committed(10)
+    begin(made, barrier=10)
+    again = made.take()
+    assert [(sent.first_sequence, len(sent)) for sent in again] == [(3, 3)]
+    assert bytes(again[0].payloads) == b"1" * 40 + b"2" * 40 + b"z"
+    assert told(second) is told(third) is told(waiting) is None
+    made.committed(committals((3, 11), (4, 12), (5, 13)))
+    assert (told(second), told(third), told(waiting)) == (Committed(11), Committed(12), Committed(13))
+    assert (made.outbox.rows, made.outbox.bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("untaken", [0, 1, 3, 7, 8, 9, 12])
+def test_a_bundle_goes_on_where_it_was_taken_up_to(untaken: int) -> None:
+    made = ready()
+    many = bundle(12, size=60)
+    made.outbox.add(many)
+    sent = [made.take()[0], made.take()[0]]
+    assert sum(map(len, sent)) < 12
+    alone = request(b"alone")
+    made.outbox.add(alone)
+    taken = min(untaken, sum(map(len, sent)))
+    made.ends(untaken)
+    made.link_lost()
+    if taken:
+        begin(made, barrier=9 + taken)
+        made.told(heads(10, *[(5, number) for number in range(taken)]))
+    begin(made, barrier=9 + taken)
+    payloads, next_id = b"", 10 + taken
+    while found := made.take():
+        for batch in found:
+            payloads += bytes(batch.payloads)
+            made.committed(committals(*[(batch.first_sequence + n, next_id + n) for n in range(len(batch))]))
+            next_id += len(batch)
+    assert payloads == bytes(many.payloads)[60 * taken :] + b"alone"
+    assert told(many).ids.tolist() == list(range(10, 22))
+    assert told(alone) == Committed(22)
+    assert (made.outbox.rows, made.outbox.bytes, made.outbox.next_sequence) == (0, 0, sum(map(len, sent)) + 13 - taken)
+
+
+def test_who_has_gone_or_was_withdrawn_meanwhile_is_not_sent_again() -> None:
+    made = ready()
+    gone, here, many, late = request(), request(), bundle(12, size=60), bundle(12, size=60)
+    send(made, gone, here)
+    for one in (many, late):
+        made.outbox.add(one)
+    made.take()
+    gone.waiter.set_result(Unknown())
+    made.outbox.withdraw(NotSent("stopped"))
+    assert told(many) is None, "some of it was sent"
+    made.ends(0)
+    made.link_lost()
+    assert list(made.outbox.waiting) == [here]
+    assert told(many).reasons.tolist() == [Reason.LOST] * 12
+    made.outbox.withdraw(NotSent("stopped"))
+    assert isinstance(told(here), NotSent)
+    assert isinstance(told(late), NotSent)
+    made.outbox.abandon()
+    assert (made.outbox.rows, made.outbox.bytes, made.outbox._waiting_bytes) == (0, 0, 0)
+
+
+def test_a_server_that_decided_what_it_says_it_has_not_taken_is_not_believed() -> None:
+    made = ready()
+    one, two = request(), request()
+    send(made, one, two)
+    made.committed(committals((1, 10)))
+    with pytest.raises(BadFrame, match="not taken"):
+        made.ends(0)
+    made.link_lost()
+    assert len(made.outbox.undecided) == 1
+    assert not made.outbox.waiting
+
+
 def test_what_is_withdrawn_and_abandoned_leaves_nothing_behind() -> None:
     box = outbox(messages_max=2)
     sent, half, unsent = request(), bundle(25), request()

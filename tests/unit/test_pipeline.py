@@ -564,6 +564,7 @@ def test_the_end_of_a_session_is_told_behind_what_was_decided() -> None:
         await one.say(batch_of(b"too late", first=3))
         await one.until(lambda reader: reader.end is not None)
         assert isinstance(one.end, SessionEnded)
+        assert one.untaken == 3
         assert one.committed == {0: 0}
         assert list(one.refused) == [1]
         assert one.flushed == []
@@ -574,6 +575,43 @@ def test_the_end_of_a_session_is_told_behind_what_was_decided() -> None:
         assert isinstance(late.end, SessionEnded)
 
     in_room(test, slow)
+
+
+def test_what_has_no_id_when_a_session_is_held_is_told_to_be_untaken_and_the_rest_is_answered() -> None:
+    async def test(room: Room) -> None:
+        one, two, three = await room.mount(1), await room.mount(2), await room.mount(3)
+        await one.say(batch_of(b"in flight", b"refused", b"x" * 2000, first=4, locks=[[(1, WRITE)], [(1, WRITE)], []]))
+        await room.quiet()
+        await one.say(batch_of(b"queued", first=7), batch_of(b"too", first=8))  # too much is in flight
+        await two.say(batch_of(b"queued as well", first=50))
+        await room.quiet()
+        room.pipe.hold()
+        await one.say(batch_of(b"late", first=9))
+        await room.quiet()
+        room.session.commit(1)  # there would be room again
+        await room.quiet()
+        room.pipe.close(SessionEnded("handed over"))
+        for reader in (one, two, three):
+            await reader.until(lambda reader: reader.end is not None)
+        assert (one.committed, list(one.refused)) == ({4: 0, 6: 1}, [5])
+        assert (one.untaken, two.untaken, three.untaken) == (7, 0, 0)
+        await room.quiet()
+        assert room.session.payloads() == [b"in flight", b"x" * 2000]
+
+    in_room(test, slow, inflight_bytes_max=1500)
+
+
+def test_a_batch_that_is_taken_in_part_is_told_to_be_untaken_from_there() -> None:
+    async def test(room: Room) -> None:
+        one = await room.mount(1)
+        await one.say(batch_of(*[b"x"] * (STEP_ROWS_MAX + 1), first=3))
+        await room.quiet()
+        room.pipe.close(SessionEnded("handed over"))
+        await one.until(lambda reader: reader.end is not None)
+        assert len(room.session.payloads()) == STEP_ROWS_MAX
+        assert one.untaken == 3 + STEP_ROWS_MAX
+
+    in_room(test, slow, inflight_bytes_max=1500)
 
 
 def test_a_client_that_does_not_read_cannot_hold_a_closed_session(monkeypatch: pytest.MonkeyPatch) -> None:

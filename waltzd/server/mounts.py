@@ -5,8 +5,9 @@ mount and nobody else's; what is to be sent gathers, and leaves as one message a
 first, then at most one frame of the feed. A client that stops reading keeps what it was not told yet, which is bounded,
 because what is not answered counts against what it may send; of the feed it keeps nothing but its place.
 
-A refusal is the last frame, behind everything that was decided. A status of the transport could be overtaken by frames
-that are still on their way here, so what comes afterwards is read and ignored until the client has noticed.
+A refusal is the last frame, behind everything that was decided, and says what was not taken. A status of the transport
+could be overtaken by frames that are still on their way here, so what comes afterwards is read and ignored until the
+client has noticed.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Mount:
         )
         self._unanswered = Budget(pipeline.settings.mount_bytes_max)
         self._last_sequence = -1
+        self._untaken = 0
         self._committals: list[tuple[I64, int]] = []
         self._refusals: list[Refusals] = []
         self._flushed: deque[tuple[Flushed, int]] = deque()
@@ -84,6 +86,9 @@ class Mount:
     @property
     def is_over(self) -> bool:
         return self._over.is_set()
+
+    def taken(self, next_sequence: int) -> None:
+        self._untaken = next_sequence
 
     def committed(self, sequences: I64, first_id: int, cost: int) -> None:
         self._committals.append((sequences, first_id))
@@ -159,7 +164,7 @@ class Mount:
             error = self._error
             frames, cost = self._ready()
             if error is not None:
-                frames.append(Refused(error))
+                frames.append(Refused(error, self._untaken))
             if frames:
                 await self._link.send(frames)
                 self._unanswered.give(cost)

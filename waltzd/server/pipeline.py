@@ -5,7 +5,8 @@ when the session says that it is committed, the mounts get their outcomes. There
 next one gathers. Bytes on the way to the replicas are bounded: above the bound no step is made, so the queue fills, so
 mounts are not read any more. A step never waits and never fails half-way.
 
-Everything here dies with the session. What was not answered by then is answered by nobody: the log itself tells.
+Everything here dies with the session. What has an id and was not answered by then is answered by nobody: the log itself
+tells. What has none was not taken: its mount says so, and the client sends it to the next owner.
 """
 
 from __future__ import annotations
@@ -65,6 +66,10 @@ class Member(Protocol):
     @property
     def is_over(self) -> bool:
         """Nothing more is taken from it: what it has in the queue is dropped."""
+        ...
+
+    def taken(self, next_sequence: int) -> None:
+        """Everything below is refused, or has an id; what is not below when it is over never gets one."""
         ...
 
     def committed(self, sequences: I64, first_id: int, cost: int) -> None:
@@ -168,6 +173,10 @@ class Pipeline:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._on_fatal(error)
+
+    def hold(self) -> None:
+        """No more ids are given out. What has one is still answered; what waits, or comes, is not taken."""
+        self._task.cancel()
 
     def close(self, error: WaltzError) -> None:
         """Every mount is told, and nothing more is appended."""
@@ -298,6 +307,7 @@ class Pipeline:
     def _decide(self, item: _Batch, next_id: int) -> Portion:
         batch = item.batch
         self.tally.attempts += len(batch)
+        item.member.taken(batch.first_sequence + len(batch))
         decision = self._locks.decide(batch, next_id, self.committed)
         if len(decision):
             for reason, count in enumerate(np.bincount(decision.reasons).tolist()):

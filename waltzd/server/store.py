@@ -70,6 +70,10 @@ class OpenSession(Protocol):
 
 
 class ClosablePipeline(Protocol):
+    def hold(self) -> None:
+        """Nothing more is appended; what was is still answered."""
+        ...
+
     def close(self, error: WaltzError) -> None:
         """Every mount is told, and nothing more is appended."""
         ...
@@ -189,12 +193,14 @@ class Store(Generic[P]):
         try:
             await session.recover()
             self._was_open, self._trouble = True, ""
-            self._pipeline = self._make_pipeline(session)
+            self._pipeline = pipeline = self._make_pipeline(session)
             self.bell.ring()
             await session.serve()
             self._note("the session ends: it is handed over")
+            pipeline.hold()
+            is_drained = await session.drain(self._settings.hand_over_seconds)
             self._drop_pipeline(SessionEnded(f"partition {self.partition} is handed over"))
-            if await session.drain(self._settings.hand_over_seconds):
+            if is_drained:
                 await session.save_closing()
         except (MetadataBehind, MetadataMissing):
             await documents.check_newest()  # else a newer owner is the reason

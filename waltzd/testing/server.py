@@ -96,6 +96,10 @@ class LocalServer:
         await self.host.close()
         await self.end()
 
+    @property
+    def callers(self) -> int:
+        return self._capacity.callers
+
     async def kill(self) -> None:
         """Close nothing in order. Its connections have to be cut before."""
         await asyncio.gather(*[store.close(hand_over=False) for store in self._stores])
