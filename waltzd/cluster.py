@@ -54,6 +54,7 @@ from waltzd.operator_documents import (
     put,
     replicas_path,
     unchanged,
+    untouched,
 )
 
 ROOT = "/"
@@ -254,15 +255,18 @@ class Cluster(OperatorDocuments):
             raise ChangedMeanwhile(f"the storage {meta.name} was changed by somebody else meanwhile")
         await self.coordinator.commit([Set(path, encode(meta), version)])
 
-    async def remove_storage(self, name: str) -> None:
-        """Refused while partitions have replicas there, also when one is given to it at this moment."""
+    async def remove_storage(self, name: str, *, moves: int | None = None) -> None:
+        """Refused while partitions have replicas there, also when one is given to it at this moment. `moves`: and when
+        moves are no longer what they were in this version."""
         all_of_them = Check(REPLICAS, await self._version_of(REPLICAS))
         replicas, versions = await self.replicas()
         held = [partition for partition, names in sorted(replicas.partitions.items()) if name in names]
         if held:
             raise StorageInUse(f"partitions {', '.join(map(str, held))} have replicas on {name}", storage=name)
         path = f"{STORAGES}/{name}"
-        await self.coordinator.commit([all_of_them, *unchanged(versions), Delete(path, await self._version_of(path))])
+        aimed = [] if moves is None else untouched(MOVES, moves)
+        gone = Delete(path, await self._version_of(path))
+        await self.coordinator.commit([all_of_them, *aimed, *unchanged(versions), gone])
 
     async def replica_set(self, partition: int) -> tuple[Mapping[str, Role], int]:
         found, version = await self._document(replicas_path(partition), ReplicaSet)

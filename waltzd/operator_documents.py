@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from waltzd.coordinator import Change, Check, Coordinator, Create, Delete, Set
@@ -38,9 +38,13 @@ class OperatorDocuments:
     async def moves(self) -> tuple[Moves, int]:
         return await self._wish(MOVES, Moves, Moves(partitions={}))
 
-    async def save_moves(self, moves: Moves, version: int, *, replicas: Mapping[int, int] | None = None) -> None:
-        """`replicas`: only if these partitions have the replicas that they had in these versions."""
-        await self.coordinator.commit([*unchanged(replicas or {}), put(MOVES, encode(moves), version)])
+    async def save_moves(
+        self, moves: Moves, version: int, *, replicas: Mapping[int, int] | None = None, there: Iterable[str] = ()
+    ) -> None:
+        """`replicas`: only if these partitions have the replicas that they had in these versions. `there`: only if there
+        are these documents."""
+        checks = [Check(path, await self._version_of(path)) for path in there]
+        await self.coordinator.commit([*checks, *unchanged(replicas or {}), put(MOVES, encode(moves), version)])
 
     async def history(self, newest: int = HISTORY_MAX) -> list[tuple[int, HistoryEntry]]:
         """The newest entries, oldest first."""
@@ -83,6 +87,11 @@ class OperatorDocuments:
 
 def unchanged(versions: Mapping[int, int]) -> list[Change]:
     return [Check(replicas_path(partition), version) for partition, version in sorted(versions.items())]
+
+
+def untouched(path: str, version: int) -> list[Change]:
+    """It has this version, or is not there."""
+    return [Create(path, b""), Delete(path, 0)] if version == NO_VERSION else [Check(path, version)]
 
 
 def put(path: str, data: bytes, version: int) -> Change:

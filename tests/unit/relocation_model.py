@@ -550,8 +550,12 @@ class World:
                 )
 
     def check(self) -> None:
-        """If everybody came back now, every partition would open with all that was committed."""
+        """If everybody came back now, every partition would open with all that was committed, and what is on its way could
+        arrive."""
         listed = self.storages
+        for number, goal in self.moves.partitions.items():
+            if gone := [name for name in goal if name not in listed]:
+                raise Violation(f"partition {number} is to get a replica on {gone}, which nobody has")
         for owner in self.owners:
             number, meta = owner.partition, owner.meta
             if meta.opened == 0 and meta.decision is None:

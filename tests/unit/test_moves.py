@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from waltzctl.placement.membership import take_out
 from waltzctl.placement.moves import Add, Done, Drop, Step, View, Wait, applied, goals, next_step, view_of
 from waltzctl.placement.moving import Mover
 from waltzctl.placement.terms import Throttle
@@ -226,3 +227,40 @@ def test_an_owner_that_makes_a_member_of_a_learner_has_moved_nothing(now: str, i
         assert (await cluster.moves())[0].partitions == ({} if is_moved else goal)
 
     asyncio.run(aim())
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["a move is decided first", "the storage goes first"])
+def test_no_move_is_left_to_a_storage_that_goes_at_the_same_time(is_first: bool) -> None:
+    """Both have looked before either of them does anything."""
+    nobody: Any = None
+
+    async def race() -> None:
+        meta = ClusterMeta(name="trial", key=KEY, partitions=1, created="2026-01-01")
+        storages = [StorageMeta(name=name, listen=f"{name}:1", admin_listen=f"{name}:2", group=name) for name in "abcd"]
+        sets, tree = ReplicaSets(partitions={0: roles("abc")}), MemoryTree()
+        cluster = await Cluster.create(tree.connect(), meta, storages=storages, replicas=sets)
+        other = Cluster(tree.connect())
+        versions = (await cluster.replicas())[1]
+        move = Mover(other, nobody, nobody, Throttle(other, None)).aim(
+            {0: ("a", "b", "d")}, sets=sets, versions=versions, moves_version=(await other.moves())[1]
+        )
+        remove, steps = cluster.remove_storage, [move]
+
+        async def late(name: str, **how: Any) -> None:
+            if is_first and steps:
+                await steps.pop()
+            await remove(name, **how)
+
+        cluster.remove_storage = late  # type: ignore[method-assign]
+        if is_first:
+            with pytest.raises(ChangedMeanwhile, match="partition 0 to d"):
+                await take_out(cluster, "d")
+        else:
+            await take_out(cluster, "d")
+            with pytest.raises(ChangedMeanwhile, match=r"moved by somebody else.*/storages/d"):
+                await move
+            await take_out(cluster, "d")  # it has gone already
+        listed, goal = await cluster.storages(), (await cluster.moves())[0].partitions
+        assert ("d" in listed, goal) == (is_first, {0: ("a", "b", "d")} if is_first else {})
+
+    asyncio.run(race())

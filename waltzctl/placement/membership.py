@@ -32,7 +32,6 @@ from waltzd.errors import (
     ChangedMeanwhile,
     ForeignCluster,
     NameInUse,
-    NodeMissing,
     TooFewStorages,
     Unsafe,
 )
@@ -206,20 +205,22 @@ def _without(now: Situation, name: str, *, fewer_replicas: bool) -> dict[int, tu
 
 async def take_out(cluster: Cluster, name: str) -> None:
     """Out of the list of storages, unless somebody else has just decided to move something there."""
-    found, _ = await cluster.moves()
-    coming = [number for number, names in sorted(found.partitions.items()) if name in names]
-    if coming:
-        raise ChangedMeanwhile(
-            f"somebody else moves partition {spell_numbers(coming)} to {name}",
-            not_done=f"{name} stays in the list of storages",
-            next_step="look with `waltzctl history`, then run this again if it is still meant",
-        )
-    try:
-        await cluster.remove_storage(name)
-    except NodeMissing:
-        if name in await cluster.storages():
-            raise
-        # Somebody else was faster with the same.
+    while True:
+        found, version = await cluster.moves()
+        coming = [number for number, names in sorted(found.partitions.items()) if name in names]
+        if coming:
+            raise ChangedMeanwhile(
+                f"somebody else moves partition {spell_numbers(coming)} to {name}",
+                not_done=f"{name} stays in the list of storages",
+                next_step="look with `waltzctl history`, then run this again if it is still meant",
+            )
+        try:
+            return await cluster.remove_storage(name, moves=version)
+        except ChangedMeanwhile:
+            if name not in await cluster.storages():
+                return  # somebody else was faster with the same
+            if (await cluster.moves())[1] == version:
+                raise
 
 
 async def was_taken_out(cluster: Cluster, name: str, *, replaced_as: str | None = None) -> bool:

@@ -16,7 +16,7 @@ from waltzctl.placement.terms import Throttle
 from waltzctl.progress import Amount, Say
 from waltzctl.watching.overview import Overview, look
 from waltzd.assignment import spell_numbers
-from waltzd.cluster import Cluster
+from waltzd.cluster import STORAGES, Cluster
 from waltzd.errors import ChangedMeanwhile, MoveUnfinished, WaltzError
 from waltzd.meta import Moves, ReplicaSets, Role, StorageMeta
 from waltzd.operator_documents import NO_VERSION
@@ -80,10 +80,11 @@ class Mover:
         found, _ = await self._cluster.moves()
         wanted = {**found.partitions, **{number: tuple(sorted(names)) for number, names in goals.items()}}
         versions = {number: version for number, version in versions.items() if number in goals}
+        there = [f"{STORAGES}/{name}" for name in sorted({name for names in goals.values() for name in names})]
         while True:
             try:
                 await self._cluster.save_moves(
-                    Moves(partitions=dict(sorted(wanted.items()))), moves_version, replicas=versions
+                    Moves(partitions=dict(sorted(wanted.items()))), moves_version, replicas=versions, there=there
                 )
             except ChangedMeanwhile as error:
                 now, found_versions = await self._cluster.replicas()
