@@ -85,3 +85,23 @@ async def test_a_document_is_not_written_by_an_assignment_that_went_back() -> No
         await pipeline.committed(pipeline.append(20))
         assert await c.cluster.partition(0) == (None, -1)
         assert "/partitions/0" in store.describe().trouble
+
+
+@story
+async def test_a_document_is_not_written_when_the_partition_is_given_away_in_that_moment() -> None:
+    """Between the owner's look at the assignment and what it writes."""
+    async with cell() as c:
+        await assign(c, 1)
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        look = store._cluster.assignment
+
+        async def look_and_wait() -> Any:
+            found = await look()
+            await assign(c, 2)
+            return found
+
+        store._cluster.assignment = look_and_wait  # type: ignore[method-assign]
+        await damage(c, "delete", "/partitions/0")
+        await c.until(lambda: pipeline.ended is not None)
+        assert await c.cluster.partition(0) == (None, -1)

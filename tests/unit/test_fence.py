@@ -214,3 +214,17 @@ def test_a_new_replica_takes_the_session_of_an_old_partition_but_not_any() -> No
         assert status.promised_session == 50 * SESSIONS_MAX
 
     with_keeper(ten_records(), story)
+
+
+def test_an_operator_takes_back_a_promise_but_no_session_that_has_begun() -> None:
+    replica = opened(7)
+    replica.set_low_mark(7, 9)
+    replica.open_session(500)
+    with pytest.raises(StaleSession):
+        replica.fence(9)
+    replica.fence(9, by_operator=True)
+    assert replica.promised_session == 9
+    for session in (7, 6):
+        with pytest.raises(StaleSession):
+            replica.fence(session, by_operator=True)
+    assert (replica.promised_session, replica.status().session) == (9, 7)

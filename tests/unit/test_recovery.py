@@ -659,6 +659,7 @@ def test_a_learner_of_our_own_session_holds_nothing_but_our_log(status: ReplicaS
     core = Recovery(closed, roles, ours=HOME)
     core.opened("D", status)
     assert core.next_for("D") == task
+    assert core.trusted("D") <= 9, "others may copy from it"
     other = Recovery(closed, roles)
     other.opened("D", status)
     assert other.next_for("D") == Truncate(4), "another owner knows nothing of what it has copied"

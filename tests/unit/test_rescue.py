@@ -213,6 +213,15 @@ def test_damage_above_what_is_certain_is_cut_and_below_it_nothing_is_proven() ->
     assert saved_at(scene(written(), rotten, holds("B", 8))) == 8
 
 
+def test_a_copy_is_proven_up_to_where_its_session_was_closed() -> None:
+    assert saved_at(scene(written(decision=Decision(mark=5, session=3)), holds("A", 9))) == 5
+    closed = ReplicaState(session=1, closing=7, incarnation=HOME["A"])
+    meta = written(joined="BC")
+    older = holds("A", 9, session=1, low_mark=2, committed=3)
+    assert scene(replace(meta, replicas={**meta.replicas, "A": closed}), older).proven("A") == 7
+    assert scene(meta, older).proven("A") == 3
+
+
 def trusting_whatever_is_held(_: Scene, status: ReplicaStatus) -> int:
     return status.last_id
 
