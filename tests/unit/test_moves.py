@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 from uuid import UUID
@@ -19,6 +19,7 @@ from waltzd.cluster import Cluster
 from waltzd.coordinator_memory import MemoryTree
 from waltzd.errors import ChangedMeanwhile, PartitionDamaged
 from waltzd.meta import ClusterMeta, Decision, PartitionMeta, ReplicaSets, Role, StorageMeta
+from waltzd.operator_documents import NO_VERSION
 from waltzd.owner import OwnedPartition, OwnedReplica
 from waltzd.replica import PartitionDescription, ReplicaStatus, Statistics, StorageDescription
 
@@ -168,7 +169,8 @@ def test_what_is_seen_of_a_partition() -> None:
 
 
 def test_what_is_seen_of_one_that_nobody_serves() -> None:
-    found = view_of(overview(owner=None), 0, ("a",), roles("a"), None)
+    empty = storage("a", replica(status=status(last_id=-1)))
+    found = view_of(overview(None, empty, owner=None), 0, ("a",), roles("a"), None)
     assert (found.level, found.voting, found.was_opened, found.waiting) == (
         frozenset(),
         frozenset(),
@@ -176,7 +178,16 @@ def test_what_is_seen_of_one_that_nobody_serves() -> None:
         "no server owns it",
     )
     closed = PartitionMeta(generation=1, session=2, decision=Decision(mark=-1, session=2))
-    assert view_of(overview(), 0, ("a",), roles("a"), closed).was_opened, "its first session was decided"
+    assert view_of(overview(None, empty), 0, ("a",), roles("a"), closed).was_opened, "its first session was decided"
+
+
+@pytest.mark.parametrize("held", [status(last_id=0), None], ids=["one transaction", "what it refuses"])
+def test_a_partition_without_a_document_was_opened_where_a_storage_may_hold_anything(held: ReplicaStatus | None) -> None:
+    """An operator deleted it: nothing may move before it is there again."""
+    found = overview(None, storage("a", replica(1)), storage("b", replica(status=held)))
+    seen = view_of(found, 0, ("a",), roles("abc"), None)
+    assert seen.was_opened
+    assert isinstance(next_step(seen), Wait)
 
 
 def test_an_owner_may_not_have_noticed() -> None:
@@ -264,3 +275,32 @@ def test_no_move_is_left_to_a_storage_that_goes_at_the_same_time(is_first: bool)
         assert ("d" in listed, goal) == (is_first, {0: ("a", "b", "d")} if is_first else {})
 
     asyncio.run(race())
+
+
+@pytest.mark.parametrize("meta", [None, PartitionMeta(generation=1, session=4, opened=4, members=("b",))])
+@pytest.mark.parametrize("last_id", [-1, 9])
+def test_what_a_storage_holds_is_not_cleared_while_the_document_is_gone(meta: PartitionMeta | None, last_id: int) -> None:
+    """It would say whether that storage has a vote."""
+    removed: list[tuple[str, tuple[int, ...]]] = []
+
+    class Daemons:
+        async def look(self) -> Overview:
+            return overview(None, storage("a", replica(status=status(last_id=last_id))))
+
+        async def remove_partitions(self, storage: StorageMeta, numbers: Sequence[int], **how: Any) -> dict[int, None]:
+            removed.append((storage.name, tuple(numbers)))
+            return dict.fromkeys(numbers)
+
+    async def clear() -> None:
+        cluster_meta = ClusterMeta(name="trial", key=KEY, partitions=1, created="2026-01-01")
+        storages = [StorageMeta(name=name, listen=f"{name}:1", admin_listen=f"{name}:2", group=name) for name in "ab"]
+        sets = ReplicaSets(partitions={0: roles("b")})
+        cluster = await Cluster.create(MemoryTree().connect(), cluster_meta, storages=storages, replicas=sets)
+        if meta is not None:
+            await cluster.save_partition(0, meta, NO_VERSION)
+        daemons: Any = Daemons()
+        nobody: Any = None
+        await Mover(cluster, daemons, nobody, Throttle(cluster, None)).clear({0: ("b",)}, delete_files=False)
+
+    asyncio.run(clear())
+    assert removed == ([] if meta is None and last_id >= 0 else [("a", (0,))])

@@ -151,13 +151,20 @@ def view_of(
         goal=tuple(goal),
         level=found.level(number),
         voting=frozenset(meta.members) if meta is not None else frozenset(),
-        was_opened=meta is not None and (meta.opened > 0 or meta.decision is not None),
+        was_opened=(meta is not None and (meta.opened > 0 or meta.decision is not None))
+        or any(holds_anything(storage, number) for storage in found.storages),  # its document may be lost
         waiting=partition.owner_waiting,
         held={replica.storage: replica.durable_id for replica in replicas if replica.state != "DOWN"},
         committed=partition.said.committed if partition.said is not None else -1,
         stories={replica.storage: replica.story for replica in replicas if replica.state == "DOWN"}
         | {storage.meta.name: "its disk is full" for storage in found.storages if _is_full(storage, number)},
     )
+
+
+def holds_anything(storage: StorageView, number: int) -> bool:
+    """Of this partition, or may do so: it says nothing of a replica that it refuses."""
+    held = storage.said.assigned if storage.said is not None else ()
+    return any(one.partition == number and (one.status is None or one.status.last_id >= 0) for one in held)
 
 
 def _is_full(storage: StorageView, number: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Protocol
 from waltzctl.placement import moves
 from waltzctl.placement.terms import Throttle
 from waltzctl.progress import Amount, Say
-from waltzctl.watching.overview import Overview, look
+from waltzctl.watching.overview import Overview, StorageView, look
 from waltzd.assignment import spell_numbers
 from waltzd.cluster import STORAGES, Cluster
 from waltzd.errors import ChangedMeanwhile, MoveUnfinished, WaltzError
@@ -187,16 +187,18 @@ class Mover:
         for storage in found.storages:
             name = storage.meta.name
             there = {held.partition for held in storage.said.assigned} if storage.said is not None else set()
-            orphans = await self._orphans(name, sorted(there & goals.keys()))
+            orphans = await self._orphans(storage, sorted(there & goals.keys()))
             if orphans:
                 refusals = await self._daemons.remove_partitions(storage.meta, orphans, delete_files=delete_files)
                 done = [number for number, refusal in refusals.items() if refusal is None]
                 cleared |= {name: done} if done else {}
         return cleared
 
-    async def _orphans(self, name: str, numbers: Sequence[int]) -> list[int]:
+    async def _orphans(self, storage: StorageView, numbers: Sequence[int]) -> list[int]:
         """Looked at right before they are removed: somebody else may have given the storage one of them again. One that
-        still has a vote, or is to get a replica, is none."""
+        still has a vote, or is to get a replica, is none. Nor is one that holds anything while the partition's document,
+        which would say who has a vote, is gone."""
+        name = storage.meta.name
         if not numbers:
             return []
         wanted, _ = await self._cluster.moves()
@@ -207,7 +209,7 @@ class Mover:
             for number in numbers
             if name not in sets.partitions.get(number, {})
             and name not in wanted.partitions.get(number, ())
-            and ((meta := voting[number][0]) is None or name not in meta.members)
+            and (name not in meta.members if (meta := voting[number][0]) else not moves.holds_anything(storage, number))
         ]
 
 
