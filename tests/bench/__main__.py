@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import curves, idle, spark, storage, tool
+from tests.bench import curves, idle, moves, spark, storage, tool
 from tests.bench.peers import command as peers
 
 BENCHES = {
     "curves": curves.main,
     "idle": idle.main,
+    "moves": moves.main,
     "peers": peers.main,
     "spark": spark.main,
     "storage": storage.main,

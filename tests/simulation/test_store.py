@@ -20,6 +20,7 @@ from waltzd.finding import Finding
 from waltzd.meta import ClusterMeta, ReplicaSets, Role, StorageMeta
 from waltzd.operator_documents import replicas_path
 from waltzd.record import encode_payloads
+from waltzd.server.copying import SourceFailed
 from waltzd.server.store import OpenSession, Store
 from waltzd.server.store_settings import StoreSettings
 from waltzd.server.ticker import Ticker
@@ -248,6 +249,25 @@ async def test_a_planned_hand_over_leaves_nothing_to_find_out() -> None:
         second = await c.opened(new)
         assert second.session.low_mark == last_id
         assert not any("did not close" in line for line in c.log)
+
+
+@story
+async def test_a_source_that_leaves_while_another_copies_from_it_is_one_that_failed() -> None:
+    """Whoever copies goes on with the next source, or tries again; the server does not end."""
+    async with cell(4, members=3) as c:
+        store = await c.own(1)
+        pipeline = await c.opened(store)
+        last_id = pipeline.append(200)
+        await pipeline.committed(last_id)
+        session = store._session
+        assert session is not None
+        copier = session.copier("s1")
+        roles, version = await c.cluster.replica_set(0)
+        await c.cluster.save_replica_set(0, {name: role for name, role in roles.items() if name != "s2"}, version)
+        await c.until(lambda: "s2" not in session.links)
+        with pytest.raises(SourceFailed, match="s2 has left partition 0"):
+            await copier.copy(0, last_id, "s2")
+        assert not session.doubt("s2", CannotConnect("it failed"))
 
 
 @story
