@@ -73,7 +73,7 @@ def own(lossy: LocalCluster, waltzctl: Tool) -> LocalCluster:
 
 
 ACKNOWLEDGED: dict[int, str] = {}
-"""By its id, what partition 0 of the cluster above has taken."""
+"""By its id, what partition 0 of the cluster above has taken. Partition 1 holds something, too."""
 
 
 def append(cluster: LocalCluster, count: int) -> None:
@@ -82,6 +82,7 @@ def append(cluster: LocalCluster, count: int) -> None:
         found = client.append_many([text.encode() for text in texts], partition=0)
         assert found.committed == count
         ACKNOWLEDGED.update(zip(found.ids.tolist(), texts, strict=True))
+        assert isinstance(client.append(b"beside it", partition=1), Committed)
 
 
 @contextmanager
