@@ -167,6 +167,13 @@ def holds_anything(storage: StorageView, number: int) -> bool:
     return any(one.partition == number and (one.status is None or one.status.last_id >= 0) for one in held)
 
 
+def is_ahead(storage: StorageView, number: int, session: int) -> bool:
+    """It has begun a session above this one. Each is saved before it is begun: a document that says this one, and was read
+    after the storage was asked, went back."""
+    held = storage.said.assigned if storage.said is not None else ()
+    return any(one.partition == number and one.status is not None and one.status.session > session for one in held)
+
+
 def _is_full(storage: StorageView, number: int) -> bool:
     held = storage.said.assigned if storage.said is not None else ()
     return any(one.partition == number and one.status is not None and one.status.is_full for one in held)

@@ -197,7 +197,7 @@ class Mover:
     async def _orphans(self, storage: StorageView, numbers: Sequence[int]) -> list[int]:
         """Looked at right before they are removed: somebody else may have given the storage one of them again. One that
         still has a vote, or is to get a replica, is none. Nor is one that holds anything while the partition's document,
-        which would say who has a vote, is gone."""
+        which would say who has a vote, is gone, or one that has begun a session of which the document knows nothing."""
         name = storage.meta.name
         if not numbers:
             return []
@@ -209,7 +209,11 @@ class Mover:
             for number in numbers
             if name not in sets.partitions.get(number, {})
             and name not in wanted.partitions.get(number, ())
-            and (name not in meta.members if (meta := voting[number][0]) else not moves.holds_anything(storage, number))
+            and (
+                name not in meta.members and not moves.is_ahead(storage, number, meta.session)
+                if (meta := voting[number][0])
+                else not moves.holds_anything(storage, number)
+            )
         ]
 
 
