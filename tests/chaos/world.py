@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos import disks, preload, sandbox
@@ -40,14 +39,14 @@ SERVER_SETTINGS: Mapping[str, object] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placed(Blueprint):
-    """Each daemon has an address of its own."""
+def placed(blueprint: Blueprint, hosts: Mapping[str, str]) -> Blueprint:
+    """Each daemon has an address of its own, which stands in no file."""
 
-    hosts: Mapping[str, str]
+    class Placed(Blueprint):
+        def addresses(self, name: str) -> tuple[str, ...]:
+            return tuple(f"{hosts[name]}:{port}" for port in self.ports[name])
 
-    def addresses(self, name: str) -> tuple[str, ...]:
-        return tuple(f"{self.hosts[name]}:{port}" for port in self.ports[name])
+    return Placed(**vars(blueprint))
 
 
 class World:
@@ -114,8 +113,7 @@ class World:
         blueprint = draw(directory, partitions=len(PARTITIONS), replication=3, storages=len(STORAGES), servers=len(SERVERS))
         anywhere: dict[str, object] = {}
         if self._network is not None:
-            hosts = {name: self._network.address(name) for name in DAEMONS}
-            blueprint = Placed(**vars(blueprint), hosts=hosts)
+            blueprint = placed(blueprint, {name: self._network.address(name) for name in DAEMONS})
             anywhere = {"plaintext": "anywhere"}
         settings = {"storage": {**STORAGE_SETTINGS, **anywhere}, "server": {**SERVER_SETTINGS, **anywhere}}
         local = LocalCluster(directory, blueprint, settings=settings)
