@@ -11,6 +11,7 @@ import pytest
 from tests.simulation.test_store import SETTINGS, Cell, cell, story
 from tests.unit.timeless import run
 from waltzd.cluster.documents import Role
+from waltzd.disk.simulated import Loss
 from waltzd.errors import CannotConnect
 from waltzd.format.record import encode_payloads
 from waltzd.server.session.settings import ACKNOWLEDGED_SECONDS, SessionSettings
@@ -44,6 +45,20 @@ async def test_a_storage_that_comes_back_to_a_quiet_partition_is_told_what_is_co
         await owned.close(hand_over=True)  # and after a new session and with another owner, whose tail is empty
         await c.opened(await c.own(2))
         await restart(c, "s1")
+        await are_all_told(c, 49)
+
+
+@story
+async def test_a_storage_that_forgot_in_a_power_cut_what_it_was_told_is_told_again() -> None:
+    """What is committed is written with the records, and not flushed."""
+    async with cell() as c:
+        pipeline = await c.opened(await c.own(1))
+        await pipeline.committed(pipeline.append(50))
+        await are_all_told(c, 49)
+        c.storages["s2"].kill()
+        c.storages["s2"].disk.power_cut(Loss.ORDERED)
+        await c.storages["s2"].start()
+        assert visible(c, "s2") < 49
         await are_all_told(c, 49)
 
 
