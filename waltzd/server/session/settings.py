@@ -19,8 +19,9 @@ ACKNOWLEDGED_SECONDS = 10.0
 is known to have forgotten something, whatever becomes of the owner."""
 TICK_SECONDS = 1.0
 """How often the links of an open session are looked at."""
-RENEWALS_MAX = 2
-"""So many partitions of one server begin a planned new session at a time: each of them is the quicker for it."""
+RENEWALS_MAX = 1
+"""So many partitions of one server begin a planned new session at a time. Two of them flush beside each other on the same
+storages, and both are silent for longer (docs/performance.md)."""
 
 
 class Turns:
