@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from waltzctl import blueprint
+from waltzctl.shell import blueprint
 
 settings.register_profile("waltz", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("waltz")
@@ -23,6 +24,8 @@ def pytest_configure() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as `waltzctl` has it: Java is started beside calls here, too
     os.environ.setdefault(SEED, str(random.SystemRandom().randrange(1_000_000, 1 << 40)))  # workers inherit it
     blueprint.PORTS = ports_of_this_worker(blueprint.PORTS)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background; Ctrl-C is tested
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ports_of_this_worker(ports: range) -> range:
@@ -31,6 +34,44 @@ def ports_of_this_worker(ports: range) -> range:
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % workers  # who takes a dead one's place
     size = len(ports) // workers
     return ports[number * size :][:size]
+
+
+LONG = (
+    "chaos/test_chaos.py",
+    "spark/test_spark_export.py",
+    "simulation/test_simulation.py",
+    "process/test_cluster.py",
+    "simulation/test_mutants.py",
+    "spark/test_standalone.py",
+    "cli/test_up.py",
+    "simulation/test_recovery_model.py",
+    "process/test_storage.py",
+    "simulation/test_crash_mutants.py",
+    "process/test_sql_postgres.py",
+    "simulation/test_crash.py",
+    "process/test_readme.py",
+    "simulation/test_damage.py",
+    "process/test_operator_guide.py",
+)
+"""The files that take longest, in turns those that wait and those that compute."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each worker is given a part of what was collected, and takes from the end of another's part when it is done with its
+    own. Long files are the first of each part, so that what is done last is short."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long: dict[str, list[pytest.Item]] = {f"tests/{name}": [] for name in LONG}
+    rest: list[pytest.Item] = []
+    for item in items:
+        long.get(item.nodeid.partition("::")[0], rest).append(item)
+    ordered: list[pytest.Item] = []
+    for number in range(workers):
+        size = (len(items) - len(ordered)) // (workers - number)
+        part = [item for file in list(long.values())[number::workers] for item in file]
+        room = max(0, size - len(part))
+        ordered += part + rest[:room]
+        del rest[:room]
+    items[:] = ordered + rest
 
 
 def pytest_report_header() -> str:

@@ -31,12 +31,12 @@ from waltzd.cluster.documents import (
     Assignment,
     ClusterMeta,
     HistoryEntry,
+    Membership,
     Moves,
     Ownership,
     PartitionMeta,
     Preferences,
     ReplicaSets,
-    Role,
     ServerMeta,
     StorageMeta,
 )
@@ -374,7 +374,7 @@ async def a_wait_that_was_given_up_leaves_the_others(world: World) -> None:
 
 ONE = StorageMeta(name="one", listen="127.0.0.1:1", admin_listen="127.0.0.1:2", group="a")
 TWO = StorageMeta(name="two", listen="127.0.0.1:3", admin_listen="127.0.0.1:4", group="b")
-SETS = ReplicaSets(partitions={0: {"one": Role.MEMBER}, 1: {"one": Role.MEMBER}})
+SETS = ReplicaSets(partitions={0: {"one": Membership.MEMBER}, 1: {"one": Membership.MEMBER}})
 
 
 def a_cluster(name: str = "test", partitions: int = 2) -> ClusterMeta:
@@ -420,8 +420,8 @@ async def what_a_person_mistypes_is_refused_whole(world: World) -> None:
     coordinator = await world.connect_elsewhere("/waltz/wrong")
     for storages, partitions in (
         ([ONE, ONE], {}),
-        ([ONE], {0: {"two": Role.MEMBER}}),
-        ([ONE], {2: {"one": Role.MEMBER}}),
+        ([ONE], {0: {"two": Membership.MEMBER}}),
+        ([ONE], {2: {"one": Membership.MEMBER}}),
         ([StorageMeta(name="a/b", listen="x:1", admin_listen="x:2", group="g")], {}),
     ):
         with pytest.raises(BadArgument):
@@ -511,7 +511,7 @@ async def a_storage_with_replicas_stays(world: World) -> None:
     await cluster.wait_for_replicas(1, seen)
     assert await cluster.storages() == {"one": ONE, "two": moved}
     alone, version = await cluster.replica_set(1)
-    both = {**alone, "two": Role.LEARNER}
+    both = {**alone, "two": Membership.LEARNER}
     version = await cluster.save_replica_set(1, both, version)
     with pytest.raises(Unsafe):
         await cluster.remove_storage("two")
@@ -540,7 +540,9 @@ async def _given_and_removed(world: World, *, is_new: bool) -> None:
         await cluster.coordinator.commit([Delete(replicas_path(0), version)])
         version = NO_VERSION
     results = await asyncio.gather(
-        cluster.save_replica_set(0, {"two": Role.MEMBER}, version), other.remove_storage("two"), return_exceptions=True
+        cluster.save_replica_set(0, {"two": Membership.MEMBER}, version),
+        other.remove_storage("two"),
+        return_exceptions=True,
     )
     assert [isinstance(result, Exception) for result in results].count(True) == 1
     names = await cluster.storages()
@@ -559,7 +561,7 @@ async def a_partition_and_its_replicas_change_together(world: World) -> None:
     with pytest.raises(NodeExists):
         await cluster.save_partition(1, first, None)
     roles, version = await cluster.replica_set(1)
-    changed = {"one": Role.LEARNER}
+    changed = {"one": Membership.LEARNER}
     second = PartitionMeta(generation=1, session=2, members=("one",))
     with pytest.raises(ChangedMeanwhile):
         await cluster.save_partition(1, second, 0, replicas=(changed, version + 1))

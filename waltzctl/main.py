@@ -19,8 +19,8 @@ from typer import Option
 from typer._click.exceptions import ClickException  # what typer raises for a mistake of the user; it has no other name
 from typer.core import TyperCommand, TyperGroup
 
-from waltzctl.interruption import EXIT_INTERRUPTED, Interrupted, deaf, silence_stdout
-from waltzctl.options import HELP, command_of
+from waltzctl.shell.interruption import EXIT_INTERRUPTED, Interrupted, deaf, silence_stdout
+from waltzctl.shell.options import HELP, command_of
 from waltzctl.show.terminal import printable
 from waltzd.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE, NotInstalled, WaltzError
 
@@ -36,11 +36,11 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "cluster": ("", "Look at a cluster as a whole, and change it."),
         "config": ("", "Check and explain configuration files."),
         "context": ("", "Give clusters names."),
-        "create-cluster": ("waltzctl.placement.cluster:create", "Make a cluster of storages that run."),
+        "create-cluster": ("waltzctl.placement.creation:create", "Make a cluster of storages that run."),
         "doctor": ("waltzctl.watching.doctor:doctor", "Look for what will go wrong next, with the cure."),
         "down": ("waltzctl.playground.up:down", "Stop a cluster that `up` started."),
         "errors": ("", "Explain the error codes that Waltz prints."),
-        "events": ("waltzctl.watching.event:events", "What the daemons said lately, in one order."),
+        "events": ("waltzctl.watching.events:events", "What the daemons said lately, in one order."),
         "export": ("", "What `spark-export` wrote: look, and check."),
         "health": ("waltzctl.watching.health:health", "Commit a probe in every partition, and say how long it took."),
         "help": ("", "What is true of all commands."),
@@ -49,7 +49,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "moves": ("", "Moves of replicas that are under way."),
         "logs": ("waltzctl.playground.up:logs", "What the daemons of a cluster on this machine wrote."),
         "partition": ("", "Replicas and owners of partitions."),
-        "rebuild-index": ("waltzctl.records.index:rebuild_index", "Make index files again from the data."),
+        "rebuild-index": ("waltzctl.records.offline:rebuild_index", "Make index files again from the data."),
         "reset": ("waltzctl.playground.up:reset", "Stop a cluster on this machine and remove all that it holds."),
         "segment": ("", "Look into single files of a storage."),
         "server": ("", "Servers, and which of them take partitions."),
@@ -60,11 +60,11 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),
         "storage": ("", "Storages: add, remove, replace, look."),
-        "support": ("", "Collect what somebody who helps wants to see."),
+        "support": ("", "Collect what a person who helps needs to see."),
         "top": ("waltzctl.watching.top:top", "What a cluster is doing, live."),
         "txn": ("", "Read, follow and append transactions."),
         "up": ("waltzctl.playground.up:up", "Bring up a real cluster on this machine, to try Waltz out."),
-        "verify-segments": ("waltzctl.records.verify:verify_segments", "Check all files of a storage, offline."),
+        "verify-segments": ("waltzctl.records.offline:verify_segments", "Check all files of a storage, offline."),
     },
     "analysis": {
         "replay": (
@@ -99,21 +99,20 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),
     },
     "config": {
-        "explain": ("waltzctl.config.configuration:explain", "What a setting means, or where a value came from."),
-        "show": ("waltzctl.config.configuration:show", "The settings in force of a configuration file."),
+        "explain": ("waltzctl.config.configuration:explain", "What a setting of the daemons means."),
         "validate": ("waltzctl.config.configuration:validate", "Check configuration files."),
     },
     "context": {
-        "add": ("waltzctl.context:add", "Give a cluster a name."),
-        "list": ("waltzctl.context:list_", "The clusters that have names."),
-        "remove": ("waltzctl.context:remove", "Forget a name; the cluster is not touched."),
-        "show": ("waltzctl.context:show", "Which cluster is meant here, and who said so."),
-        "use": ("waltzctl.context:use", "Mean this cluster from now on."),
-        "validate": ("waltzctl.context:validate", "Whether a cluster answers at its addresses."),
+        "add": ("waltzctl.shell.context:add", "Give a cluster a name."),
+        "list": ("waltzctl.shell.context:list_", "The clusters that have names."),
+        "remove": ("waltzctl.shell.context:remove", "Forget a name; the cluster is not touched."),
+        "show": ("waltzctl.shell.context:show", "Which cluster is meant here, and who said so."),
+        "use": ("waltzctl.shell.context:use", "Mean this cluster from now on."),
+        "validate": ("waltzctl.shell.context:validate", "Whether a cluster answers at its addresses."),
     },
     "errors": {
-        "list": ("waltzctl.error:list_errors", "List all error codes."),
-        "lookup": ("waltzctl.error:lookup", "Explain one error code."),
+        "list": ("waltzctl.shell.error:list_errors", "List all error codes."),
+        "lookup": ("waltzctl.shell.error:lookup", "Explain one error code."),
     },
     "export": {
         "status": ("waltz_spark.exporting.manifest_command:status", "What an export holds, as its manifest says."),
@@ -123,7 +122,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
     "help": {
-        "exit-codes": ("waltzctl.error:exit_codes", "What the exit code of a command means."),
+        "exit-codes": ("waltzctl.shell.error:exit_codes", "What the exit code of a command means."),
     },
     "lock": {
         "explain": ("waltzctl.records.lock:explain", "Who holds a lock, and what to wait for."),
@@ -131,7 +130,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "moves": {
         "cancel": ("waltzctl.placement.partition:moves_cancel", "Take back moves that are not over."),
         "list": ("waltzctl.placement.partition:moves_list", "Moves of replicas that are not over, a line each."),
-        "resume": ("waltzctl.placement.partition:moves_resume", "Go on with moves that nobody carries out any more."),
+        "resume": ("waltzctl.placement.partition:moves_resume", "Go on with moves that no command carries out any more."),
     },
     "partition": {
         "assign": ("waltzctl.placement.partition:assign", "Give partitions replicas on these storages."),
@@ -145,13 +144,13 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "unassign": ("waltzctl.placement.partition:unassign", "Take replicas away."),
     },
     "segment": {
-        "dump": ("waltzctl.records.segment:dump_segment", "Show what a segment or another file holds, damaged or not."),
+        "dump": ("waltzctl.records.offline:dump_segment", "Show what a segment or another file holds, damaged or not."),
     },
     "server": {
-        "drain": ("waltzctl.placement.server:drain", "Let a server give its partitions away."),
-        "list": ("waltzctl.placement.server:list_", "The servers, and which of them are up."),
-        "remove": ("waltzctl.placement.server:remove", "Do not expect a server any more that was stopped for good."),
-        "undrain": ("waltzctl.placement.server:undrain", "Let a server take partitions again."),
+        "drain": ("waltzctl.placement.ownership:drain", "Let a server give its partitions away."),
+        "list": ("waltzctl.placement.ownership:list_", "The servers, and which of them are up."),
+        "remove": ("waltzctl.placement.ownership:remove", "Take a server that was stopped for good off the list."),
+        "undrain": ("waltzctl.placement.ownership:undrain", "Let a server take partitions again."),
     },
     "spark": {
         "status": ("waltz_spark.exporting.spark_command:status", "Which Java and which Spark an export here would run on."),
@@ -160,17 +159,17 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "storage": {
         "add": ("waltzctl.placement.membership:add", "Take a storage into the cluster."),
         "availability": (
-            "waltzctl.placement.replica:availability",
+            "waltzctl.placement.storage:availability",
             "Take partitions of a storage offline, or back online.",
         ),
-        "clean": ("waltzctl.placement.clean:clean", "Delete what was set aside on a storage."),
-        "create-partition": ("waltzctl.placement.replica:create_partition", "Create empty replicas on a storage."),
+        "clean": ("waltzctl.placement.storage:clean", "Delete what was set aside on a storage."),
+        "create-partition": ("waltzctl.placement.storage:create_partition", "Create empty replicas on a storage."),
         "describe": ("waltzctl.placement.storage:describe", "Show a storage, its partitions and what it has done."),
         "list": ("waltzctl.placement.storage:list_", "The storages of a cluster."),
         "partitions": ("waltzctl.placement.storage:partitions", "The replicas on a storage."),
         "recover": ("waltzctl.placement.recover:recover", "Bring replicas back whose disk was lost or damaged."),
         "remove": ("waltzctl.placement.membership:remove", "Move everything off a storage, and take it out."),
-        "remove-partition": ("waltzctl.placement.replica:remove_partition", "Take replicas off a storage."),
+        "remove-partition": ("waltzctl.placement.storage:remove_partition", "Take replicas off a storage."),
         "replace": ("waltzctl.placement.membership:replace_", "Move everything from one storage to another."),
         "set": ("waltzctl.placement.membership:set_", "Write down other addresses or another group."),
         "verify": ("waltzctl.placement.storage:verify", "Check a storage's files while it runs."),
@@ -231,7 +230,7 @@ class LazyGroup(TyperGroup):
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
-        except BrokenPipeError:  # whoever reads our output has seen enough
+        except BrokenPipeError:  # the reader of our output has seen enough
             silence_stdout()
             return EXIT_OK
         return result
@@ -241,7 +240,7 @@ def _show_version(value: bool) -> None:
     if value:
         from importlib.metadata import version
 
-        typer.echo(f"waltzctl {version('waltz')}")
+        typer.echo(f"waltzctl {version('waltzd')}")
         raise typer.Exit
 
 

@@ -1,8 +1,9 @@
-"""Waltz: a distributed write-ahead log. This package is the library that applications, tools and daemons share.
+"""Waltz: a distributed write-ahead log. This package is the library of applications, tools and daemons.
 
-What applications use can be imported from here; each name is loaded when it is asked for, so that a tool which only needs
-a part of the library does not load the rest.
-"""
+An application imports from here: `Client` or `BlockingClient`, the outcomes `Committed`, `Rejected` and `Unknown`, locks,
+and what it implements itself (`Handler`, `TransactionContext`). Beside it stand `waltzd.sql`, views in databases,
+`waltzd.testing`, a cluster within a test, and `waltzd.errors`. A name is loaded when it is first used, so that a tool
+which needs a part of the library does not load the rest."""
 
 from __future__ import annotations
 

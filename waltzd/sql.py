@@ -1,11 +1,10 @@
 """Views in a SQL database: each transaction of the log is applied exactly once, together with the mark that remembers it.
 
-A table holds one mark for each partition: the last transaction that the view contains. Raising the mark from n - 1 to n
-is the first statement of the database transaction that applies n, and it succeeds for one process only. So a crash at any
-moment, a commit whose answer was lost, and several processes on one database all come to the same: whoever finds the mark
-already raised skips what it covers. The order matters: the mark first, because its row is the lock that makes the others
-wait. Needs the extra `waltz[sql]`.
-"""
+A table holds one mark for each partition: the last transaction that the view contains. Raising the mark from n - 1 to n is
+the first statement of the database transaction that applies n, and it succeeds for one process only. So a crash at any
+moment, a commit whose answer was lost, and several processes on one database all come to the same: a process that finds
+the mark already raised skips what it covers. The order matters: the row of the mark is the lock that makes the others
+wait. Needs the extra `waltzd[sql]`."""
 
 from __future__ import annotations
 
@@ -27,30 +26,29 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, Operation
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from waltzd.client.view import Decision
-from waltzd.errors import (
-    ApplyFailed,
-    BadArgument,
-    DatabaseUnavailable,
-    NotTransactional,
-    OneTransaction,
-    ViewBehind,
-)
+from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, NotTransactional, ViewBehind
 from waltzd.protocol.quorum import EMPTY
 
 R = TypeVar("R")
 BATCH_MAX = 500
 LOCK_SECONDS = 10
 STALLS_MAX = 3
-"""How often in a row a mark may be found where it should be, although raising it found nothing to raise."""
+"""How often in a row raising a mark may fail although the mark is where it should be."""
+_ONLY_READ_AND_WRITE = "let the function only read and write; raise an error to refuse, use a savepoint to take back a part"
 
 
 class Numbered(Protocol):
-    """What is needed of a transaction here; the rest is between the log and the application."""
+    """What a `SqlView` needs of a transaction; `waltzd.Transaction` has it."""
 
     @property
-    def partition(self) -> int: ...
+    def partition(self) -> int:
+        """The partition that holds it."""
+        ...
+
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """Its place there."""
+        ...
 
 
 T = TypeVar("T", bound=Numbered)
@@ -59,8 +57,16 @@ T = TypeVar("T", bound=Numbered)
 def sqlite(path: str, *, busy_seconds: int = 30) -> Engine:
     """An engine for a SQLite file that several processes may share: readers see a snapshot and never wait for writers.
 
-    `synchronous = NORMAL` may forget the last commits when the power fails, but always mark and rows together: the log
-    still has them, and feeds them again."""
+    A power failure may take the last commits back (`synchronous = NORMAL`), but always mark and rows together: the log
+    still has them, and feeds them again.
+
+    Args:
+        path: The file; it is created when it is missing.
+        busy_seconds: How long a writer waits for another one.
+
+    Returns:
+        An engine of SQLAlchemy, for `SqlView` and for the application.
+    """
     engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": busy_seconds})
 
     @event.listens_for(engine, "connect")
@@ -90,11 +96,19 @@ def _use_wal(connection: Any, seconds: int) -> None:
 
 
 class SqlView(Generic[T]):
-    """What a client needs to keep a view in a SQL database: hand it over as its `handler`.
+    """A view in a SQL database: the `handler` of a client. Each transaction is applied exactly once, with its mark.
 
-    `apply(connection, transaction)` is the application's function. It reads and writes through the connection and
-    nothing else: it may be called again for the same transaction when the database had to take the first try back. It
-    runs on a thread of this view, for one transaction of a partition at a time, in the order of their ids."""
+    Example:
+        ```python
+        def apply(connection, transaction):
+            connection.execute(sa.insert(events).values(body=transaction.payload.decode()))
+
+        view = SqlView(sqlite("view.db"), apply, tables=metadata)
+        async with Client(servers, handler=view) as client:
+            ...
+        await view.close()
+        ```
+    """
 
     def __init__(
         self,
@@ -107,10 +121,24 @@ class SqlView(Generic[T]):
         lock_seconds: int = LOCK_SECONDS,
         threads: int | None = None,
     ) -> None:
-        """`tables`: the application's own, made when they are missing. `batch_max`: how many transactions of the log go
-        into one of the database. `lock_seconds`: how long to wait on PostgreSQL for another process that applies the
-        same partition; other databases wait as long as the engine says. `threads`: how many partitions are applied at
-        once; one for SQLite, which has one writer."""
+        """Nothing is read or written before a client asks for a mark, or `prepare` is called.
+
+        Args:
+            engine: The database: `sqlite(path)`, or an engine of SQLAlchemy for PostgreSQL or MySQL.
+            apply: `apply(connection, transaction)` writes what the transaction means, through this connection and nothing
+                else: it is called again when the database took the first try back. It must not end the database
+                transaction; savepoints are allowed. It is a plain function and runs on a thread of this view, for one
+                transaction of a partition at a time, in the order of their ids.
+            table: The name of the table of marks.
+            tables: The application's own tables, made when they are missing.
+            batch_max: How many transactions of the log go into one of the database.
+            lock_seconds: How long to wait on PostgreSQL for another process that applies the same partition. Other
+                databases wait as long as the engine says.
+            threads: How many partitions are applied at once: one for SQLite, which has one writer, else four.
+
+        Raises:
+            BadArgument: `apply` is a coroutine function, or a number is below 1.
+        """
         if inspect.iscoroutinefunction(apply):
             raise BadArgument(
                 "the function that applies transactions runs on a thread: give a plain function, not an async one"
@@ -136,24 +164,27 @@ class SqlView(Generic[T]):
     # -- as a client calls it
 
     async def mark(self, partition: int) -> int:
+        """As `read_mark`, with `prepare` the first time."""
         async with self._preparing:
             if not self._is_prepared:
                 await self._on_thread(self.prepare)
         return await self._on_thread(self.read_mark, partition)
 
     async def apply(self, transaction: T) -> None:
+        """As `apply_all`, for one transaction."""
         await self._on_thread(self.apply_all, [transaction])
 
     async def apply_batch(self, transactions: Sequence[T]) -> None:
+        """As `apply_all`."""
         await self._on_thread(self.apply_all, transactions)
 
     def failed(self, transaction: T, error: Exception) -> Decision:
-        """Everything is tried again, because the log cannot be changed and the database or the program can; but not over a
-        gap. Override it to give up sooner."""
+        """`RETRY`, because the database and the program can be mended and the log cannot be changed; `PARK` when the
+        database went back (`ViewBehind`). Override it to give up sooner."""
         return Decision.PARK if isinstance(error, ViewBehind) else Decision.RETRY
 
     async def close(self) -> None:
-        """Waits for what is under way. The engine stays open: it is the application's."""
+        """Wait for what is under way, and end the threads. The engine stays open: it is the application's."""
         await asyncio.to_thread(self._threads.shutdown)
 
     async def _on_thread(self, function: Callable[..., R], *arguments: Any) -> R:
@@ -163,7 +194,12 @@ class SqlView(Generic[T]):
     # -- the same for plain code; each call blocks
 
     def prepare(self) -> None:
-        """Make the tables that are missing, and prove that the database takes changes back."""
+        """Make the tables that are missing, and prove that the database can roll back.
+
+        Raises:
+            NotTransactional: The engine commits every statement, or the table cannot roll back.
+            DatabaseUnavailable: The database does not answer, or refuses.
+        """
         with self._translated("prepare the view"):
             for metadata in (self._tables, self._marks.metadata):
                 if metadata is not None:
@@ -172,7 +208,11 @@ class SqlView(Generic[T]):
         self._is_prepared = True
 
     def read_mark(self, partition: int) -> int:
-        """The last transaction that the view contains, -1 for none."""
+        """The id of the last transaction that the view contains, -1 for none.
+
+        Raises:
+            DatabaseUnavailable: The database does not answer, or refuses.
+        """
         with self._translated(f"read the mark of partition {partition}", partition=partition):
             mark = self._stored_mark(partition)
             if mark is None:
@@ -183,7 +223,15 @@ class SqlView(Generic[T]):
         return mark
 
     def apply_all(self, transactions: Sequence[T]) -> None:
-        """Transactions of one partition with consecutive ids. When one of them fails, all before it are applied."""
+        """Apply transactions of one partition, with consecutive ids. What the view contains already is skipped.
+
+        When one fails, all before it are applied.
+
+        Raises:
+            ApplyFailed: The application's function raised, tried to end the database transaction, or a constraint failed.
+            ViewBehind: The mark is below what was applied before: the database went back.
+            DatabaseUnavailable: The database does not answer, or refuses.
+        """
         at, stalls = 0, 0
         while at < len(transactions):
             part = transactions[at : at + self._batch_max]
@@ -207,7 +255,7 @@ class SqlView(Generic[T]):
         return max(self._apply_part([transaction]) for transaction in part)
 
     def _apply_part(self, part: Sequence[T]) -> int:
-        """All of them in one database transaction, or nothing because the mark is elsewhere; returns where the mark is."""
+        """Apply all in one database transaction, or none because the mark is elsewhere; returns the mark."""
         partition, first, last = part[0].partition, part[0].id, part[-1].id
         assert last - first + 1 == len(part)
         what = f"apply {_name(part[0])}"
@@ -250,14 +298,15 @@ class SqlView(Generic[T]):
                 raise
             cause = error
         if guard.refused:  # also when the application swallowed what it was told
-            raise OneTransaction(f"{guard.refused} while applying {_name(transaction)}", **facts) from cause
+            what = f"{guard.refused} while applying {_name(transaction)}"
+            raise ApplyFailed(what, next_step=_ONLY_READ_AND_WRITE, **facts) from cause
         if cause is not None:
             what = f"{type(cause).__name__}: {_first_line(cause)}"
             raise ApplyFailed(f"applying {_name(transaction)} failed: {what}", **facts) from cause
 
     def _prove_alive(self, connection: Connection, transaction: T) -> None:
-        """The function went on after a statement that failed. PostgreSQL would answer the commit with a rollback, and
-        call it a success."""
+        """The function went on after a statement that failed: PostgreSQL would answer the commit with a rollback and call
+        it a success."""
         try:
             connection.execute(sa.select(sa.literal(1)))
         except DBAPIError as error:
@@ -334,7 +383,7 @@ class SqlView(Generic[T]):
 
     @contextmanager
     def _translated(self, what: str, **facts: Any) -> Iterator[None]:
-        """What the database says, as one of our errors. Those of the application's function come as ours already."""
+        """Errors of the database as those of Waltz; the application's function has raised those already."""
         try:
             yield
         except DBAPIError as error:
@@ -366,9 +415,8 @@ _ENDING_IN_MYSQL = {"ALTER", "CREATE", "DROP", "LOCK", "RENAME", "TRUNCATE", "UN
 
 
 class _Guard:
-    """While the application's function runs, its connection refuses whatever would end our database transaction.
-
-    Savepoints are allowed. The connection of the driver below SQLAlchemy's is out of reach here."""
+    """While the application's function runs, its connection refuses to end our database transaction. Savepoints are
+    allowed. The connection of the driver below SQLAlchemy's is out of reach here."""
 
     def __init__(self, connection: Connection) -> None:
         self.refused = ""
@@ -407,4 +455,4 @@ class _Guard:
     def _refuse(self, what: str) -> None:
         if self._is_on:
             self.refused = self.refused or f"the application's function tried to {what}"
-            raise OneTransaction(self.refused)
+            raise ApplyFailed(self.refused, next_step=_ONLY_READ_AND_WRITE)

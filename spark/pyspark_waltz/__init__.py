@@ -2,7 +2,7 @@
 
 Spark looks for modules whose names begin with `pyspark_`, and registers the `DefaultSource` of each, when a session first
 meets a format that it does not know. It imports all of them in one go, and gives up on every one when one cannot be
-imported. So where PyArrow or the rest of `waltz[spark]` is not installed, nothing is offered, and nobody else is disturbed.
+imported. So without PyArrow or the rest of `waltzd[spark]` this one offers nothing, and other data sources work.
 """
 
 from __future__ import annotations

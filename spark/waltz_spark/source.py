@@ -84,7 +84,7 @@ class WaltzReader(DataSourceReader):
 
 class _OptionalPushdown:
     """Spark refuses every reading by a reader that overrides `pushFilters` while `spark.sql.python.filterPushdown.enabled`
-    is off, which it is unless somebody sets it. This looks as if nothing were overridden, and works when it is called."""
+    is off, which is the default. This looks as if nothing were overridden, and works when it is called."""
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
 

@@ -84,7 +84,6 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return advanced(begin, catalog, limit=allowed, bound=self._bound).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What the last look at the log found."""
         return None if self._catalog is None else end_of(self._catalog).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:

@@ -29,7 +29,7 @@ from waltzd.disk.real import RealDisk
 from waltzd.format.checksum import crc32
 from waltzd.format.record import Run, encode_payloads
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.partition import PartitionSettings
+from waltzd.storage.replica.site import PartitionSettings
 from waltzd.wire.storages import AppendStream
 
 RECORD_BYTES = 512
@@ -256,7 +256,6 @@ async def _send(stream: AppendStream, runs: list[Run], room: asyncio.Semaphore, 
         await room.acquire()
         sent_at.append(time.perf_counter())
         await stream.send(run, run.first_id - 1)
-    await stream.finish()
 
 
 def _cpu_of(daemon: Daemon) -> float:

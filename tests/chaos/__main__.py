@@ -83,7 +83,7 @@ def _inside(folder: Path, given: argparse.Namespace, only: list[str] | None) -> 
 
 
 async def _until_told(folder: Path, report: run.Report, given: argparse.Namespace, only: list[str] | None) -> None:
-    """Whoever started this closes our standard input to end it."""
+    """The outer process closes our standard input to end the run."""
     if given.kills is not None:
         work = asyncio.create_task(run.kills(folder, report, count=given.kills, rate=given.rate, patience=given.patience))
     else:

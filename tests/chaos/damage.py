@@ -172,7 +172,7 @@ class Damage(Nemesis):
             await asyncio.sleep(0.3)
 
     async def _be_ready(self) -> None:
-        """A storage that does not know whose it is does not start: it goes on as a new one."""
+        """A storage that does not know its cluster does not start: it goes on as a new one."""
         daemon = self.world.cluster.local.daemons[self.target]
         self.world.may_end(self.target)
         deadline = asyncio.get_running_loop().time() + READY_SECONDS

@@ -61,7 +61,7 @@ class Disk:
         self._ballast.unlink(missing_ok=True)
 
     def cut_power(self) -> None:
-        """Whoever uses it must not run: a flush that races with the end of the file system may report success falsely."""
+        """Its storage must not run: a flush that races with the end of the file system may report success falsely."""
         directory = os.open(self._where, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(directory, EXT4_SHUTDOWN, struct.pack("I", WITHOUT_A_FLUSH))

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.chaos.load import Load
 from tests.chaos.plan import DAEMONS, STORAGES
 from tests.chaos.world import PARTITIONS, World
-from waltzctl.records.target import resolve
+from waltzctl.records.offline import resolve
 from waltzd.disk.real import RealDisk
 from waltzd.errors import WaltzError
 from waltzd.format.finding import Code
@@ -88,7 +88,7 @@ def tracebacks(world: World) -> list[str]:
 
 
 async def same_files(world: World) -> list[str]:
-    """Of a cluster that is stopped in order here: then the end of every log is what everybody committed."""
+    """Of a cluster that is stopped in order here: then every log ends where all storages know it to be committed."""
     problems = [f"{name} had to be killed" for name in await asyncio.to_thread(world.cluster.local.stop)]
     for name in STORAGES:
         problems += await asyncio.to_thread(_verify, world, name)

@@ -24,7 +24,7 @@ class Link(Nemesis):
 
 @a_kind("cut", DAEMONS, Part.LINK, refusal=sandbox.refusal)
 class Cut(Link):
-    """From everybody, both ways."""
+    """From all others, both ways."""
 
     async def begin(self) -> None:
         self.world.network.cut(self.why, [self.target], self.world.network.others(self.target))

@@ -1,25 +1,22 @@
-"""The clients of a run: they race for a few locks as in `tests/process/race.py`, at a bounded rate, and are watched.
+"""The clients of a run: they race for a few locks as in `tests/process/race.py`, and are watched.
 
-A bounded rate keeps histories small enough to be judged. What a client may meet in a time of faults is an error that says
-`try again`; everything else is a finding, and so is a partition that nobody can commit to when nothing is wrong any more.
+What a client may meet in a time of faults is an error that says `try again`; everything else is a finding, and so is a
+partition that nobody can commit to when nothing is wrong any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from tests.checker.recorder import Recorder
 from tests.process.race import Race
-from tests.workload import Attempt
-from waltzd.client.client import Client
+from waltzd.client.view import Declined
 from waltzd.errors import Retry, WaltzError
-from waltzd.protocol.locks import Committed, Unknown
+from waltzd.protocol.locks import Committed, Outcome, Unknown
 
 RATE = 500
 """Transactions in a second, of all clients together."""
@@ -31,9 +28,8 @@ class Load(Race):
         self, folder: Path, servers: Sequence[str], *, tag: str, partitions: Sequence[int], seed: int, rate: int = RATE
     ) -> None:
         super().__init__(
-            folder, servers, tag=tag, partitions=partitions, clients=CLIENTS, callers=CALLERS, seed=seed
-        )  # fmt: skip
-        self._pause = CLIENTS * CALLERS / rate
+            folder, servers, tag=tag, partitions=partitions, clients=CLIENTS, callers=CALLERS, seed=seed, rate=rate
+        )
         self.counts = dict.fromkeys(partitions, 0)
         """Committed, by partition."""
         self._last = dict.fromkeys(partitions, time.monotonic())
@@ -45,12 +41,10 @@ class Load(Race):
         """Errors that say `try again`, by code."""
         self.broken: list[str] = []
         """Errors that no fault excuses."""
-        self.pending: dict[str, float] = {}
-        """Who waits for an outcome, and since when."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Load]:
-        """What clients raise comes out here. Where the cluster is lost, nobody waits for what is under way."""
+        """What clients raise comes out here. Where the cluster is lost, requests that are under way are given up."""
         tasks = [asyncio.create_task(self._client(number)) for number in range(CLIENTS)]
         try:
             yield self
@@ -82,32 +76,17 @@ class Load(Race):
             return False
         return True
 
-    async def _caller(self, client: Client, recorder: Recorder, number: int, caller: int) -> None:
-        name = f"{self._tag}.{number}.{caller}"
-        pick = random.Random(f"{self._seed}:{name}")
-        count = 0
-        while not self._stop.is_set():
-            count += 1
-            partition = pick.choice(self._partitions)
-            self.pending[f"{name} in partition {partition}"] = time.monotonic()
-            try:
-                outcome = await client.submit(recorder.context(Attempt(name, count, pick, partition)))
-            except WaltzError as error:
-                if error.retry in (Retry.LATER, Retry.ELSEWHERE):
-                    self.unavailable[error.code] += 1
-                else:
-                    self.broken.append(f"client {number}, partition {partition}: {error!r}")
-            else:
-                if isinstance(outcome, Committed):
-                    self._note(partition)
-                self.unknown += isinstance(outcome, Unknown)
-            finally:
-                del self.pending[f"{name} in partition {partition}"]
-            await asyncio.sleep(pick.uniform(0, 2 * self._pause))
+    def _failed(self, where: str, error: WaltzError) -> None:
+        if error.retry in (Retry.LATER, Retry.ELSEWHERE):
+            self.unavailable[error.code] += 1
+        else:
+            self.broken.append(f"{where}: {error!r}")
 
-    def _note(self, partition: int) -> None:
-        now = time.monotonic()
-        self.committed += 1
-        self.counts[partition] += 1
-        self._silence = max(self._silence, now - self._last[partition])
-        self._last[partition] = now
+    def _note(self, partition: int, outcome: Outcome | Declined) -> None:
+        super()._note(partition, outcome)
+        self.unknown += isinstance(outcome, Unknown)
+        if isinstance(outcome, Committed):
+            now = time.monotonic()
+            self.counts[partition] += 1
+            self._silence = max(self._silence, now - self._last[partition])
+            self._last[partition] = now

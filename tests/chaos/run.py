@@ -127,7 +127,7 @@ async def _world(folder: Path, report: Report, patience: float) -> AsyncIterator
     try:
         await world.start()
         yield world
-    except Exception:  # noqa: BLE001 - whatever it is, it is told, and what was started is put away
+    except Exception:  # noqa: BLE001 - any failure is told, and what was started is put away
         report.problems.append(traceback.format_exc())
     finally:
         await world.close()

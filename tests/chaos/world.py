@@ -19,16 +19,16 @@ from tests.chaos.network import Network
 from tests.chaos.plan import DAEMONS, SERVERS, STORAGES, STORAGES_AT_ONCE, ZOOKEEPER
 from tests.chaos.preload import Preload
 from tests.process.cluster import Cluster
-from waltzctl.blueprint import Blueprint, draw
+from waltzctl.playground.java import java_command, write_settings
 from waltzctl.playground.local import LocalCluster
-from waltzctl.playground.zookeeper_process import java_command, write_settings
+from waltzctl.shell.blueprint import Blueprint, draw
 from waltzd.errors import DaemonEnded
 from waltzd.protocol.address import Address
 from waltzd.wire.storages import AdminClient, ReplicaClient
 
 PARTITIONS = (0, 1, 2)
 NO_ZOOKEEPER = "no ZooKeeper answers at"
-"""What a server says that is started while ZooKeeper is away. It ends, and whoever supervises it starts it again."""
+"""What a server says that is started while ZooKeeper is away. It ends, and its supervisor starts it again."""
 SESSION_SECONDS = 2
 PATIENCE_SECONDS = 60.0
 STORAGE_SETTINGS: Mapping[str, object] = {"segment_bytes_max": 256 << 10, "free_bytes_min": 1 << 20}
@@ -188,7 +188,7 @@ class World:
     # -- health
 
     async def heal(self) -> None:
-        """Everybody runs, and every partition is open with all its replicas."""
+        """Every daemon runs, and every partition is open with all its replicas."""
         self.look_for_deaths()
         await self.cluster.heal()
 

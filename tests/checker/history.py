@@ -169,7 +169,7 @@ def _merge(history: History, returns: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 class Recording(Protocol):
-    """Whatever takes down what happens, in the order in which it happens."""
+    """A recorder of what happens, in the order in which it happens."""
 
     def invoked(self, operation: Operation) -> None: ...
     def returned(self, operation: Operation) -> None: ...

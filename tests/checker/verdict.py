@@ -232,7 +232,7 @@ class _Case:
                 yield Finding("observed", partition, mark, client, f"{mark} was observed and is not in the log")
 
     def _known(self) -> list[tuple[int, int, int, str]]:
-        """When somebody was told that an id of a partition is committed, and who."""
+        """When which client was told that an id of a partition is committed."""
         history = self.history
         return [
             *(
@@ -245,7 +245,7 @@ class _Case:
         ]
 
     def groups(self) -> Iterator[Finding]:
-        """Readers of one group are given the same under the same id, whatever the log is in the end."""
+        """Readers of one group are given the same under the same id, also where the log differs in the end."""
         given: dict[tuple[str, int, int], tuple[str, int]] = {}
         for seen in self.history.seen:
             if not seen.group:
@@ -291,7 +291,7 @@ def _is_timed(seen: Seen) -> bool:
 
 
 Place: TypeAlias = tuple[str, int]
-"""Who was told, empty for anybody, and the partition."""
+"""The client that was told, empty for any client, and the partition."""
 
 
 def _floors(

@@ -12,7 +12,7 @@ import pytest
 
 from waltzctl.main import run
 from waltzctl.playground.local import LocalCluster
-from waltzctl.watching import diagnosis, verdict
+from waltzctl.watching import rules, troubles
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ LASTING: dict[str, dict[str, object]] = {"server": {"session_seconds": 30}}
 @pytest.fixture(autouse=True)
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon or a disk of the machine of the tests may stand still for a second: that is no finding of theirs."""
-    monkeypatch.setattr(verdict, "SLOW_MS", math.inf)
-    monkeypatch.setattr(diagnosis, "FLUSH_FAIL_MS", math.inf)
-    monkeypatch.setattr(diagnosis, "COORDINATOR_FAIL_MS", math.inf)
+    monkeypatch.setattr(troubles, "SLOW_MS", math.inf)
+    monkeypatch.setattr(rules, "FLUSH_FAIL_MS", math.inf)
+    monkeypatch.setattr(rules, "COORDINATOR_FAIL_MS", math.inf)
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ from tests.cli.conftest import LASTING, Tool
 from tests.cli.example import examples
 from waltzctl.bench import command as waltzctl_bench
 from waltzctl.main import COMMANDS
-from waltzctl.options import command_of
 from waltzctl.playground.local import LocalCluster
+from waltzctl.shell.options import command_of
 from waltzd.client.client import Client
 from waltzd.client.loop import run
 from waltzd.protocol.batches import FeedMode

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.cli.outcome import refused
 from tests.process.certificates import Authority, Files
 from tests.process.daemon import KEY, Daemon
 from waltzctl.main import COMMANDS
@@ -66,13 +67,6 @@ def closed(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> It
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with Daemon(tmp_path_factory.mktemp("plain")) as daemon:
         yield daemon.admin_listen
-
-
-def refused(told: Any, code: int, *sentences: str) -> None:
-    assert (told.code, told.out) == (code, ""), told
-    assert "Traceback" not in told.err
-    for sentence in sentences:
-        assert sentence in told.err, told.err
 
 
 @pytest.mark.parametrize("command", SECURED, ids=" ".join)

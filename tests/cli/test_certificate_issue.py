@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import stat
 from pathlib import Path
@@ -31,6 +32,14 @@ def test_examples_run(waltzctl: Tool, monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.chdir(tmp_path)
     for words in examples(waltzctl, ["certificate", "issue"]):
         assert waltzctl(*words).code == 0, words
+
+
+def test_a_script_is_told_the_same(waltzctl: Tool, tmp_path: Path) -> None:
+    words = ("certificate", "issue", "operator", "ann", "--cluster-key", str(KEY), "--directory", tmp_path, "-o", "json")
+    (told,) = json.loads(waltzctl(*words).out)["certificates"]
+    certificate, key, ca = paths(tmp_path, Role.OPERATOR, "ann")
+    uri = f"waltz://{KEY}/role/operator/ann"
+    assert told == {"uri": uri, "tls_certificate": certificate, "tls_key": key, "tls_ca": ca}
 
 
 @pytest.mark.parametrize("role", list(Role))

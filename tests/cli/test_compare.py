@@ -203,6 +203,6 @@ def test_a_cluster_without_servers(broken: LocalCluster, waltzctl: Tool) -> None
         assert "W2132 no server of the cluster local is up" in told.err
     told = waltzctl("lock", "explain", "0", "a", "1", *place)
     assert (told.code, told.out) == (10, "")
-    assert "W2096 nobody can be asked about locks of partition 0" in told.err
+    assert "W2096 no server can be asked about locks of partition 0" in told.err
     found = compare(waltzctl, broken, "1", code=0)
     assert found["result"] == "same", "the storages can be asked without any server"

@@ -1,4 +1,4 @@
-"""`waltzctl config`: what is wrong with a file, what is in force, and what a setting means."""
+"""`waltzctl config`: what is wrong with a file, and what a setting means."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from tests.cli.conftest import Tool
 from tests.cli.example import examples
 from waltzctl.config.configuration import KINDS, kind_of
-from waltzctl.playground.local import LocalCluster
 from waltzd.daemon import config_file
 from waltzd.daemon.settings import declared
 
@@ -33,15 +32,11 @@ def bad(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No cluster of whoever runs the tests."""
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("WALTZ_CONTEXTS", str(tmp_path / "contexts.yml"))
-    for name in ("CONTEXT", "DIRECTORY", "COORDINATOR", "ROOT", "TLS_CERTIFICATE", "TLS_KEY", "TLS_CA"):
-        monkeypatch.delenv(f"WALTZ_{name}", raising=False)
 
 
-@pytest.mark.parametrize("command", ["validate", "show", "explain"])
+@pytest.mark.parametrize("command", ["validate", "explain"])
 def test_examples_run(waltzctl: Tool, command: str) -> None:
     for words in examples(waltzctl, ["config", command]):
         outcome = waltzctl(*words)
@@ -97,10 +92,7 @@ def test_what_is_no_configuration_file(waltzctl: Tool, tmp_path: Path, content: 
     outcome = waltzctl("config", "validate", path)
     assert outcome.code == 2
     assert said in outcome.out
-    shown = waltzctl("config", "show", path)
-    assert (shown.code, shown.out) == (2, "")
-    assert said in shown.err
-    assert "Traceback" not in shown.err
+    assert "Traceback" not in outcome.err
 
 
 def test_a_kind_that_is_named_is_the_one(waltzctl: Tool, tmp_path: Path) -> None:
@@ -143,30 +135,6 @@ def test_every_key_of_its_own_tells_the_kind(kind: str) -> None:
     assert kind_of(others & set(declared(KINDS[kind]))) is None
 
 
-# -- show --------------------------------------------------------------------------------------------------------------
-
-
-def test_where_each_value_in_force_comes_from(waltzctl: Tool, tmp_path: Path) -> None:
-    path = tmp_path / "storage.yml"
-    path.write_text("directory: /data\n\nsegment_bytes_max: 1048576\npartitions:\nlog_level: info\n")
-    found = json.loads(waltzctl("config", "show", path, "-o", "json").out)
-    assert (found["version"], found["path"], found["daemon"]) == (1, str(path), "storage")
-    rows = {row["setting"]: (row["value"], row["origin"], row["line"]) for row in found["settings"]}
-    assert list(rows) == list(declared(KINDS["storage"]))
-    assert rows["directory"] == ("/data", "line 1", 1)
-    assert rows["segment_bytes_max"] == ("1MiB", "line 3", 3)
-    assert rows["partitions"] == (None, "line 4", 4)
-    assert rows["log_level"] == ("info", "line 5", 5), "also where it says what the default says"
-    assert rows["flush_threads"] == ("4", "default", None)
-
-
-def test_a_file_with_problems_is_not_shown(waltzctl: Tool, bad: Path) -> None:
-    outcome = waltzctl("config", "show", bad)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith("W1002 ")
-    assert "the daemon was not started" not in outcome.err
-
-
 # -- explain -----------------------------------------------------------------------------------------------------------
 
 
@@ -193,34 +161,3 @@ def test_a_setting_that_is_not_there(waltzctl: Tool) -> None:
     outcome = waltzctl("config", "explain", "drain_second")
     assert (outcome.code, outcome.out) == (3, "")
     assert "did you mean drain_seconds?" in outcome.err
-
-
-def test_a_cluster_on_this_machine_is_meant(waltzctl: Tool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    LocalCluster.make(tmp_path / "waltz-local")
-    monkeypatch.chdir(tmp_path)
-    found = json.loads(waltzctl("config", "explain", "-o", "json").out)
-    values = {row["setting"]: row["value"] for row in found["values"]}
-    assert values["directory"] == "waltz-local"
-    assert values["coordinator"] == found["coordinator"]
-    assert values["root"] == found["root"]
-    assert "the cluster that `waltzctl up` made here" in {row["origin"] for row in found["values"]}
-
-
-def test_which_cluster_is_meant_and_who_said_so(waltzctl: Tool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert waltzctl("config", "explain").code == 2
-    (tmp_path / "contexts.yml").write_text(
-        "current: main\ncontexts:\n  main: {coordinator: 'zk1:2181', root: /waltz/main, protected: true}\n"
-    )
-    found = json.loads(waltzctl("config", "explain", "-o", "json").out)
-    assert (found["cluster"], found["coordinator"], found["root"], found["is_protected"]) == (
-        "main", "zk1:2181", "/waltz/main", True,
-    )  # fmt: skip
-    origins = {row["setting"]: row["origin"] for row in found["values"]}
-    assert origins["coordinator"] == origins["root"] == "context main"
-    monkeypatch.setenv("WALTZ_COORDINATOR", "zk2:2181")
-    found = json.loads(waltzctl("config", "explain", "--root", "/other", "-o", "json").out)
-    origins = {row["setting"]: (row["value"], row["origin"]) for row in found["values"]}
-    assert origins == {"coordinator": ("zk2:2181", "WALTZ_COORDINATOR"), "root": ("/other", "--root")}
-    table = waltzctl("config", "explain").out
-    assert table.startswith("cluster zk2:2181/waltz\n")
-    assert "the default" in table

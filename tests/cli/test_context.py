@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ import pytest
 import yaml
 
 from tests.cli.example import examples
+from tests.cli.outcome import as_json, refused
 from tests.process.certificates import Authority
 from waltzctl.playground.local import LocalCluster
-from waltzctl.reach import contexts_path
+from waltzctl.shell.reach import contexts_path
 from waltzd.protocol.role import Role
 
 Tool = Callable[..., Any]
@@ -29,18 +29,7 @@ def contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def refused(told: Any, code: int, *sentences: str) -> None:
-    assert (told.code, told.out) == (code, ""), told
-    assert "Traceback" not in told.err
-    for sentence in sentences:
-        assert sentence in told.err, told.err
-
-
-def as_json(told: Any) -> Any:
-    assert (told.code, told.err) == (0, ""), told
-    found = json.loads(told.out)
-    assert found["version"] == 1
-    return found
+TRIAL = ("--coordinator", "localhost:2181")
 
 
 def test_a_name_from_its_beginning_to_its_end(waltzctl: Tool) -> None:
@@ -68,6 +57,9 @@ def test_a_name_from_its_beginning_to_its_end(waltzctl: Tool) -> None:
         "payments is forgotten; the cluster is as it was. No cluster is meant now.\n"
     )
     refused(waltzctl("context", "show"), 2, "W2103")
+    for words, is_current in ((("use", "trial"), True), (("remove", "trial"), False), (("add", "trial", *TRIAL), False)):
+        told = as_json(waltzctl("context", *words, "-o", "json"))
+        assert (told["context"], told["is_current"], told["file"]) == ("trial", is_current, str(contexts_path()))
     assert yaml.safe_load(contexts_path().read_text()) == {
         "current": None,
         "contexts": {"trial": {"coordinator": "localhost:2181"}},

@@ -20,7 +20,7 @@ import pytest
 from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from waltzctl.playground.local import LocalCluster
-from waltzctl.reach import resolve, using
+from waltzctl.shell.reach import resolve, using
 from waltzctl.watching.probe import HEADER, PAYLOAD
 from waltzd import BlockingClient
 from waltzd.client.loop import run
@@ -235,7 +235,7 @@ def test_the_doctor_of_a_cluster_that_is_ill(broken: LocalCluster, waltzctl: Too
     broken.daemons["storage-1"].kill()
     told = waltzctl("doctor", "--timeout", "30", "--directory", broken.directory)
     assert told.code == 10
-    assert "FAIL processes: storage-1: W4001" in told.out
+    assert "FAIL processes: storage storage-1 does not run" in told.out
     assert "UNKNOWN free space: storage-1 does not answer" in told.out
 
 
@@ -266,7 +266,10 @@ def test_a_bundle_has_everything_but_payloads(live: LocalCluster, waltzctl: Tool
     again = waltzctl("support", "bundle", "--to", place / "one.tar.gz", "--directory", live.directory)
     assert (again.code, again.out) == (4, "")
     assert "W2140" in again.err
-    waltzctl("support", "bundle", "--to", place / "two.tar.gz", "--directory", live.directory)
+    words = ("support", "bundle", "--to", place / "two.tar.gz", "--directory", live.directory, "-o", "json")
+    said = json.loads(waltzctl(*words).out)
+    assert (said["file"], said["bytes"]) == (str(place / "two.tar.gz"), (place / "two.tar.gz").stat().st_size)
+    assert ("status.json" in said["files"], said["missing"]) == (True, {})
     assert list(contents(place / "two.tar.gz")) == list(found), "the same names in the same order"
 
 

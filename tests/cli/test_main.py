@@ -37,7 +37,7 @@ ELSEWHERE = {
     "cli/test_certificate_issue": [["certificate", "issue"]],
     "cli/test_cluster": [["create-cluster"], ["cluster", "describe"]],
     "cli/test_compare": [["partition", "compare"]],
-    "cli/test_configuration": [["config", name] for name in ("explain", "show", "validate")],
+    "cli/test_configuration": [["config", name] for name in ("explain", "validate")],
     "cli/test_context": [["context", name] for name in ("add", "list", "remove", "show", "use", "validate")],
     "cli/test_looking": [["doctor"], ["events"], ["health"], ["support", "bundle"], ["top"]],
     "cli/test_membership": [["storage", name] for name in ("add", "list", "remove", "replace", "set")],
@@ -98,6 +98,8 @@ def test_every_help_fits(waltzctl: Tool, words: list[str]) -> None:
     told = waltzctl(*words, "--help")
     assert told.code == 0
     assert max(map(len, told.out.splitlines())) <= 100
+    assert not re.search(r"\bx[<>]=", told.out), "bounds are words"
+    assert "-o, --output" in told.out or words in ([], ["segment"]), "scripts read what it says, too"
 
 
 def test_own_options_come_first_and_shared_ones_in_sections(waltzctl: Tool) -> None:
@@ -183,6 +185,8 @@ def test_every_error_can_be_looked_up(waltzctl: Tool) -> None:
         assert told.code == 0
         assert told.out.startswith(f"{code} {cls.__name__}\n")
         assert f"Exit code: {cls.exit_code}" in told.out
+        (found,) = json.loads(waltzctl("errors", "lookup", code, "-o", "json").out)["errors"]
+        assert (found["code"], found["next_step"]) == (code, cls.next_step)
     assert waltzctl("errors", "lookup", "w3001").out.startswith("W3001 DirectoryHeld")
 
 

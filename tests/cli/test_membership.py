@@ -21,12 +21,13 @@ from tests.cli.document_tree import document_tree
 from tests.cli.example import examples
 from tests.cli.moving_words import PATIENCE_SECONDS, bounded
 from tests.cli.numbered_load import NumberedLoad
+from tests.cli.outcome import refused
 from waltzctl.picture.picture import Picture
 from waltzctl.playground.local import LocalCluster
-from waltzctl.reach import resolve, using
+from waltzctl.shell.reach import resolve, using
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import CopyRate, Role
+from waltzd.cluster.documents import CopyRate, Membership
 
 Tool = Callable[..., Any]
 FIRST = ["storage-1", "storage-2", "storage-3"]
@@ -63,7 +64,7 @@ class Place:
     def picture(self) -> Picture:
         return loop.run(self.local.picture())
 
-    def replicas(self) -> dict[int, dict[str, Role]]:
+    def replicas(self) -> dict[int, dict[str, Membership]]:
         return {found.partition: dict(found.replicas) for found in self.picture().partitions}
 
     def names(self) -> list[str]:
@@ -130,15 +131,8 @@ def place(cluster: LocalCluster, waltzctl: Tool) -> Iterator[Place]:
     found.restore()
 
 
-def refused(told: Any, code: int, *sentences: str) -> None:
-    assert told.code == code, told
-    assert "Traceback" not in told.err
-    for sentence in sentences:
-        assert sentence in told.err, told.err
-
-
-def everywhere(*names: str) -> dict[int, dict[str, Role]]:
-    return {number: dict.fromkeys(names, Role.MEMBER) for number in range(2)}
+def everywhere(*names: str) -> dict[int, dict[str, Membership]]:
+    return {number: dict.fromkeys(names, Membership.MEMBER) for number in range(2)}
 
 
 def test_one_storage_under_two_names_is_refused(place: Place) -> None:
@@ -250,7 +244,7 @@ def test_a_storage_comes_and_goes(place: Place, tmp_path: Path) -> None:
         assert added.out.startswith("done: storage add storage-4\n  write down storage-4 at ")
         loads = [sum(name in roles for roles in place.replicas().values()) for name in [*FIRST, "storage-4"]]
         assert sorted(loads) == [1, 1, 2, 2]
-        assert all(len(roles) == 3 and set(roles.values()) == {Role.MEMBER} for roles in place.replicas().values())
+        assert all(len(roles) == 3 and set(roles.values()) == {Membership.MEMBER} for roles in place.replicas().values())
         assert [len(place.held(name)) for name in [*FIRST, "storage-4"]] == loads, "what moved is cleared away"
         again = place.json("storage", "add", four, "--auto-assign", "--yes")
         assert (again["result"], again["steps"]) == ("nothing-to-do", [])
@@ -409,7 +403,7 @@ def test_two_operators_at_once(place: Place, tmp_path: Path) -> None:
             assert {code for _, code in ends} <= {0, 2, 4}, ends
             assert 0 in {code for _, code in ends}, ends
             for (_, err), code in ends:
-                assert code == 0 or "somebody else" in err or "confirm" in err, ends
+                assert code == 0 or "another operator" in err or "confirm" in err, ends
                 assert "Traceback" not in err
             for words in (one, other):
                 done = place.tool(*words, "--yes")

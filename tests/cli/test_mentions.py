@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from waltzctl.main import cli
-from waltzctl.options import Command
+from waltzctl.shell.options import Command
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("waltzd", "waltzctl", "spark/waltz_spark")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import signal
@@ -20,13 +19,13 @@ import pytest
 
 from tests.cli.conftest import LASTING
 from tests.cli.example import examples
-from waltzctl import change
+from tests.cli.outcome import as_json, refused
 from waltzctl.picture.look import look
 from waltzctl.placement import handover
-from waltzctl.placement.ownership import Owners, preference_rows, save, transfer_of, transfer_plan
-from waltzctl.placement.server import drain_plan, undrain_plan
+from waltzctl.placement.ownership import Owners, drain_plan, preference_rows, save, transfer_of, transfer_plan, undrain_plan
 from waltzctl.playground.local import LocalCluster
-from waltzctl.reach import resolve, using
+from waltzctl.shell import change
+from waltzctl.shell.reach import resolve, using
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, HistoryEntry, Ownership, Preferences, ServerMeta
 from waltzd.cluster.memory import MemoryTree
@@ -73,19 +72,6 @@ def newest_entry(directory: Path) -> HistoryEntry:
         return entry
 
     return using(resolve({"directory": str(directory)}), ask)
-
-
-def as_json(told: Any) -> Any:
-    assert (told.code, told.err) == (0, ""), told
-    found = json.loads(told.out)
-    assert found["version"] == 1
-    return found
-
-
-def refused(told: Any, code: int, *sentences: str) -> None:
-    assert (told.code, told.out) == (code, ""), told
-    for sentence in sentences:
-        assert sentence in told.err, told.err
 
 
 def other(name: str | None) -> str:
@@ -335,7 +321,7 @@ def owners_of(*servers: ServerMeta, owners: str = "aabb", preferred: dict[int, s
 def test_transfers_that_are_refused() -> None:
     both = (server("a"), server("b"))
     for found, numbers, to, kind, said in (
-        (owners_of(*both), [4], "b", NoSuchPartition, "there is no partition 4: the cluster has 4"),
+        (owners_of(*both), [4], "b", NoSuchPartition, "there is no partition 4; the cluster has 4"),
         (owners_of(*both), [0], "c", NoSuchName, "there is no server c"),
         (owners_of(server("a"), server("b", is_draining=True)), [0], "b", WouldNotLast, "b is draining"),
         (owners_of(server("a", (0,)), server("b")), [0], "b", WouldNotLast, "a prefers partition 0 by itself"),

@@ -24,12 +24,12 @@ from tests.unit import pictures
 from waltzctl.picture.picture import PartitionView
 from waltzctl.placement.recover import GIVEN_UP, State, plan_for, standing
 from waltzctl.playground.local import LocalCluster
-from waltzctl.reach import resolve, using
-from waltzctl.safety import Danger
+from waltzctl.shell.reach import resolve, using
+from waltzctl.shell.safety import Danger
 from waltzd import BlockingClient
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Create
-from waltzd.cluster.documents import PartitionMeta, ReplicaState, Role
+from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaState
 from waltzd.disk.seam import join
 from waltzd.errors import PartitionDamaged
 from waltzd.format.finding import Code, Finding
@@ -149,6 +149,15 @@ def wait_until_healthy(waltzctl: Tool, cluster: LocalCluster) -> None:
         time.sleep(0.1)
 
 
+def wait_until_told(waltzctl: Tool, cluster: LocalCluster, name: str) -> None:
+    """An owner tells an idle replica a moment later what is committed: only that is taken from files."""
+    words = ("storage", "describe", name, "-o", "json", "--directory", cluster.directory)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while any(one["status"]["committed"] < 0 for one in json.loads(waltzctl(*words).out)["assigned"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 # -- what is judged, without a cluster ---------------------------------------------------------------------------------
 
 
@@ -177,7 +186,7 @@ def view(counts: str, *, state: str = "LIVE", step: str = "OPEN", refusing: str 
         tail_bytes=0, replicas=replicas,
     )  # fmt: skip
     return PartitionView(
-        partition=0, owner="s", generation=1, replicas=dict.fromkeys("abc", Role.MEMBER), said=said,
+        partition=0, owner="s", generation=1, replicas=dict.fromkeys("abc", Membership.MEMBER), said=said,
         refusing=frozenset(refusing),
     )  # fmt: skip
 
@@ -212,7 +221,7 @@ def test_what_an_owner_gives_up_is_known_by_its_state() -> None:
     meta = PartitionMeta(
         generation=1, session=4, opened=4, low_mark=9, members=("a", "b"), replicas=dict.fromkeys(("a", "b"), kept)
     )
-    recovery = Recovery(meta, dict.fromkeys(("a", "b"), Role.MEMBER))
+    recovery = Recovery(meta, dict.fromkeys(("a", "b"), Membership.MEMBER))
     recovery.opened("a", status(DAMAGED))
     assert isinstance(recovery.next_for("a"), GiveUp)
     assert replica_link.State(GIVEN_UP) is replica_link.State.GIVEN_UP
@@ -380,6 +389,7 @@ def test_what_does_not_come_in_time_is_said(own: LocalCluster, waltzctl: Tool) -
 def test_a_lost_disk_is_filled_from_the_files_of_another_storage(own: LocalCluster, waltzctl: Tool) -> None:
     for name in ("storage-2", "storage-3"):
         assert follow(waltzctl, own, name)["result"] in ("done", "nothing-to-do")
+    wait_until_told(waltzctl, own, "storage-2")
     end(own, "storage-2", "storage-3")
     shutil.rmtree(data(own, "storage-3"))
     words = ("storage", "recover", "--from", data(own, "storage-2"), "--to", data(own, "storage-3"))

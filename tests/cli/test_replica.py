@@ -17,13 +17,13 @@ import pytest
 
 from tests.cli.document_tree import document_tree
 from tests.cli.moving_words import PATIENCE_SECONDS
-from waltzctl.change import Asked
-from waltzctl.interruption import Interrupted
-from waltzctl.job import Job, perform
+from tests.cli.outcome import refused
 from waltzctl.playground.local import LocalCluster
-from waltzctl.progress import Say
-from waltzctl.reach import resolve
-from waltzctl.safety import Plan
+from waltzctl.shell.change import Asked, Change, Request
+from waltzctl.shell.interruption import Interrupted
+from waltzctl.shell.progress import Say
+from waltzctl.shell.reach import resolve
+from waltzctl.shell.safety import Plan
 from waltzd.client.loop import run
 from waltzd.cluster.cluster import Cluster
 
@@ -51,13 +51,6 @@ def settle(live: LocalCluster) -> None:
 def newest(waltzctl: Tool, live: LocalCluster) -> Any:
     told = waltzctl("history", "-n", "1", "-o", "json", "--directory", live.directory)
     return json.loads(told.out)["history"][0]
-
-
-def refused(told: Any, code: int, *sentences: str) -> None:
-    assert (told.code, told.out) == (code, ""), told
-    assert "Traceback" not in told.err
-    for sentence in sentences:
-        assert sentence in told.err, told.err
 
 
 def test_a_replica_is_taken_off_as_a_change_of_the_cluster(tool: Tool, waltzctl: Tool, live: LocalCluster) -> None:
@@ -131,8 +124,8 @@ def test_told_to_end_at_the_question(tool: Tool, live: LocalCluster, monkeypatch
 def test_told_to_end_while_it_is_done(waltzctl: Tool, live: LocalCluster, number: signal.Signals) -> None:
     """It is in the history, and what is said leaves nothing out."""
 
-    async def prepare(_cluster: Cluster) -> Job:
-        return Job(plan=Plan(verb="storage add", subject=f"trial-{number}", steps=("wait",)), do=do)
+    async def prepare(_cluster: Cluster) -> Change:
+        return Change(plan=Plan(verb="storage add", subject=f"trial-{number}", steps=("wait",)), do=do)
 
     async def do(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
         os.kill(os.getpid(), number)
@@ -140,7 +133,7 @@ def test_told_to_end_while_it_is_done(waltzctl: Tool, live: LocalCluster, number
         raise AssertionError("nobody was told")
 
     with pytest.raises(Interrupted, match=r"What was done until now stays.* Run the same command again"):
-        perform(resolve({"directory": str(live.directory)}), YES, "table", prepare)
+        Request(asked=YES, reach=resolve({"directory": str(live.directory)})).perform(prepare)
     entry = newest(waltzctl, live)
     assert (entry["subject"], entry["outcome"]) == (f"trial-{number}", "interrupted")
     assert entry["ended"] is not None

@@ -6,7 +6,9 @@ Whole outputs are kept in `golden/`; `REWRITE=1` writes them anew, and the diffe
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import io
 import json
 import os
 import re
@@ -329,6 +331,20 @@ def test_left_out_ids_belong_to_one_partition(waltzctl: Tool, storage: Path) -> 
 # -- dump --------------------------------------------------------------------------------------------------------------
 
 
+def test_the_dump_in_csv_has_a_row_for_each_entry(waltzctl: Tool, original: Path, damaged: Path) -> None:
+    def rows(path: Path) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(waltzctl("segment", "dump", "-o", "csv", path).out)))
+
+    sound = original / "storage0/0/0000000000000000000.seg"
+    told = [json.loads(line) for line in waltzctl("segment", "dump", "-o", "json", sound).out.splitlines()[1:]]
+    assert [(row["kind"], int(row["id"]), row["crc"]) for row in rows(sound)] == [
+        (one["kind"], one["id"], one["crc"]) for one in told
+    ]
+    assert "damage" in {row["kind"] for row in rows(damaged / "0/0000000000000000000.seg")}
+    assert {row["kind"] for row in rows(damaged / "1/0000000000000000000.idx")} == {"index-entry"}
+    assert {row["kind"] for row in rows(original / "storage0/waltz-storage.ctl")} == {"slot"}
+
+
 def test_the_dump_in_json_is_the_manifest(waltzctl: Tool, original: Path) -> None:
     section = (original / "manifest.txt").read_text().split("## storage0\n")[1].split("\n## ")[0]
     expected = [line for line in section.splitlines() if line.startswith("rec ")]
@@ -379,5 +395,5 @@ def test_dump_of_what_is_no_file_of_ours(waltzctl: Tool, storage: Path) -> None:
 def test_dump_of_an_empty_file(waltzctl: Tool, storage: Path) -> None:
     for name in ("0000000000000000000.seg", "0000000000000000000.idx", "waltz-storage.ctl", "promise"):
         (storage.parent / name).write_bytes(b"")
-        for output in ("table", "json", "hex"):
+        for output in ("table", "json", "csv", "hex"):
             assert waltzctl("segment", "dump", "-o", output, storage.parent / name).code == 0

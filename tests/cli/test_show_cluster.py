@@ -15,13 +15,13 @@ from waltzctl.placement.plan import Creation
 from waltzctl.show import cluster
 from waltzctl.show.forms import put
 from waltzctl.show.terminal import ROWS_MAX
-from waltzd.cluster.documents import ClusterMeta, Role, ServerMeta, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, Membership, ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, ServerDescription, Statistics, StorageDescription
 
 GOLDEN = Path(__file__).parent / "golden"
 META = ClusterMeta(name="trial", key=UUID(int=7), partitions=3, created="2026-01-01T00:00:00+00:00")
-MEMBERS = {"one": Role.MEMBER, "three": Role.LEARNER, "two": Role.MEMBER}
+MEMBERS = {"one": Membership.MEMBER, "three": Membership.LEARNER, "two": Membership.MEMBER}
 
 
 def replica(name: str, *, counts: bool = True, state: str = "LIVE", story: str = "") -> OwnedReplica:

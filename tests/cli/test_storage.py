@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from waltzctl import main
-from waltzctl.numbers import partitions_of
+from waltzctl.shell.numbers import partitions_of
 from waltzd.client import loop
 from waltzd.errors import BadArgument
 from waltzd.format.record import encode_payloads

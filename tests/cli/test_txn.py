@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -17,7 +18,7 @@ import pytest
 
 from tests.cli.example import examples
 from waltzctl.playground.local import LocalCluster
-from waltzctl.reach import resolve, using
+from waltzctl.shell.reach import resolve, using
 from waltzd.cluster.cluster import CLIENT_IDS, Cluster
 from waltzd.cluster.coordinator import Delete
 from waltzd.errors import NodeMissing
@@ -99,6 +100,11 @@ def test_get_in_every_form(log: Log) -> None:
     assert log.rows("get", 0, first, "--decode", "hex")[0]["payload"] == b"hello".hex()
 
     assert log("get", 0, f"{first}-{first + 2}", "-o", "raw").out == f"hello{ORDER}payout of 5\nand 6"
+
+    table = list(csv.DictReader(io.StringIO(log("get", 0, f"{first}-{last}", "-o", "csv").out)))
+    assert [int(row["id"]) for row in table] == list(log.ids)
+    assert json.loads(table[1]["payload"]) == json.loads(ORDER)
+    assert (table[2]["payload"], table[2]["payload_encoding"]) == ("payout of 5\nand 6", "text")
 
 
 def test_get_what_is_not_there(log: Log) -> None:
@@ -279,7 +285,7 @@ def test_append_from_a_file_and_from_standard_input(log: Log, tmp_path: Path, mo
         (["a", "--lock", "order"], 2, "write it as MODE:NAME:ID"),
         (["a", "--lock", "steal:order:1"], 2, "this is no lock"),
         (["a", "--lock", "write:order:99999999999999999999"], 2, "64 bits"),
-        (["a", "--mark", "999999999"], 2, "nobody can have seen that yet"),
+        (["a", "--mark", "999999999"], 2, "no client can have seen that yet"),
         (["x" * (2 << 20)], 1, "W2013"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",

@@ -25,14 +25,13 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.cli.example import examples
-from waltzctl.blueprint import BLUEPRINT, PORTS, STATE, ZOOKEEPER, is_free
 from waltzctl.placement import creation
-from waltzctl.playground import daemon, directory, local, preflight, up
-from waltzctl.playground.daemon import Daemon, State, birth
+from waltzctl.playground import daemon, directory, local, up
+from waltzctl.playground.daemon import Daemon, State, birth, command_of
 from waltzctl.playground.directory import directory_lock
 from waltzctl.playground.local import LocalCluster
-from waltzctl.playground.preflight import command_of
-from waltzctl.playground.render_local import Board
+from waltzctl.shell.blueprint import BLUEPRINT, PORTS, STATE, ZOOKEEPER, is_free
+from waltzctl.show.local import Board
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta
@@ -255,14 +254,17 @@ def test_what_is_there_is_resumed_and_watched(home: Path, waltzctl: Tool) -> Non
     cluster.daemons["storage-1"].kill()
     screen.wait_for("storage-1 ended; its log is small/log/storage-1.log")
 
-    assert waltzctl("up", "small", "--detach").code == 0
+    told = json.loads(waltzctl("up", "small", "--detach", "-o", "json").out)
+    assert told["is_healthy"]
+    assert [one["name"] for one in told["processes"] if one["is_running"]] == list(lives)
     screen.wait_for("storage-1 runs again")
     again = LocalCluster.find(home / "small")
     assert again.blueprint == cluster.blueprint
     changed = [name for name, one in again.daemons.items() if one.life != lives[name]]
     assert changed == ["storage-1"]
 
-    assert waltzctl("down", "small").code == 0
+    told = json.loads(waltzctl("down", "small", "-o", "json").out)
+    assert (sorted(told["stopped"]), told["killed"]) == (sorted(lives), [])
     assert screen.end() == 0, "nothing is left to look at"
     assert processes(home / "small") == []
 
@@ -439,7 +441,7 @@ def test_a_daemon_of_ours_that_nobody_wrote_down(home: Path, waltzctl: Tool) -> 
     (home / "small" / STATE).unlink()
     try:
         told = waltzctl("up", "small", "--detach")
-        refused(told, 4, "W4002", "it belongs to this very cluster, and nobody wrote its start down", f"kill {life.pid},")
+        refused(told, 4, "W4002", "this very cluster, and its start was not written down", f"kill {life.pid},")
     finally:
         cluster.remember()
 
@@ -462,7 +464,7 @@ def test_no_java(home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_system_on_which_processes_cannot_be_told_apart(
     home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "birth", lambda _: None)
+    monkeypatch.setattr(local, "birth", lambda _: None)
     refused(waltzctl("up", "small"), 2, "needs Linux")
     assert not (home / "small").exists()
 
@@ -696,6 +698,20 @@ def test_logs_end_with_the_reader(home: Path) -> None:
         assert (done.stdout, done.stderr) == ("server-1  | one\nserver-1  | two\n0\n", "")
 
 
+def test_logs_for_programs(home: Path, waltzctl: Tool) -> None:
+    cluster = make_small(home / "small")
+    cluster.daemons["server-1"].log.write_text("2026-01-01T00:00:02.000Z two, and\x1b[2J\n")
+    cluster.daemons["storage-1"].log.write_text("2026-01-01T00:00:01.000Z one\n")
+    rows = [json.loads(line) for line in waltzctl("logs", "small", "-o", "json").out.splitlines()]
+    assert [(row["who"], row["time"]) for row in rows] == [
+        ("storage-1", "2026-01-01T00:00:01.000Z"),
+        ("server-1", "2026-01-01T00:00:02.000Z"),
+    ]
+    heads, *table = waltzctl("logs", "small", "-o", "csv").out.splitlines()
+    assert heads == "time,who,text"
+    assert table[1] == '2026-01-01T00:00:02.000Z,server-1,"2026-01-01T00:00:02.000Z two, and\\x1b[2J"'
+
+
 def test_logs_of_nobody(home: Path, waltzctl: Tool) -> None:
     make_small(home / "small")
     refused(waltzctl("logs", "small", "--daemon", "storage-2"), 3, "W2102", "there is no daemon storage-2", "storage-1")
@@ -743,7 +759,7 @@ def test_who_watches_waits_for_the_end_of_a_removal(home: Path, monkeypatch: pyt
     monkeypatch.setattr(up, "_tell", told.put)
 
     def watch() -> bool:
-        assert up._watch(LocalCluster.find(home / "small")) == ["storage-1"]
+        assert up._watch(LocalCluster.find(home / "small"), ["storage-1"]) == ["storage-1"]
         return directory.is_whole(home / "small")
 
     with ThreadPoolExecutor(1) as thread:
@@ -787,7 +803,7 @@ def test_reset_goes_on_where_it_was_killed(home: Path, waltzctl: Tool, monkeypat
     if last == -1:  # the note is gone as well, and nothing but an empty lock file is left
         assert os.listdir(home / "small") == ["lock"]
         return
-    refused(waltzctl("up", "small", "--detach"), 4, "W2160", "waltzctl reset small")
+    refused(waltzctl("up", "small", "--detach"), 4, "W2140", "waltzctl reset small")
     assert waltzctl("reset", "small", "--yes").code == 0
     assert not (home / "small").exists()
 
@@ -873,6 +889,6 @@ def test_ports_are_free_and_of_one_cluster_each(tmp_path: Path) -> None:
 
 
 def test_no_port_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("waltzctl.blueprint.is_free", lambda port: False)
+    monkeypatch.setattr("waltzctl.shell.blueprint.is_free", lambda port: False)
     with pytest.raises(PortInUse, match=f"no port from {PORTS[0]} to {PORTS[-1]}"):
         make_small(tmp_path / "small")

@@ -46,7 +46,7 @@ from waltzd.format.finding import Finding
 from waltzd.format.record import Run, encode_payloads
 from waltzd.storage.offline.verify import Options, Target, verify
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.frames import HEAD, FileHello, Hello, Kind, piece_parts, records_parts, whole_bytes
+from waltzd.wire.frames import HEAD, Hello, Kind, piece_parts, records_parts, whole_bytes
 from waltzd.wire.storages import AdminClient, ReplicaClient
 
 CALLS, ADMIN_CALLS, STREAMS, FILES = 250, 75, 200, 65
@@ -113,10 +113,12 @@ def _frame(chance: random.Random, kind: int, content: bytes) -> bytes:
 def any_file(chance: random.Random) -> list[bytes]:
     """A segment file that begins well, or a wish for one: with pieces that lie about where they stand or what they are."""
     spoken = target(chance)
-    hello = FileHello(
-        Hello(KEY if chance.random() < 0.9 else OTHER_KEY, spoken.partition, spoken.session),
-        chance.choice([0, 0, 3, *INTEGERS]),
-        chance.choice([0, *INTEGERS]),
+    hello = Hello(
+        KEY if chance.random() < 0.9 else OTHER_KEY,
+        spoken.partition,
+        spoken.session,
+        first_id=chance.choice([0, 0, 3, *INTEGERS]),
+        file_bytes=chance.choice([0, *INTEGERS]),
     ).encode()
     kind = chance.choice([Kind.FETCH, Kind.INSTALL, Kind.INSTALL, Kind.INSTALL])
     frames = [_frame(chance, kind, hello if chance.random() < 0.9 else mutated(chance, hello))]
@@ -158,8 +160,7 @@ async def append_well(replicas: ReplicaClient, finished: asyncio.Event, started:
             last_id = mark
         if last_id > 100:
             started.set()
-    await stream.finish()
-    assert await stream.receive() is None
+    stream.cancel()
     return last_id
 
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from tests.checker.history import BadHistory, Observed, Operation, Seen, Writer
 from tests.checker.history import load as load_history
 from tests.fuzz.mutate import SEED, count, each, little_memory, mutated, mutated_text, nonsense, parsed, told
-from waltzctl import blueprint, numbers
-from waltzctl.blueprint import Blueprint, Life
-from waltzctl.placement import cluster
-from waltzctl.records import index
+from waltzctl.placement import creation
+from waltzctl.records import offline
+from waltzctl.shell import blueprint, numbers
+from waltzctl.shell.blueprint import Blueprint, Life
 from waltzd.client.routes import addresses_of
 from waltzd.cluster.documents import (
     Assignment,
@@ -32,6 +32,7 @@ from waltzd.cluster.documents import (
     Document,
     HistoryEntry,
     Leader,
+    Membership,
     Moves,
     Ownership,
     PartitionMeta,
@@ -43,7 +44,6 @@ from waltzd.cluster.documents import (
     decode,
     encode,
 )
-from waltzd.cluster.documents import Role as ReplicaRole
 from waltzd.daemon import config
 from waltzd.daemon.config import ServerConfig, StorageConfig
 from waltzd.daemon.config_file import TEXT_BYTES_MAX, load, parse, sample, show
@@ -54,9 +54,9 @@ from waltzd.protocol.address import parse_address
 from waltzd.protocol.role import Identity, Role
 from waltzd.storage.offline.verify import partition_of
 
-TRIES = 200
+TRIES = 100
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
-EXAMPLES = settings(max_examples=count(150), derandomize=False, database=None)
+EXAMPLES = settings(max_examples=count(60), derandomize=False, database=None)
 
 # -- configuration files -----------------------------------------------------------------------------------------------
 
@@ -144,9 +144,9 @@ SPELLINGS: dict[str, tuple[Callable[[str], Any], type[Exception], Callable[[Any]
     "key": (parse_key, ValueError, str, [str(KEY), "{" + KEY.hex + "}", "urn:uuid:" + KEY.hex]),
     "preferred": (config.partitions_of, ValueError, lambda found: ",".join(map(str, found)), ["0,4-7", "65535", " 1 , 2"]),
     "partitions": (numbers.partitions_of, BadArgument, lambda found: ",".join(map(str, found)), ["0-3,7", "²", "0-999"]),
-    "ids": (index._id_range, BadArgument, lambda found: "{}-{}".format(*found), ["17-17", "0-9223372036854775807"]),
+    "ids": (offline._id_range, BadArgument, lambda found: "{}-{}".format(*found), ["17-17", "0-9223372036854775807"]),
     "servers": (addresses_of, BadArgument, ",".join, ["a:1,b:2", "[::1]:5 ", "h:65535"]),
-    "storage": (cluster.storage_of, BadArgument, spelled_storage, ["s1=a:1,b:2", "s1=[::1]:1,b:2,rack"]),
+    "storage": (creation.storage_of, BadArgument, spelled_storage, ["s1=a:1,b:2", "s1=[::1]:1,b:2,rack"]),
 }  # fmt: skip
 
 
@@ -229,7 +229,7 @@ DOCUMENTS: list[Document] = [
     ServerMeta(name="s", listen="h:1", admin_listen="h:2", instance=KEY, version="1", preferred=(1, 2), is_draining=False),
     Assignment(owners=(Ownership("one", 3), Ownership(None, 0))),
     StorageMeta(name="s", listen="h:1", admin_listen="h:2", group="g"),
-    ReplicaSets(partitions={0: {"a": next(iter(ReplicaRole)), "b": list(ReplicaRole)[-1]}, 10: {}}),
+    ReplicaSets(partitions={0: {"a": next(iter(Membership)), "b": list(Membership)[-1]}, 10: {}}),
     PartitionMeta(
         generation=1, session=9, opened=8, low_mark=-1, members=("a", "b"),
         replicas={"a": ReplicaState(session=1, closing=None, incarnation=KEY, is_lost=False),

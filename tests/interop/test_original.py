@@ -19,7 +19,7 @@ from waltzd.format.layout import (
     first_id_of,
     index_entries,
 )
-from waltzd.format.record import OVERHEAD_BYTES, Run, encode_run, first_bad, first_bad_payload, heads, walk
+from waltzd.format.record import OVERHEAD_BYTES, Run, bad_payloads, encode_run, first_bad, heads, walk
 from waltzd.format.scan import Survey, read_index, survey
 
 Facts = dict[str, str]
@@ -110,7 +110,7 @@ def test_every_segment_is_sound_to_its_end(original: Path, storage: str) -> None
         assert (str(header.key), header.partition, header.first_id) == (key, int(said["partition"]), first_id)
         assert header.encode() == path.read_bytes()[:HEADER_BYTES]
         run = run_of(path)
-        assert (len(run), first_bad(run), first_bad_payload(run)) == (count, None, None)
+        assert (len(run), first_bad(run), bad_payloads(run).tolist()) == (count, None, [])
         index = disk.open(str(path.with_suffix(".idx")))
         assert FileHeader.decode(index.read(0, HEADER_BYTES), "it").first_id == first_id
         assert index_entries(index.size()) == count

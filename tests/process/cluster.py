@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from waltzctl.blueprint import ZOOKEEPER
 from waltzctl.picture.picture import Picture
 from waltzctl.playground.local import LocalCluster
+from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzd.errors import WaltzError
 from waltzd.wire.storages import AdminClient
 
@@ -72,7 +72,7 @@ class Cluster:
         self.local.kill()
 
     async def heal(self) -> None:
-        """Everybody runs, and every partition is open with all its replicas."""
+        """Every daemon runs, and every partition is open with all its replicas."""
         for name in list(self._paused):
             self.resume(name)
         for name in [ZOOKEEPER, *self.storage_names, *self.server_names]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from uuid import UUID
@@ -19,12 +20,17 @@ from tests.checker.verdict import Verdict, judge
 from tests.workload import Attempt, View
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
+from waltzd.client.view import Declined
 from waltzd.errors import CannotConnect, NotOwner, NotReady, SessionEnded, WaltzError
 from waltzd.format.record import Run
 from waltzd.protocol.batches import FeedMode
-from waltzd.protocol.locks import Committed, Reason, Rejected
+from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected
 from waltzd.wire.servers import ServerClient
 from waltzd.wire.storages import ReplicaClient
+
+RATE = 250
+"""Transactions in a second, of all clients together: what they do keeps no processor from the daemons, and a history stays
+small enough to be judged."""
 
 
 class Race:
@@ -38,6 +44,7 @@ class Race:
         clients: int = 3,
         callers: int = 4,
         seed: int = 0,
+        rate: int = RATE,
     ) -> None:
         """All races on one cluster share the folder: the history must know everything that is in the log."""
         self._folder = folder
@@ -47,13 +54,14 @@ class Race:
         self._clients = clients
         self._callers = callers
         self._seed = seed
+        self._pause = clients * callers / rate
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self.pending: dict[str, float] = {}
+        """Which callers wait for an outcome, and since when."""
         self.committed = 0
         self.lost = 0
         self.failures: list[WaltzError] = []
-        self.last_commit = 0.0
-        self.longest_silence = 0.0
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Race]:
@@ -87,31 +95,37 @@ class Race:
                 servers=",".join(self._servers),
                 handler=recorder.handler(View()),
                 partitions=self._partitions,
-                settings=ClientSettings(close_seconds=20),
+                settings=ClientSettings(close_seconds=1),  # each caller has its outcome by then, or is given up
             )
             async with client:
                 callers = [self._caller(client, recorder, number, caller) for caller in range(self._callers)]
                 await asyncio.gather(*callers)
 
     async def _caller(self, client: Client, recorder: Recorder, number: int, caller: int) -> None:
-        pick = random.Random(f"{self._tag}:{self._seed}:{number}:{caller}")
-        loop = asyncio.get_running_loop()
+        name = f"{self._tag}.{number}.{caller}"
+        pick = random.Random(f"{self._seed}:{name}")
         count = 0
         while not self._stop.is_set():
             count += 1
-            attempt = Attempt(f"{self._tag}.{number}.{caller}", count, pick, pick.choice(self._partitions))
+            partition = pick.choice(self._partitions)
+            waiting = f"{name} in partition {partition}"
+            self.pending[waiting] = time.monotonic()
             try:
-                outcome = await client.submit(recorder.context(attempt))
+                outcome = await client.submit(recorder.context(Attempt(name, count, pick, partition)))
             except WaltzError as error:
-                self.failures.append(error)
-                await asyncio.sleep(0.05)
-                continue
-            self.lost += isinstance(outcome, Rejected) and outcome.reason is Reason.LOST
-            if isinstance(outcome, Committed):
-                self.committed += 1
-                if self.last_commit:
-                    self.longest_silence = max(self.longest_silence, loop.time() - self.last_commit)
-                self.last_commit = loop.time()
+                self._failed(f"client {number}, partition {partition}", error)
+            else:
+                self._note(partition, outcome)
+            finally:
+                del self.pending[waiting]
+            await asyncio.sleep(pick.uniform(0, 2 * self._pause))
+
+    def _failed(self, where: str, error: WaltzError) -> None:
+        self.failures.append(error)
+
+    def _note(self, partition: int, outcome: Outcome | Declined) -> None:
+        self.lost += isinstance(outcome, Rejected) and outcome.reason is Reason.LOST
+        self.committed += isinstance(outcome, Committed)
 
     async def verdict(self, storages: Sequence[str], key: UUID) -> Verdict:
         """The history against the log as its owners give it, and against what each storage gives to readers."""
@@ -127,7 +141,7 @@ class Race:
         return judge(history)
 
     async def _fetch(self, partition: int, key: UUID) -> list[Run]:
-        """From its owner, whoever that is by now."""
+        """From the owner of the moment."""
         async with asyncio.timeout(60), Client(servers=",".join(self._servers), partitions=[]) as client:
             while True:
                 address = client.topology.places[partition].address or self._servers[0]

@@ -54,7 +54,7 @@ def race(cluster: Cluster, folder: tuple[Path, str], story: Callable[[Race], Awa
         verdict = await racing.verdict(cluster.storage_addresses, cluster.key)
         assert verdict.is_sound, str(verdict)
         assert racing.failures == [], "a fault of a minority is no fault of the application"
-        print(f"{verdict}; longest silence {racing.longest_silence:.2f} s")
+        print(verdict)
 
     run(tell())
 

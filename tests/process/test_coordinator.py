@@ -17,7 +17,7 @@ from kazoo.security import make_acl
 
 from tests.coordinator_contract import STORIES, Story, tell, until, without_contact_calls_say_so_and_waits_go_on
 from tests.process.zookeeper import LocalZooKeeper, free_port
-from waltzctl.playground import zookeeper_process
+from waltzctl.playground import java
 from waltzctl.playground.java import find_java, zookeeper_jars
 from waltzd.client.loop import run
 from waltzd.cluster.coordinator import Coordinator, Create, Set
@@ -54,7 +54,7 @@ class RealWorld:
         return coordinator
 
     async def expire(self, coordinator: Coordinator) -> None:
-        """Somebody else takes the session over, and ends it."""
+        """Another client takes the session over, and ends it."""
         assert isinstance(coordinator, ZooKeeperCoordinator)
         session = coordinator.session
         thief = KazooClient(self.zookeeper.hosts, client_id=coordinator._client.client_id, timeout=self.session_seconds)
@@ -244,16 +244,16 @@ def test_a_loop_that_ends_first_leaves_no_trace(zookeeper: LocalZooKeeper) -> No
 def test_two_do_not_run_on_one_directory_or_port(zookeeper: LocalZooKeeper, tmp_path: os.PathLike[str]) -> None:
     settings = (zookeeper.directory / "zoo.cfg").read_text()
     with pytest.raises(DirectoryHeld):
-        zookeeper_process.run(str(zookeeper.directory), Address("127.0.0.1", free_port()))
+        java.run(str(zookeeper.directory), Address("127.0.0.1", free_port()))
     assert (zookeeper.directory / "zoo.cfg").read_text() == settings
     with pytest.raises(PortInUse):
-        zookeeper_process.run(os.fspath(tmp_path), Address("127.0.0.1", int(zookeeper.hosts.rpartition(":")[2])))
+        java.run(os.fspath(tmp_path), Address("127.0.0.1", int(zookeeper.hosts.rpartition(":")[2])))
 
 
 @pytest.mark.parametrize("listen", [Address("0.0.0.0", 2181), Address("example.org", 2181), Address("127.0.0.1", 0)])
 def test_it_listens_on_this_machine_only(listen: Address, tmp_path: os.PathLike[str]) -> None:
     with pytest.raises(BadArgument):
-        zookeeper_process.run(os.fspath(tmp_path), listen)
+        java.run(os.fspath(tmp_path), listen)
     assert os.listdir(tmp_path) == []
 
 

@@ -64,7 +64,7 @@ async def append_until_it_ends(
         except WaltzError as reason:  # what a send that fails cannot know
             return acknowledged, reason
         return acknowledged, error
-    await stream.finish()
+    stream.cancel()
     return acknowledged, None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -27,7 +28,8 @@ from waltzd.errors import (
 )
 from waltzd.format.layout import HEADER_BYTES, FileHeader
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.frames import FileHello, Hello, Kind, piece_parts, refusal_of, whole_bytes
+from waltzd.wire.codec import unpacked_error
+from waltzd.wire.frames import Hello, Kind, piece_parts, whole_bytes
 from waltzd.wire.storages import ReplicaClient, connect
 
 MakeDaemon = Callable[..., Daemon]
@@ -191,9 +193,9 @@ def test_damage_on_the_way_is_noticed(make_daemon: MakeDaemon, name: str) -> Non
     async def check() -> None:
         async with clients(daemon) as (replicas, admin):
             await begin(replicas, admin)
-            hello = FileHello(Hello(KEY, 0, 1), 0, len(content)).encode()
+            hello = Hello(KEY, 0, 1, first_id=0, file_bytes=len(content)).encode()
             kind, why = await say(daemon, Kind.INSTALL, hello, damaged_files(content)[name])
-            assert (kind, type(refusal_of(why))) == (Kind.REFUSED, BadFrame)
+            assert (kind, type(unpacked_error(why))) == (Kind.REFUSED, BadFrame)
             assert leftovers(daemon) == []
             kind, what = await say(
                 daemon, Kind.INSTALL, hello, [piece(0, content), (Kind.WHOLE, whole_bytes(len(content)))]
@@ -213,14 +215,14 @@ def test_a_stream_for_no_file_is_refused(make_daemon: MakeDaemon, kind: Kind) ->
         async with clients(daemon) as (replicas, admin):
             await begin(replicas, admin)
             for said, expected in (
-                (hello.encode(), BadFrame),
-                (FileHello(hello, -1).encode(), BadFrame),
-                (FileHello(hello, 0, -1).encode(), BadFrame),
-                (FileHello(Hello(UUID(int=9), 0, 1), 0).encode(), ForeignCluster),
-                (FileHello(Hello(KEY, 2, 1), 0).encode(), NoSuchPartition),
+                (hello.encode()[:-1], BadFrame),
+                (replace(hello, first_id=-1).encode(), BadFrame),
+                (replace(hello, first_id=0, file_bytes=-1).encode(), BadFrame),
+                (Hello(UUID(int=9), 0, 1, first_id=0).encode(), ForeignCluster),
+                (Hello(KEY, 2, 1, first_id=0).encode(), NoSuchPartition),
             ):
                 found, why = await say(daemon, kind, said, [(Kind.GO_ON, b"")])
-                assert (found, type(refusal_of(why))) == (Kind.REFUSED, expected)
+                assert (found, type(unpacked_error(why))) == (Kind.REFUSED, expected)
 
     loop.run(check())
 
@@ -233,7 +235,7 @@ def test_a_sender_that_goes_leaves_nothing(make_daemon: MakeDaemon) -> None:
         async with clients(daemon) as (replicas, admin):
             await begin(replicas, admin)
             host, port = daemon.stream_listen.rsplit(":", 1)
-            hello = FileHello(Hello(KEY, 0, 1), 0, len(content)).encode()
+            hello = Hello(KEY, 0, 1, first_id=0, file_bytes=len(content)).encode()
             connection = await connect(host, int(port), Kind.INSTALL, hello, tls=None, name=None)
             await connection.send(Kind.PIECE, piece_parts(0, content[:5000]))
             async with asyncio.timeout(20):

@@ -1,4 +1,4 @@
-"""A port of gRPC that a stranger's frame ends, and that is there again at once, whatever still lives on the old one."""
+"""A port of gRPC that a stranger's frame ends, and that is there again at once, also while calls live on the old one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from waltzd.errors import CannotConnect, NotPermitted
 from waltzd.protocol.address import Address
 from waltzd.protocol.role import RIGHTS, Role
 from waltzd.wire import listener
-from waltzd.wire import rpc_server as rpc
-from waltzd.wire.grpc import Server, error_of, open_channel
+from waltzd.wire.grpc import Server, error_of
 from waltzd.wire.listener import Listener
 from waltzd.wire.tls import Tls
 
@@ -66,7 +65,7 @@ async def listening(found: Listener) -> AsyncIterator[None]:
 
 async def spoken(found: Listener) -> Any:
     """A call that lives; the door was open for it."""
-    call = open_channel(str(found.address)).stream_stream("/echo")()
+    call: Any = grpc.aio.insecure_channel(str(found.address)).stream_stream("/echo")()
     await call.write(b"first")
     assert await call.read() == b"first"
     return call
@@ -129,7 +128,7 @@ def test_readiness_knocks_at_the_door(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("how", ["ends", "is revoked"])
 def test_a_call_lasts_as_long_as_its_callers_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """And no other one is made over the same connection."""
-    monkeypatch.setattr(rpc, "CERTIFIED_SECONDS", 0.05)
+    monkeypatch.setattr(listener, "CERTIFIED_SECONDS", 0.05)
     authority = Authority(tmp_path)
     files = authority.issue(KEY, Role.SERVER, "one")
     revoked = authority.revoke()
@@ -192,20 +191,20 @@ def test_a_call_says_soon_what_it_wants(monkeypatch: pytest.MonkeyPatch) -> None
     async def run() -> None:
         found = Listener(Address("127.0.0.1", 0), 1 << 20, None)
         async with listening(found):
-            channel = open_channel(str(found.address))
+            channel: Any = grpc.aio.insecure_channel(str(found.address))
             assert await channel.unary_unary("/one")(b"said") == b"said"
             silent = channel.stream_stream("/one")()
             await silent.done_writing()
             assert await ended(silent) == "W2006", "a call without its message"
             with monkeypatch.context() as hasty:
-                hasty.setattr(rpc, "FIRST_SECONDS", 0.05)
+                hasty.setattr(listener, "FIRST_SECONDS", 0.05)
                 assert await ended(channel.stream_stream("/one")()) == "W2050"
-            monkeypatch.setattr(rpc, "PROMPT_SECONDS", 0.0)
-            slow = [channel.stream_stream("/one")() for _ in range(rpc.SLOW_MAX + 1)]
+            monkeypatch.setattr(listener, "PROMPT_SECONDS", 0.0)
+            slow = [channel.stream_stream("/one")() for _ in range(listener.SLOW_MAX + 1)]
             reading = [asyncio.create_task(ended(call)) for call in slow]
             done, waiting = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
             assert [task.result() for task in done] == ["W2050"], "one too many"
-            assert len(waiting) == rpc.SLOW_MAX
+            assert len(waiting) == listener.SLOW_MAX
             for call in slow:
                 call.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)

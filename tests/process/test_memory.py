@@ -1,4 +1,4 @@
-"""The memory of a server stays bounded, whatever a replica, a reader or a writer does; measured on real processes."""
+"""The memory of a server stays bounded against any replica, reader or writer; measured on real processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from waltzd.client.outbox import Outcomes
 from waltzd.format.checksum import crc32
 from waltzd.protocol.batches import AppendBatch, FeedMode, Mounted, MountRequest, Registration
 from waltzd.protocol.locks import Committed
-from waltzd.wire.rpc_server import SLOW_MAX
+from waltzd.wire.listener import SLOW_MAX
 from waltzd.wire.servers import ServerClient
 
 MIB = 1 << 20

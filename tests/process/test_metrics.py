@@ -27,15 +27,14 @@ from tests.process.zookeeper import LocalZooKeeper
 from waltzd.client import loop
 from waltzd.client.client import Client
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ClusterMeta, ReplicaSets, StorageMeta
-from waltzd.cluster.documents import Role as ReplicaRole
+from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.daemon.expiry import DAY_SECONDS
 from waltzd.errors import NotPermitted, PortInUse
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Rejected, write_lock
 from waltzd.protocol.role import Role, dns_name
-from waltzd.wire.grpc import error_of, open_channel, prove
+from waltzd.wire.grpc import Channel, error_of
 from waltzd.wire.tls import Tls
 
 PATIENCE_SECONDS = 60
@@ -134,7 +133,7 @@ async def create(zookeeper: LocalZooKeeper, daemons: dict[str, Daemon], root: st
             StorageMeta(name=name, listen=daemon.listen, admin_listen=daemon.admin_listen, group=name)
             for name, daemon in daemons.items()
         ]
-        sets = {number: dict.fromkeys(daemons, ReplicaRole.MEMBER) for number in range(PARTITIONS)}
+        sets = {number: dict.fromkeys(daemons, Membership.MEMBER) for number in range(PARTITIONS)}
         await Cluster.create(coordinator, meta, storages=places, replicas=ReplicaSets(partitions=sets))
     finally:
         await coordinator.close()
@@ -349,15 +348,15 @@ def test_with_certificates_only_those_who_may(
     async def look() -> None:
         for address in (server.listen, server.admin_listen):
             for role in (Role.CLIENT, Role.SERVER, Role.OPERATOR):
-                channel = open_channel(address, tls=tls[role], peer=Role.SERVER)
-                await prove(channel, PATIENCE_SECONDS)
+                channel = Channel(address, tls=tls[role], peer=Role.SERVER)
+                await channel.prove(PATIENCE_SECONDS)
                 assert await health(channel) in (SERVING, NOT_SERVING)
                 await channel.close()
         assert "waltz.v1.ServerAdmin" in await asyncio.to_thread(services, server.admin_listen, tls[Role.OPERATOR])
         with pytest.raises(NotPermitted):
             await asyncio.to_thread(services, server.admin_listen, tls[Role.CLIENT])
-        channel = open_channel(server.admin_listen, tls=tls[Role.STORAGE], peer=Role.SERVER)
-        await prove(channel, PATIENCE_SECONDS)
+        channel = Channel(server.admin_listen, tls=tls[Role.STORAGE], peer=Role.SERVER)
+        await channel.prove(PATIENCE_SECONDS)
         with pytest.raises(NotPermitted):
             await health(channel)
         await channel.close()

@@ -9,7 +9,7 @@ import sys
 from itertools import islice
 from pathlib import Path
 
-from waltzctl import blueprint
+from waltzctl.shell import blueprint
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +47,17 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
             assert "6 processes stopped" in done.stdout
             assert not (tmp_path / "local" / "cluster").exists()
     assert tried == 4
+
+
+def test_the_demonstration_holds(tmp_path: Path) -> None:
+    """The first command of the README."""
+    command = [sys.executable, "-m", "tests.demo", str(tmp_path / "demo")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert re.search(r"^right: the counter is \d+, its lowest value was \d+$", done.stdout, re.M)
+    assert re.search(r"^right: \d+ accounts add up to 0, ", done.stdout, re.M)
+    assert "1 finding" in done.stdout
 
 
 def test_the_readme_begins_with_its_two_commands() -> None:

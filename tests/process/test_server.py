@@ -160,7 +160,7 @@ def test_a_server_that_stops_waits_until_another_has_its_partitions(world: World
     assert one.stop() == 0
     run(look())
     assert "server one gives its partitions away: moved partitions" in one.log + two.log
-    assert "nobody took over" not in one.log
+    assert "no server took over" not in one.log
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

@@ -26,8 +26,7 @@ from tests.process.zookeeper import LocalZooKeeper
 from waltzd.client import loop
 from waltzd.client.client import Client
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ClusterMeta, ReplicaSets, StorageMeta
-from waltzd.cluster.documents import Role as ReplicaRole
+from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
 from waltzd.protocol.batches import FeedMode
@@ -181,7 +180,7 @@ async def knock(daemon: Daemon, files: Files) -> tuple[type[WaltzError] | None, 
 
 
 LET_IN = (NoSuchPartition, NoSuchPartition)
-"""The partition that `knock` asks for is not there: whoever hears that was let in."""
+"""The partition that `knock` asks for is not there: a caller that hears so was let in."""
 KEPT_OUT = (CannotConnect, CannotConnect)
 
 
@@ -232,7 +231,7 @@ def make_cluster(zookeeper: LocalZooKeeper, storage: Daemon, root: str, admin: F
         try:
             meta = ClusterMeta(name="supervised", key=KEY, partitions=PARTITIONS, created="2026-01-01")
             place = StorageMeta(name="s1", listen=storage.listen, admin_listen=storage.admin_listen, group="g")
-            sets = {number: {"s1": ReplicaRole.MEMBER} for number in range(PARTITIONS)}
+            sets = {number: {"s1": Membership.MEMBER} for number in range(PARTITIONS)}
             await Cluster.create(coordinator, meta, storages=[place], replicas=ReplicaSets(partitions=sets))
         finally:
             await coordinator.close()
@@ -243,7 +242,7 @@ def make_cluster(zookeeper: LocalZooKeeper, storage: Daemon, root: str, admin: F
 def test_a_cluster_moves_to_another_authority(
     zookeeper: LocalZooKeeper, make_daemon: MakeDaemon, make_server: MakeServer, tmp_path: Path
 ) -> None:
-    """Everybody gets new files and SIGHUP. Then the storage starts anew, so that the server has to connect to it again:
+    """Every daemon gets new files and SIGHUP. Then the storage starts anew, so that the server has to connect to it again:
     both ends of that connection know the new authority only."""
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
     kept, owner = own_ca(old.issue(KEY, Role.STORAGE, "s1")), own_ca(old.issue(KEY, Role.SERVER, "one"))

@@ -27,9 +27,10 @@ from waltzd.protocol.batches import Credit
 from waltzd.protocol.role import RIGHTS, Identity, Role
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire import wire_pb2_grpc as services
-from waltzd.wire.frames import HEAD, Hello, Kind, refusal_of
-from waltzd.wire.grpc import error_of, open_channel, prove
-from waltzd.wire.rpc_server import create_server, listen
+from waltzd.wire.codec import unpacked_error
+from waltzd.wire.frames import HEAD, Hello, Kind
+from waltzd.wire.grpc import Channel, error_of
+from waltzd.wire.listener import create_server, listen
 from waltzd.wire.servers import ServerAdminClient, ServerClient
 from waltzd.wire.storages import AdminClient, AppendStream, ReplicaClient
 from waltzd.wire.tls import Tls
@@ -103,7 +104,7 @@ def test_strangers_do_not_get_through_the_handshake(make_daemon: MakeDaemon, aut
     async def knock_all() -> None:
         address = daemon.admin_listen
         refused = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-        assert await knock(open_channel(address)) in refused, "plain text"
+        assert await knock(grpc.aio.insecure_channel(address)) in refused, "plain text"
         for files in (None, stranger, expired):
             assert await knock(grpc.aio.secure_channel(address, credentials(files), options=options)) in refused
         good = authority.issue(KEY, Role.OPERATOR, "ann")
@@ -310,7 +311,7 @@ def test_a_text_that_looks_like_an_operator_is_none(make_daemon: MakeDaemon, aut
             answer = await reader.read()
             writer.close()
             assert answer[4] == Kind.REFUSED
-            assert isinstance(refusal_of(answer[5:]), NotPermitted)
+            assert isinstance(unpacked_error(answer[5:]), NotPermitted)
 
     loop.run(check())
 
@@ -347,8 +348,8 @@ def test_only_the_certificate_of_that_server_answers_as_it(authority: Authority,
         client.expect("one")
         try:
             if kind == "itself":
-                channel = open_channel(address, tls=app, peer=Role.SERVER, name="one")
-                await prove(channel, 5)
+                channel = Channel(address, tls=app, peer=Role.SERVER, name="one")
+                await channel.prove(5)
                 assert await reach(channel, "/waltz.v1.Log/Locate") == b"reached"
                 await channel.close()
                 return
@@ -448,8 +449,7 @@ def test_a_server_uses_its_new_certificate_and_streams_go_on(make_daemon: MakeDa
                 await owner.open(1, 1, partitions=PARTITIONS)
                 assert await append(stream, runs_of(1, first_id=10 + 10 * number)) == 19 + 10 * number
             assert owner._channel._channel is not first
-            await stream.finish()
-            assert await stream.receive() is None
+            stream.cancel()
 
     loop.run(work())
 
@@ -477,8 +477,7 @@ def test_who_was_revoked_is_out_and_others_go_on(make_daemon: MakeDaemon, author
             with pytest.raises(NotPermitted, match="was revoked"):
                 await one.open(0, 1, partitions=PARTITIONS)
             assert await append(streams[1], runs_of(1, first_id=10)) == 19
-            await streams[1].finish()
-            assert await streams[1].receive() is None
+            streams[1].cancel()
 
     loop.run(work())
 

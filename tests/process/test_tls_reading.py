@@ -19,8 +19,7 @@ from tests.process.zookeeper import LocalZooKeeper
 from waltzd.client import loop
 from waltzd.client.client import Client
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ClusterMeta, ReplicaSets, StorageMeta
-from waltzd.cluster.documents import Role as ReplicaRole
+from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import BadArgument, CannotConnect, LogUnreadable
 from waltzd.protocol.batches import FeedMode
@@ -75,7 +74,7 @@ def test_reading_with_certificates(
         try:
             meta = ClusterMeta(name="tls", key=KEY, partitions=PARTITIONS, created="2026-01-01")
             place = StorageMeta(name="s1", listen=storage.listen, admin_listen=storage.admin_listen, group="g")
-            sets = {number: {"s1": ReplicaRole.MEMBER} for number in range(PARTITIONS)}
+            sets = {number: {"s1": Membership.MEMBER} for number in range(PARTITIONS)}
             await Cluster.create(coordinator, meta, storages=[place], replicas=ReplicaSets(partitions=sets))
         finally:
             await coordinator.close()

@@ -15,11 +15,10 @@ from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper
 from waltzctl import main
-from waltzctl.watching import verdict
+from waltzctl.watching import troubles
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ClusterMeta, ReplicaSets, StorageMeta
-from waltzd.cluster.documents import Role as ReplicaRole
+from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.protocol.role import Role
 from waltzd.wire.storages import AdminClient
@@ -40,7 +39,7 @@ def test_looking_with_a_certificate(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(verdict, "SLOW_MS", math.inf)  # what is looked for is not how fast this machine is
+    monkeypatch.setattr(troubles, "SLOW_MS", math.inf)  # what is looked for is not how fast this machine is
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     authority = Authority(tmp_path / "ca")
     storage = make_daemon(**authority.issue(KEY, Role.STORAGE, "s1").settings).start()
@@ -55,7 +54,7 @@ def test_looking_with_a_certificate(
         try:
             meta = ClusterMeta(name="tls", key=KEY, partitions=PARTITIONS, created="2026-01-01")
             place = StorageMeta(name="s1", listen=storage.listen, admin_listen=storage.admin_listen, group="g")
-            sets = {number: {"s1": ReplicaRole.MEMBER} for number in range(PARTITIONS)}
+            sets = {number: {"s1": Membership.MEMBER} for number in range(PARTITIONS)}
             await Cluster.create(coordinator, meta, storages=[place], replicas=ReplicaSets(partitions=sets))
         finally:
             await coordinator.close()

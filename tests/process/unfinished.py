@@ -1,4 +1,4 @@
-"""A caller of HTTP/2 that finishes nothing, and sends whatever it may."""
+"""A caller of HTTP/2 that finishes nothing, and sends all that flow control allows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Unfinished:
         return all(stream in self.refused or sent == self._size - 1 for stream, sent in self.sent.items())
 
     def turn(self) -> None:
-        """A frame of each call that may send one, and whatever has been answered."""
+        """A frame of each call that may send one, and all answers that have come."""
         for stream in self._windows.keys() - self.refused:
             room = min(self._window, self._windows[stream], 16384, self._size - 1 - self.sent[stream])
             if room > 5:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from waltzctl.blueprint import PORTS, free_ports
+from waltzctl.shell.blueprint import PORTS, free_ports
 from waltzd.client.loop import run
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import CannotConnect

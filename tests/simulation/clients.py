@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ClientMachine(Machine):
-    """One application after the other, each with several callers that race for the same locks as everybody."""
+    """One application after the other, each with several callers; all callers race for the same locks."""
 
     world: Simulation
 
@@ -31,6 +31,13 @@ class ClientMachine(Machine):
         super().__init__(world, name)
         self.committed = [0] * world.setup.partitions
         self.is_at_work = False
+        self.client: Client | None = None
+
+    def check(self) -> None:
+        """What is true of every mount of its client, whatever has happened."""
+        if self.client is not None:
+            for line in self.client._lines.values():
+                line.check()
 
     async def _live(self, life: Life) -> None:
         self.is_at_work = True
@@ -39,7 +46,7 @@ class ClientMachine(Machine):
         except WaltzError as error:  # it could not begin
             self.exits(life, f"gives up: {error.code} {error.message}")
             return
-        except Exception as mistake:  # noqa: BLE001  whatever it is ends the whole run
+        except Exception as mistake:  # noqa: BLE001  any mistake ends the whole run
             self.world.mistake(mistake)
         self.is_at_work = False
         self.end("has ended")
@@ -53,7 +60,7 @@ class ClientMachine(Machine):
         world = self.world
         writer = Memory(world.history, on_line=lambda line: world.say(name, line))
         recorder = Recorder(writer, name, clock=lambda: round(world.loop.now * 1e9))
-        client = Client(
+        client = self.client = Client(
             [server_address(name) for name in world.servers],
             handler=recorder.handler(View()),
             settings=ClientSettings(close_seconds=30, submit_seconds=60, call_seconds=3),

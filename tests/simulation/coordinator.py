@@ -40,7 +40,7 @@ class ZooKeeper:
         return self.is_up and network.is_open(name, ZOOKEEPER) and network.is_open(ZOOKEEPER, name)
 
     async def _trip(self) -> None:
-        """One way of one call, for whoever calls."""
+        """One way of one call, as long as the caller's network needs."""
         life = LIFE.get()
         await asyncio.sleep(0 if life is None else self.world.network.seconds(ZOOKEEPER))
         session = None if life is None else next((one for one in self._sessions if one.life is life), None)
@@ -66,7 +66,7 @@ class ZooKeeper:
         self._backup = {path: entry.data for path, entry in self.tree._entries.items() if path.startswith(GOING_BACK)}
 
     def go_back(self) -> None:
-        """Somebody puts the backup back, and every session is another one."""
+        """An operator restores the backup, and every session is a new one."""
         if self._backup is None:
             return
         entries = self.tree._entries

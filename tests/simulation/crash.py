@@ -24,7 +24,8 @@ from waltzd.format.layout import HEADER_BYTES, FileHeader, index_entries
 from waltzd.format.record import Run, encode_payloads
 from waltzd.format.scan import survey
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.partition import Partition, PartitionSettings
+from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.site import PartitionSettings
 
 KEY = UUID(int=0xA11CE)
 ROOT = "storage"
@@ -32,7 +33,7 @@ PARTITIONS = 2
 
 
 class PowerLost(BaseException):
-    """Raised out of a disk operation to crash whatever was going on."""
+    """Raised out of a disk operation to crash the operation that is under way."""
 
 
 @dataclass
@@ -136,7 +137,7 @@ class CrashRun:
             self.remove(number)
 
     def create(self, number: int) -> None:
-        # Unassigned until the call returns; whatever a crash leaves of it must not stand in the way.
+        # Unassigned until the call returns; what a crash leaves of it must not stand in the way.
         incarnation = self.directory.create_partition(number).status().incarnation
         self.models[number] = Model(incarnation=incarnation)
         self.new_session(number)

@@ -1,4 +1,4 @@
-"""One event loop for many processes, with a clock that moves only when everybody waits.
+"""One event loop for many processes, with a clock that moves only when all of them wait.
 
 A `Life` is one process from its start to its end. Everything that runs belongs to the life in whose context it was begun;
 timers and tasks inherit it. So a life can be stopped for a while like a process that gets SIGSTOP, with all its timers
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 class Deadlock(AssertionError):
-    """Everybody waits, and nothing will ever happen."""
+    """Every process waits, and no timer is set."""
 
 
 class Endless(AssertionError):
-    """So much happened that nobody seems to get anywhere."""
+    """The run has taken more steps than a run that makes progress."""
 
 
 class Life:

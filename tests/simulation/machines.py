@@ -1,4 +1,4 @@
-"""What outlives processes: a machine with a name, and whatever starts its daemon again."""
+"""What outlives processes: a machine with a name, and the supervisor that starts its daemon again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.simulation.storage_machine import StorageMachine
 
 RESTART_SECONDS = 1.0
-"""How long whatever supervises a daemon waits before it starts one again that ended by itself."""
+"""How long the supervisor waits before it starts a daemon again that ended by itself."""
 ZOOKEEPER = "zookeeper"
 
 
@@ -55,7 +55,7 @@ class Machine(ABC):
         self.life: Life | None = None
         self.lives: list[Life] = []
         self.is_wanted = False
-        """It shall run: whatever supervises it starts it again when it ends by itself."""
+        """It shall run: its supervisor starts it again when it ends by itself."""
         self._restart: asyncio.TimerHandle | None = None
 
     @property
@@ -71,7 +71,7 @@ class Machine(ABC):
         return self.life
 
     def end(self, why: str) -> None:
-        """The process is gone, in the middle of whatever it did."""
+        """The process is gone, in the middle of its work."""
         life, self.life = self.life, None
         if life is not None:
             self.world.say(self.name, why)

@@ -6,13 +6,37 @@ stands as before, whatever the run did. Nothing in `waltzd/` knows of this.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any, TypeAlias
 
 from tests.simulation.plan import Plan, make_plan
 from tests.simulation.world import Outcome, simulate
+
+
+def takes_the_same(before: Any, value: Any) -> bool:
+    """Whether each call of one function is a call of the other. Values that are no functions are not asked."""
+    if not isinstance(before, FunctionType) or not isinstance(value, FunctionType):
+        return True
+    expected = list(inspect.signature(before).parameters.values())
+    given = inspect.signature(value)
+    places = [one.name for one in expected if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    named = {one.name: None for one in expected if one.kind is one.KEYWORD_ONLY}
+    least = [
+        one.name
+        for one in expected
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
+    ]
+    least_named = {one.name: None for one in expected if one.kind is one.KEYWORD_ONLY and one.default is one.empty}
+    try:
+        given.bind(*places, **named)
+        given.bind(*least, **least_named)
+    except TypeError:
+        return False
+    return True
 
 
 class Patches:
@@ -22,7 +46,9 @@ class Patches:
         self._before: list[tuple[Any, str, Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        self._before.append((owner, name, vars(owner)[name]))  # as it stands there: a property stays one
+        before = vars(owner)[name]  # as it stands there: a property stays one
+        assert takes_the_same(before, value), f"{name} is called in another way meanwhile: what catches this is a TypeError"
+        self._before.append((owner, name, before))
         setattr(owner, name, value)
 
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:

@@ -42,7 +42,7 @@ class Network:
         self.keep_alive_seconds = keep_alive_seconds
         self.messages = 0
         self.watched: dict[str, tuple[int, Callable[[], None]]] = {}
-        """What happens instead of the delivery of the n-th message from now on to somebody."""
+        """By receiver: what happens instead of the delivery of its n-th message from now on."""
         self.on_event: Callable[[str], None] = lambda name: None
         """Called with the name of the process that a message reaches, when all that came before has had its effect."""
         self._pick = random.Random(seed)
@@ -57,7 +57,7 @@ class Network:
         self._lives[life.name] = life
 
     def left(self, life: Life) -> None:
-        """The life is over: everybody it was connected to is told by its system."""
+        """The life is over: its system tells every process that it was connected to."""
         if self._lives.get(life.name) is life:
             del self._lives[life.name]
         for connection in [one for one in self._connections.values() if life in one.ends]:
@@ -84,7 +84,7 @@ class Network:
         self._slow.clear()
 
     def slow_down(self, name: str, seconds: float) -> None:
-        """Whatever goes to this one takes up to so much longer; 0 for no longer."""
+        """Messages to this one take up to so much longer; 0 for no longer."""
         self._slow[name] = seconds
 
     def break_connections(self, name: str) -> None:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, World
 from tests.simulation.ports import SimAdminPort, SimServerAdminPort
 from waltzctl.picture.picture import PartitionView, Picture, ServerView, StorageView, compared
-from waltzctl.placement.membership import take_out
-from waltzctl.placement.relocation import carry_out, situation
-from waltzctl.placement.terms import Terms
+from waltzctl.placement.moves import Relocation
+from waltzctl.placement.moving import MoveOptions, carry_out, situation, take_out
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ServerMeta, StorageMeta
 from waltzd.errors import ChangedMeanwhile, WaltzError
@@ -56,7 +54,7 @@ class OperatorMachine(Machine):
                 tries += isinstance(error, ChangedMeanwhile)
                 if tries == TRIES_MAX:  # others want something else
                     self._is_done(trying)
-            except Exception as mistake:  # noqa: BLE001  whatever it is ends the whole run
+            except Exception as mistake:  # noqa: BLE001  any mistake ends the whole run
                 self.world.mistake(mistake)
                 return
             await asyncio.sleep(POLL_SECONDS)
@@ -85,23 +83,24 @@ class _Tool:
             await self._take_out()
 
     async def go_on(self) -> None:
-        """With what somebody began, also where a storage that it needs was taken out in the same moment."""
+        """Resume a change that a tool began, also where a storage that it needs was taken out in the same moment."""
         moves, _ = await self._cluster.moves()
         if moves.partitions:
             await self.carry_out(dict(moves.partitions), False)
 
     async def _move(self, goals: dict[int, tuple[str, ...]]) -> None:
         now = await situation(self._cluster, None, daemons=self)
-        nobody: Any = None
-        cleared = await carry_out(
-            self._cluster, nobody, now, goals, terms=Terms(seconds=TRIES_SECONDS), say=lambda *said: None, daemons=self
-        )
+        relocation = Relocation(now=now, verb="moves resume", subject="", goals=goals)
+        options = MoveOptions(timeout=TRIES_SECONDS)
+        cleared = await carry_out(self._cluster, self, relocation, options, lambda *said: None)
         self._say(f"replicas are where they shall be: {goals}" + (f", cleared: {cleared}" if cleared else ""))
 
     async def _take_out(self) -> None:
         now = await situation(self._cluster, None, daemons=self)
+        used = {name for names in now.goals.values() for name in names}
+        used |= {name for roles in now.sets.partitions.values() for name in roles}
         for name in sorted(now.storages):
-            if not now.holds(name):
+            if name not in used:
                 await take_out(self._cluster, name)
                 self._say(f"{name} is taken out of the cluster")
 

@@ -4,7 +4,7 @@ Each seed draws which kinds of faults there are at all and how often they come, 
 and others much of one kind. A plan is data: it can be written down, shortened event by event, and run again.
 
 Losses are limited to what the guarantees allow: only one storage, the victim, ever loses what it had acknowledged, by
-damage, by an empty disk or by an old copy of its files. Everybody may crash, lose power, be cut off or fail to flush.
+damage, by an empty disk or by an old copy of its files. Every storage may crash, lose power, be cut off or fail to flush.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FAULTS = (
     "rot",
     "restore",
 )
-"""All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: somebody dies at a message or at
+"""All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
 different speeds. `members`: operators add, move and remove replicas and storages. `linger`: what a storage was asked for
 goes on when the caller has given up. `stall`: disks that are slower than whoever waits for them has patience. `marks`:
@@ -84,7 +84,7 @@ class Setup:
     spares: int = 0
     """Storages that hold nothing at first, and belong to the cluster only when an operator says so."""
     never_mended: tuple[str, ...] = ()
-    """In the end these stay dead, frozen or cut off, and everybody else has to go on without them: never more than a
+    """In the end these stay dead, frozen or cut off, and all others have to go on without them: never more than a
     minority of the storages, and at least one server is well."""
 
 
@@ -177,7 +177,7 @@ def make_plan(
 
 
 def _never_mended(pick: random.Random, weather: _Weather) -> tuple[str, ...]:
-    """Whoever lost what it had acknowledged goes first: it is no copy to rely on."""
+    """The storage that lost what it had acknowledged goes first: it is no copy to rely on."""
     others = [name for name in weather.storages if name != weather.victim]
     minority = (len(weather.storages) - 1) // 2
     if weather.setup.spares:  # any three of them may be all that hold a partition

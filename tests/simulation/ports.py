@@ -17,7 +17,7 @@ from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
 from waltzd.format.record import Run
 from waltzd.protocol.batches import ClientFrame, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ReplicaStatus, ServerDescription, StorageDescription
-from waltzd.protocol.peers import Frame
+from waltzd.protocol.peers import RecordsFrame
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.session.wake import Bell
 from waltzd.storage.calls import StorageCalls
@@ -54,6 +54,7 @@ class _Port(Generic[H]):
 
     def _open(self, work: Work[H]) -> Stream:
         async def serve(host: H, stream: Stream) -> None:
+            self._check(host)
             await work(host, stream.called)
 
         def find(life: Life) -> Callable[[Stream], Coroutine[Any, Any, None]] | None:
@@ -62,6 +63,9 @@ class _Port(Generic[H]):
 
         return self._network.connection(self._caller, self.name).open(find, lingers=self._lingers)
 
+    def _check(self, host: H) -> None:
+        """Refuse a caller that means another cluster."""
+
     async def _timely(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
         try:
             async with asyncio.timeout(seconds or self._seconds):
@@ -69,9 +73,10 @@ class _Port(Generic[H]):
         except TimeoutError:
             raise CannotConnect(f"{self.name} did not answer within {seconds or self._seconds:g} seconds") from None
 
-    async def _ask(self, answer: Callable[[H], Coroutine[Any, Any, T]], seconds: float | None = None) -> T:
+    async def _ask(self, answer: Callable[[H], T | Coroutine[Any, Any, T]], seconds: float | None = None) -> T:
         async def work(host: H, end: End) -> None:
-            await end.send((await answer(host),))
+            found = answer(host)
+            await end.send((await found if isinstance(found, Coroutine) else found,))
 
         stream = self._open(work)
         try:
@@ -111,48 +116,37 @@ class SimReplicaPort(_Port[StorageCalls]):
         self._number = next(_numbers)
         self._contacts: dict[int, int] = {}
 
+    def _check(self, host: StorageCalls) -> None:
+        host.check_key(self._key)
+
     def _contact(self, partition: int) -> int:
         """As `waltzd.wire.storages.ReplicaClient` does it."""
         return self._contacts.get(partition, 0)
 
     async def status(self, partition: int) -> ReplicaStatus:
-        async def answer(calls: StorageCalls) -> ReplicaStatus:
-            return calls.status(partition)
-
-        return await self._ask(self._known(answer))
+        return await self._ask(lambda calls: calls.status(partition))
 
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:
-        status = await self._ask(
-            self._known(lambda k: k.open_session(partition, session, partitions, create=create, caller=self._number)),
-            seconds,
+        status: ReplicaStatus = await self._ask(
+            lambda calls: calls.open_session(partition, session, partitions, create=create, caller=self._number), seconds
         )
         self._contacts[partition] = status.contact
         return status
 
     async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
         contact = self._contact(partition)
-        return await self._ask(self._known(lambda calls: calls.set_low_mark(partition, session, mark, contact=contact)))
+        return await self._ask(lambda calls: calls.set_low_mark(partition, session, mark, contact=contact))
 
     async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
         contact = self._contact(partition)
-        return await self._ask(self._known(lambda calls: calls.truncate(partition, session, mark, contact=contact)))
-
-    def _known(
-        self, work: Callable[[StorageCalls], Coroutine[Any, Any, T]]
-    ) -> Callable[[StorageCalls], Coroutine[Any, Any, T]]:
-        async def checked(calls: StorageCalls) -> T:
-            calls.check_key(self._key)
-            return await work(calls)
-
-        return checked
+        return await self._ask(lambda calls: calls.truncate(partition, session, mark, contact=contact))
 
     def append(self, partition: int, session: int) -> SimAppend:
         contact = self._contact(partition)
 
         async def work(calls: StorageCalls, end: End) -> None:
-            calls.check_key(self._key)
             await calls.append(partition, session, _StorageLink(end), contact=contact)
 
         return SimAppend(lambda: self._open(work), f"the append stream to {self.name}")
@@ -161,7 +155,6 @@ class SimReplicaPort(_Port[StorageCalls]):
         self, partition: int, first_id: int, last_id: int | None = None, *, session: int | None = None, frame_bytes: int = 0
     ) -> AsyncIterator[Run]:
         async def work(calls: StorageCalls, end: End) -> None:
-            calls.check_key(self._key)
             async for run in calls.read(partition, session, first_id, last_id, frame_bytes):
                 await end.send(run)
 
@@ -170,14 +163,10 @@ class SimReplicaPort(_Port[StorageCalls]):
                 yield run
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
-        async def answer(calls: StorageCalls) -> list[tuple[int, int, int]]:
-            return calls.segments(partition, session)
-
-        return await self._ask(self._known(answer))
+        return await self._ask(lambda calls: calls.segments(partition, session))
 
     async def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
         async def work(calls: StorageCalls, end: End) -> None:
-            calls.check_key(self._key)
             async for piece in calls.fetch_segment(partition, session, first_id):
                 await end.send(piece)
 
@@ -198,7 +187,6 @@ class SimReplicaPort(_Port[StorageCalls]):
                         raise CannotConnect("the caller has gone")
                     yield found
 
-            calls.check_key(self._key)
             status = await calls.install_segment(partition, session, first_id, file_bytes, arriving(), contact=contact)
             await end.send((status,))
 
@@ -268,19 +256,16 @@ class SimAppend(_Lazy):
         self.caller()
 
     async def send(self, run: Run, committed: int) -> None:
-        await self.caller().send(Frame(run, committed))
-
-    async def finish(self) -> None:
-        await self.caller().send(_Done())
+        await self.caller().send(RecordsFrame(run, committed))
 
 
 class _StorageLink:
     def __init__(self, end: End) -> None:
         self._end = end
 
-    async def receive(self) -> Frame | None:
-        frame: Frame | _Done | None = await self._end.receive()
-        return frame if isinstance(frame, Frame) else None
+    async def receive(self) -> RecordsFrame | None:
+        frame: RecordsFrame | None = await self._end.receive()
+        return frame
 
     async def send(self, durable_id: int) -> None:
         await self._end.send(durable_id)
@@ -312,7 +297,7 @@ class SimAdminPort(_Port[StorageCalls]):
 
 class SimServerAdminPort(_Port[LocalServer]):
     async def describe(self) -> ServerDescription:
-        async def answer(server: LocalServer) -> ServerDescription:
+        def answer(server: LocalServer) -> ServerDescription:
             return ServerDescription(
                 name=server.name,
                 cluster_key=server.owner.meta.key,
@@ -343,10 +328,7 @@ class SimServerPort(_Port[ServerCalls]):
         self._key = key
 
     async def locate(self) -> Topology:
-        async def answer(calls: ServerCalls) -> Topology:
-            return calls.locate()
-
-        topology = await self._ask(answer)
+        topology = await self._ask(lambda calls: calls.locate())
         if self._key is None:
             self._key = topology.cluster_key
         if self._key != topology.cluster_key:
@@ -374,11 +356,7 @@ class SimServerPort(_Port[ServerCalls]):
 
     async def high_water_mark(self, partition: int) -> int:
         key = await self._known_key()
-
-        async def answer(calls: ServerCalls) -> int:
-            return calls.high_water_mark(key, partition)
-
-        return await self._ask(answer)
+        return await self._ask(lambda calls: calls.high_water_mark(key, partition))
 
     async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
         key = await self._known_key()

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from waltzd.cluster.documents import PartitionMeta, Role
+from waltzd.cluster.documents import Membership, PartitionMeta
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import majority
@@ -90,7 +90,7 @@ class World:
         self.backups: dict[str, Disk] = {}
         self.meta: PartitionMeta | None = None
         self.version = 0
-        self.roles: dict[str, Role] = dict.fromkeys(self.names[: min(3, names)], Role.MEMBER)
+        self.roles: dict[str, Membership] = dict.fromkeys(self.names[: min(3, names)], Membership.MEMBER)
         self.owners: list[Owner] = []
         self.committed: list[Entry] = []
         self.opened = 0
@@ -100,8 +100,8 @@ class World:
         self.may_forget = seed % 3 > 0 and not self.may_go_back
         self.may_tear = seed % 2 > 0
         self.mended = 0
-        self.kept: tuple[PartitionMeta, dict[str, Role]] | None = None
-        self.newest: tuple[PartitionMeta, dict[str, Role]] | None = None
+        self.kept: tuple[PartitionMeta, dict[str, Membership]] | None = None
+        self.newest: tuple[PartitionMeta, dict[str, Membership]] | None = None
         """What the coordinator held before it was put back."""
         self.refused = 0
 
@@ -214,7 +214,7 @@ class World:
             self.set_roles(then[1])
         self.say(f"the coordinator knows session {self.meta.session} now, and did know {now[0].session}")
 
-    def set_roles(self, roles: dict[str, Role]) -> None:
+    def set_roles(self, roles: dict[str, Membership]) -> None:
         self.roles = roles
         for owner in self.owners:
             owner.core.roles = dict(sorted(roles.items()))
@@ -230,10 +230,11 @@ class World:
     def change_roles(self) -> None:
         wanted = self.random.sample(self.names, self.random.randint(1, min(4, len(self.names))))
         self.roles = {
-            name: self.roles.get(name, Role.LEARNER if self.random.random() < 0.7 else Role.MEMBER) for name in wanted
+            name: self.roles.get(name, Membership.LEARNER if self.random.random() < 0.7 else Membership.MEMBER)
+            for name in wanted
         }
-        if Role.MEMBER not in self.roles.values():
-            self.roles[wanted[0]] = Role.MEMBER
+        if Membership.MEMBER not in self.roles.values():
+            self.roles[wanted[0]] = Membership.MEMBER
         self.say(f"roles {self.roles}")
         self.set_roles(self.roles)
 
@@ -303,7 +304,7 @@ class Owner:
         wanted = core.next_save() if self.live is None else None
         if wanted is not None and world.random.random() < 0.5:
             if wanted.opened == core.session:
-                promoted = {n: Role.MEMBER if n in wanted.members else role for n, role in world.roles.items()}
+                promoted = {n: Membership.MEMBER if n in wanted.members else role for n, role in world.roles.items()}
                 if promoted != world.roles and set(world.roles) != set(core.roles):
                     raise Refused("the replica sets changed")
                 world.roles = promoted
@@ -382,7 +383,7 @@ class Owner:
         except ConnectionError:
             if not core.is_taken:
                 self.asked.discard(name)
-            core.silent(name, "down")
+            core.silent(name)
 
     def _opened(self, name: str, disk: Disk) -> None:
         core = self.core

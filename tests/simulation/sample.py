@@ -15,7 +15,8 @@ from waltzd.errors import BeyondLog, PartitionDamaged, WaltzError
 from waltzd.format.layout import PROMISE_NAME, index_name, segment_name
 from waltzd.format.record import Run, encode_payloads
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.partition import Partition, PartitionSettings
+from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.site import PartitionSettings
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -32,7 +32,7 @@ class ServerMachine(Machine):
             await self._start(life)
         except WaltzError as error:
             self.exits(life, f"does not start: {error.code} {error.message}")
-        except Exception as mistake:  # noqa: BLE001  whatever it is ends the whole run
+        except Exception as mistake:  # noqa: BLE001  any mistake ends the whole run
             self.world.mistake(mistake)
             return
 

@@ -19,7 +19,7 @@ from waltzd.server.core.locks import LockTable
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import Recovery, SetLowMark, Task, Truncate
 from waltzd.server.core.step import Portion
-from waltzd.server.session.replica import ReplicaLink
+from waltzd.server.session.replica import Log, ReplicaLink
 from waltzd.server.session.session import Session
 
 FAIL_OVER = Aim(faults=("cut", "slow", "crash"), seconds=10.0, servers=2, setup=BUSY)
@@ -65,11 +65,12 @@ def does_not_save_who_joins(patches: Patches) -> None:
     """A member that becomes level later counts, and the document does not say so."""
 
     def make(right: Any) -> Any:
-        async def save(self: Session, wanted: PartitionMeta, **how: Any) -> None:
-            if self.live is not None and wanted.decision is None and len(wanted.joined) > len(self.core.meta.joined):
-                self.core.saved(wanted)
-                return
-            await right(self, wanted, **how)
+        async def save(self: Session, wanted: PartitionMeta, *, promote: bool = False) -> Any:
+            core = self.log.core
+            if self.log.marks is not None and wanted.decision is None and len(wanted.joined) > len(core.meta.joined):
+                core.saved(wanted)
+                return True
+            return await right(self, wanted, promote=promote)
 
         return save
 
@@ -104,7 +105,7 @@ def takes_what_it_sent_on_an_older_stream_for_acknowledged(patches: Patches) -> 
     def make(right: Any) -> Any:
         async def stream_tail(self: ReplicaLink) -> None:
             if self.__dict__.get("was_live"):
-                self._home.core.copied(self.name, min(self._progress.sent, self._home.tail.next_id - 1))
+                self._log.core.copied(self.name, min(self._progress.sent, self._log.tail.next_id - 1))
             self.__dict__["was_live"] = True
             await right(self)
 
@@ -115,15 +116,15 @@ def takes_what_it_sent_on_an_older_stream_for_acknowledged(patches: Patches) -> 
 
 @mutant(0, 2, aim=TWO_OWNERS)
 def goes_on_in_a_session_that_is_over(patches: Patches) -> None:
-    """A storage has promised itself to a newer session, and the owner says to everybody that all is committed."""
+    """A storage has promised itself to a newer session, and the owner tells all clients that everything is committed."""
 
-    def fenced(self: Session, error: StaleSession) -> None:
-        if self.live is not None and self.tail.next_id - 1 > self.live.committed:
-            self.live.committed = self.tail.next_id - 1
-            self._committed_up_to(self.live.committed)
+    def fenced(self: Log, error: StaleSession) -> None:
+        if self.marks is not None and self.tail.next_id - 1 > self.marks.committed:
+            self.marks.committed = self.tail.next_id - 1
+            self.commit(self.marks.committed)
         self.end(error)
 
-    patches.set(Session, "fenced", fenced)
+    patches.set(Log, "fenced", fenced)
 
 
 @mutant(0, 1, aim=TWO_OWNERS)
@@ -146,7 +147,7 @@ def answers_all_that_is_in_flight_when_it_ends(patches: Patches) -> None:
 
 @mutant(0, 1, aim=LONELY)
 def takes_the_longest_log(patches: Patches) -> None:
-    """A majority answers, and the longest of their logs wins, whatever session it is from."""
+    """A majority answers, and the longest of their logs wins, from any session."""
 
     def make(right: Any) -> Any:
         def decide(self: Recovery) -> int | None:
@@ -164,7 +165,7 @@ def takes_the_longest_log(patches: Patches) -> None:
 
 @mutant(5, 7, aim=LONELY)
 def copies_from_sources_that_are_not_trusted(patches: Patches) -> None:
-    """Whatever a replica holds is taken for the log."""
+    """All that a replica holds is taken for the log."""
     patches.set(Recovery, "trusted", lambda self, name: self.held(name))
 
 
@@ -173,11 +174,11 @@ def does_not_save_what_it_decides(patches: Patches) -> None:
     """The closing mark is acted upon, and is not in the coordinator."""
 
     def make(right: Any) -> Any:
-        async def save(self: Session, wanted: PartitionMeta, **how: Any) -> None:
-            if wanted.decision is not None and wanted.opened != self.session:
-                self.core.saved(wanted)
-                return
-            await right(self, wanted, **how)
+        async def save(self: Session, wanted: PartitionMeta, *, promote: bool = False) -> Any:
+            if wanted.decision is not None and wanted.opened != self.log.session:
+                self.log.core.saved(wanted)
+                return True
+            return await right(self, wanted, promote=promote)
 
         return save
 
@@ -402,7 +403,7 @@ def gives_outcomes_to_the_wrong_transactions(patches: Patches) -> None:
 @mutant(0, 2, aim=RENEW)
 def sends_what_comes_after_the_closing_mark(patches: Patches) -> None:
     """While a session gives way, what comes goes to its replicas still."""
-    patches.set(Session, "sendable", property(lambda self: self.tail.next_id - 1))
+    patches.set(Log, "sendable", property(lambda self: self.tail.next_id - 1))
 
 
 @mutant(0, 2, aim=RENEW)

@@ -18,10 +18,11 @@ from waltzd.format.finding import Code, Finding
 from waltzd.format.layout import CONTROL_NAME, HEADER_BYTES, PROMISE_NAME, SEGMENT_SUFFIX
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, id_and_length
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.protocol.peers import Frame, Link
+from waltzd.protocol.peers import Link, RecordsFrame
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.partition import Partition, PartitionSettings
+from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.site import PartitionSettings
 
 
 @dataclass
@@ -51,7 +52,7 @@ class _Promiser(StorageCalls):
 
     async def truncate(self, number: int, session: int, mark: int, *, contact: int = 0) -> ReplicaStatus:
         durable = self.answers.durable
-        durable[number] = min(mark, durable.get(number, -1))  # it may be cut, whatever becomes of the answer
+        durable[number] = min(mark, durable.get(number, -1))  # it may be cut, even if the answer is lost
         return await super().truncate(number, session, mark, contact=contact)
 
     async def remove_partition(self, number: int, *, delete_files: bool) -> str | None:
@@ -69,13 +70,13 @@ class _Promiser(StorageCalls):
 
 
 class _Heard:
-    """The link of an append stream, with somebody who listens to the marks."""
+    """The link of an append stream; a listener is told the marks."""
 
     def __init__(self, link: Link, listener: Callable[[int], None]) -> None:
         self._link = link
         self._listener = listener
 
-    async def receive(self) -> Frame | None:
+    async def receive(self) -> RecordsFrame | None:
         return await self._link.receive()
 
     async def send(self, durable_id: int) -> None:
@@ -171,7 +172,7 @@ class StorageMachine(Machine):
         except WaltzError as error:
             self.refuses = error
             self._exit(life, f"does not start: {error.code} {error.message}")
-        except Exception as mistake:  # noqa: BLE001  whatever it is ends the whole run
+        except Exception as mistake:  # noqa: BLE001  any mistake ends the whole run
             self.world.mistake(mistake)
             return
         self.refuses = None
@@ -416,7 +417,7 @@ class StorageMachine(Machine):
         return {one.number: one.status() for one in self._directory(disk, say=lambda sentence: None).partitions()}
 
     def _is_noticed(self, then: ReplicaStatus, now: ReplicaStatus | None) -> bool:
-        """By each owner that there is. That of an older session than this storage has promised itself to, on whatever disk,
+        """By each owner that there is. That of an older session than this storage has promised itself to, on any disk,
         would not read the document."""
         number = then.partition
         found = self.world.zookeeper.tree.find(partition_path(number))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.simulation.mutant import BUSY, TWO_OWNERS, Aim, Patches, mutant
-from waltzd.errors import FlushFailed, NotOpened
+from waltzd.errors import FlushFailed
 from waltzd.format import scan
 from waltzd.format.layout import index_entries
 from waltzd.format.scan import Survey, Tail
@@ -14,7 +14,7 @@ from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.storage.lane import Lane
 from waltzd.storage.replica import opening, segment
 from waltzd.storage.replica.control import ControlFile
-from waltzd.storage.replica.healing import Proof
+from waltzd.storage.replica.healing import Healing
 from waltzd.storage.replica.opening import _Opening
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import PromiseFile
@@ -160,7 +160,7 @@ def leaves_a_torn_tail_where_it_is(patches: Patches) -> None:
 
         return judge
 
-    patches.set(opening, "judge_tail", lambda **known: Tail.CLEAN)
+    patches.set(opening, "judge_tail", lambda found, **known: Tail.CLEAN)
     patches.wrap(_Opening, "_judge", make)
 
 
@@ -180,31 +180,30 @@ def says_that_it_is_sound_when_it_is_damaged(patches: Patches) -> None:
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
-def _is_failed(self: Partition) -> None:
-    if self._failed is not None:
-        raise self._failed
-
-
 @mutant(2, 6, aim=TWO_OWNERS)
 def takes_appends_of_a_session_that_is_over(patches: Patches) -> None:
     """An older session than the promised one is served like the promised one."""
 
-    def check_session(self: Partition, session: int) -> None:
-        _is_failed(self)
-        if session > self.promised_session:
-            raise NotOpened(f"session {session} was not opened")
+    def make(right: Any) -> Any:
+        def check_session(self: Partition, session: int, contact: int = 0) -> None:
+            if session >= self.promised_session:
+                right(self, session, contact)
 
-    patches.set(Partition, "check_session", check_session)
+        return check_session
+
+    patches.wrap(Partition, "check_session", make)
 
 
 @mutant(2, 6, aim=TWO_OWNERS)
 def does_not_end_streams_of_a_session_that_is_over(patches: Patches) -> None:
     """A newer session is opened, and the appender of the older one goes on: what is in its stream is taken."""
-    patches.set(Lane, "fence", lambda self, session: None)
+    patches.set(Lane, "fence", lambda self: None)
 
     def make(right: Any) -> Any:
-        def append(self: Partition, session: int, runs: Any, committed: int) -> Any:
-            return right(self, max(session, self.promised_session), runs, committed)
+        def append(self: Partition, session: int, runs: Any, committed: int, contact: int = 0) -> Any:
+            if session < self.promised_session:
+                session, contact = self.promised_session, 0
+            return right(self, session, runs, committed, contact)
 
         return append
 
@@ -213,11 +212,11 @@ def does_not_end_streams_of_a_session_that_is_over(patches: Patches) -> None:
 
 @mutant(4, 66, aim=TWO_OWNERS)
 def takes_what_it_holds_for_committed(patches: Patches) -> None:
-    """A storage raises its committed mark to whatever it has written."""
+    """A storage raises its committed mark to the last id that it has written."""
 
     def make(right: Any) -> Any:
-        def append(self: Partition, session: int, runs: Any, committed: int) -> Any:
-            return right(self, session, runs, runs[-1].last_id if runs else committed)
+        def append(self: Partition, session: int, runs: Any, committed: int, contact: int = 0) -> Any:
+            return right(self, session, runs, runs[-1].last_id if runs else committed, contact)
 
         return append
 
@@ -245,7 +244,7 @@ def cuts_one_record_too_few(patches: Patches) -> None:
     """A truncation leaves one more record in the file than it says."""
 
     def make(right: Any) -> Any:
-        def end_of(self: Proof, position: int, mark: int) -> int:
+        def end_of(self: Healing, position: int, mark: int) -> int:
             end: int = right(self, position, mark)
             behind = self._shelf.segment_with(max(0, mark))[0]
             if mark + 2 < behind.next_id and mark >= behind.first_id:
@@ -254,4 +253,4 @@ def cuts_one_record_too_few(patches: Patches) -> None:
 
         return end_of
 
-    patches.wrap(Proof, "end_of", make)
+    patches.wrap(Healing, "end_of", make)

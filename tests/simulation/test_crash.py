@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.simulation.crash import run_seed
 
-SLICES = 20
-WORKLOADS = 6 if not os.environ.get("WALTZ_LONG") else 200
+SLICES, WORKLOADS = 10, 4
 
 
 @pytest.mark.parametrize("part", range(SLICES))

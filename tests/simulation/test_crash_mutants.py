@@ -16,7 +16,7 @@ from waltzd.disk.seam import join
 from waltzd.disk.simulated import SimDisk, SimFile
 from waltzd.errors import WaltzError
 from waltzd.format.layout import index_name, segment_name
-from waltzd.format.scan import Tail
+from waltzd.format.scan import Survey, Tail
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import PromiseFile
 from waltzd.storage.replica.segment import Segment, Suspect
@@ -95,8 +95,8 @@ def cuts_the_oldest_segment_first(patch: pytest.MonkeyPatch) -> None:
     def cut(self: Shelf, position: int, *, end: int, next_id: int) -> None:
         for first_id in self.first_ids[position + 1 :]:
             for name in (segment_name(first_id), index_name(first_id)):
-                self._disk.remove(join(self.directory, name))
-            self._disk.flush_directory(self.directory)
+                self._disk.remove(join(self._directory, name))
+            self._disk.flush_directory(self._directory)
             self.forget(first_id)
         if len(self.first_ids) > position + 1:
             self.active = None
@@ -114,15 +114,15 @@ def writes_no_index_entries(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def takes_a_torn_tail_for_damage(patch: pytest.MonkeyPatch) -> None:
-    def judge(**known: Any) -> Tail:
-        return Tail.DAMAGED if known["tail_bytes"] else Tail.CLEAN
+    def judge(found: Survey, **known: Any) -> Tail:
+        return Tail.DAMAGED if found.tail_bytes else Tail.CLEAN
 
     patch.setattr("waltzd.storage.replica.opening.judge_tail", judge)
 
 
 @mutant
 def leaves_a_torn_tail_where_it_is(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("waltzd.storage.replica.opening.judge_tail", lambda **known: Tail.CLEAN)
+    patch.setattr("waltzd.storage.replica.opening.judge_tail", lambda found, **known: Tail.CLEAN)
 
 
 @mutant

@@ -158,7 +158,7 @@ def test_after_a_failed_flush_nothing_is_acknowledged_and_nothing_is_lost(part: 
         if not work.is_created:
             continue
         partition = directory.partition(0)
-        # What the replica vouches for now must be on the platter, whatever the failed flush left in the cache.
+        # What the replica vouches for now must be on the platter; the failed flush may have left anything in the cache.
         assert partition.open_session(partition.promised_session + 1).is_sound
         vouched = partition.last_id
         check_served(partition, work.least)

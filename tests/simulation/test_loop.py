@@ -111,7 +111,7 @@ def test_a_clock_that_is_fast_waits_less() -> None:
 
 
 class Pair:
-    """Somebody who calls, and an echo."""
+    """A caller, and an echo."""
 
     def __init__(self, loop: SimLoop, *, keep_alive_seconds: float = 5.0) -> None:
         self.loop = loop

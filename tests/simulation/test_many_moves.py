@@ -11,11 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tests.simulation.storages import KEY, SimPort, SimStorage
-from tests.simulation.test_store import Appender
-from tests.unit.timeless import run
+from tests.simulation.cell import KEY, Appender, SimPort, SimStorage, story
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ClusterMeta, ReplicaSets, Role
+from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets
 from waltzd.cluster.memory import MemoryTree
 from waltzd.disk.simulated import SimDisk
 from waltzd.server.session.owned import OwnedLog
@@ -73,14 +71,16 @@ class Plant:
             assert storage.calls is not None
             disk = self.disks[name] = SlowDisk(storage.disk)
             calls: Any = storage.calls
-            calls._run_writing = calls._arrivals._run_writing = disk.run
+            calls._run_writing = disk.run
             for lane in calls._lanes.values():
                 lane._run_blocking = disk.run
         await Cluster.create(
             self.cluster.coordinator,
             ClusterMeta(name="test", key=KEY, partitions=PARTITIONS, created="2026-01-01T00:00:00Z"),
             storages=[storage.meta for storage in self.storages.values()],
-            replicas=ReplicaSets(partitions={n: dict.fromkeys(("s0", "s1", "s2"), Role.MEMBER) for n in range(PARTITIONS)}),
+            replicas=ReplicaSets(
+                partitions={n: dict.fromkeys(("s0", "s1", "s2"), Membership.MEMBER) for n in range(PARTITIONS)}
+            ),
         )
         settings = SessionSettings(partitions=PARTITIONS, key=KEY)
         servers = [(Cluster(self.tree.connect()), replace(settings, turns=Turns()), Ticker(1.0)) for _ in range(SERVERS)]
@@ -107,7 +107,7 @@ class Plant:
             self.waits[number] = max(self.waits.get(number, 0.0), clock() - begun)
             await asyncio.sleep(max(0.0, pause - (clock() - begun)))
 
-    async def change(self, change: Callable[[dict[str, Role]], dict[str, Role]], seconds: float = 120) -> float:
+    async def change(self, change: Callable[[dict[str, Membership]], dict[str, Membership]], seconds: float = 120) -> float:
         """Of all partitions at once; how long the slowest transaction took until all of them have opened so."""
         self.waits.clear()
         wanted = set[str]()
@@ -117,30 +117,29 @@ class Plant:
             wanted = set(after)
             await self.cluster.save_replica_set(number, after, version)
         async with asyncio.timeout(seconds):
-            while any(set(owned._session.core.meta.members) != wanted for owned in self.owned_logs if owned._session):
+            while any(set(owned._session.log.core.meta.members) != wanted for owned in self.owned_logs if owned._session):
                 await asyncio.sleep(0.1)
         return max(self.waits.values())
 
 
-def test_no_partition_is_silent_for_long_while_all_of_them_move() -> None:
-    async def story() -> None:
-        plant = Plant()
-        await plant.start()
-        writers = [asyncio.create_task(plant.write(number)) for number in range(PARTITIONS)]
-        try:
-            await asyncio.sleep(2)
-            still = max(plant.waits.values())
-            more = await plant.change(lambda roles: {**roles, "s3": Role.LEARNER, "s4": Role.LEARNER})
-            fewer = await plant.change(lambda roles: {name: roles[name] for name in ("s2", "s3", "s4")})
-            assert max(more, fewer) < still + SILENT_SECONDS, plant.log
-            assert {owned._session.session for owned in plant.owned_logs if owned._session} <= {3, 4}, "one for each change"
-        finally:
-            tasks = [*writers, *(owned.task for owned in plant.owned_logs)]
-            for task in tasks:
-                task.cancel()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-            for storage in plant.storages.values():
-                await storage.stop()
-        assert [end for end in ends if isinstance(end, AssertionError)] == []
-
-    run(story())
+@story
+async def test_no_partition_is_silent_for_long_while_all_of_them_move() -> None:
+    plant = Plant()
+    await plant.start()
+    writers = [asyncio.create_task(plant.write(number)) for number in range(PARTITIONS)]
+    try:
+        await asyncio.sleep(2)
+        still = max(plant.waits.values())
+        more = await plant.change(lambda roles: {**roles, "s3": Membership.LEARNER, "s4": Membership.LEARNER})
+        fewer = await plant.change(lambda roles: {name: roles[name] for name in ("s2", "s3", "s4")})
+        assert max(more, fewer) < still + SILENT_SECONDS, plant.log
+        sessions = {owned._session.log.session for owned in plant.owned_logs if owned._session}
+        assert sessions <= {3, 4}, "one for each change"
+    finally:
+        tasks = [*writers, *(owned.task for owned in plant.owned_logs)]
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for storage in plant.storages.values():
+            await storage.stop()
+    assert [end for end in ends if isinstance(end, AssertionError)] == []

@@ -69,7 +69,9 @@ def test_what_a_mutant_changes_is_there(name: str) -> None:
 def test_the_simulator_catches_an_engine_that(name: str) -> None:
     mutant = MUTANTS[name]
     assert mutant.seeds, "the seeds that catch it are not stored beside it"
-    assert any(mutant.run(seed).kind for seed in mutant.seeds), f"seeds {mutant.seeds} find nothing wrong: {mutant.wrong}"
+    kinds = {mutant.run(seed).kind for seed in mutant.seeds} - {""}
+    assert kinds, f"seeds {mutant.seeds} find nothing wrong: {mutant.wrong}"
+    assert kinds - {"TypeError", "AttributeError", "NameError"}, "the mutant itself is broken, and that is what is caught"
 
 
 @pytest.mark.parametrize("name", SOUND)
@@ -77,6 +79,13 @@ def test_the_engine_as_it_is_passes_the_same_plan(name: str) -> None:
     mutant = MUTANTS[name]
     outcome = simulate(mutant.aim.plan(mutant.seeds[0]))
     assert outcome.kind == "", outcome.story
+
+
+def test_a_mutant_of_what_is_called_in_another_way_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="in another way"):
+        Patches().set(Segment, "write", lambda self: None)
+    with pytest.raises(AssertionError, match="in another way"):
+        Patches().set(Segment, "flush", lambda self, how: None)
 
 
 def test_a_mutant_leaves_nothing_behind() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from random import Random
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -44,9 +45,7 @@ class Process:
         )
         self.registration = Registration(self.cluster, self.meta, is_alive=self._is_alive)
         self.election = Election(self.cluster, name, PARTITIONS)
-        self.owner: PartitionOwner[str] = PartitionOwner(
-            self.cluster, META, self.registration, make_owned_log=self.owned_logs
-        )
+        self.owner = PartitionOwner(self.cluster, META, self.registration, make_owned_log=cast(Any, self.owned_logs))
         self.task = asyncio.create_task(self._live())
 
     async def _is_alive(self, meta: ServerMeta) -> bool:
@@ -149,7 +148,7 @@ class World:
     async def heal(self) -> list[Process]:
         for process in self.processes:
             process.coordinator.reconnect()
-        for _ in range(2):  # whoever finds that its name is taken ends only now
+        for _ in range(2):  # a server that finds its name taken ends only now
             for process in self.processes:
                 if not process.is_alive:
                     await process.coordinator.close()

@@ -11,7 +11,10 @@ import pytest
 
 from tests.simulation.recovery_model import Violation, World
 from tests.unit.waltzd.server.core import test_progress
-from tests.unit.waltzd.server.core import test_recovery as stories
+from tests.unit.waltzd.server.core.test_recovery import (
+    test_a_promise_that_was_made_before_ours_is_measured_by_what_was_known_then as promises,
+)
+from tests.unit.waltzd.server.core.test_recovery_stories import tell
 from waltzd.protocol.quorum import reached
 from waltzd.server.core import progress as progress_module
 from waltzd.server.core.progress import Marks, Progress
@@ -140,26 +143,13 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
 
 
 CAUGHT_BY: dict[str, Callable[[], None]] = {
-    "a source gives whatever it holds": stories.test_nobody_gives_more_than_is_certainly_the_log,
-    "whoever is torn knows its end": partial(
-        stories.test_damage_that_may_hide_what_nobody_else_has_is_not_mended_before_it_is_decided,
-        stories.torn("C", 9, 7, 9),
-    ),
-    "whom a storage had promised itself to does not matter": partial(
-        stories.test_a_promise_that_was_made_before_ours_is_measured_by_what_was_known_then, None, 2, True
-    ),
-    "who forgot its session is cut before its vote is taken away": (
-        stories.test_one_that_forgot_that_it_had_begun_is_not_touched_before_its_vote_is_taken_away
-    ),
-    "a session is taken before anybody was asked": (
-        stories.test_a_session_is_taken_when_those_were_asked_whom_any_later_one_would_have_opened
-    ),
-    "how far a replica had acknowledged does not matter": (
-        stories.test_a_replica_that_holds_less_than_is_written_down_has_forgotten
-    ),
-    "a member may hold less than its session began with": (
-        stories.test_a_member_that_joined_and_holds_less_than_its_low_mark_has_forgotten
-    ),
+    "a source gives whatever it holds": partial(tell, "copy-in-progress"),
+    "whoever is torn knows its end": partial(tell, "torn-write-of-the-longest"),
+    "whom a storage had promised itself to does not matter": partial(promises, None, 2, True),
+    "who forgot its session is cut before its vote is taken away": partial(tell, "forgot-that-it-had-begun"),
+    "a session is taken before anybody was asked": partial(tell, "who-has-to-be-asked"),
+    "how far a replica had acknowledged does not matter": partial(tell, "disk-put-back"),
+    "a member may hold less than its session began with": partial(tell, "less-than-the-low-mark"),
     "a majority of those who answer": test_progress.test_the_committed_mark_is_what_a_majority_of_all_members_reached,
 }
 """Mistakes that show seldom in random orders, and the story that shows them."""

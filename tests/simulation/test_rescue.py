@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.storages import KEY
-from tests.simulation.test_store import Cell, cell, story
+from tests.simulation.cell import KEY, Cell, cell, story
 from waltzctl.picture.picture import PartitionView, Picture, StorageView
 from waltzctl.placement.rescue import Scene
 from waltzctl.placement.rescuing import carry_out, seen
 from waltzd.cluster.cluster import partition_path
 from waltzd.cluster.coordinator import Delete, Set
-from waltzd.cluster.documents import ClusterMeta, Role, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, Membership, StorageMeta
 from waltzd.errors import CannotConnect, ChangedMeanwhile, StaleSession
 from waltzd.protocol.descriptions import ReplicaStatus
 
@@ -88,15 +87,13 @@ async def test_an_owner_that_waits_for_two_lost_disks_goes_on_with_the_third() -
         await pipeline.committed(pipeline.append(10))
         assert len(c.storages["s0"].records()) == last_id + 11
         sets, _ = await c.cluster.replicas()
-        assert sets.partitions[0] == {"s0": Role.MEMBER, "s1": Role.LEARNER, "s2": Role.LEARNER}
+        assert sets.partitions[0] == {"s0": Membership.MEMBER, "s1": Membership.LEARNER, "s2": Membership.LEARNER}
 
 
 @story
 async def test_new_disks_become_members_again_and_an_old_one_that_knows_more_never_does() -> None:
     async with cell() as c:
-        owned = await c.own()
-        pipeline = await c.opened(owned)
-        await pipeline.committed(pipeline.append(50))
+        owned, pipeline = await c.holding(50)
         await c.until(lambda: c.last_id("s0") == 49)
         c.storages["s0"].kill()
         await pipeline.committed(pipeline.append(50))
@@ -130,7 +127,7 @@ async def test_a_document_that_is_gone_is_made_again_from_what_storages_say() ->
         pipeline = await c.opened(owned)
         last_id = pipeline.append(100)
         await pipeline.committed(last_id)
-        await c.until(lambda: all(c.last_id(name) == last_id for name in c.storages))
+        await c.all_hold(last_id)
         owned.task.cancel()
         _, version = await c.cluster.partition(0)
         await c.cluster.coordinator.commit([Delete(partition_path(0), version)])
@@ -211,9 +208,7 @@ async def test_a_copy_that_went_away_since_it_was_agreed_to_ends_it() -> None:
 @story
 async def test_a_document_that_cannot_be_read_is_replaced() -> None:
     async with cell() as c:
-        owned = await c.own()
-        pipeline = await c.opened(owned)
-        await pipeline.committed(pipeline.append(20))
+        owned, _ = await c.holding(20)
         owned.task.cancel()
         _, version = await c.cluster.partition(0)
         await c.cluster.coordinator.commit([Set(partition_path(0), b"{", version)])

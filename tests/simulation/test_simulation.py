@@ -16,7 +16,8 @@ from tests.simulation.shrink import shrink
 from tests.simulation.world import Simulation, simulate
 
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
-CHUNKS, SEEDS = 20, 10
+CHUNKS, SEEDS = 10, 4
+"""As many in each run of the tests; `./dev simulate` runs as many as one likes."""
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -1,7 +1,7 @@
 """One whole run: a cluster on a virtual clock, clients that race, what the plan lets go wrong, and a verdict.
 
 The code is that of the daemons and of the client; around it everything is simulated. At the end all is mended: then
-everybody must go on, every replica must become level, and every storage must verify. The trace tells what happened, in
+every client must go on, every replica must become level, and every storage must verify. The trace tells what happened, in
 order; the same plan gives the same trace, byte for byte.
 """
 
@@ -30,7 +30,7 @@ from tests.simulation.plan import OPERATORS, Event, Plan, names
 from tests.simulation.server_machine import ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ClusterMeta, ReplicaSets, Role
+from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets
 from waltzd.errors import CannotConnect, ControlDamaged, NotOwner, NotReady, PartitionDamaged, WaltzError
 from waltzd.format.finding import HARMLESS_CODES, Code
 from waltzd.protocol.descriptions import OwnedPartition
@@ -38,14 +38,14 @@ from waltzd.server.clients.pipeline import Pipeline
 from waltzd.storage.offline.verify import Options, Target, verify
 
 PATIENCE_SECONDS = 60.0
-"""After everything is mended, or all that ever will be, so much is enough for everybody."""
+"""After everything is mended, or all that ever will be, this is enough for every client, owner and replica."""
 STEPS_MAX = 3_000_000
 RESERVED_FROM = 40
 """What stands behind in the header of a segment means nothing, and stays as it is when it is damaged."""
 
 
 class Stuck(AssertionError):
-    """Everything is mended, and somebody does not go on."""
+    """Everything is mended, and a client, an owner or a replica does not go on."""
 
 
 class OperatorNeeded(Exception):
@@ -140,7 +140,7 @@ class Simulation:
         self._lost: tuple[str, ...] = ()
         """Who will never be well again."""
 
-    # -- what everybody uses
+    # -- what all machines use
 
     def say(self, who: str, what: str) -> None:
         self.trace.append(f"{self.loop.now:.6f} {who}: {what}")
@@ -204,8 +204,9 @@ class Simulation:
         self._check()
 
     def _check_state(self, name: str) -> None:
-        if name in self.servers:
-            self.servers[name].check()
+        machine = self.servers.get(name) or self.clients.get(name)
+        if machine is not None:
+            machine.check()
 
     def _check(self) -> None:
         if self.mistakes:
@@ -220,7 +221,7 @@ class Simulation:
             if name in first:
                 await self.loop.run_in(life, storage.create_partitions(), "partitions")
             self.network.joined(life)
-        everywhere = {number: dict.fromkeys(first, Role.MEMBER) for number in range(self.setup.partitions)}
+        everywhere = {number: dict.fromkeys(first, Membership.MEMBER) for number in range(self.setup.partitions)}
         coordinator = self.zookeeper.tree.connect()
         await Cluster.create(
             coordinator,
@@ -316,7 +317,7 @@ class Simulation:
         await self._until("every client goes on", missing)
 
     def _check_nothing_is_cut(self) -> None:
-        """Owners refuse documents that went back. Whatever was acknowledged is still on a storage, for an operator."""
+        """Owners refuse documents that went back. All that was acknowledged is still on a storage, for an operator."""
         held: dict[tuple[int, int], set[str]] = {}
         for storage in self.storages.values():
             for replica in storage.calls.directory.partitions() if storage.calls is not None else ():
@@ -339,7 +340,7 @@ class Simulation:
     async def _check_tolerance(self, stuck: Stuck) -> None:
         """A closed partition may wait for an operator, and that may come out at any time: an open session notices only when
         it saves that its document went back. And where a minority has lost its data, one more replica that a power cut has
-        torn is one too many: nobody can tell whether it had acknowledged what is missing in it (docs/recovery.md)."""
+        torn is one too many: nothing tells whether it had acknowledged what is missing in it (docs/recovery.md)."""
         end = self.loop.now + PATIENCE_SECONDS / 4
         while self.loop.now < end:
             if self._is_open():
@@ -363,7 +364,7 @@ class Simulation:
         return Cluster(self.zookeeper.tree.connect())
 
     async def _moves_end(self) -> None:
-        """Whatever was asked for last: replicas are there, and operators have no more to do."""
+        """The last request holds: replicas are where it wants them, and operators have no more to do."""
         if not self.operators:
             return
         left: list[str] = []
@@ -533,7 +534,7 @@ class Simulation:
             at = found.last_id + 1
 
     def _verify_storages(self) -> None:
-        """What is on the disks, read as the offline tool reads it, after everybody was killed. Where bytes were damaged,
+        """What is on the disks, read as the offline tool reads it, after all daemons were killed. Where bytes were damaged,
         the records were compared already, and what nobody ever reads stays damaged."""
         for server in self.servers.values():
             server.kill()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -27,26 +26,13 @@ appender.file.layout.pattern = %d %p %c: %m%n%ex
 """
 
 
-@contextmanager
-def noise_into(path: Path) -> Iterator[None]:
-    """What processes started meanwhile say on their standard error goes to a file, for good."""
-    own = os.dup(2)
-    with path.open("ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(own, 2)
-        os.close(own)
-
-
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two cores, no pages, and everything that Java says in a file. The source is registered; filters are not pushed down
     unless a test says so (`pushing_down`), as it is where nobody has set anything."""
     from pyspark.sql import SparkSession
     from waltz_spark.engine.java import find_java
-    from waltz_spark.engine.session import PATIENCE
+    from waltz_spark.engine.session import PATIENCE, noise_into
     from waltz_spark.source import WaltzDataSource
 
     home = tmp_path_factory.mktemp("spark")

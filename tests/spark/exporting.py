@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
-from waltz_spark.exporting.destination import LocalDestination
-from waltz_spark.exporting.export import Range, Run, newest_manifest, planned, wanted
-from waltz_spark.exporting.form import form_of
-from waltz_spark.exporting.manifest import Manifest
+from waltz_spark.exporting.archive import form_in
+from waltz_spark.exporting.delta import DeltaTable
+from waltz_spark.exporting.destination import LocalDestination, newest_manifest
+from waltz_spark.exporting.export import Range, Run, has_leftovers, planned, wanted
+from waltz_spark.exporting.form import Form, form_of, read_batches
+from waltz_spark.exporting.manifest import SPARK, Manifest, Query
 from waltz_spark.exporting.tasks import Assignment, Job, Written, answer_of, write, written_of
+from waltz_spark.exporting.verification import Checked, check_files, check_log, strays
+from waltz_spark.log.decode import record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.log.throttle import Throttle
 from waltz_spark.payloads.decoders import decoder_of
+from waltz_spark.payloads.payload import Decoder
 
+from tests.spark.growing import GrowingStorage
 from waltzd.format.layout import HEADER_BYTES, FileHeader, index_name, segment_name
 from waltzd.format.record import encode_payloads
 
@@ -42,6 +52,105 @@ def tasks(job: Job, assignments: Sequence[Assignment]) -> Generator[Written, Non
         yield written_of(answer_of(write(job, given)))
 
 
+@dataclass(kw_only=True)
+class Exporting:
+    """An export of one directory, run after run."""
+
+    storage: GrowingStorage
+    destination: Any
+    form: Form = field(default_factory=lambda: form_of("parquet", None))
+    decoder: Decoder | None = None
+    is_lossless: bool = False
+    query: Query = field(default_factory=Query)
+    file_data_bytes: int | None = 3000
+    bytes_per_second: int | None = None
+    table: DeltaTable | None = None
+    allows_uncommitted: bool = False
+    more: tuple[str, ...] = ()
+    """Other storages that hold the log, too."""
+
+    @property
+    def origin(self) -> DirectoryOrigin:
+        storages = (str(self.storage.directory), *self.more)
+        return DirectoryOrigin(storages=storages, allows_uncommitted=self.allows_uncommitted)
+
+    def prepared(self, asked: Range | None = None) -> Run:
+        asked = asked or Range()
+        origin, before = self.origin, newest_manifest(self.destination)
+        catalog = origin.catalog(asked.partitions)
+        spans = wanted(catalog, before, asked)
+        assignments = planned(catalog, spans, is_lossless=self.is_lossless, file_data_bytes=self.file_data_bytes)
+        job = Job(
+            origin=origin, destination=self.destination, cluster=catalog.key, form=self.form, decoder=self.decoder,
+            is_lossless=self.is_lossless, query=self.query, throttle=Throttle(self.bytes_per_second),
+            columns=tuple(before.shape.schema) if before and self.query.engine == SPARK else (),
+        )  # fmt: skip
+        return Run(job=job, before=before, assignments=assignments, table=self.table)
+
+    def tasks(self, job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+        yield from tasks(replace(job, destination=self.destination), given)
+
+    def export(self, asked: Range | None = None) -> Manifest:
+        found = self.prepared(asked).carry_out(self.tasks)
+        assert found is not None
+        return found
+
+    def check_proof(self, manifest: Manifest) -> None:
+        """The files are what the manifest says, and what the log has under these ids, and nothing else is there."""
+        log = check_log(self.origin, self.origin.catalog(), manifest)
+        assert findings(check_files(self.destination, manifest)) == findings(log) == []
+        assert strays(self.destination, manifest) == []
+        assert not has_leftovers(self.destination)
+
+
+def findings(checks: Iterable[Checked]) -> list[str]:
+    return [checked.finding.detail for checked in checks if checked.finding]
+
+
+def rows_in(destination: Any, manifest: Manifest) -> list[dict[str, Any]]:
+    """The columns of the log in all files."""
+    found = []
+    for piece in manifest.pieces:
+        with destination.open(piece.path) as file:
+            found += [row for batch in read_batches(form_in(manifest), file, piece.path) for row in batch.to_pylist()]
+    return found
+
+
+def rows_of(origin: DirectoryOrigin) -> list[dict[str, Any]]:
+    """The log itself."""
+    return [
+        row
+        for extent in origin.catalog().extents
+        for run in origin.read(extent, extent.span, batch_bytes=1 << 20)
+        for row in record_batch(run, extent.partition).to_pylist()
+    ]
+
+
+class Killed(BaseException):
+    """Not an error: no code may catch it and go on."""
+
+
+@dataclass
+class Dying:
+    """A table or a destination whose process dies before its operation number `left`: after that nothing happens."""
+
+    inner: Any
+    left: list[int]
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        if name in ("place", "hold", "is_on_this_machine") or not callable(found):
+            return found
+
+        def counted(*given: Any, **named: Any) -> Any:
+            if self.left[0] <= 0:
+                raise Killed
+            self.left[0] -= 1
+            return found(*given, **named)
+
+        return counted
+
+
 def export(
     output: Path,
     *storages: Path,
@@ -53,18 +162,9 @@ def export(
 ) -> Manifest:
     """All that the directories hold, whether it is known to be committed or not; what the output has already is not
     exported again."""
-    origin = DirectoryOrigin(storages=tuple(map(str, storages)), allows_uncommitted=True)
-    destination = LocalDestination(str(output))
-    catalog = origin.catalog(partitions)
-    before = newest_manifest(destination)
-    asked = Range(partitions=partitions, first=first or {}, last=last or {})
-    form = form_of("parquet", None)
-    decoder = decoder_of(decode) if decode else None
-    assignments = planned(catalog, wanted(catalog, before, asked), is_lossless=is_lossless, file_data_bytes=None)
-    job = Job(
-        origin=origin, destination=destination, cluster=catalog.key, form=form, is_lossless=is_lossless, decoder=decoder
-    )
-    run = Run(job=job, before=before, assignments=assignments)
-    found = run.carry_out(tasks)
-    assert found is not None
-    return found
+    exporting = Exporting(
+        storage=cast(GrowingStorage, SimpleNamespace(directory=storages[0])), more=tuple(map(str, storages[1:])),
+        destination=LocalDestination(str(output)), allows_uncommitted=True, is_lossless=is_lossless,
+        decoder=decoder_of(decode) if decode else None, file_data_bytes=None,
+    )  # fmt: skip
+    return exporting.export(Range(partitions=partitions, first=first or {}, last=last or {}))

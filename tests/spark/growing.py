@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -20,9 +21,25 @@ from waltzd.format.layout import (
     initial_structs,
     segment_name,
 )
-from waltzd.format.record import encode_run
+from waltzd.format.record import Run, encode_run
 
 CREATED_MS = 1_700_000_000_000
+Row = tuple[int, int, int, int, int, bytes]
+"""Client, generation, partition and number of the request, header, payload."""
+
+
+def run_of(first_id: int, rows: Sequence[tuple[Any, ...]], wrong: Collection[int] = ()) -> Run:
+    """Of rows like `Row`. `wrong`: rows whose client computed another checksum than its payload has."""
+    payloads = [row[5] for row in rows]
+    crcs = [crc32(payload) ^ (number in wrong) for number, payload in enumerate(payloads)]
+    return encode_run(
+        first_id,
+        requests=np.array([row[:4] for row in rows], np.int32).reshape(-1, 4),
+        headers=np.array([row[4] for row in rows], np.int32),
+        lengths=np.array([len(payload) for payload in payloads], np.int64),
+        data_crcs=np.array(crcs, np.uint32),
+        payloads=b"".join(payloads),
+    )
 
 
 class GrowingStorage:
@@ -46,16 +63,8 @@ class GrowingStorage:
     def append(self, partition: int, payloads: Sequence[bytes], *, headers: Sequence[int] | None = None) -> None:
         """In a segment of its own."""
         first_id, count = self.ends[partition], len(payloads)
-        requests = np.zeros((count, 4), np.int32)
-        requests[:, 3] = np.arange(first_id, first_id + count)
-        run = encode_run(
-            first_id,
-            requests=requests,
-            headers=np.array(headers if headers is not None else [0] * count, np.int32),
-            lengths=np.fromiter(map(len, payloads), np.int64, count),
-            data_crcs=np.fromiter(map(crc32, payloads), np.uint32, count),
-            payloads=b"".join(payloads),
-        )
+        pairs = zip(headers or [0] * count, payloads, strict=True)
+        run = run_of(first_id, [(0, 0, 0, first_id + at, *pair) for at, pair in enumerate(pairs)])
         header = FileHeader(created_ms=CREATED_MS, key=self.key, partition=partition, first_id=first_id).encode()
         place = self.directory / str(partition)
         (place / segment_name(first_id)).write_bytes(header + bytes(run.data))

@@ -6,7 +6,6 @@ import random
 from datetime import UTC, datetime
 from uuid import UUID
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -15,34 +14,28 @@ from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.table.columns import EVERY, METADATA, Projection, Surroundings, wanted
 from waltz_spark.table.pushdown import Filters, Ranges
 
+from tests.spark.growing import run_of
 from waltzd.errors import BadArgument
-from waltzd.format.checksum import crc32
 from waltzd.format.layout import FileHeader
-from waltzd.format.record import Run, encode_run
+from waltzd.format.record import Run
 
 SEGMENT = FileHeader(created_ms=1_700_000_000_123, key=UUID(int=1), partition=3, first_id=90)
 AROUND = Surroundings(partition=3, source="somewhere", segment=SEGMENT)
 FIRST = 100
 
 
-def run_of(count: int) -> Run:
+def made_up(count: int) -> Run:
     chance = random.Random(count)
     payloads = [chance.randbytes(chance.choice([0, 1, 7, 300])) for _ in range(count)]
-    return encode_run(
-        FIRST,
-        requests=np.array([[chance.randrange(-(2**31), 2**31) for _ in range(4)] for _ in payloads], np.int32).reshape(
-            -1, 4
-        ),
-        headers=np.array([chance.randrange(5) - 2 for _ in payloads], np.int32),
-        lengths=np.array([len(payload) for payload in payloads], np.int64),
-        data_crcs=np.array([crc32(payload) for payload in payloads], np.uint32),
-        payloads=b"".join(payloads),
+    requests = [tuple(chance.randrange(-(2**31), 2**31) for _ in range(4)) for _ in payloads]
+    return run_of(
+        FIRST, [(*request, chance.randrange(5) - 2, payload) for request, payload in zip(requests, payloads, strict=True)]
     )
 
 
 @given(st.integers(0, 50), st.lists(st.sampled_from(SCHEMA.names), min_size=1, unique=True))
 def test_chosen_columns_are_those_of_the_whole(count: int, names: list[str]) -> None:
-    run = run_of(count)
+    run = made_up(count)
     projection = Projection(pa.schema([SCHEMA.field(name) for name in names]))
     batch = projection.batch(run, AROUND)
     batch.validate(full=True)
@@ -54,7 +47,7 @@ def test_chosen_columns_are_those_of_the_whole(count: int, names: list[str]) -> 
 def test_chosen_records_are_those_that_the_filters_let_through(
     count: int, headers: set[int], ids: list[tuple[int, int]]
 ) -> None:
-    run = run_of(count)
+    run = made_up(count)
     filters = Filters(txid=Ranges(ids), header=Ranges((each, each) for each in headers))
     batch = Projection(SCHEMA).batch(run, AROUND, filters)
     batch.validate(full=True)
@@ -63,7 +56,7 @@ def test_chosen_records_are_those_that_the_filters_let_through(
 
 
 def test_what_surrounds_a_record() -> None:
-    run = run_of(9)
+    run = made_up(9)
     filters = Filters(txid=Ranges([(103, 104)]))
     rows = Projection(METADATA).batch(run, AROUND, filters).to_pylist()
     for row, number in zip(rows, (3, 4), strict=True):
@@ -76,12 +69,12 @@ def test_what_surrounds_a_record() -> None:
 
 
 def test_where_no_segment_is_known_its_columns_are_null() -> None:
-    (row,) = Projection(METADATA).batch(run_of(1), Surroundings(partition=0, source="x")).to_pylist()
+    (row,) = Projection(METADATA).batch(made_up(1), Surroundings(partition=0, source="x")).to_pylist()
     assert row["segment_first_txid"] is row["segment_created"] is None
 
 
 def test_a_batch_outlives_its_buffer() -> None:
-    run = run_of(20)
+    run = made_up(20)
     raw = bytearray(run.data)
     for filters in (Filters(), Filters(txid=Ranges([(105, 109)]))):
         batch = Projection(EVERY).batch(Run(FIRST, memoryview(raw), run.bounds), AROUND, filters)
@@ -93,7 +86,7 @@ def test_a_batch_outlives_its_buffer() -> None:
 
 def test_names_of_the_user_are_kept_whatever_their_case() -> None:
     schema = pa.schema([("TxId", pa.int64()), ("DATA", pa.binary())])
-    assert Projection(schema).batch(run_of(3), AROUND).schema == schema
+    assert Projection(schema).batch(made_up(3), AROUND).schema == schema
 
 
 def test_all_that_there_is_or_what_was_named() -> None:

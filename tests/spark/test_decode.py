@@ -5,18 +5,13 @@ from __future__ import annotations
 import hashlib
 import random
 from pathlib import Path
-from uuid import UUID
 
-import numpy as np
 import pytest
 from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 
-from waltzd.format.checksum import crc32
-from waltzd.format.record import Run, encode_payloads, encode_run
-
-KEY = UUID(int=5)
-FIRST_ID = 1000
+from tests.spark.growing import run_of
+from waltzd.format.record import Run, encode_payloads
 
 
 def signed(value: int) -> int:
@@ -49,14 +44,8 @@ def extreme_run() -> Run:
     edges = [-(2**31), -1, 0, 1, 2**31 - 1]
     pick = random.Random(3)
     payloads = [b"", b"x", pick.randbytes(100_000), b"", "é😀".encode()]
-    return encode_run(
-        2**63 - 100,
-        requests=np.array([edges, edges[::-1], edges[1:] + edges[:1], edges[2:] + edges[:2]], np.int32).T,
-        headers=np.array(edges, np.int32),
-        lengths=np.array([len(payload) for payload in payloads], np.int64),
-        data_crcs=np.array([crc32(payload) for payload in payloads], np.uint32),
-        payloads=b"".join(payloads),
-    )
+    requests = zip(edges, edges[::-1], edges[1:] + edges[:1], edges[2:] + edges[:2], strict=True)
+    return run_of(2**63 - 100, [(*request, *rest) for request, *rest in zip(requests, edges, payloads, strict=True)])
 
 
 def test_columns_are_what_each_record_says() -> None:

@@ -9,10 +9,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import deltalake
@@ -21,17 +21,15 @@ import pytest
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 from waltz_spark.exporting.delta import DeltaTable, TableState, address_of, differences, state_of, table_schema
-from waltz_spark.exporting.destination import LocalDestination, destination_of
-from waltz_spark.exporting.export import Range, Run, Table, newest_manifest, planned, wanted
-from waltz_spark.exporting.form import form_of, open_writer
+from waltz_spark.exporting.destination import LocalDestination, destination_of, newest_manifest
+from waltz_spark.exporting.form import Form, form_of, open_writer
 from waltz_spark.exporting.manifest import Manifest, Piece, Shape, manifest_path
-from waltz_spark.exporting.tasks import Assignment, Job, Written, write
 from waltz_spark.log.decode import SCHEMA
-from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.origin import Span
 from waltz_spark.payloads import decoders, payload_avro, payload_protobuf
 
-from tests.spark.exporting import KEY, export
+from tests.spark import exporting as exporting_
+from tests.spark.exporting import KEY, Dying, Killed, export
 from tests.spark.growing import GrowingStorage
 from tests.spark.telling import Tool
 from waltzd.errors import BadArgument, TableDiffers, TableFailed
@@ -40,37 +38,14 @@ FORM = form_of("delta", None)
 
 
 @dataclass(kw_only=True)
-class Exporting:
-    """An export of one directory with its table, run after run, without Spark."""
+class Exporting(exporting_.Exporting):
+    """With its table."""
 
-    storage: GrowingStorage
-    destination: Any
-    file_data_bytes: int = 1000
-    table: Table = field(init=False)
+    form: Form = FORM
+    file_data_bytes: int | None = 1000
 
     def __post_init__(self) -> None:
         self.table = DeltaTable(self.destination, SCHEMA)
-
-    @property
-    def origin(self) -> DirectoryOrigin:
-        return DirectoryOrigin(storages=(str(self.storage.directory),))
-
-    def prepared(self) -> Run:
-        catalog = self.origin.catalog()
-        before = newest_manifest(self.destination)
-        spans = wanted(catalog, before, Range())
-        assignments = planned(catalog, spans, is_lossless=False, file_data_bytes=self.file_data_bytes)
-        job = Job(origin=self.origin, destination=self.destination, cluster=catalog.key, form=FORM)
-        return Run(job=job, before=before, assignments=assignments, table=self.table)
-
-    def tasks(self, job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
-        for one in given:
-            yield write(replace(job, destination=self.destination), one)
-
-    def export(self) -> Manifest:
-        found = self.prepared().carry_out(self.tasks)
-        assert found is not None
-        return found
 
     @property
     def files(self) -> set[str]:
@@ -164,31 +139,6 @@ def test_wherever_it_is(growing: GrowingStorage, tmp_path: Path, name: str) -> N
 # -- runs that die -----------------------------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    """Not an error: nobody may catch it and go on."""
-
-
-@dataclass
-class Counting:
-    """A table or a destination whose process dies before its operation number `left`: after that nothing happens."""
-
-    inner: Any
-    left: list[int]
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        if name in ("place", "hold", "is_on_this_machine") or not callable(found):
-            return found
-
-        def counted(*given: Any, **named: Any) -> Any:
-            if self.left[0] <= 0:
-                raise Killed
-            self.left[0] -= 1
-            return found(*given, **named)
-
-        return counted
-
-
 def test_killed_before_every_operation(growing: GrowingStorage, tmp_path: Path) -> None:
     """The table never has a file that no manifest has; the next run makes it whole."""
     at, late = 0, 0
@@ -200,9 +150,9 @@ def test_killed_before_every_operation(growing: GrowingStorage, tmp_path: Path) 
         exporting.export()
         grow(storage)
         run, left = exporting.prepared(), [at]
-        exporting.destination = Counting(destination, left)
+        exporting.destination = Dying(destination, left)
         run.job = replace(run.job, destination=exporting.destination)
-        run.table = Counting(run.table, left)
+        run.table = cast(DeltaTable, Dying(run.table, left))
         try:
             run.carry_out(exporting.tasks)
         except Killed:
@@ -220,20 +170,14 @@ def test_killed_before_every_operation(growing: GrowingStorage, tmp_path: Path) 
     assert late > 0, "no run died between a manifest and its commit"
 
 
-@dataclass
-class Failing:
-    inner: Table
-
-    def is_behind(self, newest: Manifest | None) -> bool:
-        return self.inner.is_behind(newest)
-
+class Failing(DeltaTable):
     def follow(self, newest: Manifest) -> None:
         raise TableFailed("the disk is full")
 
 
 def test_a_commit_that_fails_ends_the_run_and_comes_later(exporting: Exporting) -> None:
     run = exporting.prepared()
-    run.table = Failing(exporting.table)
+    run.table = Failing(exporting.destination, SCHEMA)
     with pytest.raises(TableFailed, match="the disk is full"):
         run.carry_out(exporting.tasks)
     reached = newest_manifest(exporting.destination)
@@ -574,7 +518,7 @@ def test_without_deltalake_nothing_is_written(
     told = tool("spark-export", place, "--source", exporting.storage.directory, "--format", "delta")
     assert told.code == 1
     assert told.err.startswith("W2032 the package deltalake is not installed\n")
-    assert "pip install 'waltz[delta]'" in told.err
+    assert "pip install 'waltzd[delta]'" in told.err
     assert not place.exists()
     assert tool("spark-export", place, "--source", exporting.storage.directory, "--dry-run").code == 0
 

@@ -13,34 +13,19 @@ from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.encode import encode, resealed
 
+from tests.spark.growing import Row, run_of
 from waltzd.errors import ArchiveUnfit
 from waltzd.format.checksum import crc32
 from waltzd.format.layout import HEADER_BYTES
-from waltzd.format.record import Run, decode_record, encode_payloads, encode_run, first_bad
+from waltzd.format.record import Run, decode_record, encode_payloads, first_bad
 
 int32 = st.integers(-(2**31), 2**31 - 1)
 payload = st.binary(max_size=200) | st.builds(bytes.__mul__, st.binary(min_size=1, max_size=3), st.just(40_000))
 record = st.tuples(int32, int32, int32, int32, int32, payload)
 
 
-def run_of(first_id: int, records: list[tuple[int, int, int, int, int, bytes]], wrong: frozenset[int] = frozenset()) -> Run:
-    """`wrong`: records whose client computed another checksum than its payload has."""
-    payloads = [row[5] for row in records]
-    crcs = [crc32(payload) ^ (number in wrong) for number, payload in enumerate(payloads)]
-    return encode_run(
-        first_id,
-        requests=np.array([row[:4] for row in records], np.int32).reshape(-1, 4),
-        headers=np.array([row[4] for row in records], np.int32),
-        lengths=np.array([len(payload) for payload in payloads], np.int64),
-        data_crcs=np.array(crcs, np.uint32),
-        payloads=b"".join(payloads),
-    )
-
-
 @given(first_id=st.integers(0, 2**63 - 100), records=st.lists(record, min_size=1, max_size=40), data=st.data())
-def test_records_come_back(
-    first_id: int, records: list[tuple[int, int, int, int, int, bytes]], data: st.DataObject
-) -> None:
+def test_records_come_back(first_id: int, records: list[Row], data: st.DataObject) -> None:
     run = run_of(first_id, records)
     batch = record_batch(run, 3)
     found = encode(batch)
@@ -53,7 +38,7 @@ def test_records_come_back(
 
 @given(records=st.lists(record, min_size=1, max_size=40), wrong=st.frozensets(st.integers(0, 39)))
 def test_a_record_with_a_wrong_checksum_of_its_client_comes_back_resealed(
-    records: list[tuple[int, int, int, int, int, bytes]], wrong: frozenset[int]
+    records: list[Row], wrong: frozenset[int]
 ) -> None:
     """The original seals each record over its bytes, whatever the client said of the payload."""
     made = run_of(5, records, wrong)

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +20,13 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from waltz_spark.engine import java
 from waltz_spark.exporting import destination
-from waltz_spark.exporting.destination import LocalDestination
-from waltz_spark.exporting.export import Range, Run, behind, has_leftovers, newest_manifest, planned, wanted
-from waltz_spark.exporting.form import KINDS, Form, base64_of, bytes_of, form_of, json_lines, read_batches
-from waltz_spark.exporting.manifest import Manifest, encode, manifest_path
+from waltz_spark.exporting.destination import LocalDestination, newest_manifest
+from waltz_spark.exporting.export import Range, behind, has_leftovers, wanted
+from waltz_spark.exporting.form import KINDS, base64_of, bytes_of, form_of, json_lines, read_batches
+from waltz_spark.exporting.manifest import encode, manifest_path
 from waltz_spark.exporting.tasks import (
     Assignment,
     Job,
@@ -34,15 +35,14 @@ from waltz_spark.exporting.tasks import (
     error_told,
     packed,
 )
-from waltz_spark.exporting.verification import check_files, check_log, strays
+from waltz_spark.exporting.verification import check_files
 from waltz_spark.log import throttle
-from waltz_spark.log.decode import SCHEMA, record_batch
-from waltz_spark.log.directory_origin import DirectoryOrigin
-from waltz_spark.log.origin import Catalog, Span
+from waltz_spark.log.decode import SCHEMA
+from waltz_spark.log.origin import Span
 from waltz_spark.payloads.decoders import decoder_of
-from waltz_spark.payloads.payload import Decoder
 
-from tests.spark.exporting import tasks
+from tests.spark import exporting as exporting_
+from tests.spark.exporting import Dying, Killed, findings, rows_in, rows_of
 from tests.spark.growing import GrowingStorage
 from waltzctl.main import run as waltzctl
 from waltzctl.playground.java import Java
@@ -59,70 +59,16 @@ from waltzd.errors import (
 from waltzd.format.layout import segment_name
 
 
-@dataclass(kw_only=True)
-class Exporting:
-    """An export of one directory, run after run."""
-
-    storage: GrowingStorage
-    destination: Any
-    form: Form = field(default_factory=lambda: form_of("parquet", None))
-    decoder: Decoder | None = None
-    is_lossless: bool = False
-    file_data_bytes: int | None = 3000
-
-    @property
-    def origin(self) -> DirectoryOrigin:
-        return DirectoryOrigin(storages=(str(self.storage.directory),))
-
-    def prepared(self, asked: Range | None = None) -> Run:
-        catalog = self.origin.catalog()
-        before = newest_manifest(self.destination)
-        spans = wanted(catalog, before, asked or Range())
-        assignments = planned(catalog, spans, is_lossless=self.is_lossless, file_data_bytes=self.file_data_bytes)
-        job = Job(
-            origin=self.origin, destination=self.destination, cluster=catalog.key, form=self.form,
-            is_lossless=self.is_lossless, decoder=self.decoder,
-        )  # fmt: skip
-        return Run(job=job, before=before, assignments=assignments)
-
-    def tasks(self, job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
-        yield from tasks(replace(job, destination=self.destination), given)
-
-    def export(self, asked: Range | None = None) -> Manifest:
-        found = self.prepared(asked).carry_out(self.tasks)
-        assert found is not None
-        return found
-
+class Exporting(exporting_.Exporting):
     def check(self, *, is_all: bool = True) -> None:
         """The files are the log, each id once, and nothing else is there."""
         manifest = newest_manifest(self.destination)
         assert manifest is not None
-        catalog = self.origin.catalog()
-        assert [checked.finding for checked in check_files(self.destination, manifest) if checked.finding] == []
-        assert [checked.finding for checked in check_log(self.origin, catalog, manifest) if checked.finding] == []
-        assert strays(self.destination, manifest) == []
-        assert not has_leftovers(self.destination)
+        self.check_proof(manifest)
         if is_all:
+            catalog = self.origin.catalog()
             assert {number: total.span for number, total in manifest.partitions.items()} == catalog.spans
-            assert rows_of(self.destination, manifest) == log_of(self.origin, catalog)
-
-
-def rows_of(destination: Any, manifest: Manifest) -> list[dict[str, Any]]:
-    form = Form(format=manifest.shape.format, compression=manifest.shape.compression)
-    found = []
-    for piece in manifest.pieces:
-        with destination.open(piece.path) as file:
-            found += [row for batch in read_batches(form, file, piece.path) for row in batch.to_pylist()]
-    return found
-
-
-def log_of(origin: DirectoryOrigin, catalog: Catalog) -> list[dict[str, Any]]:
-    return [
-        row
-        for extent in catalog.extents
-        for run in origin.read(extent, extent.span, batch_bytes=1 << 20)
-        for row in record_batch(run, extent.partition).to_pylist()
-    ]
+            assert rows_in(self.destination, manifest) == rows_of(self.origin)
 
 
 @pytest.fixture
@@ -207,30 +153,6 @@ def test_decoded_columns_stand_beside_the_log(exporting: Exporting, tmp_path: Pa
 # -- runs that die -----------------------------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    """Not an error: nobody may catch it and go on."""
-
-
-class Dying:
-    """A destination whose process dies before its operation number `at`: after that, nothing happens any more."""
-
-    def __init__(self, inner: LocalDestination, at: int) -> None:
-        self._inner, self._left = inner, at
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        if name in ("place", "hold") or not callable(found):
-            return found
-
-        def counted(*given: Any, **named: Any) -> Any:
-            if self._left <= 0:
-                raise Killed
-            self._left -= 1
-            return found(*given, **named)
-
-        return counted
-
-
 def test_killed_before_every_operation(exporting: Exporting, tmp_path: Path) -> None:
     """Whatever a run was doing when it died: what counts is exact, and the next run makes it whole."""
     at = 0
@@ -241,7 +163,7 @@ def test_killed_before_every_operation(exporting: Exporting, tmp_path: Path) -> 
         exporting.export(Range(last_of_others=5))
         before = newest_manifest(inner)
         run = exporting.prepared()
-        exporting.destination = Dying(inner, at)
+        exporting.destination = Dying(inner, [at])
         run.job = replace(run.job, destination=exporting.destination)
         try:
             run.carry_out(exporting.tasks)
@@ -253,7 +175,7 @@ def test_killed_before_every_operation(exporting: Exporting, tmp_path: Path) -> 
         assert reached is not None
         assert before is not None
         assert set(before.pieces) <= set(reached.pieces)
-        assert [checked.finding for checked in check_files(inner, reached) if checked.finding] == []
+        assert findings(check_files(inner, reached)) == []
         exporting.export()
         exporting.check()
         at += 1
@@ -699,12 +621,12 @@ def test_verification_names_the_file_and_the_ids(exporting: Exporting, tool: Too
     path = tmp_path / "out" / victim.path
     sound = path.read_bytes()
     for content, said in (
-        (sound[:-1], f"the file has {len(sound) - 1} bytes; {len(sound)} were written"),
+        (sound[:-1], f"it has {len(sound) - 1} bytes; {len(sound)} were written"),
         (
             sound[:50] + bytes([sound[50] ^ 4]) + sound[51:],
-            "its bytes are not those that were written: its hash is another",
+            "its hash is not the one in the manifest",
         ),
-        (None, "the file is missing"),
+        (None, "it is missing"),
     ):
         path.unlink()
         if content is not None:
@@ -722,6 +644,25 @@ def test_verification_names_the_file_and_the_ids(exporting: Exporting, tool: Too
     code, out, _ = tool("export verify OUT")
     assert code == 8
     assert "no manifest has it" in out
+
+
+def test_a_read_has_every_form(exporting: Exporting, tool: Tool, tmp_path: Path) -> None:
+    manifest = exporting.export()
+    code, out, _ = tool("export status OUT -o csv")
+    head, _, second = out.splitlines()
+    assert (code, head) == (0, "partition,first,last,records,rows,data_bytes,crc,files,bytes")
+    total = manifest.partitions[1]
+    assert second == f"1,0,35,36,36,{total.data_bytes},{total.crc:08x},{total.files},{total.size}"
+    assert tool("export status OUT -o name")[1].split() == ["0", "1"]
+    told = json.loads(tool("export status OUT -o json")[1])
+    assert yaml.safe_load(tool("export status OUT -o yaml")[1]) == told
+    assert f"{total.crc:08x}" in tool("export status OUT -o wide")[1]
+    assert f"{total.crc:08x}" not in tool("export status OUT")[1]
+    victim = manifest.pieces[0]
+    (tmp_path / "out" / victim.path).unlink()
+    code, out, _ = tool("export verify OUT -o csv")
+    assert (code, out.splitlines()) == (8, ["path,partition,first,last,detail", f"{victim.path},0,0,11,it is missing"])
+    assert tool("export verify OUT -o name")[1].splitlines() == [victim.path]
 
 
 def test_rows_that_are_not_the_log_are_found_although_the_hashes_agree(
@@ -770,7 +711,7 @@ def test_a_few_kilobytes_do_not_become_gigabytes(exporting: Exporting, tool: Too
     assert pool.bytes_allocated() < 128 << 20
     code, out, _ = tool("export verify OUT")
     assert code == 8
-    assert "its rows go on behind id" in out
+    assert "its records go on behind id" in out
 
 
 def test_nothing_that_lies_in_an_output_is_carried_out(tmp_path: Path) -> None:
@@ -825,7 +766,7 @@ sys.exit(run(["spark-export", {str(tmp_path / "out")!r}, "--source", {str(storag
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"W2032 the package {package} is not installed\n"), done.stderr
-    assert "pip install 'waltz[spark]'" in done.stderr
+    assert "pip install 'waltzd[spark]'" in done.stderr
 
 
 # -- text and pace -----------------------------------------------------------------------------------------------------

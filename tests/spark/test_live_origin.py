@@ -19,8 +19,8 @@ from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.plan import Sizing, plan, runs
 from waltz_spark.log.throttle import CREDIT_SECONDS, Throttle
 
-from waltzctl.blueprint import ZOOKEEPER
 from waltzctl.playground.local import ROOT, LocalCluster
+from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzd import BlockingClient, FeedMode
 from waltzd.errors import BadArgument, CannotConnect, LogUnreadable, NodeMissing, NoSuchPartition
 from waltzd.format.record import Run

@@ -10,8 +10,8 @@ import pytest
 
 from tests.spark.test_spark_page import PAGE, programs
 from tests.spark.test_stream import Sink
-from waltzctl.blueprint import ZOOKEEPER
 from waltzctl.playground.local import ROOT, LocalCluster
+from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzd import BlockingClient, FeedMode
 
 PARTITIONS = 3

@@ -27,7 +27,7 @@ from waltz_spark.exporting.manifest import (
 )
 from waltz_spark.log.origin import Span
 
-from waltzd.errors import ArchiveUnfit, ManifestDamaged, UnknownVersion
+from waltzd.errors import ArchiveUnfit, ExportDamaged, UnknownVersion
 
 SHAPE = Shape(
     format="parquet", compression="zstd:3", lossless=False, decoder="", decoder_fingerprint="", schema=(("txid", "int64"),)
@@ -111,7 +111,7 @@ def test_the_next_one_holds_all_of_the_one_before() -> None:
 
 @pytest.mark.parametrize("first", [0, 1, 3])
 def test_a_gap_and_an_overlap_are_refused(first: int) -> None:
-    with pytest.raises(ManifestDamaged, match=f"begins at id {first} of partition 0, and the file before it ends at id 1"):
+    with pytest.raises(ExportDamaged, match=f"begins at id {first} of partition 0, and the file before it ends at id 1"):
         _ = manifest_of(piece_of(0, 0, b"abc", 2)).extended([piece_of(0, first, b"", 4)], source="", written="").partitions
 
 
@@ -122,7 +122,7 @@ def test_no_bit_of_a_manifest_can_change_unnoticed() -> None:
         changed[at // 8] ^= 1 << at % 8
         if json_of(bytes(changed)) == json_of(text):
             continue  # white space
-        with pytest.raises((ManifestDamaged, UnknownVersion)):
+        with pytest.raises((ExportDamaged, UnknownVersion)):
             decode(bytes(changed), "here")
 
 
@@ -136,7 +136,7 @@ def json_of(text: bytes) -> object:
 @pytest.mark.parametrize("path", ["/etc/passwd", "../other/file.parquet", "a/../../b", "_waltz/lock", "", "a//b", "./a"])
 def test_a_manifest_leads_nobody_out_of_the_export(path: str) -> None:
     text = encode(manifest_of(replace(piece_of(0, 0, b"abc", 2), path=path)))
-    with pytest.raises(ManifestDamaged, match="no path below the output"):
+    with pytest.raises(ExportDamaged, match="no path below the output"):
         decode(text, "here")
 
 
@@ -151,7 +151,7 @@ def test_a_manifest_leads_nobody_out_of_the_export(path: str) -> None:
     ],
 )
 def test_what_is_no_manifest_is_refused(text: bytes, said: str) -> None:
-    with pytest.raises(ManifestDamaged, match=said):
+    with pytest.raises(ExportDamaged, match=said):
         decode(text, "here")
 
 
@@ -213,7 +213,7 @@ def test_what_no_export_says_of_sql_is_damage(place: tuple[str | int, ...], valu
     within[place[-1]] = value
     said.pop("sha256")
     text = json.dumps({**said, "sha256": digest_of(said)}).encode()
-    with pytest.raises(ManifestDamaged):
+    with pytest.raises(ExportDamaged):
         decode(text, "here")
 
 

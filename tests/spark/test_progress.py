@@ -17,7 +17,7 @@ from waltz_spark.exporting.tasks import Assignment, Written, in_waves
 from waltz_spark.log.origin import Extent, Span
 from waltz_spark.log.plan import Part, Split
 
-from waltzctl.progress import duration
+from waltzctl.shell.progress import duration
 
 
 def given(number: int, partition: int, records: int = 100, data_bytes: int = 10_000) -> Assignment:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.exporting.export import Range
 from waltz_spark.exporting.form import KINDS, form_of
 from waltz_spark.exporting.manifest import ARROW, SPARK, Manifest, Query, items_of
 from waltz_spark.exporting.options import Wish, query_of
@@ -101,13 +101,10 @@ def test_whether_the_log_is_in_the_files(select: str, where: str, *, is_kept: bo
 
 
 def asked(
-    before: Query | None = None, *, is_lossless: bool = False, engine: str | None = None, select: str | None = None,
-    where: str | None = None,
+    before: Query | None = None, *, is_lossless: bool = False, engine: Literal["arrow", "spark"] | None = None,
+    select: str | None = None, where: str | None = None,
 ) -> Query:  # fmt: skip
-    wish = Wish(
-        format=None, compression=None, decode=None, lossless=None, engine=engine, select=select, where=where,
-        bytes_per_second=None, file_bytes=None, ids=Range(),
-    )  # fmt: skip
+    wish = Wish(engine=engine, select=select, where=where)
     there: Manifest | None = None
     if before is not None:
         there = replace(manifest_of(), shape=replace(SHAPE, query=before))
@@ -133,7 +130,7 @@ def test_who_writes() -> None:
         ({"engine": "spark"}, True, "--lossless.* does not go with --engine spark"),
     ],
 )
-def test_what_does_not_go_together(said: dict[str, str], message: str, *, is_lossless: bool) -> None:
+def test_what_does_not_go_together(said: dict[str, Any], message: str, *, is_lossless: bool) -> None:
     with pytest.raises(BadArgument, match=message):
         asked(is_lossless=is_lossless, engine=said.get("engine"), select=said.get("select"), where=said.get("where"))
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from waltz_spark.exporting.destination import LocalDestination
-from waltz_spark.exporting.export import the_manifest
+from waltz_spark.exporting.destination import LocalDestination, the_manifest
 from waltz_spark.exporting.manifest import Manifest
 from waltz_spark.restoring import restore
 

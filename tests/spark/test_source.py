@@ -306,6 +306,7 @@ from pyspark.sql import SparkSession
 from waltz_spark.engine.session import PATIENCE
 
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+builder = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 spark = builder.config(map=PATIENCE).config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
 version = spark._jvm.System.getProperty("java.version")
 print(spark.read.format("waltz").load(sys.argv[1]).count(), version)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -15,22 +15,20 @@ import pytest
 from waltz_spark.analysis.replay import replay
 from waltz_spark.analysis.report import archive_log
 from waltz_spark.exporting import export as protocol
-from waltz_spark.exporting.archive_origin import ArchiveOrigin
-from waltz_spark.exporting.destination import LocalDestination
-from waltz_spark.exporting.export import Range, Run, by_spark, has_leftovers, newest_manifest, planned, wanted
-from waltz_spark.exporting.form import Form, form_of, read_batches
+from waltz_spark.exporting.archive import ArchiveOrigin
+from waltz_spark.exporting.destination import LocalDestination, newest_manifest
+from waltz_spark.exporting.export import Range, by_spark, has_leftovers
+from waltz_spark.exporting.form import form_of
 from waltz_spark.exporting.manifest import HIDDEN, SPARK, Manifest, Query, encode, manifest_path
 from waltz_spark.exporting.spark_form import NEEDED
 from waltz_spark.exporting.tasks import Assignment, Job, Written
-from waltz_spark.exporting.verification import check_files, check_log, strays
-from waltz_spark.log.decode import record_batch
-from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.exporting.verification import check_files, strays
 from waltz_spark.log.origin import Span
-from waltz_spark.log.throttle import Throttle
 from waltz_spark.payloads.decoders import decoder_of
-from waltz_spark.payloads.payload import Decoder
 from waltz_spark.restoring.restore import segments_of
 
+from tests.spark import exporting as exporting_
+from tests.spark.exporting import Killed, findings, rows_in, rows_of
 from tests.spark.growing import GrowingStorage
 from waltzctl.main import run
 from waltzd.errors import (
@@ -49,10 +47,6 @@ DECODER = "json:n bigint, s string, at timestamp"
 TEXTS = ["", " a\"b,\\ \n'c' ", "plain", "\t\r\n", None]
 
 
-class Killed(BaseException):
-    """Not an error: nobody may catch it and go on."""
-
-
 class Mortal(LocalDestination):
     """Of a driver that is gone from a moment on: nothing reaches the disk any more."""
 
@@ -64,58 +58,23 @@ class Mortal(LocalDestination):
 
 
 @dataclass(kw_only=True)
-class Exporting:
+class Exporting(exporting_.Exporting):
     spark: Any
-    storage: GrowingStorage
-    destination: LocalDestination
-    query: Query
-    form: Form = field(default_factory=lambda: form_of("parquet", None))
-    decoder: Decoder | None = None
-    file_data_bytes: int | None = 1
-    bytes_per_second: int | None = None
-
-    @property
-    def origin(self) -> DirectoryOrigin:
-        return DirectoryOrigin(storages=(str(self.storage.directory),))
-
-    def prepared(self, asked: Range | None = None) -> Run:
-        catalog, before = self.origin.catalog(), newest_manifest(self.destination)
-        spans = wanted(catalog, before, asked or Range())
-        assignments = planned(catalog, spans, is_lossless=False, file_data_bytes=self.file_data_bytes)
-        job = Job(
-            origin=self.origin, destination=self.destination, cluster=catalog.key, form=self.form, decoder=self.decoder,
-            query=self.query, columns=tuple(before.shape.schema) if before else (),
-            throttle=Throttle(self.bytes_per_second),
-        )  # fmt: skip
-        return Run(job=job, before=before, assignments=assignments)
 
     def tasks(self, job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
         job = replace(job, destination=self.destination)
         return by_spark(self.spark, job, given, bucket=self.storage.directory.parent / "bucket")
 
     def export(self, asked: Range | None = None) -> Manifest:
-        found = self.prepared(asked).carry_out(self.tasks)
-        assert found is not None
-        self.check(found)
+        found = super().export(asked)
+        self.check_proof(found)
         return found
 
-    def check(self, manifest: Manifest) -> None:
-        assert findings(self.destination, manifest) == []
-        assert [
-            checked.finding for checked in check_log(self.origin, self.origin.catalog(), manifest) if checked.finding
-        ] == []
-        assert strays(self.destination, manifest) == []
-        assert not has_leftovers(self.destination)
-
-    def table(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         """As any reader of a directory sees it."""
         order = [("partition", "ascending"), ("txid", "ascending")]
         rows: list[dict[str, Any]] = pq.read_table(self.destination.place).sort_by(order).to_pylist()
         return rows
-
-
-def findings(destination: LocalDestination, manifest: Manifest) -> list[str]:
-    return [checked.finding.detail for checked in check_files(destination, manifest) if checked.finding]
 
 
 def payload(partition: int, number: int) -> bytes:
@@ -131,16 +90,6 @@ def grow(storage: GrowingStorage, segments: int, records: int = 12) -> None:
             storage.append(
                 partition, [payload(partition, number) for number in numbers], headers=[number % 3 for number in numbers]
             )
-
-
-def rows_of(storage: GrowingStorage) -> list[dict[str, Any]]:
-    origin = DirectoryOrigin(storages=(str(storage.directory),))
-    return [
-        row
-        for extent in origin.catalog().extents
-        for run in origin.read(extent, extent.span, batch_bytes=1 << 20)
-        for row in record_batch(run, extent.partition).to_pylist()
-    ]
 
 
 @pytest.fixture
@@ -172,11 +121,7 @@ def test_the_files_are_the_log(exporting: Exporting, format_: str, compression: 
     exporting.form = form_of(format_, compression)
     exporting.file_data_bytes = 1000
     manifest = exporting.export()
-    found = []
-    for piece in manifest.pieces:
-        with exporting.destination.open(piece.path) as file:
-            found += [row for batch in read_batches(exporting.form, file, piece.path) for row in batch.to_pylist()]
-    assert found == rows_of(exporting.storage)
+    assert rows_in(exporting.destination, manifest) == rows_of(exporting.origin)
     assert {number: total.span for number, total in manifest.partitions.items()} == {0: Span(0, 23), 1: Span(0, 23)}
     origin = ArchiveOrigin(output=exporting.destination.place)
     catalog = origin.catalog()
@@ -189,9 +134,9 @@ def test_columns_beside_all_of_the_log_leave_it_the_log(exporting: Exporting) ->
     exporting.query = Query(engine=SPARK, select="*, length(data) AS size")
     manifest = exporting.export()
     assert manifest.shape.query.keeps_records
-    table = exporting.table()
+    table = exporting.rows()
     assert [row.pop("size") for row in table] == [len(row["data"]) for row in table]
-    assert table == rows_of(exporting.storage)
+    assert table == rows_of(exporting.origin)
     assert ArchiveOrigin(output=exporting.destination.place).catalog().spans == {0: Span(0, 23), 1: Span(0, 23)}
 
 
@@ -225,8 +170,8 @@ def test_some_records_and_other_columns(exporting: Exporting) -> None:
     exporting.storage.append(2, [payload(2, 0)])
     second = exporting.export()
     assert set(first.pieces) < set(second.pieces)
-    expected = [row for row in rows_of(exporting.storage) if row["txid"] % 5 == 2 and row["header"] < 2]
-    table = exporting.table()
+    expected = [row for row in rows_of(exporting.origin) if row["txid"] % 5 == 2 and row["header"] < 2]
+    table = exporting.rows()
     assert [(row["partition"], row["txid"]) for row in table] == [(row["partition"], row["txid"]) for row in expected]
     assert {row["big"] for row in table} == {"PLAIN"}
     assert [row["at"].microsecond for row in table] == [row["txid"] for row in table]
@@ -348,7 +293,7 @@ def test_damage_ends_a_run_and_what_was_finished_stays(exporting: Exporting) -> 
     assert manifest is not None
     assert manifest.partitions[1].span == Span(0, 11)
     assert manifest.next_ids[0] >= 24, "what shared a wave with the damage"
-    assert findings(exporting.destination, manifest) == []
+    assert findings(check_files(exporting.destination, manifest)) == []
 
 
 def test_a_run_that_was_killed_goes_on_exactly(exporting: Exporting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,8 +314,8 @@ def test_a_run_that_was_killed_goes_on_exactly(exporting: Exporting, monkeypatch
     grow(exporting.storage, 1)
     found = exporting.export()
     assert set(reached.pieces) < set(found.pieces)
-    expected = [row for row in rows_of(exporting.storage) if row["header"] == 1]
-    assert exporting.table() == [{name: row[name] for name in ("partition", "txid", "data")} for row in expected]
+    expected = [row for row in rows_of(exporting.origin) if row["header"] == 1]
+    assert exporting.rows() == [{name: row[name] for name in ("partition", "txid", "data")} for row in expected]
 
 
 def test_verification_names_what_is_wrong(exporting: Exporting) -> None:
@@ -378,12 +323,12 @@ def test_verification_names_what_is_wrong(exporting: Exporting) -> None:
     manifest = exporting.export()
     first, second = manifest.pieces
     forged = replace(manifest, pieces=(replace(first, rows=(first.rows or 0) + 1), second))
-    assert findings(exporting.destination, forged) == ["it has 8 rows, and 9 were written"]
+    assert findings(check_files(exporting.destination, forged)) == ["it has 8 rows, and 9 were written"]
     path = Path(exporting.destination.place, first.path)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    assert findings(exporting.destination, manifest) == ["its bytes are not those that were written: its hash is another"]
+    assert findings(check_files(exporting.destination, manifest)) == ["its hash is not the one in the manifest"]
     assert encode(newest_manifest(exporting.destination) or pytest.fail("gone")) == encode(manifest)
 
 

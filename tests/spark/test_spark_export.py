@@ -17,8 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from waltz_spark.exporting.destination import LocalDestination
-from waltz_spark.exporting.export import newest_manifest
+from waltz_spark.exporting.destination import LocalDestination, newest_manifest
 from waltz_spark.exporting.manifest import Manifest
 from waltz_spark.exporting.verification import check_files, strays
 
@@ -157,10 +156,11 @@ SMALL_FILES = ("--target-file-size", "20kB")
 
 
 def test_killed_again_and_again(cluster: LocalCluster, tmp_path: Path, noise: dict[str, str]) -> None:
-    """kill -9 of the driver, wherever it is: what is published stays exact, and a run that nobody kills makes it whole."""
+    """kill -9 of the driver, wherever it is, and then Ctrl-C of a run that would take a quarter of a minute: what is
+    published stays exact, and a run that nobody disturbs makes it whole."""
     pick = random.Random(int(os.environ[SEED]))
     out = tmp_path / "out"
-    line = ("spark-export", out, "--directory", cluster.directory, *SMALL_FILES)
+    line = ("spark-export", out, "--directory", cluster.directory, *SMALL_FILES, "--decode", "json:n bigint, p int")
     moments: list[Moment] = [
         lambda before: unfinished(out) >= pick.randrange(1, 9),
         lambda before: manifests(out) > before,
@@ -184,22 +184,9 @@ def test_killed_again_and_again(cluster: LocalCluster, tmp_path: Path, noise: di
             assert len(reached.pieces) >= kept
             kept = len(reached.pieces)
         append(cluster, 30)
-    code, shown, err = done(*line, "-o", "json", environment=noise)
-    assert (code, err) == (0, "")
-    found = json.loads(shown)
-    assert found["exported"]["files"] > 0
-    assert strays(LocalDestination(str(out)), manifest_of(out) or pytest.fail("no manifest")) == []
-    check_exact(out, cluster)
-    code, shown, err = done(*line, "-o", "json", environment={"PATH": "/nowhere", "JAVA_HOME": "/nowhere", **noise})
-    assert (code, json.loads(shown)["result"], err) == (0, "nothing new", "")
-
-
-def test_control_c_keeps_what_is_finished(cluster: LocalCluster, tmp_path: Path, noise: dict[str, str]) -> None:
-    """The log would take a quarter of a minute: far longer than until somebody is impatient, on the slowest machine too."""
-    out = tmp_path / "out"
-    line = ("spark-export", out, "--directory", cluster.directory, *SMALL_FILES, "--decode", "json:n bigint, p int")
+    before, killed_logs = manifests(out), logs(noise)
     process = command(*line, "--rate", "100kB", "-o", "json", environment=noise)
-    wait_for(process, lambda: manifests(out) > 0)
+    wait_for(process, lambda: manifests(out) > before)
     family = children(process.pid)
     lines = b"\n".join(map(command_line, family))
     assert b"--properties-file" in lines
@@ -212,13 +199,17 @@ def test_control_c_keeps_what_is_finished(cluster: LocalCluster, tmp_path: Path,
     assert err == "Interrupted. What was finished is in the export, and the same command goes on from there.\n"
     for pid in family:  # the workers of Spark end when they see that it has
         wait_until(partial(is_gone, pid), f"process {pid} lives on after the export")
-    assert logs(noise) == []
+    assert logs(noise) == killed_logs, "a run that was told to end leaves none"
     assert sorted(os.listdir(out / "_waltz/tmp")) == sorted(os.listdir(out / "_waltz/plan")) == []
-    code, shown, err = done("spark-export", out, "--directory", cluster.directory, *SMALL_FILES, environment=noise)
+    code, shown, err = done(*line, environment=noise)
     assert (code, [said for said in err.splitlines() if " %: " not in said]) == (0, []), "how far it is, and nothing else"
+    assert shown.splitlines()[-2].startswith("Exported ")
     assert "is complete up to these ids" in shown
     assert max(len(row) for row in shown.splitlines() if row.startswith(" ")) <= 80
+    assert strays(LocalDestination(str(out)), manifest_of(out) or pytest.fail("no manifest")) == []
     check_exact(out, cluster)
+    code, shown, err = done(*line, "-o", "json", environment={"PATH": "/nowhere", "JAVA_HOME": "/nowhere", **noise})
+    assert (code, json.loads(shown)["result"], err) == (0, "nothing new", "")
 
     import pyarrow.parquet as pq
 

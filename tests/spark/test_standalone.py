@@ -18,8 +18,7 @@ from uuid import UUID
 
 import pytest
 from waltz_spark.engine.java import find_java
-from waltz_spark.exporting.destination import LocalDestination
-from waltz_spark.exporting.export import newest_manifest
+from waltz_spark.exporting.destination import LocalDestination, newest_manifest
 from waltz_spark.exporting.manifest import Manifest
 from waltz_spark.exporting.verification import check_files, check_log, strays
 from waltz_spark.log.directory_origin import DirectoryOrigin

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from waltz_spark.exporting.destination import LocalDestination
-from waltz_spark.exporting.export import has_leftovers, newest_manifest
+from waltz_spark.exporting.destination import LocalDestination, newest_manifest
+from waltz_spark.exporting.export import has_leftovers
 from waltz_spark.exporting.submission import failure, how_to_see, how_to_stop
 
 from tests.spark import stand_in_submit

@@ -77,7 +77,7 @@ class OwnedLogs:
         self.stuck: set[int] = set()
         """These do not close in order."""
 
-    def __call__(self, partition: int, generation: int, *, previous_owner_alive: bool) -> FakeOwnedLog:
+    def __call__(self, partition: int, generation: int, previous_owner_alive: bool) -> FakeOwnedLog:
         return FakeOwnedLog(self, partition, generation, previous_owner_alive)
 
     def find(self, partition: int) -> FakeOwnedLog:

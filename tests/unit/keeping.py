@@ -1,4 +1,4 @@
-"""The calls of a storage on a simulated disk, whose threads are turns on the loop."""
+"""A replica on a simulated disk; and the calls of its storage, whose threads are turns on the loop."""
 
 from __future__ import annotations
 
@@ -6,12 +6,28 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tests.simulation.sample import ROOT, open_directory
+from tests.simulation.sample import ROOT, SEGMENT_BYTES, blank_disk, open_directory, run_for
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
 from waltzd.storage.calls import StorageCalls
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.partition import Partition
 
 CONFIG = StorageConfig(directory=ROOT, flush_threads=2)
+
+
+def begun(
+    records: int = 0, *, committed: int = -1, session: int = 3, seed: int = 0, segment_bytes: int = SEGMENT_BYTES
+) -> tuple[SimDisk, Directory, Partition]:
+    """Partition 0 in a session that has begun."""
+    disk = blank_disk(seed)
+    directory = open_directory(disk, segment_bytes=segment_bytes)
+    partition = directory.create_partition(0)
+    partition.open_session(session)
+    partition.set_low_mark(session, -1)
+    if records:
+        partition.append(session, [run_for(0, 0, records)], committed)
+    return disk, directory, partition
 
 
 def with_calls(

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 from uuid import UUID
 
 import numpy as np
 
+from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import CannotConnect, NotOwner, WaltzError
 from waltzd.format.checksum import crc32
 from waltzd.format.record import Run, join_runs
@@ -22,7 +23,6 @@ from waltzd.protocol.batches import (
     Committals,
     Feed,
     FeedMode,
-    Flushed,
     HeadFeed,
     Limits,
     Mounted,
@@ -36,9 +36,10 @@ from waltzd.protocol.batches import (
 )
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.server.clients.calls import ServerCalls, token_of
-from waltzd.server.clients.limits import Capacity
-from waltzd.server.clients.pipeline import Pipeline, PipelineSettings
+from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.core.tail import Tail
+from waltzd.server.session.replica import Log
+from waltzd.server.session.settings import SessionSettings
 
 KEY = UUID(int=7)
 LIMITS = Limits(payload_bytes_max=1 << 16, locks_max=10, frame_bytes_max=1 << 18)
@@ -67,13 +68,13 @@ def batch_of(
     )
 
 
-class FakeSession:
+class FakeSession(Log):
     """An open session. What is appended is committed when the test says so, or at once."""
 
     def __init__(self, *, next_id: int = 0, tail_bytes: int = 1 << 20, commits_at_once: bool = True) -> None:
-        self.partition, self.generation, self.session = 3, 5, 11
-        self.low_mark = next_id - 1
-        self.tail = Tail(next_id, tail_bytes)
+        meta = PartitionMeta(generation=5, session=11, opened=11, low_mark=next_id - 1)
+        super().__init__(3, meta, {}, SessionSettings(partitions=4, key=KEY), say=lambda sentence: None)
+        self.open_tail = Tail(next_id, tail_bytes)
         self.commits_at_once = commits_at_once
         self.runs: list[Run] = []
         """Everything that was ever appended here."""
@@ -82,25 +83,12 @@ class FakeSession:
         self.fault: WaltzError | None = None
         self.gate: asyncio.Event | None = None
         """Reads from storages wait for it."""
-        self._listeners: list[Callable[[int], None]] = []
-
-    @property
-    def committed(self) -> int:
-        return self.tail.committed
 
     def append(self, run: Run) -> None:
-        self.tail.append(run)
+        super().append(run)
         self.runs.append(run)
         if self.commits_at_once:
             self.commit(run.last_id)
-
-    def on_commit(self, listener: Callable[[int], None]) -> None:
-        self._listeners.append(listener)
-
-    def commit(self, mark: int) -> None:
-        self.tail.commit(mark)
-        for listener in self._listeners:
-            listener(mark)
 
     def whole(self) -> Run:
         return join_runs(self.runs)
@@ -109,7 +97,7 @@ class FakeSession:
         run = self.whole()
         return [run.record(number).payload for number in range(len(run))]
 
-    async def read(self, first_id: int, last_id: int, chunk_bytes: int) -> AsyncIterator[Run]:
+    async def read(self, first_id: int, last_id: int, chunk_bytes: int) -> AsyncGenerator[Run, None]:
         assert first_id <= last_id <= self.committed
         self.reads.append((first_id, last_id))
         self.reads_at_once += 1
@@ -215,7 +203,6 @@ class Reader:
         self.mounted: Mounted | None = None
         self.committed: dict[int, int] = {}
         self.refused: dict[int, tuple[Reason, int, int]] = {}
-        self.flushed: list[tuple[int, int]] = []
         self.ids: list[int] = []
         self.payloads: list[bytes] = []
         self.end: WaltzError | None = None
@@ -227,7 +214,7 @@ class Reader:
     async def hear(self) -> Sequence[ServerFrame]:
         """One message, with its order checked."""
         frames = await self.link.hear()
-        order = [Mounted, Committals, Refusals, Feed, HeadFeed, Flushed, Refused]
+        order = [Mounted, Committals, Refusals, Feed, HeadFeed, Refused]
         places = [order.index(type(frame)) for frame in frames]
         assert places == sorted(set(places)), "at most one of each kind, in their order"
         assert self.end is None, "nothing comes behind a refusal"
@@ -261,8 +248,6 @@ class Reader:
                     self.payloads.append(record.payload)
             case HeadFeed(heads):
                 self.ids += heads["id"].tolist()
-            case Flushed(number, mark):
-                self.flushed.append((number, mark))
             case Refused(error, untaken):
                 self.end, self.untaken = error, untaken
 
@@ -295,6 +280,16 @@ class Room:
         self.calls = ServerCalls(self)
         self.registered = 0
         self.readers: list[Reader] = []
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits for a step."""
+        return self.pipe._intake.used
+
+    @property
+    def inflight_bytes(self) -> int:
+        """What has ids and is not committed."""
+        return self.pipe._inflight_bytes
 
     # -- the owner that is asked
 

@@ -1,8 +1,9 @@
 """What operators do to the cluster of `relocation_model`, and what else happens there, drawn from a seed.
 
-Each command is what `membership` and `partition` (`waltzctl/placement/`) do between what was typed and what is shown. Tools
-are killed between any two calls, two may run at once, storages fall silent. In the end nobody interferes any more: whatever
-was begun is run again and must come to its end, or say why not. `python -m tests.unit.operators SEED` tells what happened.
+Each command is what `waltzctl/placement/` does between what was typed and what is shown: the plan that an operator agrees
+to is made of the very value that is carried out. Tools are killed between any two calls, two may run at once, storages fall
+silent. In the end nothing interferes any more: each command that was begun is run again and must come to its end, or say
+why not. `python -m tests.unit.operators SEED` tells what happened.
 """
 
 from __future__ import annotations
@@ -15,16 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.unit.relocation_model import Owner, Tool, Violation, World
-from waltzctl.placement import membership
-from waltzctl.placement.moving import Goals
-from waltzctl.placement.relocation import Situation, carry_out, plan_for, situation
-from waltzctl.placement.terms import Terms
-from waltzctl.reach import Reach
-from waltzctl.safety import Plan, Step, danger, without
-from waltzd.cluster.documents import Role
+from waltzctl.placement.membership import addition, removal, replacement, was_taken_out
+from waltzctl.placement.moves import Goals, Relocation, Situation
+from waltzctl.placement.moving import MoveOptions, carry_out, situation
+from waltzctl.placement.storage import switching
+from waltzctl.shell.safety import Plan
+from waltzd.cluster.documents import Membership, StorageMeta
 from waltzd.errors import BadArgument, ChangedMeanwhile, NameInUse, NoSuchName, Unsafe
 
-REACH = Reach(hosts="h:1", root="/waltz", tls=None, name="model", is_protected=False, origins={})
 COMMANDS_MAX = 4
 STEPS = 220
 AT_ONCE = 2
@@ -39,10 +38,6 @@ Act = Callable[[Tool], Coroutine[Any, Any, Plan | None]]
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
-async def _look(tool: Tool) -> Situation:
-    return await situation(tool.cluster, None, daemons=tool)
-
-
 def _agree(plan: Plan) -> bool:
     """An operator who never overrides anything, and says yes to everything else."""
     if plan.refusals:
@@ -50,125 +45,91 @@ def _agree(plan: Plan) -> bool:
     return bool(plan.steps)
 
 
-async def _move(tool: Tool, now: Situation, goals: Goals) -> None:
-    await carry_out(tool.cluster, REACH, now, goals, terms=Terms(), say=lambda *_: None, daemons=tool)
+def relocate(aim: Callable[[Situation], Relocation], gone: Gone | None = None) -> Act:
+    """What `Request.perform` does with it. `gone`: a storage that is taken out, and whether it was before."""
 
-
-def add(name: str, *, spreads: bool) -> Act:
     async def act(tool: Tool) -> Plan:
-        now = await _look(tool)
-        storage = tool.world.storage(name)
-        goals = membership._with(now, storage) if spreads else {}
-        is_new = name not in now.storages
-        plan = plan_for(now, goals, verb="storage add", subject=name, more=["write it down"] if is_new else [])
+        now = await situation(tool.cluster, None, daemons=tool)
+        is_gone = gone is not None and gone.name not in now.storages
+        if gone is not None and is_gone and await was_taken_out(tool.cluster, gone.name, replaced_as=gone.replaced_as):
+            return Plan(verb="storage remove", subject=gone.name, steps=())
+        relocation = aim(now)
+        plan = relocation.plan()
         if _agree(plan):
             async with tool.recorded(plan):
-                if is_new:
-                    await tool.cluster.add_storage(storage)
-                if goals:
-                    await _move(tool, now, goals)
+                await carry_out(tool.cluster, tool, relocation, MoveOptions(), lambda *_: None)
         return plan
 
     return act
+
+
+@dataclass(frozen=True)
+class Gone:
+    name: str
+    replaced_as: str | None = None
+
+
+def add(storage: StorageMeta, *, spreads: bool) -> Act:
+    return relocate(lambda now: addition(now, storage, None, spreads=spreads))
 
 
 def remove(name: str, *, fewer_replicas: bool) -> Act:
-    async def act(tool: Tool) -> Plan:
-        now = await _look(tool)
-        if name not in now.storages and await membership.was_taken_out(tool.cluster, name):
-            return Plan(verb="storage remove", subject=name, steps=())
-        now.storage(name)
-        goals = membership._without(now, name, fewer_replicas=fewer_replicas)
-        plan = plan_for(now, goals, verb="storage remove", subject=name, more=["take it out"])
-        if _agree(plan):
-            async with tool.recorded(plan):
-                await _move(tool, now, goals)
-                await membership.take_out(tool.cluster, name)
-        return plan
-
-    return act
+    return relocate(lambda now: removal(now, name, fewer_replicas=fewer_replicas), Gone(name))
 
 
-def substitute(old: str, new: str) -> Act:
-    async def act(tool: Tool) -> Plan:
-        now = await _look(tool)
-        if old not in now.storages and await membership.was_taken_out(tool.cluster, old, replaced_as=f"{old} {new}"):
-            return Plan(verb="storage replace", subject=f"{old} {new}", steps=())
+def substitute(old: str, new: StorageMeta) -> Act:
+    def aim(now: Situation) -> Relocation:
         now.storage(old)
-        membership._check_distinct(now, old, new)
-        goals = membership._instead(now, old, new)
-        plan = plan_for(now, goals, verb="storage replace", subject=f"{old} {new}", more=["take it out"])
-        if _agree(plan):
-            async with tool.recorded(plan):
-                if new not in now.storages:
-                    await tool.cluster.add_storage(tool.world.storage(new))
-                await _move(tool, now, goals)
-                await membership.take_out(tool.cluster, old)
-        return plan
+        return replacement(now, old, new, None)
 
-    return act
-
-
-def relocate(verb: str, aim: Callable[[Situation], Goals]) -> Act:
-    async def act(tool: Tool) -> Plan:
-        now = await _look(tool)
-        goals = aim(now)
-        plan = plan_for(now, goals, verb=verb, subject="model")
-        if _agree(plan):
-            async with tool.recorded(plan):
-                await _move(tool, now, goals)
-        return plan
-
-    return act
+    return relocate(aim, Gone(old, f"{old} {new.name}"))
 
 
 def assign(number: int, name: str) -> Act:
-    def aim(now: Situation) -> Goals:
-        return {number: tuple(sorted({*now.goals[number], now.storage(name).name}))}
+    def aim(now: Situation) -> Relocation:
+        return moved("partition assign", now, {number: tuple(sorted({*now.goals[number], now.storage(name).name}))})
 
-    return relocate("partition assign", aim)
+    return relocate(aim)
 
 
 def unassign(number: int, names: set[str]) -> Act:
-    def aim(now: Situation) -> Goals:
-        return {number: tuple(name for name in now.goals[number] if name not in names)}
+    def aim(now: Situation) -> Relocation:
+        left = tuple(name for name in now.goals[number] if name not in names)
+        return moved("partition unassign", now, {number: left})
 
-    return relocate("partition unassign", aim)
+    return relocate(aim)
 
 
 def spread(replicas: int | None) -> Act:
-    def aim(now: Situation) -> Goals:
-        return now.spread(now.groups, {number: replicas or len(names) for number, names in now.goals.items()})
+    def aim(now: Situation) -> Relocation:
+        wanted = {number: replicas or len(names) for number, names in now.goals.items()}
+        return moved("cluster set", now, now.spread(now.groups, wanted))
 
-    return relocate("cluster set", aim)
+    return relocate(aim)
+
+
+def moved(verb: str, now: Situation, goals: Goals) -> Relocation:
+    return Relocation(now=now, verb=verb, subject="model", goals=goals)
 
 
 def take_offline(number: int, name: str) -> Act:
     async def act(tool: Tool) -> Plan:
-        now = await _look(tool)
+        now = await situation(tool.cluster, None, daemons=tool)
         now.storage(name)
-        roles = now.sets.partitions.get(number, {})
         level = set(now.found.level(number))
-        steps: list[Step] = [without(number, roles, level, silent=[name])] if name in roles else []
-        plan = Plan(
-            verb="storage availability",
-            subject=name,
-            steps=("take it offline",),
-            margins=tuple(steps),
-            danger=danger(steps),
-        )
+        plan = switching(now, name, [number], is_online=False)
         if _agree(plan):
             async with tool.recorded(plan):
                 tool.world.offline.add((name, number))
-                if level and steps and steps[0].before.spare >= 0:
-                    _check_left(roles, level - {name}, number)
+                if level and plan.margins and plan.margins[0].before.spare >= 0:
+                    _check_left(now.roles(number), level - {name}, number)
         return plan
 
     return act
 
 
-def _check_left(roles: Mapping[str, Role], level: set[str], number: int) -> None:
-    members = [name for name, role in roles.items() if role is Role.MEMBER]
+def _check_left(roles: Mapping[str, Membership], level: set[str], number: int) -> None:
+    members = [name for name, role in roles.items() if role is Membership.MEMBER]
     if 2 * sum(name in level for name in members) <= len(members):
         raise Violation(f"partition {number} was left with {sorted(level)} of {members}")
 
@@ -207,11 +168,11 @@ class Run:
         )
         match kind:
             case "add":
-                return Begun(f"add {name}", add(name, spreads=random.random() < 0.8))
+                return Begun(f"add {name}", add(world.storage(name), spreads=random.random() < 0.8))
             case "remove":
                 return Begun(f"remove {known}", remove(known, fewer_replicas=fewer))
             case "replace":
-                return Begun(f"replace {known} {other}", substitute(known, other))
+                return Begun(f"replace {known} {other}", substitute(known, world.storage(other)))
             case "assign":
                 return Begun(f"assign {number} {known}", assign(number, known))
             case "unassign":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from waltzctl.picture.picture import Call, PartitionView, Picture, ServerView, StorageView, compared
-from waltzd.cluster.documents import ClusterMeta, Role, ServerMeta, StorageMeta
+from waltzctl.placement.moves import Situation
+from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.descriptions import (
     OwnedPartition,
@@ -77,7 +79,7 @@ def partition(number: int, *, owner: str | None = None, **changes: Any) -> Parti
     said = owned(number, tuple(replica(name) for name in STORAGES))
     fields: dict[str, Any] = {
         "partition": number, "owner": owner or SERVERS[number % 2], "generation": 1,
-        "replicas": dict.fromkeys(STORAGES, Role.MEMBER), "said": said,
+        "replicas": dict.fromkeys(STORAGES, Membership.MEMBER), "said": said,
     }  # fmt: skip
     return PartitionView(**{**fields, **changes})
 
@@ -92,6 +94,11 @@ def well(**changes: Any) -> Picture:
         "partitions": tuple(partition(number) for number in range(4)),
     }
     return Picture(**{**fields, **changes})
+
+
+def situation(found: Picture, roles: Mapping[int, Mapping[str, Membership]]) -> Situation:
+    """What a plan is made from: this picture, and who is assigned which partition."""
+    return Situation(found=found, sets=ReplicaSets(partitions=roles), versions={}, moves_version=1)
 
 
 def offline(**refusing: tuple[int, ...]) -> Picture:

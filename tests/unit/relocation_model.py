@@ -15,20 +15,20 @@ from random import Random
 from typing import Any, TypeVar
 from uuid import UUID
 
-from waltzctl.change import Asked, recorded
 from waltzctl.picture.picture import PartitionView, Picture, StorageView
-from waltzctl.safety import Plan, margin
+from waltzctl.shell.change import Asked, recorded
+from waltzctl.shell.safety import Plan, margin
 from waltzd.cluster.cluster import MOVES, NO_VERSION, STORAGES, Cluster, partition_path, replicas_path
 from waltzd.cluster.coordinator import Change, Create, Set
 from waltzd.cluster.documents import (
     ClusterMeta,
     Decision,
+    Membership,
     Moves,
     PartitionMeta,
     ReplicaSet,
     ReplicaSets,
     ReplicaState,
-    Role,
     StorageMeta,
     decode,
     encode,
@@ -78,7 +78,7 @@ def _read(kind: type[D], data: bytes) -> D:
 
 
 class QuickCluster(Cluster):
-    async def replica_set(self, partition: int) -> tuple[Mapping[str, Role], int]:
+    async def replica_set(self, partition: int) -> tuple[Mapping[str, Membership], int]:
         node = await self.coordinator.get(replicas_path(partition))
         assert node is not None
         return _read(ReplicaSet, node.data).replicas, node.version
@@ -251,7 +251,7 @@ class Owner:
         self.is_up = self.is_taken = self.is_open = False
         self.haste = self.world.random.choice((0.3, 0.01))
 
-    def save(self, meta: PartitionMeta, roles: Mapping[str, Role] | None = None) -> bool:
+    def save(self, meta: PartitionMeta, roles: Mapping[str, Membership] | None = None) -> bool:
         path, data = partition_path(self.partition), encode(meta)
         changes: list[Change] = [Create(path, data) if self.version == NO_VERSION else Set(path, data, self.version)]
         if roles is not None:
@@ -311,10 +311,10 @@ class Owner:
         for disk in mine.values():
             disk.held = min(mark, most, disk.held + world.random.randint(1, 6))
         level = [name for name, disk in sorted(mine.items()) if disk.held == mark]
-        members = tuple(name for name in sorted(self.roles) if self.roles[name] is Role.MEMBER or name in level)
+        members = tuple(name for name in sorted(self.roles) if self.roles[name] is Membership.MEMBER or name in level)
         if not members or len(level) < majority(len(members)) or world.random.random() < 0.3:
             return
-        roles = {name: Role.MEMBER if name in members else role for name, role in self.roles.items()}
+        roles = {name: Membership.MEMBER if name in members else role for name, role in self.roles.items()}
         states = {name: ReplicaState(session=session, closing=None, incarnation=mine[name].incarnation) for name in level}
         opened = PartitionMeta(
             generation=1, session=session, opened=session, low_mark=mark, members=members, replicas=states
@@ -417,7 +417,7 @@ class World:
         self.meta = ClusterMeta(name="model", key=KEY, partitions=self.count, created="2026-01-01")
         replicas = random.choice((1, 1, 2, 3, 3, 4, 5))
         sets = {
-            number: dict.fromkeys(sorted(random.sample(first, min(replicas, len(first)))), Role.MEMBER)
+            number: dict.fromkeys(sorted(random.sample(first, min(replicas, len(first)))), Membership.MEMBER)
             for number in range(self.count)
         }
         run_alone(
@@ -468,7 +468,7 @@ class World:
     def sets(self) -> ReplicaSets:
         return ReplicaSets(partitions={number: self.roles(number)[0] for number in range(self.count)})
 
-    def roles(self, partition: int) -> tuple[Mapping[str, Role], int]:
+    def roles(self, partition: int) -> tuple[Mapping[str, Membership], int]:
         entry = self.tree.find(replicas_path(partition))
         assert entry is not None
         return _read(ReplicaSet, entry.data).replicas, entry.version

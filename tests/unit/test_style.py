@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONG
+
 ROOT = Path(__file__).parents[2]
 LINES_MAX = 700
 LISTS = {"waltzd/errors.py"}
@@ -107,14 +109,52 @@ def test_every_module_begins_with_how_to_think_about_it() -> None:
     assert names(silent) == [], "begin with a few sentences: what it is, what it never does, where the hard part is"
 
 
+PLAIN_WORDS = """
+address admin analysis append archive avro bench blocking bundle certificate certificates change chart checksum choice
+client clients columns command compare comparison config configuration context core creation daemon decode decoders
+delta description destination diagnosis directory disk doctor drive dump encode engine error errors event examination
+export exporting file files follow format forms grpc histogram http interruption java kinds last limits listen listener
+live load local log logs look loop machine main memory merged metrics moving numbers offline options payloads placement
+plan playground plugin port process properties protobuf protocol reach reading real records recover reindex relocation
+render replay report rescuing restore restoring result safety seen selection server service settings shell show site
+source spark sql status stream support table target tasks terminal testing threads throttle tls top txn up verdict
+verification verify waltz waltzctl waltzd watching wire workers x509 zookeeper
+"""
+"""Parts of names of modules that mean in code what they mean everywhere."""
+
+
+def test_every_name_of_a_module_stands_in_the_vocabulary() -> None:
+    plain = set(PLAIN_WORDS.split())
+    explained = {
+        word
+        for found in re.findall(r"\*\*(.+?)\*\*", text(ROOT / "docs/vocabulary.md"))
+        for word in re.split(r"[ ,-]+", found.lower())
+    }
+    parts = {
+        word
+        for path in PRODUCT
+        for part in path.relative_to(ROOT).parts
+        for word in words(part)
+        if word and not part.startswith(("__", "spark", "pyspark"))
+    }
+    unknown = {word for word in parts if not {word, word + "s", word.removesuffix("s")} & (explained | plain)}
+    assert unknown == set(), "explain it in docs/vocabulary.md, or add it to PLAIN_WORDS where it needs no explanation"
+
+
 def test_every_package_is_shipped() -> None:
     shipped = set(tomllib.loads(text(ROOT / "pyproject.toml"))["tool"]["setuptools"]["packages"])
     there = {".".join(path.parent.relative_to(ROOT).parts).removeprefix("spark.") for path in PRODUCT}
     assert shipped == there, "list every package in pyproject.toml under tool.setuptools"
 
 
+def test_what_takes_longest_is_there() -> None:
+    assert [name for name in LONG if not (ROOT / "tests" / name).exists()] == [], (
+        "name it in tests/conftest.py as it is now"
+    )
+
+
 def test_test_folders_are_no_packages() -> None:
-    assert [path for path in MODULES if path.name == "__init__.py" and "tests" in path.parts] == []
+    assert [name for name in names(MODULES) if name.startswith("tests/") and name.endswith("__init__.py")] == []
 
 
 @pytest.mark.parametrize("script", ["dev", ".ci/run"])
@@ -132,17 +172,16 @@ def test_dev_lists_its_verbs_and_refuses_others() -> None:
     assert "./dev has no verb 'dance'" in wrong.stderr
 
 
-@pytest.mark.parametrize("proto", sorted(ROOT.glob("waltzd/*.proto")), ids=lambda path: path.name)
-def test_protobuf_modules_are_fresh(proto: Path, tmp_path: Path) -> None:
-    name = str(proto.relative_to(ROOT))
+def test_protobuf_modules_are_fresh(tmp_path: Path) -> None:
+    name = "waltzd/wire/wire.proto"
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     command = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=.", *outputs, name]
     subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}, check=True, capture_output=True)
-    made = sorted((tmp_path / "waltzd").iterdir())
+    made = sorted((tmp_path / "waltzd/wire").iterdir())
     assert len(made) == 4
     for file in made:
-        assert text(ROOT / "waltzd" / file.name) == text(file), f"waltzd/{file.name} is stale: run ./dev generate"
+        assert text(ROOT / "waltzd/wire" / file.name) == text(file), f"{file.name} is stale: run ./dev generate"
 
 
 def test_the_generated_modules_run_with_the_oldest_versions_that_are_allowed() -> None:

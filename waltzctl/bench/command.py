@@ -16,14 +16,14 @@ from waltzctl.bench.drive import STAMP_BYTES
 from waltzctl.bench.kinds import Bench
 from waltzctl.bench.load import FILLING, Load
 from waltzctl.bench.machine import this_machine
-from waltzctl.bench.render_bench import Live
-from waltzctl.bench.render_bench import result as show
 from waltzctl.bench.result import Result
 from waltzctl.bench.site import Site, scratch
-from waltzctl.blueprint import SERVERS_MAX, STORAGES_MAX
-from waltzctl.certificate import tls_alone
-from waltzctl.interruption import ending_in_order
-from waltzctl.options import OUTPUT, From, Output, confirmed, positive
+from waltzctl.shell.blueprint import SERVERS_MAX, STORAGES_MAX
+from waltzctl.shell.interruption import ending_in_order
+from waltzctl.shell.options import OUTPUT, From, confirmed, positive
+from waltzctl.shell.reach import tls_alone
+from waltzctl.show.bench import Live, result
+from waltzctl.show.forms import AnyForm, put
 from waltzd.client import loop
 from waltzd.daemon.settings import parse_size
 from waltzd.errors import EXIT_OK, EXIT_USAGE, BadArgument
@@ -87,7 +87,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    output: Output = "table"
+    output: AnyForm = "table"
     picture: Annotated[
         Path | None,
         Option(
@@ -95,7 +95,7 @@ class Shown:
             metavar="FILE",
             dir_okay=False,
             rich_help_panel=OUTPUT,
-            help="Draw a picture: .png, .svg or .pdf. Needs `pip install 'waltz[charts]'`.",
+            help="Draw a picture: .png, .svg or .pdf. Needs `pip install 'waltzd[charts]'`.",
         ),
     ] = None
 
@@ -114,11 +114,12 @@ Producers = Annotated[
 Batch = Annotated[int, Option("--batch", min=1, max=10_000, help="How many transactions a producer hands over at once.")]
 
 
-Work = Callable[[Site, Live], Coroutine[Any, Any, Result]]
+Work = Callable[[Bench], Coroutine[Any, Any, Result]]
 
 
 def _run(
     work: Work,
+    load: Load,
     *,
     name: str,
     made: Made,
@@ -138,16 +139,16 @@ def _run(
         return EXIT_USAGE
     with ending_in_order(), Live(name) as live, _site(there, made, live, server_settings or {}) as site:
         live.say("waiting for the partitions")
-        found = loop.run(_timed(site, live, work), fast=True)
-    show(found, shown.output)
+        found = loop.run(_timed(_bench(site, live, load), work), fast=True)
+    put(result(found), shown.output)
     if picture is not None:
         chart.draw(found, picture)
     return EXIT_OK
 
 
-async def _timed(site: Site, live: Live, work: Work) -> Result:
-    await site.time_round_trip()
-    return await work(site, live)
+async def _timed(bench: Bench, work: Work) -> Result:
+    await bench.site.time_round_trip()
+    return await work(bench)
 
 
 def _agreed(addresses: str) -> bool:
@@ -169,13 +170,13 @@ def _site(there: There, made: Made, live: Live, server_settings: Mapping[str, ob
         servers=made.servers,
         replicas=made.replicas or min(3, made.storages),
         server_settings=server_settings,
-        say=live.say,
+        reporter=live,
     ) as site:
         yield site
 
 
 def _load(shape: Shape, made: Made, there: There | None = None, **more: Any) -> Load:
-    """Checked, as far as the cluster is known: one that is there says itself how many partitions it has."""
+    """Checked, as far as the cluster is known: one that is there says how many partitions it has."""
     load = Load(
         partitions=shape.spread or 0,
         mode=Mode[shape.mode.upper()],
@@ -229,10 +230,7 @@ def append(
         seconds=seconds if count is None else None,
     )  # fmt: skip
 
-    def work(site: Site, live: Live) -> Coroutine[Any, Any, Result]:
-        return kinds.append(_bench(site, live, load), load)
-
-    return _run(work, name="append", made=made, shown=shown, there=there)
+    return _run(lambda bench: kinds.append(bench, load), load, name="append", made=made, shown=shown, there=there)
 
 
 def mixed(
@@ -265,10 +263,9 @@ def mixed(
     if load.size < STAMP_BYTES:
         raise BadArgument(f"--size {load.size}: a payload has to carry a time of {STAMP_BYTES} bytes")
 
-    def work(site: Site, live: Live) -> Coroutine[Any, Any, Result]:
-        return kinds.mixed(_bench(site, live, load), load, readers, behind)
-
-    return _run(work, name="mixed", made=made, shown=shown, there=there)
+    return _run(
+        lambda bench: kinds.mixed(bench, load, readers, behind), load, name="mixed", made=made, shown=shown, there=there
+    )
 
 
 def locks(
@@ -304,10 +301,7 @@ def locks(
     """
     load = _load(shape, made, there, producers=producers, warm_up=warm_up, seconds=seconds, skew=skew)
 
-    def work(site: Site, live: Live) -> Coroutine[Any, Any, Result]:
-        return kinds.locks(_bench(site, live, load), load, clients)
-
-    return _run(work, name="locks", made=made, shown=shown, there=there)
+    return _run(lambda bench: kinds.locks(bench, load, clients), load, name="locks", made=made, shown=shown, there=there)
 
 
 def feed(
@@ -327,11 +321,8 @@ def feed(
     """
     load = _load(shape, made, producers=8, batch=FILLING, seconds=None, count=count)
 
-    def work(site: Site, live: Live) -> Coroutine[Any, Any, Result]:
-        return kinds.feed(_bench(site, live, load), load)
-
     tail = {"tail_bytes_max": kinds.tail_bytes(load, made.partitions)}
-    return _run(work, name="feed", made=made, shown=shown, server_settings=tail)
+    return _run(lambda bench: kinds.feed(bench, load), load, name="feed", made=made, shown=shown, server_settings=tail)
 
 
 def recovery(
@@ -351,10 +342,14 @@ def recovery(
       waltzctl bench recovery --servers 3 --rounds 10 -o json
     """
     if made.servers < 2:
-        raise BadArgument("somebody has to take over: say --servers 2", not_done="nothing was run")
+        raise BadArgument("another server has to take over: say --servers 2", not_done="nothing was run")
     load = _load(shape, made, producers=8, batch=FILLING, seconds=None, count=count)
 
-    def work(site: Site, live: Live) -> Coroutine[Any, Any, Result]:
-        return kinds.recovery(_bench(site, live, load), load, rounds)
-
-    return _run(work, name="recovery", made=made, shown=shown, server_settings={"catch_up_bytes_per_second": 0})
+    return _run(
+        lambda bench: kinds.recovery(bench, load, rounds),
+        load,
+        name="recovery",
+        made=made,
+        shown=shown,
+        server_settings={"catch_up_bytes_per_second": 0},
+    )

@@ -1,4 +1,4 @@
-"""What is counted while a load runs: outcomes and latencies, a window at a time. Pure: it is told what time it is.
+"""Outcomes and latencies, counted while a load runs, a window at a time. Pure: moments are given to it.
 
 A latency is counted in one of some thousand buckets, whose width grows with the value: every percentile is right to within
 one part in a hundred, however long a run is and however many producers it has.
@@ -21,7 +21,7 @@ LEAST_SECONDS = 1e-6
 STEPS = 128
 """Buckets for each doubling."""
 DOUBLINGS = 32
-"""From one microsecond to more than an hour; what is longer is counted as that."""
+"""From one microsecond to more than an hour; a longer time counts as that."""
 PERCENTILES = (50.0, 99.0, 99.9)
 
 
@@ -130,12 +130,12 @@ class Counters:
             self._window.add(seconds, count)
 
     def tick(self, now: float) -> None:
-        """Call it often; about each second becomes a window."""
+        """To be called often; about each second becomes a window."""
         if now - self._window_begun >= WINDOW_SECONDS:
             self._close(now)
 
     def end(self, now: float) -> None:
-        """What is left becomes the last window, if it is long enough to say anything."""
+        """The rest becomes the last window, if it is long enough to mean anything."""
         if now - self._window_begun >= WINDOW_SECONDS / 2:
             self._close(now)
         else:

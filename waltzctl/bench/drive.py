@@ -1,7 +1,7 @@
 """Producers at work: each hands over transactions and waits, or all of them keep to a rate, answered or not.
 
-With a rate a latency is counted from when the transaction was due: a log that stands still for a second is then seen to
-have kept everybody waiting who came in that second, and not just the few who were under way.
+With a rate, a latency counts from when the transaction was due: when a log stands still for a second, all transactions of
+that second have waited, and not only the few that were under way.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import struct
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from waltzctl.bench.counters import Counters
 from waltzctl.bench.load import Load, Locks, Payloads, due_at
@@ -21,7 +20,7 @@ from waltzd.protocol.batches import FeedMode
 
 LOOK_SECONDS = 0.25
 WAITING_MAX = 100_000
-"""Transactions that are due and not answered: beyond that a rate is not kept, and what was due still counts as late."""
+"""Transactions that are due and not answered. Beyond that the rate is not kept, and what was due still counts as late."""
 Watch = Callable[[Counters, float], None]
 """Called now and then with what was counted so far, and for how many seconds."""
 
@@ -41,7 +40,7 @@ def stamp_of(payload: bytes) -> float:
 
 
 def settings_for(load: Load) -> ClientSettings:
-    """Room for what the load itself keeps in flight: what is measured is the cluster, not the client's own bounds."""
+    """Room for all that the load keeps in flight: the cluster is measured, not the client's bounds."""
     rows = 2 * load.producers * load.batch if load.rate is None else WAITING_MAX + load.batch
     return ClientSettings(pending_max=max(20_000, rows), pending_bytes_max=max(32 << 20, rows * (load.size + 256)))
 
@@ -55,21 +54,13 @@ async def _nothing() -> None:
     pass
 
 
-@dataclass(frozen=True)
-class _Turn:
-    """What one call of the client is given."""
-
-    partition: int
-    count: int
-
-
 class Drive:
     """One load on one cluster, once."""
 
     def __init__(
         self, client: Client, load: Load, counters: Counters, *, watch: Watch | None = None, stamps: bool = False
     ) -> None:
-        """`stamps`: the last transaction of each turn says when it was handed over, for those who read it."""
+        """`stamps`: the last transaction of each call says when it was handed over, for readers."""
         self._client = client
         self._load = load
         self._counters = counters
@@ -82,8 +73,8 @@ class Drive:
         self._turns = 0
 
     async def run(self, counting: Callable[[], Awaitable[None]] = _nothing) -> None:
-        """Until the load is done and everything is answered. Counted is what came after the warm-up; `counting` is
-        called before that begins."""
+        """Until the load is done and everything is answered. What comes after the warm-up is counted; `counting` is called
+        before that begins."""
         await self._reach_all()
         if self._load.count is not None:
             await counting()
@@ -141,48 +132,48 @@ class Drive:
 
     async def _produce(self) -> None:
         while (turn := self._next_turn()) is not None:
-            await self._hand_over(turn, time.perf_counter())
+            await self._hand_over(*turn, time.perf_counter())
 
     async def _keep_rate(self, rate: float) -> None:
         begun, due = time.perf_counter(), 0
         room = asyncio.Semaphore(max(1, WAITING_MAX // self._load.batch))
 
-        async def hand_over(turn: _Turn, due_time: float) -> None:
+        async def hand_over(partition: int, count: int, due_time: float) -> None:
             try:
-                await self._hand_over(turn, due_time)
+                await self._hand_over(partition, count, due_time)
             finally:
                 room.release()
 
         async with asyncio.TaskGroup() as handing:
             while (turn := self._next_turn()) is not None:
-                due += turn.count
+                due += turn[1]
                 due_time = begun + due_at(due, rate)
                 if (early := due_time - time.perf_counter()) > 0:
                     await asyncio.sleep(early)
                 await room.acquire()
-                handing.create_task(hand_over(turn, due_time))
+                handing.create_task(hand_over(*turn, due_time))
 
-    def _next_turn(self) -> _Turn | None:
-        """None when nothing more is to be handed over."""
+    def _next_turn(self) -> tuple[int, int] | None:
+        """The partition of the next call and how many transactions it has; None at the end of the load."""
         count = self._load.batch if self._left is None else min(self._load.batch, self._left)
         if self._is_over or count == 0:
             return None
         if self._left is not None:
             self._left -= count
         partition, self._turns = self._turns % self._load.partitions, self._turns + 1
-        return _Turn(partition, count)
+        return partition, count
 
-    async def _hand_over(self, turn: _Turn, since: float) -> None:
-        client, partition = self._client, turn.partition
-        payloads, locks = self._payloads.take(turn.count), self._locks.take(turn.count)
+    async def _hand_over(self, partition: int, count: int, since: float) -> None:
+        client = self._client
+        payloads, locks = self._payloads.take(count), self._locks.take(count)
         mark, last_header = client.mark(partition), 0
         if self._stamps:
             payloads[-1], last_header = stamped(payloads[-1]), STAMPED
-        if turn.count == 1:
+        if count == 1:
             outcome = await client.append(payloads[0], partition=partition, header=last_header, locks=locks[0], mark=mark)
             self._counters.one(outcome, time.perf_counter() - since)
         else:
-            headers = [0] * (turn.count - 1) + [last_header] if self._stamps else None
+            headers = [0] * (count - 1) + [last_header] if self._stamps else None
             given = locks if self._load.locks else None
             outcomes = await client.append_many(payloads, partition=partition, headers=headers, locks=given, mark=mark)
             self._counters.many(outcomes, time.perf_counter() - since)

@@ -1,6 +1,6 @@
 """What `waltzctl bench` measures: transactions that go in, alone, beside readers (`mixed`) or against each other (`locks`);
-how fast one client reads what was written before (`feed`); and how long writing stands still when an owner goes, and how
-fast a storage that was away gets level again (`recovery`, on a cluster of our own, because processes are killed).
+how fast one client reads a log (`feed`); how long writing stands still when an owner goes, and how fast a storage that was
+away gets level again (`recovery`, on a cluster of our own, because processes are killed).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Rejected
 
 BUSY_SHARE = 0.9
-"""A client that uses more than this of a core may be what is measured."""
+"""A client that uses more than this of a core may be the bottleneck."""
 PATIENCE_SECONDS = 120.0
 POLL_SECONDS = 0.05
 SETTLE_SECONDS = 1.0
 
 
 class Bench:
-    """What every kind is given: the cluster, and a meter for what its processes use between `begin` and `end`."""
+    """For every kind: the cluster, and a meter for what its processes use between `begin` and `end`."""
 
     def __init__(self, *, site: Site, machine: Machine, settings: Mapping[str, Any], watch: Watch | None = None) -> None:
-        """`settings`: as they were asked for, to be told beside the result."""
+        """`settings`: of the run, to be shown beside the result."""
         self.site = site
         self.watch = watch
         self.counters = Counters()
@@ -124,7 +124,7 @@ async def append(bench: Bench, load: Load) -> Result:
 
 
 class Reader(Follower):
-    """It measures how late it is given what says when it was handed over."""
+    """It measures how late it is given transactions that say when they were handed over."""
 
     def __init__(self, marks: Mapping[int, int]) -> None:
         super().__init__(marks)
@@ -182,7 +182,7 @@ async def mixed(bench: Bench, load: Load, readers: int, behind: int = 0) -> Resu
 
 
 class _Contender(TransactionContext):
-    """Wants the same locks until it has them, as an application does."""
+    """A transaction that is built again until it has its locks, as an application does it."""
 
     def __init__(self, partition: int, payload: bytes, locks: Sequence[Any], counters: Counters) -> None:
         self._partition = partition
@@ -203,7 +203,7 @@ class _Contender(TransactionContext):
 
 
 class _Contention(Drive):
-    """Producers that want the same locks; a transaction that is refused is built again against the newer view."""
+    """Producers that want the same locks. A refused transaction is built again against the newer view."""
 
     def __init__(self, clients: Sequence[Client], load: Load, counters: Counters, *, watch: Watch | None) -> None:
         super().__init__(clients[0], load, counters, watch=watch)
@@ -252,7 +252,7 @@ def tail_bytes(load: Load, partitions: int) -> int:
 
 
 class _Passing(Follower):
-    """It counts until it has seen so many transactions of every partition."""
+    """Counts until it has seen so many transactions of every partition."""
 
     def __init__(self, marks: Mapping[int, int], count: int) -> None:
         super().__init__(marks)
@@ -270,7 +270,7 @@ class _Passing(Follower):
 
 
 async def feed(bench: Bench, load: Load) -> Result:
-    """Fill, then read the older half, which has left the owner's memory, and the newer one, which has not."""
+    """Fill a log, then read its older half, which has left the owner's memory, and its newer half, which has not."""
     async with open_client(bench.site, load) as client:
         load = load.on(client.partition_count)
         first = await marks_of(client, load.partitions)
@@ -300,14 +300,14 @@ async def _read(site: Site, name: str, marks: Mapping[int, int], count: int, mod
 
 
 class _Writers:
-    """One for each partition, which appends a transaction at a time; the longest gap between two answers is the stall."""
+    """A writer for each partition, one transaction at a time. The longest gap between two answers is the stall."""
 
     def __init__(self, client: Client, partitions: int, payload: bytes) -> None:
         self._client = client
         self._payload = payload
         self._last = dict.fromkeys(range(partitions), 0.0)
         self._begun = dict.fromkeys(range(partitions), 0.0)
-        """When the transaction was handed over that was answered last."""
+        """When the last answered transaction was handed over."""
         self._worst = dict.fromkeys(range(partitions), 0.0)
         self._tasks = [asyncio.create_task(self._write(partition)) for partition in range(partitions)]
 
@@ -324,7 +324,7 @@ class _Writers:
         self._worst = dict.fromkeys(self._worst, 0.0)
 
     async def stall(self) -> float:
-        """When everybody has gone on: an answer may still have been on its way when the owner ended."""
+        """When every writer has gone on: an answer may still have been on its way when the owner ended."""
         seen = time.perf_counter()
         while any(begun <= seen for begun in self._begun.values()):
             for task in self._tasks:
@@ -376,7 +376,7 @@ async def _stalls(
 
 
 async def _catch_up(bench: Bench, cluster: LocalCluster, client: Client, load: Load) -> list[Series]:
-    """From the moment in which the storage says that it is ready."""
+    """From the moment when the storage says that it is ready."""
     assert load.count is not None
     name = cluster.blueprint.storage_names[0]
     await asyncio.to_thread(cluster.daemons[name].kill)
@@ -418,8 +418,8 @@ async def _is_gone(cluster: LocalCluster, name: str) -> bool:
 
 
 async def _settled(cluster: LocalCluster) -> None:
-    """Every partition is open, with all its replicas level, and every server is back and has got its share: handing over is
-    over, which would cost answers that are on their way."""
+    """Until every partition is open with all its replicas level, and every server is back with its share: a hand-over would
+    cost answers that are on their way."""
 
     async def is_settled() -> bool:
         try:

@@ -1,7 +1,7 @@
 """What a load is made of: sizes, producers, locks, rate. Values, and the arithmetic of them. Pure.
 
-Payloads are random bytes, because real ones seldom compress, and a few of them are used again and again, because making
-them is not what is measured. Locks are drawn in bulk.
+Payloads are random bytes, because real ones seldom compress; a few of them are used again and again, so that making them is
+not measured. Locks are drawn in bulk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""What the machine is, and what it can do by itself: no figure means anything without that.
-
-Processes are watched from outside, by what the kernel counts for them.
+"""What the machine is, and what it can do by itself: no figure means anything without that. What a process uses is read
+from the kernel.
 """
 
 from __future__ import annotations

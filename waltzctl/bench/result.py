@@ -1,4 +1,4 @@
-"""What a benchmark found, with everything that a reader needs to judge it. Values."""
+"""What a benchmark found, with all that a reader needs to judge it. Values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Place:
     storages: int
     servers: int
     replicas: int | None
-    """None where that cannot be seen: another machine's cluster, seen by its applications' side only."""
+    """None for a cluster of another machine: its applications do not see that."""
     disk: Disk | None
     round_trip_seconds: float | None
     """Of a call to a server that does next to nothing: the median of some, before the run."""
@@ -66,6 +66,10 @@ class Series:
     def rate(self) -> float:
         return self.count / self.seconds if self.seconds else 0.0
 
+    @property
+    def megabytes_per_second(self) -> float:
+        return self.bytes / self.seconds / 1e6 if self.seconds else 0.0
+
     @classmethod
     def of(cls, name: str, latencies: Latencies, seconds: float, size: int) -> Series:
         return cls(
@@ -84,7 +88,7 @@ class Series:
             "seconds": round(self.seconds, 3),
             "bytes": self.bytes,
             "per_second": round(self.rate, 1),
-            "megabytes_per_second": round(self.bytes / self.seconds / 1e6, 1) if self.seconds else 0.0,
+            "megabytes_per_second": round(self.megabytes_per_second, 1),
             "latency_ms": {f"p{percent:g}": round(1000 * value, 3) for percent, value in self.latencies.items()}
             | ({"max": round(1000 * self.highest, 3)} if self.latencies else {}),
         }
@@ -108,17 +112,7 @@ class Result:
     """What a reader should know before believing a figure."""
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "bench": self.bench,
-            "settings": dict(self.settings),
-            "machine": asdict(self.machine),
+        return asdict(self) | {
             "place": asdict(self.place) | {"durability": self.place.durability},
             "series": [series.as_dict() for series in self.series],
-            "attempts": self.attempts,
-            "refused": dict(self.refused),
-            "unknown": self.unknown,
-            "processes": [asdict(process) for process in self.processes],
-            "storages": [asdict(storage) for storage in self.storages],
-            "windows": [asdict(window) for window in self.windows],
-            "notes": list(self.notes),
         }

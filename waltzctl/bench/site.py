@@ -1,7 +1,7 @@
-"""The cluster under load: one that is made for this and removed afterwards, or one that is there.
+"""The cluster under load: one that is made for the run and removed afterwards, or one that is there.
 
-A cluster of our own can be looked at from all sides: what each process uses, how often each storage flushes. Of another one
-only its applications' side is seen. What is written to it stays there.
+Of a cluster of our own all is seen: what each process uses, how often each storage flushes. Of another one only its
+applications' side is seen, and what is written to it stays there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from uuid import UUID
 
 from waltzctl.bench.machine import Disk, Use, disk_of, use_of
 from waltzctl.bench.result import Place, ProcessUse, StorageUse
-from waltzctl.certificate import first_contact
-from waltzctl.playground.local import LocalCluster, Say
+from waltzctl.playground.daemon import Reporter
+from waltzctl.playground.local import LocalCluster
+from waltzctl.shell.reach import first_contact
 from waltzd.client.client import Client, Partitions
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Handler
@@ -54,7 +55,7 @@ class Site:
         self._servers = servers
         self._tls = tls
         self.local = local
-        """None for a cluster that is somebody else's."""
+        """None for a cluster that was not made here."""
         self.disk = disk
         self.round_trip_seconds: float | None = None
 
@@ -74,7 +75,7 @@ class Site:
         return ServerClient(address, key, tls=self._tls)
 
     async def time_round_trip(self) -> None:
-        """What the network and gRPC take by themselves, while nothing else is asked."""
+        """What the network and gRPC take by themselves, while nothing else goes on."""
         taken = []
         first = self._servers.split(",")[0].strip()
         async with first_contact(first, self._tls), self.client((), feed=FeedMode.NONE) as client:
@@ -89,11 +90,11 @@ class Site:
         self.round_trip_seconds = statistics.median(taken[1:])  # the first one connects
 
     def place(self, client: Client) -> Place:
-        """What a client that is open sees of it, with what we know besides."""
+        """What an open client sees of it, with what is known of a cluster that was made here."""
         drawn = self.local.blueprint if self.local is not None else None
         return Place(
             cluster="made for this run" if drawn is not None else client.cluster,
-            version=version("waltz"),
+            version=version("waltzd"),
             partitions=client.partition_count,
             storages=drawn.storages if drawn is not None else 0,
             servers=drawn.servers if drawn is not None else len(client.topology.servers),
@@ -103,7 +104,6 @@ class Site:
         )
 
     async def read(self) -> Reading:
-        """Now."""
         pids = {CLIENT: os.getpid()}
         storages: dict[str, Statistics] = {}
         if self.local is not None:
@@ -118,7 +118,7 @@ class Site:
 
 
 def processes(before: Reading, after: Reading) -> tuple[ProcessUse, ...]:
-    """What each that was there all the time has used in between."""
+    """What each process that was there all the time has used in between."""
     seconds = after.at - before.at
     return tuple(
         ProcessUse(
@@ -159,9 +159,9 @@ def scratch(
     servers: int,
     replicas: int,
     server_settings: Mapping[str, object],
-    say: Say,
+    reporter: Reporter,
 ) -> Iterator[Site]:
-    """A cluster on this machine that is gone when this is over, whatever happens meanwhile."""
+    """A cluster on this machine, which is removed at the end, whatever happens meanwhile."""
     try:
         directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     except OSError as error:
@@ -174,7 +174,7 @@ def scratch(
             storages=storages,
             servers=servers,
             replication=replicas,
-            say=say,
+            reporter=reporter,
             settings={"server": server_settings},
         )
         try:

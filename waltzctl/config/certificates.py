@@ -17,6 +17,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from waltzctl.shell.options import Output
+from waltzctl.show.forms import put_json
 from waltzd.disk.real import translate
 from waltzd.errors import EXIT_OK, AlreadyThere, BadArgument, BadConfig, CertificateNotMade
 from waltzd.protocol.address import is_name
@@ -67,10 +69,11 @@ def issue(
         ),
     ] = Path("certificates"),
     days: Annotated[int, Option("--days", min=1, max=_AUTHORITY_DAYS, help="Until they end.")] = DAYS,
+    output: Output = "table",
 ) -> int:
     """Make certificates for trials and for a first cluster, of storages, servers, clients (applications) or operators with
-    these names. The first call makes the authority that signs them, ca.pem and ca.key; whoever has ca.key can be anybody in
-    the cluster, so it stays in this directory. It calls the program `openssl`. A file that is there is not written over.
+    these names. The first call makes the authority that signs them, ca.pem and ca.key; with ca.key a person can take any
+    role in the cluster, so it stays in this directory. It calls the program `openssl`. No file is written over.
 
     \b
     Examples:
@@ -91,10 +94,19 @@ def issue(
             _issue(directory, Path(making), wanted, days)
     except OSError as error:
         raise translate(error, f"making certificates in {directory}") from error
-    for one in wanted:
+    issued = {
+        one: {
+            field: os.path.abspath(directory / name)
+            for field, name in zip(("tls_certificate", "tls_key", "tls_ca"), (*_files(one), _CA), strict=True)
+        }
+        for one in wanted
+    }
+    if output == "json":
+        put_json({"certificates": [{"uri": one.uri, **paths} for one, paths in issued.items()]})
+        return EXIT_OK
+    for one, paths in issued.items():
         typer.echo(f"# {one.uri}")
-        for field, name in zip(("tls_certificate", "tls_key", "tls_ca"), (*_files(one), _CA), strict=True):
-            path = os.path.abspath(directory / name)
+        for field, path in paths.items():
             is_setting = one.role in _DAEMONS
             typer.echo(f"{field}: {path}" if is_setting else f"export WALTZ_{field.upper()}={shlex.quote(path)}")
     return EXIT_OK
@@ -171,4 +183,4 @@ def _place(made: Path, path: Path) -> None:
     try:
         os.link(made, path)
     except FileExistsError as error:
-        raise AlreadyThere(f"{path} is there already", next_step="somebody made it just now: run this again") from error
+        raise AlreadyThere(f"{path} is there already", next_step="it was made just now: run this again") from error

@@ -1,48 +1,48 @@
-"""`waltzctl config`: configuration files, what stands in them, and what is in force without standing there.
+"""`waltzctl config`: configuration files of the daemons, and what their settings mean.
 
 A file does not say which daemon it is for; its keys do. All that is wrong with it is said at once, by the reader that the
-daemons themselves use, so nothing that passes here is refused there. No daemon is asked, and nothing is changed.
+daemons themselves use, so what passes here is not refused there. What is in force on a machine says its daemon, with
+`--check-config`. No daemon is asked, and nothing is changed.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
 
-from waltzctl.reach import Cluster, Reach, unknown
+from waltzctl.shell.reach import unknown
 from waltzctl.show.forms import AnyForm, Column, Columns, Listing, Page, put
 from waltzctl.show.terminal import count
 from waltzd.daemon import config_file
 from waltzd.daemon.config import ServerConfig, StorageConfig, check_files
 from waltzd.daemon.config_file import Problem
 from waltzd.daemon.settings import Setting, declared, spell
-from waltzd.errors import EXIT_OK, EXIT_USAGE, BadArgument, BadConfig
+from waltzd.errors import EXIT_OK, EXIT_USAGE, BadConfig
 
 KINDS: dict[str, type[Any]] = {"storage": StorageConfig, "server": ServerConfig}
 _LABELS = {"storage": "a storage", "server": "a server"}
-
-Kind = Annotated[Literal["storage", "server"] | None, Option("--kind", help="Of which daemon; otherwise the keys tell.")]
-
-SETTINGS: Columns[Any] = (Column("setting"), Column("value"), Column("origin"))
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Verdict:
     path: str
     kind: str | None
-    settings: Any = None
-    """None when anything is wrong."""
-    lines: Mapping[str, int] = field(default_factory=dict)
-    """Where its keys stand."""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Problem, ...]
+
+
+VERDICTS: Columns[Verdict] = (
+    Column("path", lambda verdict: verdict.path),
+    Column("kind", lambda verdict: verdict.kind),
+    Column("problems", lambda verdict: [problem._asdict() for problem in verdict.problems]),
+)
 
 
 def kind_of(keys: Collection[str]) -> str | None:
@@ -54,35 +54,24 @@ def kind_of(keys: Collection[str]) -> str | None:
     return most[0] if len(most) == 1 else None
 
 
-def looked_at(path: str, kind: str | None) -> Verdict:
-    text = config_file.text_of(path)
-    lines, problems = config_file.lines(text)
-    kind = kind or kind_of(lines)
-    if problems:
-        return Verdict(path=path, kind=kind, problems=tuple(problems))
-    if kind is None:
-        raise BadArgument(
-            f"{path}: its keys do not tell whether these are the settings of a storage or of a server",
-            not_done="the file was not checked",
-            next_step="say --kind storage or --kind server",
-        )
-    settings, problems = config_file.read(text, KINDS[kind])
-    return Verdict(path=path, kind=kind, settings=settings, lines=lines, problems=tuple(problems))
-
-
 def verdict_of(path: str, kind: str | None, *, with_files: bool = True) -> Verdict:
     """`with_files`: the certificates that it names are on this machine."""
     try:
-        found = looked_at(path, kind)
-    except (BadArgument, BadConfig) as error:
-        what = error.message.removeprefix(f"{path}: ") + ("; say --kind" if isinstance(error, BadArgument) else "")
-        return Verdict(path=path, kind=kind, problems=(Problem(None, what),))
-    if with_files and found.settings is not None:
+        text = config_file.text_of(path)
+    except BadConfig as error:
+        return Verdict(path, kind, (Problem(None, error.message),))
+    lines, problems = config_file.lines(text)
+    kind = kind or kind_of(lines)
+    if problems or kind is None:
+        unclear = "its keys do not tell whether these are the settings of a storage or of a server; say --kind"
+        return Verdict(path, kind, tuple(problems) or (Problem(None, unclear),))
+    settings, problems = config_file.read(text, KINDS[kind])
+    if with_files and settings is not None:
         try:
-            check_files(found.settings)
+            check_files(settings)
         except BadConfig as error:
-            return replace(found, problems=(Problem(found.lines.get("tls_certificate"), error.message),))
-    return found
+            problems = [Problem(lines.get("tls_certificate"), error.message)]
+    return Verdict(path, kind, tuple(problems))
 
 
 def validate(
@@ -91,7 +80,9 @@ def validate(
     elsewhere: Annotated[
         bool, Option("--elsewhere", help="They are for another machine: do not look at the certificates.")
     ] = False,
-    kind: Kind = None,
+    kind: Annotated[
+        Literal["storage", "server"] | None, Option("--kind", help="Of which daemon; otherwise the keys tell.")
+    ] = None,
     output: AnyForm = "table",
 ) -> int:
     """Check configuration files: everything that is wrong with each of them, and the line where it stands; and whether the
@@ -106,85 +97,30 @@ def validate(
     """
     verdicts = [verdict_of(path, kind, with_files=not elsewhere) for path in files]
     is_sound = all(not verdict.problems for verdict in verdicts)
-    columns: Columns[Verdict] = (
-        Column("path", lambda verdict: verdict.path),
-        Column("kind", lambda verdict: verdict.kind),
-        Column("problems", lambda verdict: [problem._asdict() for problem in verdict.problems]),
-    )
 
     def draw(_out: Any) -> None:
-        for verdict in verdicts:
-            _put_verdict(verdict)
+        for path, kind, problems in ((one.path, one.kind, one.problems) for one in verdicts):
+            whose = f"settings of {_LABELS[kind]}" if kind else "a file"
+            typer.echo(f"{path}: {whose} with {count(len(problems), 'problem')}" if problems else f"{path}: sound, {whose}")
+            for problem in problems:
+                typer.echo(textwrap.indent(str(problem), "  "))
 
     more = {"result": "sound" if is_sound else "problems"}
-    things = Listing(kind="files", columns=columns, rows=verdicts, more=more)
-    put(Page(draw=draw, things=things), output)
+    put(Page(draw=draw, things=Listing(kind="files", columns=VERDICTS, rows=verdicts, more=more)), output)
     return EXIT_OK if is_sound else EXIT_USAGE
-
-
-def _put_verdict(verdict: Verdict) -> None:
-    whose = f"settings of {_LABELS[verdict.kind]}" if verdict.kind else "a file"
-    if not verdict.problems:
-        typer.echo(f"{verdict.path}: sound, {whose}")
-        return
-    typer.echo(f"{verdict.path}: {whose} with {count(len(verdict.problems), 'problem')}")
-    for problem in verdict.problems:
-        typer.echo(textwrap.indent(str(problem), "  "))
-
-
-def show(*, file: Annotated[str, Argument(metavar="FILE")], kind: Kind = None, output: AnyForm = "table") -> int:
-    """Show every setting that a configuration file puts in force, and whether the file or the default says so.
-
-    \b
-    Examples:
-      waltzctl config show configs/storage.yml
-      waltzctl config show configs/server.yml -o json
-    """
-    found = looked_at(file, kind)
-    try:
-        settings: Any = config_file.sound(file, found.settings, found.problems)
-    except BadConfig as error:
-        step = "correct the file; `waltzctl config explain SETTING` says what a setting means"
-        raise BadConfig(error.message, not_done="nothing was started or changed", next_step=step) from error
-    rows = []
-    for name, value in config_file.resolved(settings).items():
-        line = found.lines.get(name)
-        origin = "default" if line is None else f"line {line}"
-        rows.append(
-            {"setting": name, "value": None if getattr(settings, name) is None else value, "origin": origin, "line": line}
-        )
-    put(Listing(kind="settings", columns=SETTINGS, rows=rows, more={"path": file, "daemon": found.kind}), output)
-    return EXIT_OK
 
 
 # -- meanings ----------------------------------------------------------------------------------------------------------
 
 
-def _meant(reach: Reach, output: str) -> int:
-    """Which cluster a command means here."""
-    rows = [{"setting": name, "value": value, "origin": origin} for name, (value, origin) in reach.origins.items()]
-    if output == "table":
-        typer.echo(f"cluster {reach.name}{', protected' if reach.is_protected else ''}")
-    more = {"cluster": reach.name, "coordinator": reach.hosts, "root": reach.root, "is_protected": reach.is_protected}
-    put(Listing(kind="values", columns=SETTINGS, rows=rows, more=more), output)
-    return EXIT_OK
-
-
-def explain(
-    *, setting: Annotated[str | None, Argument(metavar="[SETTING]")] = None, given: Cluster, output: AnyForm = "table"
-) -> int:
+def explain(*, setting: Annotated[str, Argument(metavar="SETTING")], output: AnyForm = "table") -> int:
     """Say what a setting of the daemons means: its default, its bounds, an example.
-
-    Without a setting: which cluster commands mean here, and where each value came from. An option counts most, then a
-    variable, then the context, then the cluster that `waltzctl up` made in this directory.
 
     \b
     Examples:
       waltzctl config explain session_seconds
-      waltzctl config explain --coordinator zk1:2181,zk2:2181 --root /waltz/payments
+      waltzctl config explain listen -o json
     """
-    if setting is None:
-        return _meant(given.reach(), output)
     found = {kind: about for kind, settings in KINDS.items() if (about := declared(settings).get(setting)) is not None}
     if not found:
         names = {name for settings in KINDS.values() for name in declared(settings)}
@@ -199,8 +135,7 @@ def explain(
             typer.echo("\n".join([*([""] if number else []), head, *lines]))
 
     rows = [(kind, about) for kind, (_, about) in found.items()]
-    things = Listing(kind="daemons", columns=MEANINGS, rows=rows, more={"setting": setting})
-    put(Page(draw=draw, things=things), output)
+    put(Page(draw=draw, things=Listing(kind="daemons", columns=MEANINGS, rows=rows, more={"setting": setting})), output)
     return EXIT_OK
 
 

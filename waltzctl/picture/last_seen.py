@@ -29,7 +29,7 @@ class LastSeen(Document):
     seen: str
     """When the coordinator answered."""
     troubles: Mapping[str, str] = field(default_factory=dict)
-    """Since when each was seen at every look."""
+    """Trouble → since when it was seen at every look."""
 
 
 def of(where: str, found: Picture, *, seen: str, troubles: Mapping[str, str]) -> LastSeen:
@@ -60,7 +60,7 @@ def load(where: str) -> LastSeen | None:
 
 
 def save(last: LastSeen) -> None:
-    """Whole or not at all; a place where nothing can be written is no reason to show nothing."""
+    """Write all of it or nothing; a directory that cannot be written must not keep a command from showing something."""
     path = path_of(last.where)
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError, ValueError, WaltzError):

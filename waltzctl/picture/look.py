@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TypeVar
 from uuid import UUID
 
-from waltzctl.aloud import waiting_aloud
-from waltzctl.certificate import first_contact
 from waltzctl.picture.picture import Call, PartitionView, Picture, ServerView, StorageView, compared
+from waltzctl.shell.progress import waiting_aloud
+from waltzctl.shell.reach import Reach, first_contact, using
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
-from waltzd.cluster.documents import ClusterMeta, Role, ServerMeta, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, Membership, ServerMeta, StorageMeta
 from waltzd.errors import ForeignCluster, WaltzError
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.wire.servers import ServerAdminClient
@@ -27,9 +27,14 @@ from waltzd.wire.tls import Tls
 CALL_SECONDS = 5.0
 """Of each call: a process that does not answer by then is silent, and the picture waits no longer for it."""
 CALLS_MAX = 32
-"""So many processes are asked at once."""
+"""How many processes are asked at once."""
 T = TypeVar("T")
 N = TypeVar("N", ServerMeta, StorageMeta)
+
+
+def seen(reach: Reach) -> Picture:
+    """The picture for a command that only shows something."""
+    return using(reach, lambda cluster: look(cluster.coordinator, tls=reach.tls))
 
 
 async def look(
@@ -100,12 +105,13 @@ async def look_without(
     meta: ClusterMeta,
     servers: Collection[ServerMeta],
     storages: Collection[StorageMeta],
-    replicas: Mapping[int, Mapping[str, Role]],
+    replicas: Mapping[int, Mapping[str, Membership]],
     *,
     tls: Tls | None = None,
     seconds: float = CALL_SECONDS,
 ) -> Picture:
-    """Without the coordinator: who owns a partition is whoever says so, and of several the one of the newest generation."""
+    """Without the coordinator: the owner of a partition is the server that says so, of several the one of the newest
+    generation."""
     server_views, storage_views = await asyncio.gather(
         _each(servers, lambda server: _server(server, meta.key, tls, seconds, is_registered=False)),
         _each(storages, lambda storage: _storage(storage, meta.key, tls, seconds)),
@@ -129,18 +135,18 @@ async def look_without(
 
 
 def _unassigned(
-    number: int, owned: tuple[str, OwnedPartition] | None, replicas: Mapping[str, Role] | None
+    number: int, owned: tuple[str, OwnedPartition] | None, replicas: Mapping[str, Membership] | None
 ) -> PartitionView:
     name, said = owned if owned is not None else (None, None)
-    if not replicas:  # nobody remembers them
-        replicas = {replica.storage: Role(replica.role) for replica in said.replicas} if said is not None else {}
+    if not replicas:  # they are not remembered either
+        replicas = {replica.storage: Membership(replica.role) for replica in said.replicas} if said is not None else {}
     return PartitionView(
         partition=number, owner=name, generation=said.generation if said is not None else 0, replicas=replicas, said=said
     )
 
 
 async def _each(metas: Collection[N], ask: Callable[[N], Awaitable[T]], *, waits: float | None = None) -> list[T]:
-    """All of them, a few at a time, in the order of their names."""
+    """Ask all of them, a few at a time; the answers in the order of their names."""
     turn = asyncio.Semaphore(CALLS_MAX)
 
     silent = {meta.name: None for meta in sorted(metas, key=lambda meta: meta.name)}
@@ -159,7 +165,7 @@ async def _each(metas: Collection[N], ask: Callable[[N], Awaitable[T]], *, waits
 
 
 class _Clock:
-    """Of one call."""
+    """Measures one call."""
 
     def __init__(self) -> None:
         self._wall_ms, self._started = time.time() * 1000, time.perf_counter()
@@ -170,7 +176,7 @@ class _Clock:
 
 
 async def _server(meta: ServerMeta, key: UUID, tls: Tls | None, seconds: float, *, is_registered: bool) -> ServerView:
-    """One that is registered is the very process that did it."""
+    """`is_registered`: the process that answers must be the one that registered."""
     clock = _Clock()
     async with ServerAdminClient(meta.admin_listen, key, seconds=seconds, tls=tls, name=meta.name) as admin:
         try:

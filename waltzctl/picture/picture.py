@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from waltzd.cluster.documents import ClusterMeta, Role, ServerMeta, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, Membership, ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
-from waltzd.protocol.descriptions import OwnedPartition, ServerDescription, StorageDescription
+from waltzd.protocol.descriptions import OwnedPartition, PartitionDescription, ServerDescription, StorageDescription
 from waltzd.protocol.quorum import majority
 
 OPEN = "OPEN"
@@ -41,18 +41,27 @@ class StorageView:
     error: WaltzError | None
     call: Call = Call()
 
+    def replica(self, number: int) -> PartitionDescription | None:
+        """What it says of its replica of a partition; None when it has none, or does not answer."""
+        held = self.said.assigned if self.said is not None else ()
+        return next((one for one in held if one.partition == number), None)
+
+    def serves(self, number: int) -> bool:
+        one = self.replica(number)
+        return one is not None and one.refused is None and (one.status is None or one.status.is_available)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionView:
     partition: int
     owner: str | None
     generation: int
-    replicas: Mapping[str, Role]
+    replicas: Mapping[str, Membership]
     said: OwnedPartition | None
-    """By its owner."""
+    """What its owner says of it."""
     refusing: frozenset[str] = frozenset()
     """Storages that answer, and say that they do not serve this replica: it was taken offline, is refused, or is not there.
-    While nothing is written an owner does not notice it; whoever asks both sides knows more."""
+    While nothing is written an owner does not notice it; a picture asks both sides and knows more."""
 
     @property
     def is_open(self) -> bool:
@@ -75,7 +84,7 @@ class PartitionView:
 
     @property
     def state(self) -> str:
-        """In one word."""
+        """How it is, in one word."""
         if self.said is None:
             return "unknown"
         return "open" if self.is_open else "waiting" if self.said.step == OPEN else self.said.step.lower()
@@ -94,7 +103,7 @@ class PartitionView:
 
     @property
     def owner_waiting(self) -> str:
-        """The same, as far as its owner knows."""
+        """Why it is not open, as far as its owner knows."""
         if self.owner is None:
             return "no server owns it"
         if self.said is None:
@@ -103,11 +112,11 @@ class PartitionView:
 
     @property
     def _members(self) -> frozenset[str]:
-        return frozenset(name for name, role in self.replicas.items() if role is Role.MEMBER)
+        return frozenset(name for name, role in self.replicas.items() if role is Membership.MEMBER)
 
     @property
     def _lacks_majority(self) -> bool:
-        """What storages refuse leaves no majority."""
+        """Whether the replicas that storages refuse leave no majority."""
         return bool(self.refusing) and len(self.counted & self._members) < majority(len(self._members))
 
 
@@ -121,7 +130,7 @@ class Picture:
     moves: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Replicas that are on their way: where those of a partition shall be in the end."""
     missing: tuple[ServerMeta, ...] = ()
-    """Servers that should be up and are not in the coordinator's list, as they announced themselves last."""
+    """Servers that are expected and not registered, as they announced themselves last."""
     unreadable: Mapping[str, WaltzError] = field(default_factory=dict)
     """Documents of the coordinator that cannot be understood, by their paths."""
 
@@ -144,11 +153,12 @@ class Picture:
 
     @property
     def short(self) -> list[PartitionView]:
-        """Open, with replicas missing that should count."""
+        """Open partitions in which a member does not count."""
         return [
             partition
             for partition in self.partitions
-            if partition.is_open and partition.counting < sum(role is Role.MEMBER for role in partition.replicas.values())
+            if partition.is_open
+            and partition.counting < sum(role is Membership.MEMBER for role in partition.replicas.values())
         ]
 
     @property
@@ -162,29 +172,22 @@ class Picture:
         return bool(self.partitions) and not (self.silent or self.closed or self.short or self.missing or self.spoiled)
 
     def level(self, number: int) -> frozenset[str]:
-        """Who holds everything that is committed: the owner says so, and the storage itself says that it serves. A storage
-        that is silent may stand still, and is no help."""
-        return self.partitions[number].counted & {view.meta.name for view in self.storages if _serves(view, number)}
+        """Storages that hold everything that is committed: the owner says so, and the storage itself says that it serves. A
+        silent storage may have stopped, and does not count."""
+        return self.partitions[number].counted & {view.meta.name for view in self.storages if view.serves(number)}
 
-
-def _serves(storage: StorageView, number: int) -> bool:
-    replicas = storage.said.assigned if storage.said is not None else ()
-    return any(
-        held.partition == number and held.refused is None and (held.status is None or held.status.is_available)
-        for held in replicas
-    )
+    def storage(self, name: str) -> StorageView:
+        return next(view for view in self.storages if view.meta.name == name)
 
 
 def compared(partitions: Iterable[PartitionView], storages: Iterable[StorageView]) -> tuple[PartitionView, ...]:
-    """With what the storages say of the replicas that owners count."""
+    """The partitions, completed by what the storages say of the replicas that owners count."""
     answering = [view for view in storages if view.said is not None]
     return tuple(
         replace(
             found,
             refusing=frozenset(
-                view.meta.name
-                for view in answering
-                if view.meta.name in found.counted and not _serves(view, found.partition)
+                view.meta.name for view in answering if view.meta.name in found.counted and not view.serves(found.partition)
             ),
         )
         for found in partitions

@@ -1,4 +1,4 @@
-"""A new cluster, from storages that run to documents in the coordinator and empty replicas. `cluster` is its face.
+"""`waltzctl create-cluster`: a new cluster, from storages that run to documents in the coordinator and empty replicas.
 
 Everything is looked at before anything is written: the storages answer, have one key, and hold nothing yet. Then the
 documents are written, whole or not at all, and only one of two who do so at once succeeds. The replicas come last; when
@@ -12,19 +12,27 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Annotated, TypeVar
 from uuid import UUID, uuid4
 
-from waltzctl.certificate import first_contact
-from waltzctl.change import who
+from typer import Option
+
 from waltzctl.placement.plan import Creation, assign_replicas
+from waltzctl.shell.change import NOTHING_BEGUN, who
+from waltzctl.shell.interruption import interruptible
+from waltzctl.shell.options import Output
+from waltzctl.shell.reach import Meant, check_name, first_contact, using
+from waltzctl.show.cluster import creation
+from waltzctl.show.forms import put
+from waltzctl.show.terminal import is_line
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
-from waltzd.cluster.documents import ClusterMeta, HistoryEntry, ReplicaSets, Role, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, HistoryEntry, Membership, ReplicaSets, StorageMeta
 from waltzd.errors import (
+    EXIT_OK,
+    AlreadyThere,
     BadArgument,
     CannotConnect,
-    ClusterDiffers,
     ForeignCluster,
     MetadataMissing,
     NameInUse,
@@ -38,7 +46,8 @@ from waltzd.errors import (
     WrongPeer,
     WrongStorage,
 )
-from waltzd.protocol.address import is_name
+from waltzd.format.layout import PARTITIONS_MAX
+from waltzd.protocol.address import parse_address
 from waltzd.protocol.descriptions import PartitionDescription, StorageDescription
 from waltzd.wire.storages import AdminClient, ReplicaClient
 from waltzd.wire.tls import Tls
@@ -48,6 +57,9 @@ CALLS_MAX = 16
 """So many storages are asked at once."""
 NO_KEY = UUID(int=0)
 T = TypeVar("T")
+INCOMPLETE = "Interrupted. The cluster may be written down already, with some replicas: the same command completes it."
+FORM = "write it as name=host:port,host:port or name=host:port,host:port,group"
+GROUP_CHARACTERS_MAX = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,41 +71,124 @@ class Wish:
     key: UUID | None = None
     """Without one, the key that the storages have."""
 
+    def __post_init__(self) -> None:
+        """What a person may have mistyped, before anything is asked."""
+        for name in (self.name, *(storage.name for storage in self.storages)):
+            check_name(name)
+        for what, given in (
+            ("listen address, ", [storage.listen for storage in self.storages]),
+            ("admin address, ", [storage.admin_listen for storage in self.storages]),
+            ("name, ", [storage.name for storage in self.storages]),
+        ):
+            twice = sorted({one for one in given if given.count(one) > 1})
+            if twice:
+                raise BadArgument(f"two storages have the same {what}{twice[0]}")
+
+
+# -- what was typed ----------------------------------------------------------------------------------------------------
+
+
+def create(
+    *,
+    name: Annotated[str, Option("--name", help="What the cluster is called.")],
+    partitions: Annotated[
+        int, Option("--partitions", min=1, max=PARTITIONS_MAX, help="For ever; ids and locks belong to a partition.")
+    ],
+    given: Annotated[
+        tuple[str, ...],
+        Option(
+            "--storage",
+            metavar="NAME=LISTEN,ADMIN[,GROUP]",
+            help="A storage: its name, its two addresses, and the group that it may fail with. Once for each.",
+        ),
+    ],
+    replicas: Annotated[int, Option("--replicas", min=1, max=15, help="Of each partition.")] = 3,
+    key: Annotated[UUID | None, Option("--key", help="The cluster key; the one that the storages have by default.")] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Look at everything, show what would be done, write nothing.")
+    ] = False,
+    reach: Meant,
+    output: Output = "table",
+) -> int:
+    """Make a cluster of storages that run: its documents in ZooKeeper, and an empty replica wherever one belongs. The
+    replicas of a partition are spread over groups, and evenly over the storages.
+
+    The storages must run, with the same cluster_key and number of partitions in their configuration. Where none runs
+    yet, this command proposes a key. To repeat it with the same words changes nothing, or completes what is missing.
+
+    \b
+    Examples:
+      waltzctl create-cluster --coordinator 127.0.0.1:2181 --name trial --partitions 4 --replicas 1 \\
+        --storage one=127.0.0.1:55280,127.0.0.1:55281 --dry-run
+      waltzctl create-cluster --coordinator 127.0.0.1:2181 --name trial --partitions 4 --replicas 1 \\
+        --storage one=127.0.0.1:55280,127.0.0.1:55281,rack-1
+    """
+    storages = tuple(map(storage_of, given))
+    wish = Wish(name=name, partitions=partitions, replication=replicas, storages=storages, key=key)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    with interruptible(NOTHING_BEGUN if dry_run else INCOMPLETE):
+        found = using(
+            reach, lambda cluster: create_cluster(cluster.coordinator, wish, created=now, is_dry=dry_run, tls=reach.tls)
+        )
+    put(creation(found, hosts=reach.hosts, root=reach.root, is_dry=dry_run), output)
+    return EXIT_OK
+
+
+def storage_of(text: str) -> StorageMeta:
+    """As it is typed. A storage is a group of its own unless it is told which one it belongs to."""
+    name, equals, rest = text.partition("=")
+    parts = rest.split(",")
+    if not equals or len(parts) not in (2, 3):
+        raise BadArgument(f"{text}: this is not a storage", next_step=FORM)
+    try:
+        listen, admin = (str(parse_address(part)) for part in parts[:2])
+    except ValueError as error:
+        raise BadArgument(f"{text}: {error}", next_step=FORM) from error
+    check_name(name)
+    for group in parts[2:]:
+        check_group(group, text)
+    return StorageMeta(name=name, listen=listen, admin_listen=admin, group=parts[2] if len(parts) == 3 else name)
+
+
+def check_group(text: str, place: str) -> None:
+    """Before any daemon is asked."""
+    if not text:
+        raise BadArgument(f"{place}: the group has no name", next_step=FORM)
+    if len(text) > GROUP_CHARACTERS_MAX or not is_line(text) or text != text.strip():
+        raise BadArgument(
+            f"{place}: the name of a group has at most {GROUP_CHARACTERS_MAX} characters, all of which can be shown, no "
+            "blanks around it"
+        )
+
+
+# -- the cluster -------------------------------------------------------------------------------------------------------
+
 
 async def create_cluster(
     coordinator: Coordinator, wish: Wish, *, created: str, is_dry: bool = False, tls: Tls | None = None
 ) -> Creation:
     """`created` is the date for the document. Dry, everything is looked at and nothing is written."""
-    check_wish(wish)
     planned = assign_replicas(wish.partitions, {storage.name: storage.group for storage in wish.storages}, wish.replication)
     descriptions = await _describe_all(wish, tls)
-    key = _key_of(wish, descriptions)
-    _check_descriptions(wish, descriptions)
+    key = _common_key(wish, descriptions)
     _check_apart(descriptions)
     await _each(wish.storages, lambda storage: reach_replicas(storage, key, tls, descriptions[storage.name].instance))
-    meta = ClusterMeta(name=wish.name, key=key, partitions=wish.partitions, created=created)
     there = await _look(coordinator, wish, key)
+    was_there, created_now = there is not None, dict[str, tuple[int, ...]]()
     if there is None:
         _check_emptiness(descriptions)
-        if is_dry:
-            return Creation(
-                meta=meta,
-                storages={storage.name: storage for storage in wish.storages},
-                replicas=planned,
-                was_there=False,
-                created={},
-            )
-        sets = {partition: dict.fromkeys(names, Role.MEMBER) for partition, names in planned.items()}
-        await Cluster.create(coordinator, meta, storages=wish.storages, replicas=ReplicaSets(partitions=sets))
-    found = await _look(coordinator, wish, key)  # somebody else may have been faster
-    assert found is not None
-    meta, storages, replicas = found
-    created_now: dict[str, tuple[int, ...]] = {}
+        meta = ClusterMeta(name=wish.name, key=key, partitions=wish.partitions, created=created)
+        there = meta, {storage.name: storage for storage in wish.storages}, planned
+        if not is_dry:
+            sets = {partition: dict.fromkeys(names, Membership.MEMBER) for partition, names in planned.items()}
+            await Cluster.create(coordinator, meta, storages=wish.storages, replicas=ReplicaSets(partitions=sets))
     if not is_dry:
-        created_now = await _create_replicas(key, storages, replicas, descriptions, tls)
-    if there is None and not is_dry:
-        await _remember(Cluster(coordinator), meta, storages, began=created)
-    return Creation(meta=meta, storages=storages, replicas=replicas, was_there=there is not None, created=created_now)
+        there = await _look(coordinator, wish, key) or there  # another operator may have been faster
+        created_now = await _create_replicas(key, there[1], there[2], descriptions, tls)
+        if not was_there:
+            await _remember(Cluster(coordinator), there[0], there[1], began=created)
+    meta, storages, replicas = there
+    return Creation(meta=meta, storages=storages, replicas=replicas, was_there=was_there, created=created_now)
 
 
 async def _remember(cluster: Cluster, meta: ClusterMeta, storages: Mapping[str, StorageMeta], *, began: str) -> None:
@@ -110,23 +205,6 @@ async def _remember(cluster: Cluster, meta: ClusterMeta, storages: Mapping[str, 
             outcome="done",
         )
     )
-
-
-def check_wish(wish: Wish) -> None:
-    """What a person may have mistyped, before anything is asked."""
-    for name in (wish.name, *(storage.name for storage in wish.storages)):
-        if not is_name(name):
-            raise BadArgument(f"{name!r} is not a name: letters, digits, dots, dashes and underscores, at most 64")
-    for what, addresses in (
-        ("listen", [storage.listen for storage in wish.storages]),
-        ("admin", [storage.admin_listen for storage in wish.storages]),
-    ):
-        twice = sorted({address for address in addresses if addresses.count(address) > 1})
-        if twice:
-            raise BadArgument(f"two storages have the same {what} address, {twice[0]}")
-    names = [storage.name for storage in wish.storages]
-    if len(set(names)) != len(names):
-        raise BadArgument("two storages have the same name")
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
@@ -222,7 +300,8 @@ async def reach_replicas(storage: StorageMeta, key: UUID, tls: Tls | None, insta
             ) from error
 
 
-def _key_of(wish: Wish, descriptions: Mapping[str, StorageDescription]) -> UUID:
+def _common_key(wish: Wish, descriptions: Mapping[str, StorageDescription]) -> UUID:
+    """Of storages that were set up for the same cluster."""
     key = wish.key
     for name, description in sorted(descriptions.items()):
         key = key or description.cluster_key
@@ -232,17 +311,13 @@ def _key_of(wish: Wish, descriptions: Mapping[str, StorageDescription]) -> UUID:
                 not_done="nothing was written",
                 next_step="give every storage of the cluster the same `cluster_key`, in an empty directory",
             )
-    assert key is not None
-    return key
-
-
-def _check_descriptions(wish: Wish, descriptions: Mapping[str, StorageDescription]) -> None:
-    for name, description in sorted(descriptions.items()):
         if description.partitions != wish.partitions:
             raise BadArgument(
                 f"{name} was set up for a cluster of {description.partitions} partitions, not {wish.partitions}",
                 next_step=f"give --partitions {description.partitions}, or set the storage up anew",
             )
+    assert key is not None
+    return key
 
 
 def _check_apart(descriptions: Mapping[str, StorageDescription]) -> None:
@@ -293,7 +368,11 @@ async def _look(coordinator: Coordinator, wish: Wish, key: UUID) -> Documents | 
         ("storages", ", ".join(map(_spell, storages.values())), ", ".join(_spell(wanted[name]) for name in sorted(wanted))),
     ):
         if there != wished:
-            raise ClusterDiffers(f"the {what} of cluster {meta.name}: {there}; asked for: {wished}")
+            raise AlreadyThere(
+                f"the {what} of cluster {meta.name}: {there}; asked for: {wished}",
+                not_done="the cluster was not changed",
+                next_step="look with `waltzctl cluster describe`; give the values that it has, or another root and key",
+            )
     sets, _ = await cluster.replicas()
     return meta, storages, {partition: tuple(sorted(names)) for partition, names in sets.partitions.items()}
 

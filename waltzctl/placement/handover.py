@@ -1,7 +1,7 @@
 """Partitions on their way from one server to another: why each of them has not arrived, and waiting until all have.
 
-They have arrived when their new owner says that they are open. Who gave them away is asked, too: a server that drains may
-only be stopped when it has closed what it owned. Nothing is moved here; that is the leader's, or was done before.
+They have arrived when their new owner says that they are open. The server that gave them away is asked, too: while it
+drains, it may be stopped only when it has closed what it owned. Nothing is moved here: the leader does that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from waltzctl.picture.picture import OPEN
-from waltzctl.show.terminal import console, printable
+from waltzctl.shell.progress import Say
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ServerMeta
@@ -31,21 +31,21 @@ Said = Mapping[str, ServerDescription | WaltzError]
 
 @dataclass(frozen=True, kw_only=True)
 class Handover:
-    """What is waited for."""
+    """The partitions that are waited for, and where they may be."""
 
     numbers: tuple[int, ...]
     to: Mapping[int, str]
     """Where partitions must be, as far as that is decided; the others may be anywhere but at `leaving`."""
     leaving: str | None = None
-    """Who must have closed them all."""
+    """The server that must have closed them all."""
 
     def servers(self, assignment: Assignment) -> list[str]:
-        """Who has to be asked."""
+        """The servers that have to be asked."""
         owners = {owner for number in self.numbers if (owner := assignment.owners[number].server) is not None}
         return sorted(owners if self.leaving is None else owners | {self.leaving})
 
     def astray(self, assignment: Assignment) -> str:
-        """Why there is nothing more to wait for; empty while there is."""
+        """Why waiting is in vain; empty while it is not."""
         for number, name in sorted(self.to.items()):
             owner = assignment.owners[number].server
             if owner != name:
@@ -86,15 +86,11 @@ def spell_waits(waits: Mapping[int, str]) -> str:
     return "; ".join(f"{spell_numbers(found)}: {wait}" for wait, found in numbers.items())
 
 
-async def arrival(cluster: Cluster, wanted: Handover, *, key: UUID, tls: Tls | None, seconds: float) -> float:
-    """Wait until all have arrived, with a line about it on a terminal; the seconds that it took. `NotTakenOver` when they
-    have not in time, or never will."""
-    from rich.text import Text
-
+async def arrival(cluster: Cluster, wanted: Handover, key: UUID, tls: Tls | None, timeout: float, say: Say) -> float:
+    """Wait until all have arrived; the seconds that it took. `NotTakenOver` when they have not in time, or never will."""
     began = time.monotonic()
     async with AsyncExitStack() as stack:
         clients: dict[tuple[str, str], ServerAdminClient] = {}
-        line = stack.enter_context(console(to_stderr=True).status(Text("looking")))
 
         async def ask(server: ServerMeta) -> ServerDescription | WaltzError:
             place = server.name, server.admin_listen
@@ -118,7 +114,7 @@ async def arrival(cluster: Cluster, wanted: Handover, *, key: UUID, tls: Tls | N
             passed = time.monotonic() - began
             if not waits:
                 return passed
-            if passed >= seconds:
-                raise NotTakenOver(f"after {seconds:g} seconds, partitions {spell_waits(waits)}")
-            line.update(Text(f"{passed:.1f} s  {printable(spell_waits(waits))}"))
+            if passed >= timeout:
+                raise NotTakenOver(f"after {timeout:g} seconds, partitions {spell_waits(waits)}")
+            say(f"partitions {spell_waits(waits)}")
             await asyncio.sleep(PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""`waltzctl storage add`, `remove` and `replace`: which storages belong to a cluster.
+"""`waltzctl storage add`, `remove`, `replace` and `set`: which storages belong to a cluster.
 
 Replicas move first and by themselves (`moving`); the document of a storage is written before anything is copied to it, and
 taken away when no partition has anything there any more. Each command says what it will do from what there is, so that
@@ -13,30 +13,21 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.change import Asking
-from waltzctl.job import Job, nothing_to_do, perform
-from waltzctl.options import Output
-from waltzctl.placement.cluster import check_group, storage_of
-from waltzctl.placement.creation import describe, reach_replicas
-from waltzctl.placement.moving import Goals
-from waltzctl.placement.relocation import Situation, carry_out, interrupted, plan_for, situation
-from waltzctl.placement.terms import Moving
-from waltzctl.progress import Say
-from waltzctl.reach import Meant, StorageName, known_storages
-from waltzctl.safety import Danger, Plan
-from waltzd.cluster.assignment import spell_numbers
+from waltzctl.placement.creation import check_group, describe, reach_replicas, storage_of
+from waltzctl.placement.moves import Goals, Relocation, Situation
+from waltzctl.placement.moving import Moving, change_of, situation
+from waltzctl.shell.change import Change, Changing, nothing_to_do
+from waltzctl.shell.progress import Say
+from waltzctl.shell.reach import StorageName, known_storages, option
+from waltzctl.shell.safety import Plan
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta
-from waltzd.errors import (
-    BadArgument,
-    ChangedMeanwhile,
-    ForeignCluster,
-    NameInUse,
-    Unsafe,
-)
+from waltzd.errors import BadArgument, ForeignCluster, NameInUse, Unsafe
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.wire.tls import Tls
+
+DeleteFiles = Annotated[bool, Option("--delete-files", help="Delete its files instead of setting them aside.")]
 
 # -- add ---------------------------------------------------------------------------------------------------------------
 
@@ -47,10 +38,8 @@ def add(
     auto_assign: Annotated[
         bool, Option("--auto-assign", help="Give it its share of the replicas, and wait until they are level.")
     ] = False,
-    terms: Moving,
-    asked: Asking,
-    reach: Meant,
-    output: Output = "table",
+    options: Moving,
+    request: Changing,
 ) -> int:
     """Take a storage into the cluster. It must run, with the cluster's key and number of partitions in its configuration.
     With --auto-assign it gets its share of the replicas: it copies them while writing goes on, they become members when
@@ -61,28 +50,24 @@ def add(
       waltzctl storage add storage-4=127.0.0.1:55480,127.0.0.1:55481 --dry-run
       waltzctl storage add storage-4=127.0.0.1:55480,127.0.0.1:55481,rack-2 --auto-assign --dry-run
     """
-    storage = storage_of(given)
+    storage, tls = storage_of(given), request.reach.tls
 
-    async def prepare(cluster: Cluster) -> Job:
-        now = await situation(cluster, reach.tls)
-        first, said = await _newcomer(now, storage, reach.tls)
-        goals = _with(now, storage) if auto_assign else {}
-        plan = plan_for(now, goals, verb="storage add", subject=storage.name, newcomers={storage.name: said}, terms=terms)
-        plan = replace(plan, steps=(*first, *plan.steps))
+    async def prepare(cluster: Cluster) -> Change:
+        now = await situation(cluster, tls)
+        said = await _newcomer(now, storage, tls)
+        return change_of(addition(now, storage, said, spreads=auto_assign), options, tls)
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            if first:
-                await cluster.add_storage(storage)
-            # Still from what the plan was made of: if that has changed meanwhile, nothing moves.
-            return {"cleared": await carry_out(cluster, reach, now, goals, terms=terms, say=say) if goals else {}}
-
-        return Job(plan=plan, do=do, interrupted=interrupted(now, goals) if now.changed(goals) else None)
-
-    return perform(reach, asked, output, prepare)
+    return request.perform(prepare)
 
 
-async def _newcomer(now: Situation, storage: StorageMeta, tls: Tls | None) -> tuple[list[str], StorageDescription]:
-    """What is to be done before it can get replicas, nothing when it is there already; and what it says of itself."""
+def addition(now: Situation, storage: StorageMeta, said: StorageDescription | None, *, spreads: bool) -> Relocation:
+    replication = {number: len(names) for number, names in now.goals.items()}
+    goals = now.spread(now.groups | {storage.name: storage.group}, replication) if spreads else {}
+    return Relocation(now=now, verb="storage add", subject=storage.name, goals=goals, newcomer=storage, newcomer_says=said)
+
+
+async def _newcomer(now: Situation, storage: StorageMeta, tls: Tls | None) -> StorageDescription:
+    """What it says of itself; raises where it cannot belong to the cluster."""
     there = now.storages.get(storage.name)
     if there is not None and there != storage:
         raise NameInUse(
@@ -91,8 +76,7 @@ async def _newcomer(now: Situation, storage: StorageMeta, tls: Tls | None) -> tu
             next_step="choose another name; `waltzctl storage set` changes the addresses or the group of one that is there",
         )
     check_addresses(now, storage)
-    said = await check_storage(now, storage, tls)
-    return [] if there is not None else [f"write down {storage.name} at {storage.listen}, group {storage.group}"], said
+    return await check_storage(now, storage, tls)
 
 
 def check_addresses(now: Situation, storage: StorageMeta) -> None:
@@ -122,23 +106,14 @@ async def check_storage(now: Situation, storage: StorageMeta, tls: Tls | None) -
             f"has {meta.partitions}",
             next_step=f"start it with `partitions: {meta.partitions}`, in an empty directory",
         )
-    _check_apart(now, storage, said)
-    await reach_replicas(storage, meta.key, tls, said.instance)
-    return said
-
-
-def _check_apart(now: Situation, storage: StorageMeta, said: StorageDescription) -> None:
     for view in now.found.storages:
         if view.meta.name != storage.name and view.said is not None and said.is_same_as(view.said):
             raise NameInUse(
                 f"the storage at {storage.admin_listen} is {view.meta.name}: both addresses lead to it",
                 next_step=f"`waltzctl storage set {view.meta.name}` changes the addresses of one that is there",
             )
-
-
-def _with(now: Situation, storage: StorageMeta) -> Goals:
-    replication = {number: len(names) for number, names in now.goals.items()}
-    return now.spread(now.groups | {storage.name: storage.group}, replication)
+    await reach_replicas(storage, meta.key, tls, said.instance)
+    return said
 
 
 # -- remove ------------------------------------------------------------------------------------------------------------
@@ -150,11 +125,9 @@ def remove(
     fewer_replicas: Annotated[
         bool, Option("--fewer-replicas", help="Where no other storage is left for a replica, do without it.")
     ] = False,
-    delete_files: Annotated[bool, Option("--delete-files", help="Delete its files instead of setting them aside.")] = False,
-    terms: Moving,
-    asked: Asking,
-    reach: Meant,
-    output: Output = "table",
+    delete_files: DeleteFiles = False,
+    options: Moving,
+    request: Changing,
 ) -> int:
     """Take a storage out of the cluster. Its replicas are copied to others first, and leave it when those are level; a
     partition always keeps its majority, or this is refused. The storage may be down: then the others copy from each other.
@@ -166,28 +139,18 @@ def remove(
       waltzctl storage remove storage-3 --fewer-replicas --dry-run -o json
     """
 
-    async def prepare(cluster: Cluster) -> Job:
-        now = await situation(cluster, reach.tls)
+    async def prepare(cluster: Cluster) -> Change:
+        now = await situation(cluster, request.reach.tls)
         if name not in now.storages and await was_taken_out(cluster, name):
             return nothing_to_do("storage remove", name)
-        now.storage(name)
-        goals = _without(now, name, fewer_replicas=fewer_replicas)
-        plan = plan_for(
-            now, goals, verb="storage remove", subject=name, more=[f"take {name} out of the list of storages"], terms=terms
-        )
-        plan = replace(plan, danger=max(plan.danger, Danger.TYPED if delete_files else Danger.ASK))
+        found = removal(now, name, fewer_replicas=fewer_replicas, deletes_files=delete_files)
+        return change_of(found, options, request.reach.tls)
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            cleared = await carry_out(cluster, reach, now, goals, terms=terms, say=say, delete_files=delete_files)
-            await take_out(cluster, name)
-            return {"cleared": cleared}
-
-        return Job(plan=plan, do=do, interrupted=interrupted(now, goals) if now.changed(goals) else None)
-
-    return perform(reach, asked, output, prepare)
+    return request.perform(prepare)
 
 
-def _without(now: Situation, name: str, *, fewer_replicas: bool) -> dict[int, tuple[str, ...]]:
+def removal(now: Situation, name: str, *, fewer_replicas: bool, deletes_files: bool = False) -> Relocation:
+    now.storage(name)
     groups = {other: group for other, group in now.groups.items() if other != name}
     replication = {number: len(names) for number, names in now.goals.items()}
     most = max(replication.values(), default=0)
@@ -198,27 +161,10 @@ def _without(now: Situation, name: str, *, fewer_replicas: bool) -> dict[int, tu
                 next_step="add a storage first, or say --fewer-replicas",
             )
         replication = {number: min(count, len(groups)) for number, count in replication.items()}
-    return now.spread(groups, replication)
-
-
-async def take_out(cluster: Cluster, name: str) -> None:
-    """Out of the list of storages, unless somebody else has just decided to move something there."""
-    while True:
-        found, version = await cluster.moves()
-        coming = [number for number, names in sorted(found.partitions.items()) if name in names]
-        if coming:
-            raise ChangedMeanwhile(
-                f"somebody else moves partition {spell_numbers(coming)} to {name}",
-                not_done=f"{name} stays in the list of storages",
-                next_step="look with `waltzctl history`, then run this again if it is still meant",
-            )
-        try:
-            return await cluster.remove_storage(name, moves=version)
-        except ChangedMeanwhile:
-            if name not in await cluster.storages():
-                return  # somebody else was faster with the same
-            if (await cluster.moves())[1] == version:
-                raise
+    return Relocation(
+        now=now, verb="storage remove", subject=name, goals=now.spread(groups, replication), leaver=name,
+        deletes_files=deletes_files,
+    )  # fmt: skip
 
 
 async def was_taken_out(cluster: Cluster, name: str, *, replaced_as: str | None = None) -> bool:
@@ -243,10 +189,8 @@ def replace_(
     delete_files: Annotated[
         bool, Option("--delete-files", help="Delete the old one's files instead of setting them aside.")
     ] = False,
-    terms: Moving,
-    asked: Asking,
-    reach: Meant,
-    output: Output = "table",
+    options: Moving,
+    request: Changing,
 ) -> int:
     """Let one storage stand for another: each replica on OLD is copied to NEW, and nothing else moves. OLD may be down. NEW
     is a storage of the cluster, or is added, in the group of OLD unless another one is given. To run this again goes on
@@ -257,56 +201,29 @@ def replace_(
       waltzctl storage replace storage-3 storage-4=127.0.0.1:55480,127.0.0.1:55481 --dry-run
       waltzctl storage replace storage-3 storage-4=127.0.0.1:55480,127.0.0.1:55481,rack-2 --dry-run
     """
-
-    given = storage_of(new) if "=" in new else None
+    given, tls = storage_of(new) if "=" in new else None, request.reach.tls
     subject = f"{old} {new.partition('=')[0]}"
 
-    async def prepare(cluster: Cluster) -> Job:
-        now = await situation(cluster, reach.tls)
+    async def prepare(cluster: Cluster) -> Change:
+        now = await situation(cluster, tls)
         if old not in now.storages and await was_taken_out(cluster, old, replaced_as=subject):
             return nothing_to_do("storage replace", subject)
-        now.storage(old)
-        storage, first, newcomers = await _successor(now, old, new, given, reach.tls)
-        _check_distinct(now, old, storage.name)
-        goals = _instead(now, old, storage.name)
-        last = [f"take {old} out of the list of storages"]
-        plan = plan_for(now, goals, verb="storage replace", subject=subject, more=last, newcomers=newcomers, terms=terms)
-        plan = replace(
-            plan,
-            steps=(*first, *plan.steps),
-            danger=max(plan.danger, Danger.TYPED if delete_files else Danger.ASK),
-        )
+        group = now.storage(old).group
+        if given is None:
+            found = replacement(now, old, now.storage(new), None, deletes_files=delete_files)
+        else:
+            storage = replace(given, group=group) if given.group == given.name and new.count(",") == 1 else given
+            said = await _newcomer(now, storage, tls)
+            found = replacement(now, old, storage, said, deletes_files=delete_files)
+        return change_of(found, options, tls)
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            if first:
-                await cluster.add_storage(storage)
-            cleared = await carry_out(cluster, reach, now, goals, terms=terms, say=say, delete_files=delete_files)
-            await take_out(cluster, old)
-            return {"cleared": cleared}
-
-        return Job(plan=plan, do=do, interrupted=interrupted(now, goals) if now.changed(goals) else None)
-
-    return perform(reach, asked, output, prepare)
+    return request.perform(prepare)
 
 
-async def _successor(
-    now: Situation, old: str, new: str, given: StorageMeta | None, tls: Tls | None
-) -> tuple[StorageMeta, list[str], dict[str, StorageDescription]]:
-    if given is None:
-        return now.storage(new), [], {}
-    storage = given
-    if storage.group == storage.name and old in now.storages and new.count(",") == 1:
-        storage = replace(storage, group=now.storages[old].group)
-    first, said = await _newcomer(now, storage, tls)
-    return storage, first, {storage.name: said}
-
-
-def _instead(now: Situation, old: str, new: str) -> dict[int, tuple[str, ...]]:
-    return {number: tuple(sorted(new if name == old else name for name in names)) for number, names in now.goals.items()}
-
-
-def _check_distinct(now: Situation, old: str, new: str) -> None:
-    """One that has a replica of the same partition already cannot stand for another."""
+def replacement(
+    now: Situation, old: str, storage: StorageMeta, said: StorageDescription | None, *, deletes_files: bool = False
+) -> Relocation:
+    new = storage.name
     if old == new:
         raise BadArgument(f"{old} cannot stand for itself; `waltzctl storage recover {old}` brings back what it lost")
     both = [number for number, names in sorted(now.goals.items()) if old in names and new in names]
@@ -316,6 +233,13 @@ def _check_distinct(now: Situation, old: str, new: str) -> None:
             not_done="nothing was changed",
             next_step=f"use a storage that has none, or `waltzctl storage remove {old}`, which spreads its replicas",
         )
+    goals: Goals = {
+        number: tuple(sorted(new if name == old else name for name in names)) for number, names in now.goals.items()
+    }
+    return Relocation(
+        now=now, verb="storage replace", subject=f"{old} {new}", goals=goals, newcomer=storage, newcomer_says=said,
+        leaver=old, deletes_files=deletes_files,
+    )  # fmt: skip
 
 
 # -- set ---------------------------------------------------------------------------------------------------------------
@@ -329,9 +253,7 @@ def set_(
         str | None, Option("--admin-listen", metavar="HOST:PORT", help="Where operators find it.")
     ] = None,
     group: Annotated[str | None, Option("--group", metavar="NAME", help="What it may fail together with.")] = None,
-    asked: Asking,
-    reach: Meant,
-    output: Output = "table",
+    request: Changing,
 ) -> int:
     """Write down other addresses or another group of a storage: its name says which one it is. It must answer at the new
     addresses, and belong to this cluster.
@@ -345,13 +267,13 @@ def set_(
     given = {"listen": listen, "admin_listen": admin_listen, "group": group}
     _check_words(given)
 
-    async def prepare(cluster: Cluster) -> Job:
-        now = await situation(cluster, reach.tls)
+    async def prepare(cluster: Cluster) -> Change:
+        now = await situation(cluster, request.reach.tls)
         before = now.storage(name)
         after = replace(before, **{field: value for field, value in given.items() if value is not None})
         if (after.listen, after.admin_listen) != (before.listen, before.admin_listen):
             check_addresses(now, after)
-            await check_storage(now, after, reach.tls)
+            await check_storage(now, after, request.reach.tls)
         steps = [
             f"{field.replace('_', ' ')}: {getattr(before, field)} becomes {getattr(after, field)}"
             for field in given
@@ -363,21 +285,20 @@ def set_(
             await cluster.update_storage(after, before=before)
             return {}
 
-        return Job(plan=plan, do=do)
+        return Change(plan=plan, do=do)
 
-    return perform(reach, asked, output, prepare)
+    return request.perform(prepare)
 
 
 def _check_words(given: Mapping[str, str | None]) -> None:
     """What a person may have mistyped."""
     for field, value in given.items():
-        option = "--" + field.replace("_", "-")
         if value is None:
             continue
         if field == "group":
-            check_group(value, option)
-        else:
-            try:
-                parse_address(value)
-            except ValueError as error:
-                raise BadArgument(f"{option} {value}: {error}", next_step="write it as host:port") from error
+            check_group(value, option(field))
+            continue
+        try:
+            parse_address(value)
+        except ValueError as error:
+            raise BadArgument(f"{option(field)} {value}: {error}", next_step="write it as host:port") from error

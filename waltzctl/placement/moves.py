@@ -1,10 +1,13 @@
-"""From where the replicas of a partition are to where they shall be, one safe step at a time. Pure.
+"""From where replicas are to where they shall be: what a command is going to do, what is against it, and one safe step
+after the other. Pure.
 
-The goal is written down before anything moves (`waltzd.cluster.documents.Moves`), and every step follows from what is
-there: so the next run of the tool, after a crash or at the same time, does the same. New replicas come first, as learners,
-which cost nothing. Their owner makes them members when they are level. Only then old ones go, one at a time, and never
-when what is left could not take transactions. After each the owner begins a new session without it; until that is
-recorded, it may still have a vote, and the next one waits.
+A `Relocation` is one value: the plan that is shown is made of it, and it is what is carried out (`moving`). Its goal is
+written down before anything moves (`waltzd.cluster.documents.Moves`), and every step follows from what is there: so the
+next run of the tool, after a crash or at the same time, does the same.
+
+New replicas come first, as learners, which cost nothing. Their owner makes them members when they are level. Only then old
+ones go, one at a time, and never when what is left could not take transactions. After each the owner begins a new session
+without it; until that is recorded, it may still have a vote, and the next one waits.
 """
 
 from __future__ import annotations
@@ -13,8 +16,262 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from waltzctl.picture.picture import Picture, StorageView
-from waltzctl.safety import without
-from waltzd.cluster.documents import PartitionMeta, ReplicaSets, Role
+from waltzctl.placement.plan import crowded, reassign_replicas
+from waltzctl.shell.numbers import check_partitions, spell
+from waltzctl.shell.progress import duration
+from waltzctl.shell.reach import unknown
+from waltzctl.shell.safety import Danger, Effect, Margin, Plan, danger, margin, without
+from waltzctl.show.terminal import size
+from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaSets, StorageMeta
+from waltzd.errors import Unsafe
+from waltzd.protocol.descriptions import StorageDescription
+
+Goals = Mapping[int, tuple[str, ...]]
+"""Partition → the storages that shall hold it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """Everything that a plan is made from, and the versions that it had."""
+
+    found: Picture
+    sets: ReplicaSets
+    versions: Mapping[int, int]
+    """Of the replicas of each partition."""
+    moves_version: int
+
+    @property
+    def storages(self) -> dict[str, StorageMeta]:
+        return {view.meta.name: view.meta for view in self.found.storages}
+
+    @property
+    def goals(self) -> Goals:
+        """Where replicas shall be, as far as that was ever said: what moves already counts as moved. A goal that names a
+        storage that was taken out since then cannot be reached, and counts for nothing."""
+        there = self.storages.keys()
+        wanted = {number: goal for number, goal in self.found.moves.items() if there >= set(goal)}
+        every = range(self.found.meta.partitions)
+        return {number: tuple(wanted.get(number, sorted(self.roles(number)))) for number in every}
+
+    @property
+    def groups(self) -> dict[str, str]:
+        return {name: storage.group for name, storage in self.storages.items()}
+
+    def roles(self, number: int) -> Mapping[str, Membership]:
+        return self.sets.partitions.get(number, {})
+
+    def new(self, number: int, names: Iterable[str]) -> list[str]:
+        """Those of these storages that have to copy it: they have no member."""
+        roles = self.roles(number)
+        return sorted(name for name in names if roles.get(name) is not Membership.MEMBER)
+
+    def storage(self, name: str) -> StorageMeta:
+        storages = self.storages
+        if name not in storages:
+            raise unknown("storage", name, storages)
+        return storages[name]
+
+    def check_partitions(self, numbers: Iterable[int]) -> None:
+        check_partitions(numbers, self.found.meta.partitions)
+
+    def spread(self, storages: Mapping[str, str], replication: Mapping[int, int]) -> Goals:
+        """Evenly, with the fewest copies: given where replicas are, or are going to. `storages` says the group of each."""
+        current = {number: tuple(name for name in names if name in storages) for number, names in self.goals.items()}
+        for number, names in current.items():
+            if replication.get(number, 0) < len(names):  # one that holds everything is not given up for one that does not
+                best = self.found.level(number) or members_at_hand(self, number)
+                current[number] = tuple(name for name in names if name in best) or names
+        return reassign_replicas(current, storages, replication)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relocation:
+    """`newcomer` is written down before anything is copied to it, unless it belongs to the cluster already; `leaver` is
+    taken out of the list of storages when no partition has anything there any more."""
+
+    now: Situation
+    verb: str
+    subject: str
+    goals: Goals = field(default_factory=dict)
+    newcomer: StorageMeta | None = None
+    newcomer_says: StorageDescription | None = None
+    leaver: str | None = None
+    deletes_files: bool = False
+    """Of replicas that leave; otherwise they are set aside."""
+    keeps_rate: bool = False
+    """The bound on copying that an interrupted command has set goes on, unless there is a new one."""
+
+    @property
+    def changed(self) -> dict[int, tuple[str, ...]]:
+        """Goals that are not reached yet, or whose move is not over."""
+        now = self.now
+        return {
+            number: tuple(names)
+            for number, names in self.goals.items()
+            if number in now.found.moves or set(names) != set(now.roles(number))
+        }
+
+    @property
+    def first(self) -> StorageMeta | None:
+        """The storage that has to be written down."""
+        return None if self.newcomer is None or self.newcomer.name in self.now.storages else self.newcomer
+
+    def plan(self, bytes_per_second: int | None = None) -> Plan:
+        now, changed = self.now, self.changed
+        bare = [number for number, names in sorted(changed.items()) if not names]
+        if bare:  # it cannot be meant: the log would be gone
+            raise Unsafe(
+                f"{self.verb} {self.subject}: partition {spell_numbers(bare)} would have no replica",
+                next_step="leave at least one; `waltzctl cluster delete` gives up a whole cluster",
+            )
+        effects, undecided = effects_of(now, changed)
+        together = crowding(now, changed)
+        said = {view.meta.name: view.said for view in now.found.storages if view.said is not None}
+        if self.newcomer is not None and self.newcomer_says is not None:
+            said[self.newcomer.name] = self.newcomer_says
+        wanted = bytes_to_copy(now, changed, said)
+        new = self.first
+        return Plan(
+            verb=self.verb,
+            subject=self.subject,
+            steps=(
+                *([f"write down {new.name} at {new.listen}, group {new.group}"] if new is not None else []),
+                *steps_in_words(now, changed),
+                *copying_in_words(wanted, bytes_per_second),
+                *([f"take {self.leaver} out of the list of storages"] if self.leaver is not None else []),
+                *together,
+            ),
+            margins=tuple(effects),
+            danger=Danger.TYPED if together or self.deletes_files else danger(effects),
+            unsafe=(*undecided, *shortages(wanted, said)),
+        )
+
+    @property
+    def interrupted(self) -> str | None:
+        """What is said to an operator who ends a command that moves replicas."""
+        if not self.changed:
+            return None
+        numbers = spell_numbers(sorted(self.changed)).replace(" ", "")
+        return (
+            "Interrupted. What has moved stays, and new replicas go on copying as fast as this command let them. "
+            f"`waltzctl moves resume {numbers}` goes on, `waltzctl moves cancel {numbers}` takes back what has not "
+            "arrived, `waltzctl moves list` shows how far it is. The same command again goes on with everything that was "
+            "planned."
+        )
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def steps_in_words(now: Situation, goals: Goals) -> tuple[str, ...]:
+    """What is the same for several partitions is said once."""
+    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
+    for number, names in sorted(goals.items()):
+        leaving = sorted(name for name in now.roles(number) if name not in names)
+        alike.setdefault((tuple(now.new(number, names)), tuple(leaving)), []).append(number)
+    said = []
+    for (new, old), numbers in alike.items():
+        parts = [*([f"copy to {', '.join(new)}"] if new else []), *([f"leave {', '.join(old)}"] if old else [])]
+        said.append(f"{spell(numbers)}: {', then '.join(parts) or 'finish the move'}")
+    return tuple(said)
+
+
+# -- what is against it ------------------------------------------------------------------------------------------------
+
+
+def members_at_hand(now: Situation, number: int) -> frozenset[str]:
+    """Members that answer and hold what the newest session known has written, whether an owner counts them or not: with a
+    majority of them an owner finds everything that was committed."""
+    roles = now.roles(number)
+    held = {
+        storage.meta.name: one
+        for storage in now.found.storages
+        if roles.get(storage.meta.name) is Membership.MEMBER and (one := storage.replica(number)) and one.refused is None
+    }
+    newest = max((one.status.session for one in held.values() if one.status is not None), default=0)
+    return frozenset(
+        name
+        for name, one in held.items()
+        if one.status is None or (one.status.is_available and one.status.is_sound and one.status.session == newest)
+    )
+
+
+def effects_of(now: Situation, goals: Goals) -> tuple[list[Effect], list[str]]:
+    """Of each partition: what it can lose when the copies are made and the old ones are gone; and what is against that
+    besides. Where it takes no transactions now and members leave, it is not known yet which of them are needed."""
+    effects, undecided = list[Effect](), list[str]()
+    for number, names in sorted(goals.items()):
+        view, roles = now.found.partitions[number], now.roles(number)
+        members = {name for name, role in roles.items() if role is Membership.MEMBER}
+        if view.is_open or members <= set(names):
+            if view.said is not None or roles:  # it was ever open
+                level = now.found.level(number)
+                there = [name for name in names if name in level or name not in members]
+                after = margin(number, dict.fromkeys(names, Membership.MEMBER), there)
+                effects.append(Effect(before=margin(number, roles, level), after=after))
+            continue
+        level = members_at_hand(now, number)
+        after = Margin(partition=number, members=len(members), level=len(level & set(names)))
+        effect = Effect(before=margin(number, roles, level), after=after)
+        effects.append(effect)
+        if effect.before.spare < 0 and effect.refusal is None:
+            undecided.append(
+                f"partition {number} takes no transactions, and only {effect.before.level} of its {len(members)} members "
+                "answer with what they held: what the others hold may be needed"
+            )
+    return effects, undecided
+
+
+def bytes_to_copy(now: Situation, goals: Goals, said: Mapping[str, StorageDescription]) -> dict[str, int]:
+    """To each storage that says what it has."""
+    held = {name: {one.partition: one.disk_bytes for one in found.assigned} for name, found in said.items()}
+    wanted: dict[str, int] = {}
+    for number, names in goals.items():
+        roles = now.roles(number)
+        for name in said.keys() & now.new(number, names):
+            whole = max((held[other].get(number, 0) for other in roles if other != name and other in held), default=0)
+            wanted[name] = wanted.get(name, 0) + max(0, whole - held[name].get(number, 0))
+    return wanted
+
+
+def copying_in_words(wanted: Mapping[str, int], bound: int | None) -> tuple[str, ...]:
+    """How much, and how long it takes as far as that is known beforehand. `bound`: bytes a second."""
+    whole = sum(wanted.values())
+    if whole == 0:
+        return ()
+    if bound is None:
+        return (
+            f"copy {size(whole)} in all, at most as fast as the servers' `catch_up_bytes_per_second` lets each replica",
+        )
+    return (f"copy {size(whole)} in all, at most {size(bound)} a second: {duration(whole / bound)} or longer",)
+
+
+def shortages(wanted: Mapping[str, int], said: Mapping[str, StorageDescription]) -> tuple[str, ...]:
+    """Storages that have less free than is to be copied there, as far as they say; what each keeps free for itself is not
+    counted. What leaves them is no help: it goes only when the copies are made."""
+    room = {name: max(0, said[name].free_bytes - said[name].free_bytes_min) for name in wanted}
+    return tuple(
+        f"{name} has room for {size(room[name])}, and {size(bytes_)} are to be copied there"
+        for name, bytes_ in sorted(wanted.items())
+        if bytes_ > room[name]
+    )
+
+
+def crowding(now: Situation, goals: Goals) -> tuple[str, ...]:
+    """Partitions that one failure domain could stop afterwards, and cannot now."""
+    found: dict[str, list[int]] = {}
+    for number, names in sorted(goals.items()):
+        group = crowded(names, now.groups)
+        if group is not None and crowded(now.roles(number), now.groups) is None:
+            found.setdefault(group, []).append(number)
+    return tuple(
+        f"{spell(numbers)}: most replicas are in the group {group} then, and it stops with it"
+        for group, numbers in found.items()
+    )
+
+
+# -- step by step ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +279,11 @@ class View:
     """One partition on its way."""
 
     partition: int
-    roles: Mapping[str, Role]
-    """Who is assigned."""
+    roles: Mapping[str, Membership]
+    """Of the storages that are assigned."""
     goal: tuple[str, ...]
     level: frozenset[str]
-    """Who holds everything that is committed."""
+    """Storages that hold everything that is committed."""
     voting: frozenset[str]
     """Members of the session that was opened last: they have a vote when it is closed."""
     was_opened: bool
@@ -41,11 +298,11 @@ class View:
 
     @property
     def copied(self) -> dict[str, tuple[int, int]]:
-        """How many transactions each new replica has, of how many, while it is one."""
+        """How many transactions each learner has, of how many."""
         return {
             name: (min(self.held.get(name, -1), self.committed) + 1, self.committed + 1)
             for name in self.goal
-            if self.roles.get(name) is Role.LEARNER
+            if self.roles.get(name) is Membership.LEARNER
         }
 
     @property
@@ -59,17 +316,17 @@ class View:
 
     @property
     def is_done(self) -> bool:
-        """Exactly the goal is assigned, all of it takes part, and nobody else has a vote."""
-        there = set(self.goal) == set(self.roles)
-        if not self.was_opened:
-            return there
-        return there and all(role is Role.MEMBER for role in self.roles.values()) and self.voting <= set(self.goal)
+        """Exactly the goal is assigned, all of it takes part, and no other storage has a vote."""
+        if set(self.goal) != set(self.roles):
+            return False
+        is_member = all(role is Membership.MEMBER for role in self.roles.values())
+        return not self.was_opened or (is_member and self.voting <= set(self.goal))
 
 
 @dataclass(frozen=True)
 class Add:
     names: tuple[str, ...]
-    role: Role
+    role: Membership
 
 
 @dataclass(frozen=True)
@@ -94,17 +351,17 @@ def next_step(view: View) -> Step:
     if view.is_done:
         return Done()
     if view.missing:
-        # Before the first session nothing can be lost, and nobody is there to make a member of a learner.
-        return Add(tuple(view.missing), Role.LEARNER if view.was_opened else Role.MEMBER)
+        # Before the first session nothing can be lost, and no owner is there to make a member of a learner.
+        return Add(tuple(view.missing), Membership.LEARNER if view.was_opened else Membership.MEMBER)
     if not view.was_opened:
         return Drop(view.surplus[0])
-    learners = [name for name in view.surplus if view.roles[name] is Role.LEARNER]
+    learners = [name for name in view.surplus if view.roles[name] is Membership.LEARNER]
     if learners:
         return Drop(learners[0])  # it has no vote
     if view.waiting:
         return Wait(view.waiting)
-    behind = [name for name in view.goal if view.roles[name] is not Role.MEMBER or name not in view.level]
-    if any(view.roles[name] is not Role.MEMBER for name in behind) or (behind and not view.surplus):
+    behind = [name for name in view.goal if view.roles[name] is not Membership.MEMBER or name not in view.level]
+    if any(view.roles[name] is not Membership.MEMBER for name in behind) or (behind and not view.surplus):
         return Wait(_catching_up(view, behind[0]))
     left = sorted(view.voting - set(view.roles))
     if left:
@@ -120,7 +377,7 @@ def _catching_up(view: View, name: str) -> str:
     held, story = view.held.get(name), view.stories.get(name)
     if held is None:
         return f"{name}: {story}" if story else f"{name} has not answered yet"
-    if view.roles[name] is Role.LEARNER and held >= view.committed:
+    if view.roles[name] is Membership.LEARNER and held >= view.committed:
         return f"{name} is level and becomes a member with the next session"
     return f"{name} holds {held + 1:,} of {view.committed + 1:,} transactions{f'; {story}' if story else ''}"
 
@@ -141,7 +398,7 @@ def applied(sets: ReplicaSets, steps: Mapping[int, Step]) -> ReplicaSets:
 
 
 def view_of(
-    found: Picture, number: int, goal: Iterable[str], roles: Mapping[str, Role], meta: PartitionMeta | None
+    found: Picture, number: int, goal: Iterable[str], roles: Mapping[str, Membership], meta: PartitionMeta | None
 ) -> View:
     partition = found.partitions[number]
     replicas = partition.said.replicas if partition.said is not None else ()
@@ -163,28 +420,17 @@ def view_of(
 
 def holds_anything(storage: StorageView, number: int) -> bool:
     """Of this partition, or may do so: it says nothing of a replica that it refuses."""
-    held = storage.said.assigned if storage.said is not None else ()
-    return any(one.partition == number and (one.status is None or one.status.last_id >= 0) for one in held)
+    one = storage.replica(number)
+    return one is not None and (one.status is None or one.status.last_id >= 0)
 
 
 def is_ahead(storage: StorageView, number: int, session: int) -> bool:
     """It has begun a session above this one. Each is saved before it is begun: a document that says this one, and was read
     after the storage was asked, went back."""
-    held = storage.said.assigned if storage.said is not None else ()
-    return any(one.partition == number and one.status is not None and one.status.session > session for one in held)
+    one = storage.replica(number)
+    return one is not None and one.status is not None and one.status.session > session
 
 
 def _is_full(storage: StorageView, number: int) -> bool:
-    held = storage.said.assigned if storage.said is not None else ()
-    return any(one.partition == number and one.status is not None and one.status.is_full for one in held)
-
-
-def goals(found: Picture, sets: ReplicaSets) -> dict[int, tuple[str, ...]]:
-    """Where replicas shall be, as far as that was ever said: what moves already counts as moved. A goal that names a
-    storage that was taken out since then cannot be reached, and counts for nothing."""
-    there = {view.meta.name for view in found.storages}
-    wanted = {number: goal for number, goal in found.moves.items() if there.issuperset(goal)}
-    return {
-        number: tuple(wanted.get(number, sorted(sets.partitions.get(number, {}))))
-        for number in range(found.meta.partitions)
-    }
+    one = storage.replica(number)
+    return one is not None and one.status is not None and one.status.is_full

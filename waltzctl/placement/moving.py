@@ -1,46 +1,95 @@
 """Replicas on their way: the shell around `moves`. It writes the goal down, takes one step after the other, and waits.
 
-Everything that it knows is in the coordinator and in what daemons say. It may be killed at any moment and run again, also
-by somebody else, also twice at the same time: each change is a compare-and-set on what it was decided from.
+All that it knows is in the coordinator and in what daemons say. It may be killed at any moment and run again, also by
+another operator, also twice at the same time: each change is a compare-and-set on what it was decided from.
+
+A bound on copying that outlives what it was for slows down the next repair, and is forgotten. So this one ends with the
+moves that it was set for, or with the command where nothing is written down.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Annotated, Protocol
 
 from waltzctl.picture.look import look
 from waltzctl.picture.picture import Picture, StorageView
 from waltzctl.placement import moves
-from waltzctl.placement.terms import Throttle
-from waltzctl.progress import Amount, Say
+from waltzctl.placement.moves import Goals, Relocation, Situation
+from waltzctl.shell.change import Change, changing, who
+from waltzctl.shell.options import From, positive
+from waltzctl.shell.progress import Amount, Say
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import NO_VERSION, STORAGES, Cluster
-from waltzd.cluster.documents import Moves, ReplicaSets, Role, StorageMeta
-from waltzd.errors import ChangedMeanwhile, Unfinished, WaltzError
+from waltzd.cluster.documents import CopyRate, Membership, Moves, ReplicaSets, StorageMeta
+from waltzd.daemon.settings import parse_size
+from waltzd.errors import BadArgument, ChangedMeanwhile, Unfinished, WaltzError
+from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 
 POLL_SECONDS = 0.2
 TOLD_MAX = 3
-"""So many of those that wait are named when it takes too long."""
+"""How many of the partitions that wait are named when it takes too long."""
 CHANGED = "its documents were changed meanwhile"
 
 
-Goals = Mapping[int, tuple[str, ...]]
+@dataclass(frozen=True, kw_only=True)
+class MoveOptions:
+    timeout: float | None = None
+    """Seconds; None waits for as long as it takes."""
+    bytes_per_second: int | None = None
+    """Of all copies of this command together; None is as fast as servers permit."""
+
+
+def _move_options(
+    timeout: Annotated[
+        float | None,
+        changing(
+            "--timeout",
+            parser=positive,
+            metavar="SECONDS",
+            help="Give up waiting after so long, more than 0; what was begun stays written down. For as long as it takes "
+            "by default.",
+        ),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        changing(
+            "--rate",
+            metavar="SIZE",
+            help="Copy at most so much a second in all, as 50MB, until the moves have ended; never faster than the "
+            "servers' `catch_up_bytes_per_second`.",
+        ),
+    ] = None,
+) -> MoveOptions:
+    return MoveOptions(timeout=timeout, bytes_per_second=None if rate is None else _rate_of(rate))
+
+
+Moving = Annotated[MoveOptions, From(_move_options)]
+
+
+def _rate_of(text: str) -> int:
+    try:
+        found = parse_size(text.removesuffix("/s"))
+    except ValueError as error:
+        raise BadArgument(f"--rate: {error}") from error
+    if found < 1:
+        raise BadArgument("--rate: nothing would ever be copied", next_step="say 1MB, or leave it out for no bound")
+    return found
 
 
 class Daemons(Protocol):
-    """Those of one cluster, as far as whoever moves replicas asks them for something. Tests have their own."""
+    """Those of one cluster, as far as a move of replicas needs them. Tests have their own."""
 
     async def look(self) -> Picture: ...
     async def remove_partitions(
         self, storage: StorageMeta, numbers: Sequence[int], *, delete_files: bool
     ) -> dict[int, WaltzError | None]: ...
     async def pause(self) -> None:
-        """Let them do something."""
+        """Give the daemons time to do something."""
         ...
 
 
@@ -49,18 +98,121 @@ class RealDaemons:
         self._cluster = cluster
         self._tls = tls
 
+    async def _admin(self, storage: StorageMeta) -> AdminClient:
+        key = (await self._cluster.meta()).key
+        return AdminClient(storage.admin_listen, key, tls=self._tls, name=storage.name)
+
     async def look(self) -> Picture:
         return await look(self._cluster.coordinator, tls=self._tls)
 
     async def remove_partitions(
         self, storage: StorageMeta, numbers: Sequence[int], *, delete_files: bool
     ) -> dict[int, WaltzError | None]:
-        key = (await self._cluster.meta()).key
-        async with AdminClient(storage.admin_listen, key, tls=self._tls, name=storage.name) as admin:
+        async with await self._admin(storage) as admin:
             return await admin.remove_partitions(numbers, delete_files=delete_files)
+
+    async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
+        async with await self._admin(storage) as admin:
+            return await admin.fence(partition, session)
 
     async def pause(self) -> None:
         await asyncio.sleep(POLL_SECONDS)
+
+
+async def situation(cluster: Cluster, tls: Tls | None, *, daemons: Daemons | None = None) -> Situation:
+    """`daemons`: those of the cluster, unless a test has others."""
+    _, moves_version = await cluster.moves()
+    sets, versions = await cluster.replicas()
+    found = await (daemons or RealDaemons(cluster, tls)).look()
+    return Situation(found=found, sets=sets, versions=versions, moves_version=moves_version)
+
+
+def admin_of(now: Situation, name: str, tls: Tls | None) -> AdminClient:
+    return AdminClient(now.storage(name).admin_listen, now.found.meta.key, tls=tls, name=name)
+
+
+# -- from end to end ---------------------------------------------------------------------------------------------------
+
+
+def change_of(relocation: Relocation, options: MoveOptions, tls: Tls | None) -> Change:
+    async def do(cluster: Cluster, say: Say) -> Mapping[str, dict[str, list[int]]]:
+        return {"cleared": await carry_out(cluster, RealDaemons(cluster, tls), relocation, options, say)}
+
+    return Change(plan=relocation.plan(options.bytes_per_second), do=do, interrupted=relocation.interrupted)
+
+
+async def carry_out(
+    cluster: Cluster, daemons: Daemons, relocation: Relocation, options: MoveOptions, say: Say
+) -> dict[str, list[int]]:
+    """Move, and clear away what is left behind: storage → partitions whose files were taken off it."""
+    now, changed = relocation.now, relocation.changed
+    throttle = Throttle(cluster, options.bytes_per_second, lasts=True)
+    mover = Mover(cluster, daemons, say, throttle)
+    if relocation.first is not None:
+        await cluster.add_storage(relocation.first)
+    if changed:
+        is_unbound = options.bytes_per_second is None and not relocation.keeps_rate
+        if is_unbound and now.found.moves.keys() <= changed.keys():
+            await throttle.lift()  # it was set by a command that was interrupted, for these very moves
+        # Still from what the plan was made of: if that has changed meanwhile, nothing moves.
+        await mover.aim(changed, sets=now.sets, versions=now.versions, moves_version=now.moves_version)
+        await mover.arrive(changed, seconds=options.timeout)
+        if not (await cluster.moves())[0].partitions:
+            await throttle.lift()
+    cleared: dict[str, list[int]] = {}
+    if relocation.goals:
+        say("clearing away what is left behind")
+        cleared = await mover.clear(relocation.goals, delete_files=relocation.deletes_files)
+    if relocation.leaver is not None:
+        await take_out(cluster, relocation.leaver)
+    return cleared
+
+
+async def take_out(cluster: Cluster, name: str) -> None:
+    """Remove a storage from the list, unless another operator has just decided to move something there."""
+    while True:
+        found, version = await cluster.moves()
+        coming = [number for number, names in sorted(found.partitions.items()) if name in names]
+        if coming:
+            raise ChangedMeanwhile(
+                f"another operator moves partition {spell_numbers(coming)} to {name}",
+                not_done=f"{name} stays in the list of storages",
+                next_step="look with `waltzctl history`, then run this again if it is still meant",
+            )
+        try:
+            return await cluster.remove_storage(name, moves=version)
+        except ChangedMeanwhile:
+            if name not in await cluster.storages():
+                return  # another operator was faster with the same
+            if (await cluster.moves())[1] == version:
+                raise
+
+
+# -- step by step ------------------------------------------------------------------------------------------------------
+
+
+class Throttle:
+    """`lasts`: longer than this command, for a move that is written down; the command that ends the move lifts it."""
+
+    def __init__(self, cluster: Cluster, bytes_per_second: int | None, *, lasts: bool = False) -> None:
+        self._cluster = cluster
+        self._bytes_per_second = bytes_per_second
+        self._lasts = lasts
+        self._said: tuple[int, int] | None = None
+
+    async def share(self, copies: int) -> None:
+        """Share the bound among the replicas that copy now. A new session of the coordinator is told again."""
+        if self._bytes_per_second is None or copies == 0:
+            return
+        each = max(1, self._bytes_per_second // copies)
+        saying = (each, self._cluster.coordinator.session)
+        if saying != self._said:
+            rate = CopyRate(bytes_per_second=each, who=who())
+            await self._cluster.set_copy_rate(rate, lasts=self._lasts)
+            self._said = saying
+
+    async def lift(self) -> None:
+        await self._cluster.lift_copy_rate()
 
 
 class Mover:
@@ -70,13 +222,13 @@ class Mover:
         self._say = say
         self._throttle = throttle
         self._last: Mapping[int, str] = {}
-        """What was waited for when it was said last."""
+        """Partition → what it waited for at the last look."""
         self._copied: dict[tuple[int, str], tuple[int, int]] = {}
-        """Of each replica that copies, or did: how many bytes it has, of how many, about."""
+        """Replica that copies, or did → how many bytes it has, of how many, about."""
 
     async def aim(self, goals: Goals, *, sets: ReplicaSets, versions: Mapping[int, int], moves_version: int) -> None:
-        """Write down where replicas shall be. Somebody who planned at the same time is told that this was changed; an owner
-        that has made a member of a learner has moved nothing."""
+        """Write down where replicas shall be. An operator who planned at the same time is told that this was changed; an
+        owner that has made a member of a learner has moved nothing."""
         found, _ = await self._cluster.moves()
         wanted = {**found.partitions, **{number: tuple(sorted(names)) for number, names in goals.items()}}
         versions = {number: version for number, version in versions.items() if number in goals}
@@ -93,14 +245,14 @@ class Mover:
                     versions = current
                     continue
                 raise ChangedMeanwhile(
-                    f"replicas were moved by somebody else since this was planned: {error.message}",
+                    f"replicas were moved by another operator since this was planned: {error.message}",
                     not_done="nothing was moved",
                     next_step="look with `waltzctl history`, then run this again if it is still meant",
                 ) from error
             return
 
     async def arrive(self, goals: Goals, *, seconds: float | None) -> None:
-        """Until these partitions are where they shall be. `ChangedMeanwhile` when somebody else wants them elsewhere."""
+        """Until these partitions are where they shall be. `ChangedMeanwhile` when another operator wants them elsewhere."""
         left = dict(goals)
         try:
             async with asyncio.timeout(seconds):
@@ -118,7 +270,7 @@ class Mover:
         self._say(f"{total - len(waiting)} of {total} partitions done; {_spell(waiting, 1)}", amount if copied else None)
 
     async def _advance(self, left: dict[int, tuple[str, ...]]) -> dict[int, str]:
-        """One step for each that can take one; those that are not done, and why. Who arrives is taken out of `left`."""
+        """One step for each that can take one; those that are not done, and why. What arrives is taken out of `left`."""
         cluster = self._cluster
         found_moves, moves_version = await cluster.moves()
         sets, versions = await cluster.replicas()
@@ -142,7 +294,7 @@ class Mover:
                 await cluster.save_moves(replace(found_moves, partitions=rest), moves_version)
                 for number in done:
                     del left[number]
-        except ChangedMeanwhile:  # somebody else takes the same steps
+        except ChangedMeanwhile:  # another tool takes the same steps
             return dict.fromkeys(moving, CHANGED)
         late = await self._save(sets, after, versions)
         return {
@@ -152,7 +304,7 @@ class Mover:
         }
 
     async def _save(self, before: ReplicaSets, after: ReplicaSets, versions: Mapping[int, int]) -> set[int]:
-        """Each partition by itself; those that were changed by their owner, or somebody else, since they were read."""
+        """Each partition by itself; those that were changed by their owner, or another tool, since they were read."""
         late = set[int]()
 
         async def save(number: int) -> None:
@@ -167,7 +319,8 @@ class Mover:
         return late
 
     def _note(self, views: Mapping[int, moves.View], bytes_: Mapping[int, int]) -> None:
-        """What no longer copies has everything. `bytes_`: of a whole replica of each partition."""
+        """Note how far copies are; a replica that copies no longer has everything. `bytes_`: of a whole replica of each
+        partition."""
         copying = {
             (number, name): (bytes_[number] * done // max(1, total), bytes_[number])
             for number, view in views.items()
@@ -195,7 +348,7 @@ class Mover:
         return cleared
 
     async def _orphans(self, storage: StorageView, numbers: Sequence[int]) -> list[int]:
-        """Looked at right before they are removed: somebody else may have given the storage one of them again. One that
+        """Looked at right before they are removed: another operator may have given the storage one of them again. One that
         still has a vote, or is to get a replica, is none. Nor is one that holds anything while the partition's document,
         which would say who has a vote, is gone, or one that has begun a session of which the document knows nothing."""
         name = storage.meta.name
@@ -218,30 +371,29 @@ class Mover:
 
 
 def _bytes_of(found: Picture, number: int) -> int:
-    """Of the largest replica of this partition: owners say how many transactions each has, and storages how many bytes."""
-    assigned = (one for view in found.storages if view.said is not None for one in view.said.assigned)
-    return max((one.disk_bytes for one in assigned if one.partition == number), default=0)
+    """The size of the largest replica: owners say how many transactions each has, and storages how many bytes."""
+    return max((one.disk_bytes for view in found.storages if (one := view.replica(number))), default=0)
 
 
 def _copies(moving: Goals, sets: ReplicaSets) -> int:
     """Replicas that have to copy, or may have to: those that are no members yet."""
     roles = {number: sets.partitions.get(number, {}) for number in moving}
-    return sum(roles[number].get(name) is not Role.MEMBER for number, goal in moving.items() for name in goal)
+    return sum(roles[number].get(name) is not Membership.MEMBER for number, goal in moving.items() for name in goal)
 
 
 def _places(sets: ReplicaSets, numbers: Iterable[int]) -> dict[int, frozenset[str]]:
-    """Where replicas of these partitions are, whatever they are there."""
+    """The storages that have a replica, members and learners alike."""
     return {number: frozenset(sets.partitions.get(number, {})) for number in numbers}
 
 
 def _check_goals(left: Goals, found: Moves, sets: ReplicaSets) -> None:
-    """What was written down is what we want, or it was reached already."""
+    """Raises unless the goals that are written down are ours, or ours are reached already."""
     for number, goal in sorted(left.items()):
         there = found.partitions.get(number, sets.partitions.get(number, {}))
         if set(there) != set(goal):
             elsewhere = ", ".join(sorted(there)) or "nowhere"
             raise ChangedMeanwhile(
-                f"somebody else moves partition {number} to {elsewhere}, not to {', '.join(goal)}",
+                f"another operator moves partition {number} to {elsewhere}, not to {', '.join(goal)}",
                 not_done="what was moved until now stays; other partitions may be on their way",
                 next_step="look with `waltzctl history`, then run this again if it is still meant",
             )

@@ -1,33 +1,35 @@
-"""`waltzctl partition transfer` and `partition preferred`: which server owns a partition, once or for good.
+"""`waltzctl server`, `partition transfer` and `partition preferred`: which server owns a partition, once or for good.
 
-A transfer is one step of the leader's, done by hand: the tool plans as the leader would if the partition were preferred
-there, and saves that by compare-and-set. It lasts because nothing moves without a reason; where there is a reason to undo
-it, it is refused. A preference is such a reason, and stays until somebody clears it.
+The tool plans as the leader does. A transfer is one step of the leader's, done by hand and saved by compare-and-set. It
+lasts because nothing moves without a reason; where there is a reason to undo it, it is refused. A preference is such a
+reason, and stays until an operator clears it. Draining is said to the server itself, which announces it; the leader then
+gives its partitions to others. It lasts as long as the process: a server that was started again takes part again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from waltzctl.change import Asking, agree, changing, recorded
-from waltzctl.interruption import interruptible
-from waltzctl.job import STAYS
-from waltzctl.numbers import partitions_of
-from waltzctl.options import Output
+from waltzctl.picture.look import seen
 from waltzctl.placement.handover import Handover, arrival
-from waltzctl.reach import Meant, Reach, known_servers, unknown, using
-from waltzctl.safety import Plan
-from waltzctl.show.change import put_plan
+from waltzctl.shell.change import Change, Changing, changing
+from waltzctl.shell.numbers import check_partitions, partitions_of
+from waltzctl.shell.progress import Say
+from waltzctl.shell.reach import Meant, Reach, ServerName, first_contact, known_servers, unknown, using
+from waltzctl.shell.safety import Danger, Plan
+from waltzctl.show.cluster import servers as server_list
 from waltzctl.show.forms import AnyForm, Column, Listing, put
 from waltzd.cluster.assignment import moved, obstacles, plan, preferring, spell_numbers, transferred
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Preferences, ServerMeta
-from waltzd.errors import EXIT_OK, BadArgument, ChangedMeanwhile, NoSuchPartition, WouldNotLast
+from waltzd.errors import EXIT_OK, BadArgument, ChangedMeanwhile, WouldNotLast
+from waltzd.wire.servers import ServerAdminClient
+from waltzd.wire.tls import Tls
 
 TIMEOUT_SECONDS = 60.0
 
@@ -60,15 +62,17 @@ class Owners:
         """What the leader will do."""
         return plan(self.assignment, servers, len(self.assignment.owners), preferences)
 
-    def check_numbers(self, numbers: Collection[int]) -> None:
-        for number in numbers:
-            if number >= self.meta.partitions:
-                raise NoSuchPartition(
-                    f"there is no partition {number}: the cluster has {self.meta.partitions}",
-                    not_done="nothing was changed",
-                    next_step="see them with `waltzctl partition list`",
-                    partition=number,
-                )
+    def server(self, name: str) -> ServerMeta:
+        if name not in self.servers:
+            raise unknown("server", name, self.servers)
+        return self.servers[name]
+
+    def admin(self, name: str, tls: Tls | None) -> ServerAdminClient:
+        return ServerAdminClient(self.server(name).admin_listen, self.meta.key, tls=tls, name=name)
+
+    def leader_moves(self, after: Assignment) -> list[str]:
+        """In words."""
+        return [f"the leader moves {part}" for part in moved(self.assignment, after)]
 
 
 Wait = Annotated[bool, changing("--wait/--no-wait", help="Wait until the partitions are open at their new owners.")]
@@ -85,6 +89,149 @@ def moves_json(before: Assignment, after: Assignment) -> list[dict[str, Any]]:
     ]
 
 
+def spell(numbers: Collection[int]) -> str:
+    """As one word."""
+    return spell_numbers(sorted(numbers)).replace(" ", "")
+
+
+# -- servers -----------------------------------------------------------------------------------------------------------
+
+
+def list_(*, reach: Meant, output: AnyForm = "table") -> int:
+    """Show the servers: what they own, how many of that is open, and which one leads. One that should be up and is not is
+    `down`, until it is started again or taken out with `waltzctl server remove`.
+
+    \b
+    Examples:
+      waltzctl server list
+      waltzctl server list -o json
+    """
+    put(server_list(seen(reach)), output)
+    return EXIT_OK
+
+
+def drain(*, server: ServerName, request: Changing, wait: Wait = True, timeout: Patience = TIMEOUT_SECONDS) -> int:
+    """Let a server give all its partitions to others and take no new ones, before it is stopped or looked after. It ends
+    when the server owns nothing and its partitions are open elsewhere. The server takes part again after
+    `waltzctl server undrain`, or when it was started again.
+
+    \b
+    Examples:
+      waltzctl server drain server-1 --dry-run
+      waltzctl server drain server-1 --yes --reason "new memory"
+    """
+    tls = request.reach.tls
+
+    async def prepare(cluster: Cluster) -> Change:
+        found = await Owners.of(cluster)
+        numbers = await _to_give_away(found, server, tls)
+        made, after = drain_plan(found, server, numbers)
+
+        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+            await _announce(found, server, tls, is_draining=True)
+            if after is None:
+                return _told([], None)
+            wanted = Handover(numbers=tuple(numbers), to={}, leaving=server)
+            seconds = await arrival(cluster, wanted, found.meta.key, tls, timeout, say) if wait else None
+            return _told(moves_json(found.assignment, after), seconds)
+
+        return Change(plan=made, do=do, is_planned_again=True)
+
+    return request.perform(prepare)
+
+
+def undrain(*, server: ServerName, request: Changing) -> int:
+    """Let a server that drains take partitions again.
+
+    \b
+    Examples:
+      waltzctl server undrain server-1
+      waltzctl server undrain server-1 --dry-run -o json
+    """
+
+    async def prepare(cluster: Cluster) -> Change:
+        found = await Owners.of(cluster)
+        made, after = undrain_plan(found, server)
+
+        async def do(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+            await _announce(found, server, request.reach.tls, is_draining=False)
+            return {"moves": moves_json(found.assignment, after)}
+
+        return Change(plan=made, do=do)
+
+    return request.perform(prepare)
+
+
+def remove(*, server: ServerName, request: Changing) -> int:
+    """Take a server that was stopped for good off the list of servers that are expected to be up: until then `waltzctl
+    status` complains that it is not. One that is up is refused: stop it first. Started again, it is expected again.
+
+    \b
+    Examples:
+      waltzctl server remove server-3 --dry-run
+      waltzctl server remove server-3 --yes --reason "the machine is given back"
+    """
+
+    async def prepare(cluster: Cluster) -> Change:
+        up, expected = await cluster.servers(), await cluster.expected_servers()
+        if server not in {**up, **expected}:
+            raise unknown("server", server, {**up, **expected})
+        made = Plan(
+            verb="server remove",
+            subject=server,
+            steps=(f"{server} is not expected to be up any more",),
+            unsafe=(f"{server} is up: stop it first, or it is expected again at once",) if server in up else (),
+        )
+
+        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+            await cluster.forget_server(server)
+            return {}
+
+        return Change(plan=made, do=do, is_planned_again=True)
+
+    return request.perform(prepare)
+
+
+async def _to_give_away(found: Owners, server: str, tls: Tls | None) -> list[int]:
+    """Partitions that the server owns, or has not closed yet."""
+    async with found.admin(server, tls) as admin, first_contact(found.server(server).admin_listen, tls):
+        said = await admin.describe()
+    assigned = (number for number, owner in enumerate(found.assignment.owners) if owner.server == server)
+    return sorted({*assigned, *(held.partition for held in said.partitions)})
+
+
+async def _announce(found: Owners, server: str, tls: Tls | None, *, is_draining: bool) -> None:
+    async with found.admin(server, tls) as admin, first_contact(found.server(server).admin_listen, tls):
+        await admin.drain(is_draining)
+
+
+def _told(moves: list[dict[str, Any]], seconds: float | None) -> dict[str, Any]:
+    return {"moves": moves, "seconds": None if seconds is None else round(seconds, 3)}
+
+
+def drain_plan(found: Owners, server: str, numbers: Sequence[int]) -> tuple[Plan, Assignment | None]:
+    """And the assignment that the leader will come to; None when no server could take the partitions."""
+    before = found.server(server)
+    servers = {**found.servers, server: replace(before, is_draining=True)}
+    steps = [] if before.is_draining else [f"{server} takes no partitions any more"]
+    if all(other.is_draining for other in servers.values()):
+        nobody = f"{server} is the only server that takes partitions"
+        unsafe = f"{nobody}: nobody would take over {spell_numbers(numbers)}" if numbers else nobody
+        return Plan(verb="server drain", subject=server, steps=tuple(steps), unsafe=(unsafe,) if steps else ()), None
+    after = found.planned(servers, found.preferences)
+    steps += found.leader_moves(after)
+    if numbers and not steps:
+        steps = [f"{server} closes {spell_numbers(numbers)}"]
+    return Plan(verb="server drain", subject=server, steps=tuple(steps)), after
+
+
+def undrain_plan(found: Owners, server: str) -> tuple[Plan, Assignment]:
+    before = found.server(server)
+    after = found.planned({**found.servers, server: replace(before, is_draining=False)}, found.preferences)
+    steps = (f"{server} takes partitions again", *found.leader_moves(after)) if before.is_draining else ()
+    return Plan(verb="server undrain", subject=server, steps=steps, danger=Danger.NONE), after
+
+
 # -- once --------------------------------------------------------------------------------------------------------------
 
 
@@ -94,11 +241,9 @@ def transfer(
     server: Annotated[
         str, Option("--to", metavar="SERVER", help="The server that is to own them.", autocompletion=known_servers)
     ],
-    asked: Asking,
-    reach: Meant,
+    request: Changing,
     wait: Wait = True,
     timeout: Patience = TIMEOUT_SECONDS,
-    output: Output = "table",
 ) -> int:
     """Move PARTITIONS (like 0-3,7) to another server, once. The plan shows what has to move back so that servers own
     equally many. A transfer that the cluster would undo at once, because a partition is preferred elsewhere, is refused.
@@ -110,35 +255,28 @@ def transfer(
       waltzctl partition transfer 0,1 --to server-1 --yes --reason "the new machine" -o json
     """
     numbers = partitions_of(partitions)
-    found = using(reach, Owners.of)
-    after = transfer_of(found, numbers, server)
-    made = transfer_plan(found.assignment, after, numbers)
-    if not agree(made, asked, reach, output):
-        return EXIT_OK
 
-    async def do(cluster: Cluster) -> float | None:
-        async with recorded(cluster, made, asked):
+    async def prepare(cluster: Cluster) -> Change:
+        found = await Owners.of(cluster)
+        after = transfer_of(found, numbers, server)
+        moves = moves_json(found.assignment, after)
+
+        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             await save(cluster, found, after)
-            if not wait:
-                return None
-            steps = moves_json(found.assignment, after)
-            wanted = Handover(
-                numbers=tuple(step["partition"] for step in steps), to={step["partition"]: step["to"] for step in steps}
-            )
-            return await arrival(cluster, wanted, key=found.meta.key, tls=reach.tls, seconds=timeout)
+            to = {move["partition"]: move["to"] for move in moves}
+            wanted = Handover(numbers=tuple(to), to=to)
+            tls = request.reach.tls
+            return _told(moves, await arrival(cluster, wanted, found.meta.key, tls, timeout, say) if wait else None)
 
-    with interruptible(STAYS):
-        seconds = using(reach, do)
-    put_plan(made, output, result="done", moves=moves_json(found.assignment, after), seconds=rounded(seconds))
-    return EXIT_OK
+        return Change(plan=transfer_plan(found.assignment, after, numbers), do=do)
+
+    return request.perform(prepare)
 
 
 def transfer_of(found: Owners, numbers: Collection[int], to: str) -> Assignment:
     """The assignment that a transfer leads to; an error where it cannot be, or would not last."""
-    found.check_numbers(numbers)
-    if to not in found.servers:
-        raise unknown("server", to, found.servers)
-    if found.servers[to].is_draining:
+    check_partitions(numbers, found.meta.partitions)
+    if found.server(to).is_draining:
         raise WouldNotLast(
             f"{to} is draining",
             next_step=f"let it take part again with `waltzctl server undrain {to}`, or name another server",
@@ -147,14 +285,15 @@ def transfer_of(found: Owners, numbers: Collection[int], to: str) -> Assignment:
     against = obstacles(after, found.servers, found.preferences, numbers, to)
     if against:
         spelled = spell(numbers)
-        clear = "a preference that an operator set goes away with `waltzctl partition preferred PARTITIONS --clear`"
         if all(after.owners[number].server == to for number in numbers):
-            clear = (
-                f"say that they should be there for good, `waltzctl partition preferred {spelled} --server {to}`; {clear}"
-            )
+            first = f"say that they should be there for good, `waltzctl partition preferred {spelled} --server {to}`"
         else:
-            clear = f"name fewer partitions, as servers own equally many; {clear}"
-        raise WouldNotLast(f"partition transfer {spelled} to {to}: {'; '.join(against)}", next_step=clear)
+            first = "name fewer partitions, as servers own equally many"
+        raise WouldNotLast(
+            f"partition transfer {spelled} to {to}: {'; '.join(against)}",
+            next_step=f"{first}; a preference that an operator set goes away with `waltzctl partition preferred PARTITIONS "
+            "--clear`",
+        )
     return after
 
 
@@ -167,17 +306,8 @@ def transfer_plan(before: Assignment, after: Assignment, numbers: Collection[int
     return Plan(verb="partition transfer", subject=spell(numbers), steps=tuple(steps))
 
 
-def spell(numbers: Collection[int]) -> str:
-    """As one word."""
-    return spell_numbers(sorted(numbers)).replace(" ", "")
-
-
-def rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 3)
-
-
 async def save(cluster: Cluster, found: Owners, after: Assignment) -> None:
-    """Only if nobody moved anything since the plan; else the error says what was moved."""
+    """Only if nothing was moved since the plan; else the error says what was."""
     try:
         await cluster.save_assignment(after, found.version)
     except ChangedMeanwhile as error:
@@ -206,9 +336,8 @@ def preferred(
         ),
     ] = None,
     clear: Annotated[bool, Option("--clear", help="Prefer no server for PARTITIONS any more.")] = False,
+    request: Changing,
     output: AnyForm = "table",
-    asked: Asking,
-    reach: Meant,
 ) -> int:
     """Show which servers should own which partitions, or say so with --server. A preference counts as far as servers own
     equally many partitions, and lasts until --clear. It goes before `preferred` in the configuration of servers.
@@ -221,50 +350,46 @@ def preferred(
     """
     numbers = None if partitions is None else partitions_of(partitions)
     if server is None and not clear:
-        return _list(reach, numbers, output)
+        return _list_preferences(request.reach, numbers, output)
     if server is not None and clear:
         raise BadArgument("--server and --clear say different things")
     if numbers is None:
         raise BadArgument("it was not said for which partitions", next_step="name them, like 0-3,7")
     if output not in ("table", "json"):
         raise BadArgument(f"-o {output} is for the list only", next_step="use -o table or -o json")
-    found = using(reach, Owners.of)
-    found.check_numbers(numbers)
-    if server is not None and server not in found.servers:
-        raise unknown("server", server, found.servers)
-    wishes = wishes_of(found.preferences, numbers, server)
-    after = found.planned(found.servers, wishes)
-    made = preference_plan(found, wishes, after, numbers, server)
-    if not agree(made, asked, reach, output):
-        return EXIT_OK
 
-    async def do(cluster: Cluster) -> None:
-        async with recorded(cluster, made, asked):
-            try:
-                await cluster.save_preferences(wishes, found.preferences_version)
-            except ChangedMeanwhile as error:
-                raise ChangedMeanwhile(
-                    "somebody else changed what is preferred meanwhile",
-                    next_step="look at it with `waltzctl partition preferred`",
-                ) from error
+    async def prepare(cluster: Cluster) -> Change:
+        found = await Owners.of(cluster)
+        check_partitions(numbers, found.meta.partitions)
+        if server is not None:
+            found.server(server)
+        wishes = wishes_of(found.preferences, numbers, server)
+        after = found.planned(found.servers, wishes)
 
-    with interruptible(STAYS):
-        using(reach, do)
-    unmet = (
-        {}
-        if server is None
-        else {number: why for number in numbers if (why := unmet_wish(number, server, after, found.servers))}
-    )
-    put_plan(
-        made,
-        output,
-        result="done",
-        moves=moves_json(found.assignment, after),
-        unmet={str(n): why for n, why in unmet.items()},
-    )
-    for number, why in unmet.items():
-        typer.echo(f"Partition {number} does not go to {server} now: {why}.", err=True)
-    return EXIT_OK
+        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+            await _save_preferences(cluster, wishes, found.preferences_version)
+            unmet = {
+                number: why
+                for number in numbers
+                if server is not None and (why := unmet_wish(number, server, after, found.servers))
+            }
+            for number, why in unmet.items():
+                typer.echo(f"Partition {number} does not go to {server} now: {why}.", err=True)
+            return {"moves": moves_json(found.assignment, after), "unmet": {str(n): why for n, why in unmet.items()}}
+
+        return Change(plan=preference_plan(found, wishes, after, numbers, server), do=do)
+
+    return request.perform(prepare)
+
+
+async def _save_preferences(cluster: Cluster, wishes: Preferences, version: int) -> None:
+    try:
+        await cluster.save_preferences(wishes, version)
+    except ChangedMeanwhile as error:
+        raise ChangedMeanwhile(
+            "another operator changed what is preferred meanwhile",
+            next_step="look at it with `waltzctl partition preferred`",
+        ) from error
 
 
 def wishes_of(before: Preferences, numbers: Collection[int], server: str | None) -> Preferences:
@@ -275,20 +400,12 @@ def wishes_of(before: Preferences, numbers: Collection[int], server: str | None)
 def preference_plan(
     found: Owners, wishes: Preferences, after: Assignment, numbers: Collection[int], server: str | None
 ) -> Plan:
-    verb, subject = "partition preferred", spell(numbers)
-    if wishes == found.preferences:
-        return Plan(verb=verb, subject=subject, steps=())
-    changed = [
-        number for number in sorted(numbers) if wishes.partitions.get(number) != found.preferences.partitions.get(number)
-    ]
-    first = (
-        f"prefer {server} for {spell_numbers(changed)}"
-        if server is not None
-        else f"prefer no server for {spell_numbers(changed)}"
-    )
-    return Plan(
-        verb=verb, subject=subject, steps=(first, *(f"the leader moves {part}" for part in moved(found.assignment, after)))
-    )
+    steps: tuple[str, ...] = ()
+    if wishes != found.preferences:
+        before = found.preferences.partitions
+        changed = [number for number in sorted(numbers) if wishes.partitions.get(number) != before.get(number)]
+        steps = (f"prefer {server or 'no server'} for {spell_numbers(changed)}", *found.leader_moves(after))
+    return Plan(verb="partition preferred", subject=spell(numbers), steps=steps)
 
 
 def unmet_wish(number: int, server: str, after: Assignment, servers: Mapping[str, ServerMeta]) -> str:
@@ -302,21 +419,19 @@ def unmet_wish(number: int, server: str, after: Assignment, servers: Mapping[str
     return f"{server} has its even share without it"
 
 
-def _list(reach: Reach, numbers: Collection[int] | None, output: str) -> int:
+def _list_preferences(reach: Reach, numbers: Collection[int] | None, output: str) -> int:
     found = using(reach, Owners.of)
-    found.check_numbers(numbers or ())
+    check_partitions(numbers or (), found.meta.partitions, not_done="nothing was asked")
+    heads = ("servers", "by", "owner", "honoured", "why not")
     put(
         Listing(
             kind="preferences",
-            columns=(
-                Column("partition", is_right=True), Column("servers"), Column("by"), Column("owner"), Column("honoured"),
-                Column("why not"),
-            ),
+            columns=(Column("partition", is_right=True), *map(Column, heads)),
             rows=[row for row in preference_rows(found) if numbers is None or row["partition"] in numbers],
             nothing="No partition is preferred at any server: they are shared evenly, and stay where they are.",
         ),
         output,
-    )  # fmt: skip
+    )
     return EXIT_OK
 
 

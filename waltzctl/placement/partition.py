@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.change import Asked, Asking
-from waltzctl.job import Job, perform
-from waltzctl.numbers import partitions_of
-from waltzctl.options import Output
-from waltzctl.picture.look import look
-from waltzctl.placement.moves import Wait, next_step, view_of
-from waltzctl.placement.moving import Goals
-from waltzctl.placement.relocation import Situation, carry_out, interrupted, plan_for, situation
-from waltzctl.placement.terms import Moving, Terms
-from waltzctl.progress import Say
-from waltzctl.reach import Meant, Reach, using
+from waltzctl.picture.look import seen
+from waltzctl.placement.moves import Goals, Relocation, Situation, Wait, next_step, view_of
+from waltzctl.placement.moving import MoveOptions, Moving, change_of, situation
+from waltzctl.shell.change import Change, Changing, Request
+from waltzctl.shell.numbers import partitions_of
+from waltzctl.shell.reach import Meant, using
 from waltzctl.show.cluster import partition, partitions, with_stars
 from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import Role
+from waltzd.cluster.documents import Membership
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
 
 
@@ -34,8 +28,7 @@ def list_(*, reach: Meant, output: AnyForm = "table") -> int:
       waltzctl partition list
       waltzctl partition list -o wide
     """
-    found = using(reach, lambda cluster: look(cluster.coordinator, tls=reach.tls))
-    put(partitions(found), output)
+    put(partitions(seen(reach)), output)
     return EXIT_OK
 
 
@@ -66,10 +59,8 @@ def assign(
     *,
     numbers: Annotated[str, Argument(metavar="PARTITIONS")],
     names: Annotated[str, Option("--to", metavar="STORAGE,…", help="The storages that get a replica each.")],
-    terms: Moving,
-    asked: Asking,
-    reach: Meant,
-    output: Output = "table",
+    options: Moving,
+    request: Changing,
 ) -> int:
     """Give PARTITIONS (like 0-3,7) one more replica on each of these storages. A new replica copies first, and becomes a
     member when it is level. Writing goes on meanwhile.
@@ -84,17 +75,15 @@ def assign(
         new = [now.storage(name).name for name in _names(names)]
         return {number: tuple(sorted({*now.goals[number], *new})) for number in chosen}
 
-    return _relocate("partition assign", numbers, aim, reach, asked, output, terms)
+    return _relocate("partition assign", numbers, aim, request, options)
 
 
 def unassign(
     *,
     numbers: Annotated[str, Argument(metavar="PARTITIONS")],
     names: Annotated[str, Option("--from", metavar="STORAGE,…", help="The storages that lose their replica.")],
-    terms: Moving,
-    asked: Asking,
-    reach: Meant,
-    output: Output = "table",
+    options: Moving,
+    request: Changing,
 ) -> int:
     """Take the replicas of PARTITIONS off these storages. It is refused where a partition would lose its majority. The
     files are set aside on the storage.
@@ -109,7 +98,7 @@ def unassign(
         old = {now.storage(name).name for name in _names(names)}
         return {number: tuple(name for name in now.goals[number] if name not in old) for number in chosen}
 
-    return _relocate("partition unassign", numbers, aim, reach, asked, output, terms)
+    return _relocate("partition unassign", numbers, aim, request, options)
 
 
 def auto_assign(
@@ -117,10 +106,8 @@ def auto_assign(
     replicas: Annotated[
         int | None, Option("--replicas", min=1, max=15, help="Of each partition; as many as each has by default.")
     ] = None,
-    terms: Moving,
-    asked: Asking,
-    reach: Meant,
-    output: Output = "table",
+    options: Moving,
+    request: Changing,
 ) -> int:
     """Spread the replicas of all partitions over the groups, and evenly over the storages, with as few copies as
     possible. What is spread already stays where it is.
@@ -130,15 +117,14 @@ def auto_assign(
       waltzctl partition auto-assign --dry-run
       waltzctl partition auto-assign --yes
     """
-    return spread_all("partition auto-assign", replicas, reach, asked, output, terms)
+    return spread_all("partition auto-assign", replicas, request, options)
 
 
-def spread_all(verb: str, replicas: int | None, reach: Reach, asked: Asked, output: str, terms: Terms) -> int:
+def spread_all(verb: str, replicas: int | None, request: Request, options: MoveOptions) -> int:
     def aim(now: Situation, _chosen: list[int]) -> Goals:
-        wanted = {number: replicas or len(names) for number, names in now.goals.items()}
-        return now.spread(now.groups, wanted)
+        return now.spread(now.groups, {number: replicas or len(names) for number, names in now.goals.items()})
 
-    return _relocate(verb, None, aim, reach, asked, output, terms)
+    return _relocate(verb, None, aim, request, options)
 
 
 def _names(text: str) -> list[str]:
@@ -152,24 +138,22 @@ def _relocate(
     verb: str,
     numbers: str | None,
     aim: Callable[[Situation, list[int]], Goals],
-    reach: Reach,
-    asked: Asked,
-    output: str,
-    terms: Terms,
+    request: Request,
+    options: MoveOptions,
+    *,
+    keeps_rate: bool = False,
 ) -> int:
-    async def prepare(cluster: Cluster) -> Job:
-        now = await situation(cluster, reach.tls)
-        chosen = partitions_of(numbers) if numbers is not None else list(range(now.found.meta.partitions))
+    typed = partitions_of(numbers) if numbers is not None else None
+
+    async def prepare(cluster: Cluster) -> Change:
+        now = await situation(cluster, request.reach.tls)
+        chosen = list(range(now.found.meta.partitions)) if typed is None else typed
         now.check_partitions(chosen)
-        goals = aim(now, chosen)
+        subject = numbers or now.found.meta.name
+        made = Relocation(now=now, verb=verb, subject=subject, goals=aim(now, chosen), keeps_rate=keeps_rate)
+        return change_of(made, options, request.reach.tls)
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            return {"cleared": await carry_out(cluster, reach, now, goals, terms=terms, say=say)}
-
-        plan = plan_for(now, goals, verb=verb, subject=numbers or now.found.meta.name, terms=terms)
-        return Job(plan=plan, do=do, interrupted=interrupted(now, goals) if now.changed(goals) else None)
-
-    return perform(reach, asked, output, prepare)
+    return request.perform(prepare)
 
 
 # -- moves that are under way ------------------------------------------------------------------------------------------
@@ -185,7 +169,7 @@ MOVE_COLUMNS: Columns[Mapping[str, Any]] = (
 
 def moves_list(*, reach: Meant, output: AnyForm = "table") -> int:
     """Moves of replicas that are written down and not over: where each partition's replicas shall be, where they are, and
-    how much of them is copied. A move that nobody carries out stays as it is.
+    how much of them is copied. A move that no command carries out stays as it is.
 
     \b
     Examples:
@@ -198,7 +182,7 @@ def moves_list(*, reach: Meant, output: AnyForm = "table") -> int:
         rows = list[Mapping[str, Any]]()
         for number, goal in sorted(now.found.moves.items()):
             meta, _ = await cluster.partition(number)
-            view = view_of(now.found, number, goal, now.sets.partitions.get(number, {}), meta)
+            view = view_of(now.found, number, goal, now.roles(number), meta)
             step = next_step(view)
             copied = [sum(counts) for counts in zip(*view.copied.values(), strict=True)] or [0, 0]
             rows.append(
@@ -207,7 +191,7 @@ def moves_list(*, reach: Meant, output: AnyForm = "table") -> int:
                     "to": list(goal),
                     "replicas": with_stars(view.roles),
                     "done": f"{100 * copied[0] // copied[1]} %" if copied[1] else None,
-                    "waiting": step.why if isinstance(step, Wait) else "for somebody who carries it out",
+                    "waiting": step.why if isinstance(step, Wait) else "for a command that carries it out",
                 }
             )
         return rows
@@ -220,13 +204,11 @@ def moves_list(*, reach: Meant, output: AnyForm = "table") -> int:
 def moves_resume(
     *,
     numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
-    terms: Moving,
-    asked: Asking,
-    reach: Meant,
-    output: Output = "table",
+    options: Moving,
+    request: Changing,
 ) -> int:
-    """Go on with moves that are written down and that nobody carries out any more, those of PARTITIONS (like 0-3,7) or all.
-    A bound on copying that was set for them goes on, too, unless --rate says another one.
+    """Go on with moves that are written down and that no command carries out any more, those of PARTITIONS (like 0-3,7) or
+    all. A bound on copying that was set for them goes on, too, unless --rate says another one.
 
     \b
     Examples:
@@ -237,16 +219,14 @@ def moves_resume(
     def aim(now: Situation, chosen: list[int]) -> Goals:
         return {number: goal for number, goal in now.found.moves.items() if number in chosen}
 
-    return _relocate("moves resume", numbers, aim, reach, asked, output, replace(terms, keeps_rate=True))
+    return _relocate("moves resume", numbers, aim, request, options, keeps_rate=True)
 
 
 def moves_cancel(
     *,
     numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
-    terms: Moving,
-    asked: Asking,
-    reach: Meant,
-    output: Output = "table",
+    options: Moving,
+    request: Changing,
 ) -> int:
     """Take back moves that are not over, those of PARTITIONS (like 0-3,7) or all: replicas that still copy go away, and
     members stay where they are now. What has arrived already is not moved back.
@@ -259,9 +239,9 @@ def moves_cancel(
 
     def aim(now: Situation, chosen: list[int]) -> Goals:
         return {
-            number: tuple(sorted(name for name, role in now.sets.partitions[number].items() if role is Role.MEMBER))
+            number: tuple(sorted(name for name, role in now.sets.partitions[number].items() if role is Membership.MEMBER))
             for number in now.found.moves
             if number in chosen
         }
 
-    return _relocate("moves cancel", numbers, aim, reach, asked, output, terms)
+    return _relocate("moves cancel", numbers, aim, request, options)

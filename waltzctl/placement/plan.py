@@ -26,13 +26,13 @@ from waltzd.protocol.quorum import majority
 
 @dataclass(frozen=True, kw_only=True)
 class Creation:
-    """What there is now, or would be."""
+    """A cluster as `create-cluster` made it, or would."""
 
     meta: ClusterMeta
     storages: Mapping[str, StorageMeta]
     replicas: Mapping[int, tuple[str, ...]]
     was_there: bool
-    """The documents were; this was a repetition."""
+    """The documents existed: this was a repetition."""
     created: Mapping[str, tuple[int, ...]]
     """Storage → partitions that got their empty replica there just now."""
 
@@ -109,7 +109,7 @@ def _by_group(storages: Mapping[str, str]) -> list[str]:
 
 
 def _wind(counts: Mapping[str, int], storages: Mapping[str, str], partitions: int) -> list[tuple[str, ...]]:
-    """The line around the partitions."""
+    """Lay all counts in one line, and wind it around the partitions."""
     line = [name for name in _by_group(storages) for _ in range(counts[name])]
     return [tuple(sorted(line[partition::partitions])) for partition in range(partitions)]
 

@@ -2,42 +2,39 @@
 
 While the storage runs, its partitions' owners do the work: they make empty replicas, heal segments, copy, let them count
 again. This follows them, and steps in only where an owner may not: it sets aside what a storage refuses, or what cannot be
-healed, as long as the others do without it. While storages are stopped, it is `recover_offline`.
+healed, as long as the others do without it. While storages are stopped, replicas are taken from the files of one into those
+of another (`waltzd.storage.offline.transplant`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.change import Asked, Asking
-from waltzctl.job import Job, perform
-from waltzctl.numbers import partitions_of
-from waltzctl.options import Misused, Output
 from waltzctl.picture.look import look
-from waltzctl.picture.picture import PartitionView, Picture, StorageView
-from waltzctl.placement.moving import POLL_SECONDS
-from waltzctl.placement.relocation import Situation, situation
-from waltzctl.placement.terms import Moving, Terms, Throttle
-from waltzctl.progress import Amount, Say
-from waltzctl.reach import Certificate, LookUp, Reach, known_storages
-from waltzctl.safety import Danger, Plan, Step, without
+from waltzctl.picture.picture import PartitionView, Picture
+from waltzctl.placement.moves import Situation
+from waltzctl.placement.moving import POLL_SECONDS, TOLD_MAX, MoveOptions, Moving, Throttle, admin_of, situation
+from waltzctl.shell.change import Asked, Asking, Change, Request
+from waltzctl.shell.numbers import partitions_of
+from waltzctl.shell.options import Misused, Output
+from waltzctl.shell.progress import Amount, Progress, Say
+from waltzctl.shell.reach import ClusterOptions, Reach, known_storages
+from waltzctl.shell.safety import Danger, Effect, Plan, needed, without
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import CannotConnect, NoSuchPartition, Unfinished, Unsafe
+from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument, CannotConnect, NoSuchPartition, Unfinished, Unsafe
 from waltzd.protocol.descriptions import PartitionDescription
-from waltzd.wire.storages import AdminClient
 
 VERB = "storage recover"
 GIVEN_UP = "GIVEN_UP"
-"""The state in which an owner sees a replica that nobody can heal, or that a rescue gave up
+"""The state in which an owner sees a replica that cannot be healed, or that a rescue gave up
 (`waltzd.server.session.replica`)."""
-TOLD_MAX = 3
-"""So many of those that wait are named when it takes too long."""
 
 
 def recover(
@@ -53,17 +50,16 @@ def recover(
     chosen: Annotated[
         str | None, Option("--partitions", metavar="PARTITIONS", help="Offline: only these; all that are there by default.")
     ] = None,
-    terms: Moving,
+    options: Moving,
     asked: Asking,
-    reach: LookUp,
-    tls: Certificate,
+    given: ClusterOptions,
     output: Output = "table",
 ) -> int:
     """Bring replicas back whose disk was lost or damaged.
 
     With STORAGE, which runs again, on an empty disk or on what is left: waits until each of its replicas, or those of
-    PARTITIONS, counts again. Their owners copy and heal by themselves; what the storage refuses or nobody can heal is set
-    aside first, where the partition has its majority without it. To run this again goes on from where it was.
+    PARTITIONS, counts again. Their owners copy and heal by themselves; what the storage refuses or no owner can heal is
+    set aside first, where the partition has its majority without it. To run this again goes on from where it was.
 
     With --from and --to, while both storages are stopped: takes the committed part of the replicas from the files of one
     storage, so that less has to be copied over the network. What is there already is never overwritten. Run it as the
@@ -78,14 +74,12 @@ def recover(
     if source is None and target is None and chosen is None:
         if place is None:
             raise Misused("Name a storage that runs, or two directories with --from and --to.")
-        return _online(reach(), place, numbers, asked, output, terms)
+        return _online(Request(asked=asked, reach=given.reach(), output=output), place, numbers, options)
     if source is None or target is None or place is not None:
         raise Misused("--from and --to go together, and without the name of a storage.")
-    if terms != Terms() or asked.override or asked.reason or asked.confirm:
+    if options != MoveOptions() or asked.override or asked.reason or asked.confirm:
         raise Misused("--timeout, --rate, --override, --reason and --confirm are for a storage that runs.")
-    from waltzctl.placement.recover_offline import recover_offline
-
-    return recover_offline(source, target, partitions_of(chosen) if chosen is not None else None, asked, output)
+    return _offline(source, target, partitions_of(chosen) if chosen is not None else None, asked, output)
 
 
 # -- while the storage runs --------------------------------------------------------------------------------------------
@@ -102,7 +96,7 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where one replica stands, and why, for somebody who waits for it."""
+    """Where one replica stands, and why."""
 
     state: State
     why: str
@@ -123,59 +117,44 @@ def standing(name: str, view: PartitionView, there: PartitionDescription | None)
         return Standing(state=State.COMES, why=view.waiting or f"{view.owner} has not heard of it yet")
     if status is None:  # its owner may not have noticed yet
         return Standing(state=State.COMES, why="its owner will make it there", held=held)
-    if not status.is_sound:
-        # While its owner waits for others there is hope; with a level one beside it there is none.
-        is_alone = not (view.owner_says_open and level_without(name, view))
-        if ours.state == GIVEN_UP and not is_alone:
-            return Standing(state=State.LOST, why=ours.story, held=held)
-        return Standing(state=State.COMES, why=ours.story, held=held)
-    if ours.state == GIVEN_UP and view.owner_says_open and level_without(name, view):  # by a rescue
+    # Damaged, or given up by a rescue: while its owner waits for others there is hope; with a level one beside it, none.
+    if ours.state == GIVEN_UP and view.owner_says_open and view.counted - {name}:
         return Standing(state=State.LOST, why=ours.story, held=held)
-    return Standing(state=State.COUNTS if ours.counts else State.COMES, why=ours.story, held=held)
-
-
-def level_without(name: str, view: PartitionView) -> list[str]:
-    """The other replicas that count."""
-    return sorted(view.counted - {name})
+    counts = status.is_sound and ours.counts
+    return Standing(state=State.COUNTS if counts else State.COMES, why=ours.story, held=held)
 
 
 def plan_for(name: str, found: Picture, standings: Mapping[int, Standing]) -> Plan:
-    """What has to be done, and what is only waited for."""
-    steps, margins, unsafe = [], list[Step](), []
+    """A step for each replica that does not count: it is set aside, or waited for."""
+    steps, margins = list[str](), list[Effect]()
     for number, one in standings.items():
         view = found.partitions[number]
         if one.state is State.LOST:
             steps.append(f"partition {number}: set aside on {name}, made anew and copied; {one.why}")
             level = found.level(number) | _itself(name, view)  # an owner may not have noticed yet who is of no help
-            step = without(number, view.replicas, level, silent=[name])
-            margins.append(step)
-            if step.after.spare < 0 and step.refusal is None:
-                unsafe.append(
-                    f"partition {number} has {step.after.level} of {step.after.members} members level without {name}, "
-                    "and this one may be needed"
-                )
+            margins.append(without(number, view.replicas, level, silent=[name]))
         elif one.state is not State.COUNTS:
             steps.append(f"partition {number}: wait for its owner; {one.why}")
-    is_change = bool(margins)
     return Plan(
         verb=VERB,
         subject=name,
         steps=tuple(steps),
         margins=tuple(margins),
-        danger=Danger.ASK if is_change else Danger.NONE,
-        unsafe=tuple(unsafe),
+        danger=Danger.ASK if margins else Danger.NONE,
+        unsafe=needed(margins, name),
     )
 
 
 def _itself(name: str, view: PartitionView) -> set[str]:
-    """As its owner sees it, who may not know that it is lost."""
+    """This replica, where its owner counts it: the owner may not know that it is lost."""
     return {one.storage for one in view.said.replicas if one.counts and one.storage == name} if view.said else set()
 
 
-def _online(reach: Reach, name: str, numbers: str | None, asked: Asked, output: str, terms: Terms) -> int:
+def _online(request: Request, name: str, numbers: str | None, options: MoveOptions) -> int:
     wanted = partitions_of(numbers) if numbers is not None else None
+    asked, reach = request.asked, request.reach
 
-    async def prepare(cluster: Cluster) -> Job:
+    async def prepare(cluster: Cluster) -> Change:
         now = await situation(cluster, reach.tls)
         now.storage(name)
         chosen = _replicas_of(now, name, wanted)
@@ -186,13 +165,13 @@ def _online(reach: Reach, name: str, numbers: str | None, asked: Asked, output: 
             aside = await _still_lost(cluster, reach, name, lost, asked) if lost else []
             if aside:
                 await _set_aside(now, reach, name, aside)
-            after = await _follow(cluster, reach, name, standings, now.found, aside, terms=terms, say=say)
+            after = await _follow(cluster, reach, name, chosen, aside, options, say)
             replicas = [{"partition": number, "last_id": one.held, "state": one.state} for number, one in after.items()]
             return {"set_aside": aside, "replicas": replicas}
 
-        return Job(plan=plan_for(name, now.found, standings), do=do, is_change=bool(lost))
+        return Change(plan=plan_for(name, now.found, standings), do=do, is_change=bool(lost))
 
-    return perform(reach, asked, output, prepare)
+    return request.perform(prepare)
 
 
 def _replicas_of(now: Situation, name: str, wanted: list[int] | None) -> list[int]:
@@ -210,13 +189,9 @@ def _replicas_of(now: Situation, name: str, wanted: list[int] | None) -> list[in
     return wanted
 
 
-def _storage(name: str, found: Picture) -> StorageView:
-    return next(view for view in found.storages if view.meta.name == name)
-
-
 def _standings(name: str, found: Picture, chosen: list[int]) -> dict[int, Standing]:
-    """Raises when the storage does not run: nobody can bring anything back there."""
-    view = _storage(name, found)
+    """Raises when the storage does not run: nothing can be brought back there."""
+    view = found.storage(name)
     if view.said is None:
         if isinstance(view.error, CannotConnect):
             raise CannotConnect(
@@ -226,12 +201,11 @@ def _standings(name: str, found: Picture, chosen: list[int]) -> dict[int, Standi
             )
         assert view.error is not None
         raise view.error
-    there = {one.partition: one for one in view.said.assigned}
-    return {number: standing(name, found.partitions[number], there.get(number)) for number in chosen}
+    return {number: standing(name, found.partitions[number], view.replica(number)) for number in chosen}
 
 
 async def _still_lost(cluster: Cluster, reach: Reach, name: str, lost: list[int], asked: Asked) -> list[int]:
-    """A question may have been answered late: others may be gone since, or this one may be well."""
+    """The question may have been answered late: other replicas may be gone since, or these be well."""
     found = await look(cluster.coordinator, tls=reach.tls)
     standings = {number: one for number, one in _standings(name, found, lost).items() if one.state is State.LOST}
     plan = plan_for(name, found, standings)
@@ -241,11 +215,10 @@ async def _still_lost(cluster: Cluster, reach: Reach, name: str, lost: list[int]
 
 
 async def _set_aside(now: Situation, reach: Reach, name: str, lost: list[int]) -> None:
-    storage = now.storage(name)
-    async with AdminClient(storage.admin_listen, now.found.meta.key, tls=reach.tls, name=name) as admin:
+    async with admin_of(now, name, reach.tls) as admin:
         results = await admin.remove_partitions(lost)
     for error in results.values():
-        if error is not None and not isinstance(error, NoSuchPartition):  # none: somebody has done it already
+        if error is not None and not isinstance(error, NoSuchPartition):  # none: it was done already
             raise error
 
 
@@ -253,40 +226,34 @@ async def _follow(
     cluster: Cluster,
     reach: Reach,
     name: str,
-    standings: dict[int, Standing],
-    found: Picture,
+    chosen: list[int],
     lost: list[int],
-    *,
-    terms: Terms,
+    options: MoveOptions,
     say: Say,
 ) -> dict[int, Standing]:
-    """Until they all count; `standings` and `found` are what was seen last."""
-    throttle = Throttle(cluster, terms.bytes_per_second)
-    chosen = list(standings)
-    left = {number: one for number, one in standings.items() if one.state is not State.COUNTS}
+    """Wait until all these replicas count."""
+    throttle = Throttle(cluster, options.bytes_per_second)
+    waits = "the daemons had not answered yet"
     try:
-        async with asyncio.timeout(terms.seconds):
+        async with asyncio.timeout(options.timeout):
             while True:
                 found = await look(cluster.coordinator, tls=reach.tls)
-                if _storage(name, found).said is None:
-                    left = {}
-                    say(f"{name} does not answer")
-                    await asyncio.sleep(POLL_SECONDS)
-                    continue
-                standings = _standings(name, found, chosen)
-                left = {number: one for number, one in standings.items() if one.state is not State.COUNTS}
-                if not left:
-                    return standings
-                _check_hope(name, left, lost)
-                await throttle.share(len(left))
-                say(
-                    f"{len(chosen) - len(left)} of {len(chosen)} replicas count; {_spell(left, found, 1)}",
-                    _copied(standings, found),
-                )
+                if found.storage(name).said is None:
+                    waits = f"{name} does not answer"
+                    say(waits)
+                else:
+                    standings = _standings(name, found, chosen)
+                    left = {number: one for number, one in standings.items() if one.state is not State.COUNTS}
+                    if not left:
+                        return standings
+                    _check_hope(name, left, lost)
+                    await throttle.share(len(left))
+                    waits = _spell(left, found, TOLD_MAX)
+                    counting = f"{len(chosen) - len(left)} of {len(chosen)} replicas count"
+                    say(f"{counting}; {_spell(left, found, 1)}", _copied(standings, found))
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
-        why = _spell(left, found, TOLD_MAX) if left else f"{name} does not answer"
-        raise Unfinished(f"not done within {terms.seconds:g} seconds: {why}") from None
+        raise Unfinished(f"not done within {options.timeout:g} seconds: {waits}") from None
 
 
 def _copied(standings: Mapping[int, Standing], found: Picture) -> Amount:
@@ -300,7 +267,7 @@ def _copied(standings: Mapping[int, Standing], found: Picture) -> Amount:
 
 
 def _check_hope(name: str, left: Mapping[int, Standing], lost: list[int]) -> None:
-    """What does not come by itself, and was not in the plan."""
+    """Raises for a replica that does not come back by itself and was not in the plan."""
     for number, one in left.items():
         if one.state is State.OFFLINE:
             raise Unfinished(
@@ -321,3 +288,39 @@ def _spell(left: Mapping[int, Standing], found: Picture, most: int) -> str:
         told.append(f"partition {number}: {ids}{one.why}")
     more = f"; and {len(left) - most} more" if len(left) > most else ""
     return "; ".join(told) + more
+
+
+# -- while storages are stopped ----------------------------------------------------------------------------------------
+
+
+def _offline(source: str, target: str, chosen: list[int] | None, asked: Asked, output: str) -> int:
+    from waltzctl.show.files import transplant
+    from waltzctl.show.forms import put
+    from waltzd.disk.real import GuestDisk
+    from waltzd.storage.offline import transplant as offline
+
+    disk = GuestDisk()
+    source, target = _directory(source), _directory(target)
+    offline.check_apart(source, target)
+    found = offline.plan(disk, source, target, chosen)
+    total, done = found.bytes, 0
+    if found.of(offline.State.READY) and not asked.is_dry:
+        with Progress("recover", asked.progress) as course:
+
+            def on_bytes(count: int) -> None:
+                nonlocal done
+                done += count
+                course.update(done, total)
+
+            found = offline.carry_out(disk, found, on_bytes)
+    put(transplant(found, verb=VERB, is_dry=asked.is_dry), output)
+    errors = [graft.error for graft in found.grafts if graft.error is not None]
+    if not errors:
+        return EXIT_OK
+    return errors[0].exit_code if len(errors) == len(found.grafts) else EXIT_PARTIAL
+
+
+def _directory(path: str) -> str:
+    if "\0" in path or not path:
+        raise BadArgument(f"{path!r} is no path")
+    return os.path.realpath(path)

@@ -2,7 +2,7 @@
 document with which the partition goes on from there. Pure.
 
 Three copies may disagree because one is behind, or because it holds what a later session cut. So a copy counts up to where
-it is proven to be the log: everything that it wrote in the newest session that anybody is known to have begun, and in an
+it is proven to be the log: everything that it wrote in the newest session that is known to have begun, and in an
 earlier one what was committed then or is recorded as its closing mark. The new log ends where the longest of them ends:
 nothing that is proven and at hand is given up. What no storage that answers holds is.
 
@@ -15,25 +15,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from waltzd.cluster.documents import Decision, PartitionMeta, ReplicaState, Role
+from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
 from waltzd.format.layout import ID_MAX
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, EVERYTHING, majority
 
 JUMP_MAX = 1_000_000
-"""A session this far above every one that was begun is nobody's: storages refuse such jumps."""
+"""A session this far above every one that was begun is no server's: storages refuse such jumps."""
 SESSIONS_UNKNOWN = 1_000
 """So many sessions are left out where the coordinator forgot some: storages that are silent may have promised them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One partition, as it can be seen."""
+    """One partition: its document, and what the storages that answer say of it."""
 
     partition: int
     generation: int
-    """Of its assignment."""
-    roles: Mapping[str, Role]
+    """The generation of its assignment."""
+    roles: Mapping[str, Membership]
     meta: PartitionMeta | None
     """None: there is no document, or none that can be read."""
     statuses: Mapping[str, ReplicaStatus]
@@ -45,14 +45,14 @@ class Scene:
 
     @property
     def begun(self) -> int:
-        """The newest session that anybody is known to have begun."""
+        """The newest session that is known to have begun."""
         opened = self.meta.opened if self.meta is not None else 0
         return max([opened, *(status.session for status in self.statuses.values())])
 
     @property
     def is_behind(self) -> bool:
         """The coordinator knows less than the storages do, documents were lost or went back in time; or it names a session
-        that nobody can have meant."""
+        that no server can have meant."""
         if self.meta is None or (self.meta.opened == 0 and self.meta.decision is None):
             return any(status.last_id != EMPTY or status.session > 0 for status in self.statuses.values())
         promised = {status.promised_session for status in self.statuses.values()} - {self.fenced}
@@ -60,7 +60,7 @@ class Scene:
 
     @property
     def session(self) -> int:
-        """Above every session that was begun or promised, but for promises that nobody can have meant."""
+        """Above every session that was begun or promised, but for promises that no server can have meant."""
         if self.fenced is not None:
             return self.fenced
         begun = max(0, self.begun)
@@ -71,7 +71,7 @@ class Scene:
 
     @property
     def silent(self) -> list[str]:
-        """Who may hold something, and cannot be asked."""
+        """Storages that may hold something, and cannot be asked."""
         concerned = {*self.roles, *(self.meta.members if self.meta is not None else ())}
         return sorted(concerned - self.statuses.keys() - self.blank)
 
@@ -112,7 +112,7 @@ class Scene:
 
     @property
     def committed(self) -> int:
-        """The highest id that anybody who can be asked knows to be committed."""
+        """The highest id that is known to be committed, by the document or a storage that answers."""
         meta = self.meta
         written = [] if meta is None else [meta.low_mark, meta.decision.mark if meta.decision is not None else EMPTY]
         told = [max(one.low_mark, one.committed) for name, one in self.statuses.items() if not self.is_given_up(name)]
@@ -120,7 +120,7 @@ class Scene:
 
     @property
     def usable(self) -> frozenset[str]:
-        """Storages on which a replica can become level: what they hold is no hindrance."""
+        """Storages on which a replica can become level, with what they hold."""
         mark = self.mark
         able = {name for name, status in self.statuses.items()
                 if status.is_available and status.certain <= mark and not self.is_given_up(name)}  # fmt: skip
@@ -128,9 +128,9 @@ class Scene:
 
     @property
     def by_itself(self) -> str:
-        """Why there is nothing to rescue: what the owner will do when nobody interferes. Empty when it cannot."""
+        """Why there is nothing to rescue: what the owner will do by itself. Empty when it cannot."""
         meta = self.meta
-        members = [name for name, role in self.roles.items() if role is Role.MEMBER]
+        members = [name for name, role in self.roles.items() if role is Membership.MEMBER]
         if meta is None or self.is_behind or not members or self.mark < self.committed:
             return ""
         if sum(name in self.usable for name in members) < majority(len(members)):
@@ -157,15 +157,15 @@ class Scene:
     # -- what to write down
 
     @property
-    def roles_after(self) -> dict[str, Role]:
+    def roles_after(self) -> dict[str, Membership]:
         """A majority of the members must be able to become level. Where too many cannot, those that cannot become learners:
-        they keep their place, hold up nobody, and are members again when they are level."""
-        members = [name for name, role in self.roles.items() if role is Role.MEMBER]
+        they keep their place, hold up no other, and are members again when they are level."""
+        members = [name for name, role in self.roles.items() if role is Membership.MEMBER]
         holders = [name for name in self.statuses if self.mark != EMPTY and self.proven(name) == self.mark]
         if members and sum(name in self.usable for name in members) >= majority(len(members)):
             return dict(self.roles)
         able = [name for name in members if name in self.usable] or [name for name in holders if name in self.usable]
-        return {name: Role.MEMBER if name in able else Role.LEARNER for name in sorted({*self.roles, *able})}
+        return {name: Membership.MEMBER if name in able else Membership.LEARNER for name in sorted({*self.roles, *able})}
 
     @property
     def document(self) -> PartitionMeta:
@@ -190,7 +190,7 @@ class Scene:
 
     @property
     def refusal(self) -> str:
-        """Why not even an operator should do this without saying so twice."""
+        """Why this needs `--override`; empty where it does not."""
         took_part = any(status.is_sound and status.session == self.begun > 0 for status in self.statuses.values())
         if self.mark == EMPTY and (self.committed != EMPTY or (self.silent and not took_part)):
             return f"no storage that answers is proven to hold a single transaction of partition {self.partition}"
@@ -204,7 +204,7 @@ class Scene:
         said.append(f"the log goes on behind id {self.mark}, which is the last that a copy at hand is proven to hold")
         said.append(f"given up: {self.given_up}")
         learners = [
-            name for name, role in self.roles_after.items() if role is Role.LEARNER and self.roles.get(name) != role
+            name for name, role in self.roles_after.items() if role is Membership.LEARNER and self.roles.get(name) != role
         ]
         if learners:
             said.append(f"{', '.join(learners)}: a learner from now on, a member again when level")
@@ -220,7 +220,7 @@ class Scene:
 
     @property
     def given_up(self) -> str:
-        """What nobody will ever read again."""
+        """What will never be read again."""
         mark, known = self.mark, self.committed
         if known > mark:
             lost = f"ids {mark + 1} to {known}, which are known to be committed"

@@ -14,50 +14,29 @@ from typing import Annotated, Any, Protocol
 
 from typer import Argument, Option
 
-from waltzctl.change import Asking
-from waltzctl.job import Job, perform
-from waltzctl.numbers import partitions_of
-from waltzctl.options import Output
-from waltzctl.picture.look import look
 from waltzctl.picture.picture import Picture
-from waltzctl.placement.relocation import situation
+from waltzctl.placement.moving import POLL_SECONDS, RealDaemons, situation
 from waltzctl.placement.rescue import Scene
-from waltzctl.progress import Say
-from waltzctl.reach import Meant
-from waltzctl.safety import Danger, Plan
+from waltzctl.shell.change import Change, Changing
+from waltzctl.shell.numbers import partitions_of
+from waltzctl.shell.progress import Say
+from waltzctl.shell.safety import Danger, Plan
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
 from waltzd.cluster.documents import PartitionMeta, StorageMeta, decode
 from waltzd.errors import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.wire.storages import AdminClient
-from waltzd.wire.tls import Tls
 
 VERB = "partition rescue"
 ATTEMPTS_MAX = 20
-"""An owner that takes one session after the other does so less and less often."""
+"""An owner that takes one session after the other does so less and less often, so a few attempts are enough."""
 OPEN_SECONDS = 60.0
-POLL_SECONDS = 0.2
 
 
 class Storages(Protocol):
-    """Those of one cluster, as far as a rescue asks them for something. Tests have their own."""
+    """Those of one cluster, as far as a rescue needs them. Tests have their own."""
 
     async def look(self) -> Picture: ...
     async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus: ...
-
-
-class RealStorages:
-    def __init__(self, cluster: Cluster, tls: Tls | None) -> None:
-        self._cluster = cluster
-        self._tls = tls
-
-    async def look(self) -> Picture:
-        return await look(self._cluster.coordinator, tls=self._tls)
-
-    async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
-        key = (await self._cluster.meta()).key
-        async with AdminClient(storage.admin_listen, key, tls=self._tls, name=storage.name) as admin:
-            return await admin.fence(partition, session)
 
 
 def rescue(
@@ -66,12 +45,10 @@ def rescue(
     seconds: Annotated[
         float, Option("--timeout", min=0, metavar="SECONDS", help="How long to wait until they are open again.")
     ] = OPEN_SECONDS,
-    asked: Asking,
-    reach: Meant,
-    output: Output = "table",
+    request: Changing,
 ) -> int:
-    """Let PARTITIONS (like 0-3,7) go on that no owner can open: so many of their storages are lost for good that nobody
-    else can decide where the log ends ("undecided"), their document is lost or went back in time (W2020, W2021), or a
+    """Let PARTITIONS (like 0-3,7) go on that no owner can open: so many of their storages are lost for good that no owner
+    can decide where the log ends ("undecided"), their document is lost or went back in time (W2020, W2021), or a
     storage was promised to a session that no owner can reach. What is committed and only on storages that do not answer
     is GIVEN UP: bring back first whatever can be brought back.
 
@@ -84,8 +61,8 @@ def rescue(
       waltzctl partition rescue 0-1 --dry-run -o json
     """
 
-    async def prepare(cluster: Cluster) -> Job:
-        now = await situation(cluster, reach.tls)
+    async def prepare(cluster: Cluster) -> Change:
+        now = await situation(cluster, request.reach.tls)
         chosen = partitions_of(numbers)
         now.check_partitions(chosen)
         closed = [number for number in chosen if not now.found.partitions[number].is_open]
@@ -98,7 +75,7 @@ def rescue(
         scenes = {number: (await seen(cluster, now.found, number))[0] for number in closed}
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            storages = RealStorages(cluster, reach.tls)
+            storages = RealDaemons(cluster, request.reach.tls)
             done = [await carry_out(cluster, storages, scene) for scene in scenes.values()]
             await _until_open(storages, closed, seconds, say)
             return {
@@ -108,9 +85,9 @@ def rescue(
                 ]
             }
 
-        return Job(plan=plan_for(f"{now.found.meta.name}/{numbers}", scenes), do=do)
+        return Change(plan=plan_for(f"{now.found.meta.name}/{numbers}", scenes), do=do)
 
-    return perform(reach, asked, output, prepare)
+    return request.perform(prepare)
 
 
 def plan_for(subject: str, scenes: Mapping[int, Scene]) -> Plan:
@@ -131,7 +108,7 @@ def plan_for(subject: str, scenes: Mapping[int, Scene]) -> Plan:
 
 
 async def seen(cluster: Cluster, found: Picture, number: int) -> tuple[Scene, int]:
-    """With the version of the partition's document."""
+    """The scene, and the version of the partition's document."""
     path = partition_path(number)
     node = await cluster.coordinator.get(path)
     meta: PartitionMeta | None = None
@@ -145,7 +122,7 @@ async def seen(cluster: Cluster, found: Picture, number: int) -> tuple[Scene, in
     for storage in found.storages:
         if storage.said is None:
             continue
-        held = next((one for one in storage.said.assigned if one.partition == number), None)
+        held = storage.replica(number)
         if held is None:
             blank.add(storage.meta.name)
         elif held.status is not None:
@@ -158,7 +135,7 @@ async def seen(cluster: Cluster, found: Picture, number: int) -> tuple[Scene, in
 
 
 async def carry_out(cluster: Cluster, storages: Storages, agreed: Scene) -> Scene:
-    """What was done: at least as much is kept as was agreed to."""
+    """Fence, and save the decision. What was done keeps at least as much as was agreed to."""
     number = agreed.partition
     for _ in range(ATTEMPTS_MAX):
         found = await storages.look()

@@ -1,81 +1,114 @@
-"""`waltzctl storage`: what an operator asks of running storages.
+"""`waltzctl storage`: what an operator asks of one running storage, and its single replicas, made or taken off by hand.
 
 A storage is named as the cluster names it, or by the address of its port for operators (`admin_listen` in its
 configuration), which needs no cluster. The cluster key is asked of the storage itself; with `--key` a storage of another
 cluster is refused.
+
+By its name, to change its replicas is a change of a cluster like any other: what the partitions can lose is known, so there
+is a plan, a refusal, a question and an entry in the history. By an address nothing is known of the other replicas and
+nothing is written down: that is for storages that no cluster has yet, or has no more.
+
+A replica that is taken off has more to lose than one that is taken offline. Where no owner says that a majority holds
+everything without it, because no server runs, say, it may be the one that is needed, whichever storages are assigned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
-from typer import Argument
+import typer
+from typer import Argument, Option
 
-from waltzctl.certificate import first_contact
-from waltzctl.numbers import partitions_of
-from waltzctl.options import Key
-from waltzctl.picture.look import look
-from waltzctl.reach import Certificate, LookUp, Meant, Reach, StorageName, unknown, using
+from waltzctl.picture.look import seen
+from waltzctl.placement.moves import Situation
+from waltzctl.placement.moving import admin_of, situation
+from waltzctl.shell.change import Asking, Change, Changing, Request
+from waltzctl.shell.interruption import interruptible
+from waltzctl.shell.numbers import partitions_of, spell
+from waltzctl.shell.options import From, Key, Misused, Output, confirmed
+from waltzctl.shell.progress import Say
+from waltzctl.shell.reach import ClusterOptions, Meant, StorageName, first_contact, unknown, using
+from waltzctl.shell.safety import Danger, Effect, Plan, danger, needed, without
 from waltzctl.show import files
 from waltzctl.show.cluster import storages
 from waltzctl.show.forms import AnyForm, put
+from waltzctl.show.terminal import size
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import StorageMeta
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, ForeignCluster, WaltzError
+from waltzd.cluster.documents import Membership, PartitionMeta
+from waltzd.errors import (
+    EXIT_FINDINGS,
+    EXIT_OK,
+    EXIT_PARTIAL,
+    EXIT_USAGE,
+    ForeignCluster,
+    NoSuchPartition,
+    PartitionExists,
+    WaltzError,
+)
 from waltzd.format.finding import Finding
-from waltzd.protocol.descriptions import StorageDescription, VerifySummary
+from waltzd.format.layout import aside_partition
+from waltzd.protocol.descriptions import SetAside, StorageDescription, VerifySummary
 from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 
 T = TypeVar("T")
 NO_KEY = UUID(int=0)
+LEFT = "Interrupted. What the storage was told it may still do: look with `waltzctl storage partitions`."
+Results = dict[int, WaltzError | None]
+Act = Callable[[AdminClient], Awaitable[Results]]
+Metas = Mapping[int, PartitionMeta | None]
 
 
-def with_admin(
-    place: str,
-    key: UUID | None,
-    reach: LookUp,
-    tls: Certificate,
-    action: Callable[[AdminClient, StorageDescription], Awaitable[T]],
-) -> T:
-    """Ask the storage who it is, then do the action with its key."""
-    name = None if ":" in place else place
-    address, certificate = (place, tls()) if name is None else _found(place, reach())
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The storage that is meant, by its name or its address."""
 
-    async def run() -> T:
-        async with (
-            AdminClient(address, NO_KEY, seconds=10, tls=certificate, name=name) as stranger,
-            first_contact(address, certificate),
-        ):
-            description = await stranger.describe()
-        if key is not None and key != description.cluster_key:
-            raise ForeignCluster(f"{address} belongs to the cluster {description.cluster_key}, not to {key}")
-        async with AdminClient(address, description.cluster_key, tls=certificate, name=name) as admin:
-            return await action(admin, description)
+    place: StorageName
+    key: Key = None
+    given: ClusterOptions
 
-    return loop.run(run())
+    @property
+    def is_address(self) -> bool:
+        return ":" in self.place
+
+    def ask(self, action: Callable[[AdminClient, StorageDescription], Awaitable[T]]) -> T:
+        """Ask the storage who it is, then do the action with its key."""
+        name = None if self.is_address else self.place
+        address, tls = (self.place, self.given.tls()) if name is None else self._found(name)
+
+        async def run() -> T:
+            async with (
+                AdminClient(address, NO_KEY, seconds=10, tls=tls, name=name) as stranger,
+                first_contact(address, tls),
+            ):
+                description = await stranger.describe()
+            if self.key is not None and self.key != description.cluster_key:
+                raise ForeignCluster(f"{address} belongs to the cluster {description.cluster_key}, not to {self.key}")
+            async with AdminClient(address, description.cluster_key, tls=tls, name=name) as admin:
+                return await action(admin, description)
+
+        return loop.run(run())
+
+    def _found(self, name: str) -> tuple[str, Tls | None]:
+        reach = self.given.reach()
+        there = using(reach, Cluster.storages)
+        if name not in there:
+            raise unknown("storage", name, there)
+        return there[name].admin_listen, reach.tls
 
 
-def _found(name: str, reach: Reach) -> tuple[str, Tls | None]:
-    async def ask(cluster: Cluster) -> dict[str, StorageMeta]:
-        return await cluster.storages()
-
-    there = using(reach, ask)
-    if name not in there:
-        raise unknown("storage", name, there)
-    return there[name].admin_listen, reach.tls
+Placed = Annotated[Place, From(Place)]
 
 
-def settle(results: dict[int, WaltzError | None], done: str, output: str) -> int:
-    """Show each partition's outcome; partial success is an exit code of its own."""
-    put(files.results(results, done), output)
-    errors = [error for error in results.values() if error is not None]
-    if not errors:
-        return EXIT_OK
-    return errors[0].exit_code if len(errors) == len(results) else EXIT_PARTIAL
+async def _itself(_client: AdminClient, description: StorageDescription) -> StorageDescription:
+    return description
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
 
 
 def list_(*, reach: Meant, output: AnyForm = "table") -> int:
@@ -86,12 +119,11 @@ def list_(*, reach: Meant, output: AnyForm = "table") -> int:
       waltzctl storage list
       waltzctl storage list -o name
     """
-    found = using(reach, lambda cluster: look(cluster.coordinator, tls=reach.tls))
-    put(storages(found), output)
+    put(storages(seen(reach)), output)
     return EXIT_OK
 
 
-def partitions(*, place: StorageName, key: Key = None, reach: LookUp, tls: Certificate, output: AnyForm = "table") -> int:
+def partitions(*, place: Placed, output: AnyForm = "table") -> int:
     """The replicas on a storage, a line each. STORAGE is its name, or the address of its port for operators.
 
     \b
@@ -99,16 +131,11 @@ def partitions(*, place: StorageName, key: Key = None, reach: LookUp, tls: Certi
       waltzctl storage partitions storage-1
       waltzctl storage partitions 127.0.0.1:55281 -o csv
     """
-
-    async def ask(_client: AdminClient, description: StorageDescription) -> StorageDescription:
-        return description
-
-    found = with_admin(place, key, reach, tls, ask)
-    put(files.replicas(found), output)
+    put(files.replicas(place.ask(_itself)), output)
     return EXIT_OK
 
 
-def describe(*, place: StorageName, reach: LookUp, tls: Certificate, key: Key = None, output: AnyForm = "table") -> int:
+def describe(*, place: Placed, output: AnyForm = "table") -> int:
     """Show a running storage: its cluster, its partitions with their marks, and what it has done since it started. STORAGE
     is its name, or the address of its port for operators.
 
@@ -117,21 +144,14 @@ def describe(*, place: StorageName, reach: LookUp, tls: Certificate, key: Key = 
       waltzctl storage describe storage-1
       waltzctl storage describe 127.0.0.1:55281 -o json
     """
-
-    async def ask(_client: AdminClient, description: StorageDescription) -> StorageDescription:
-        return description
-
-    put(files.description(with_admin(place, key, reach, tls, ask)), output)
+    put(files.description(place.ask(_itself)), output)
     return EXIT_OK
 
 
 def verify(
     *,
-    place: StorageName,
+    place: Placed,
     numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
-    reach: LookUp,
-    tls: Certificate,
-    key: Key = None,
     output: AnyForm = "table",
 ) -> int:
     """Check the files of a storage while it runs: every record up to what is on the disk now. Appends go on. Damage that
@@ -145,15 +165,283 @@ def verify(
     chosen = partitions_of(numbers) if numbers else []
 
     async def ask(client: AdminClient, _: Any) -> tuple[list[Finding], list[VerifySummary]]:
-        findings: list[Finding] = []
-        summaries: list[VerifySummary] = []
-        async for found in client.verify(chosen):
-            if isinstance(found, Finding):
-                findings.append(found)
-            else:
-                summaries.append(found)
-        return findings, summaries
+        found = [one async for one in client.verify(chosen)]
+        return (
+            [one for one in found if isinstance(one, Finding)],
+            [one for one in found if not isinstance(one, Finding)],
+        )
 
-    findings, summaries = with_admin(place, key, reach, tls, ask)
+    findings, summaries = place.ask(ask)
     put(files.verification(findings, summaries), output)
     return EXIT_FINDINGS if findings else EXIT_OK
+
+
+# -- what was set aside ------------------------------------------------------------------------------------------------
+
+
+def clean(*, name: StorageName, request: Changing) -> int:
+    """Delete the files that were set aside on a storage when partitions were taken off it, for good. Replicas are never
+    touched. It is refused while a partition takes no transactions of which something was set aside: it may be needed.
+
+    \b
+    Examples:
+      waltzctl storage clean storage-1 --dry-run
+      waltzctl storage clean storage-1 --dry-run -o json
+    """
+
+    async def prepare(cluster: Cluster) -> Change:
+        now = await situation(cluster, request.reach.tls)
+        found = answering(now, name).set_aside
+
+        async def do(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+            async with admin_of(now, name, request.reach.tls) as admin:
+                deleted = await admin.delete_aside([one.name for one in found])
+            return {"deleted": [{"name": one.name, "bytes": one.bytes} for one in deleted]}
+
+        return Change(plan=cleaning(now, name, found), do=do, is_planned_again=True)
+
+    return request.perform(prepare)
+
+
+def cleaning(now: Situation, name: str, found: Sequence[SetAside]) -> Plan:
+    closed = {view.partition for view in now.found.partitions if not view.is_open}
+    return Plan(
+        verb="storage clean",
+        subject=name,
+        steps=tuple(f"delete {one.name}, {size(one.bytes)}" for one in found),
+        unsafe=tuple(
+            f"partition {aside_partition(one.name)} takes no transactions: {one.name} may be needed"
+            for one in found
+            if aside_partition(one.name) in closed
+        ),
+    )
+
+
+# -- single replicas ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hand(Place):
+    """What is changed by hand on one storage: by its name as every change, by an address at once."""
+
+    asked: Asking
+    output: Output = "table"
+
+    def change(
+        self, numbers: list[int], done: str, plan: Callable[[Situation, Metas], Plan], act: Act, *, question: str = ""
+    ) -> int:
+        """`question`: asked where there is no plan that could be agreed to."""
+        return self._at_once(done, act, question) if self.is_address else self._planned(numbers, done, plan, act)
+
+    def _planned(self, numbers: list[int], done: str, plan: Callable[[Situation, Metas], Plan], act: Act) -> int:
+        name, reach = self.place, self.given.reach()
+
+        async def prepare(cluster: Cluster) -> Change:
+            now = await situation(cluster, reach.tls)
+            now.storage(name)
+            now.check_partitions(numbers)
+            meta = now.found.meta
+            if self.key is not None and self.key != meta.key:
+                raise ForeignCluster(f"{name} belongs to the cluster {meta.name}, {meta.key}, not to {self.key}")
+
+            async def do(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+                async with admin_of(now, name, reach.tls) as admin:
+                    results = await act(admin)
+                _check_all(results, done)
+                return files.results(results, done).document
+
+            metas = {number: (await cluster.partition(number))[0] for number in numbers}
+            return Change(plan=plan(now, metas), do=do, is_planned_again=True)
+
+        return Request(asked=self.asked, reach=reach, output=self.output).perform(prepare)
+
+    def _at_once(self, done: str, act: Act, question: str) -> int:
+        """Partial success is an exit code of its own."""
+        asked = self.asked
+        if asked.is_dry or asked.reason or asked.confirm or asked.override:
+            raise Misused(
+                "--dry-run, --reason, --confirm and --override need the name of a storage: by an address, nothing is known "
+                "of the others."
+            )
+        if question and not asked.yes and not confirmed(question):
+            typer.echo("Nothing was changed.", err=True)
+            return EXIT_USAGE
+        with interruptible(LEFT):
+            results = self.ask(lambda admin, _: act(admin))
+        put(files.results(results, done), self.output)
+        errors = [error for error in results.values() if error is not None]
+        if not errors:
+            return EXIT_OK
+        return errors[0].exit_code if len(errors) == len(results) else EXIT_PARTIAL
+
+
+ByHand = Annotated[Hand, From(Hand)]
+Numbers = Annotated[str, Argument(metavar="PARTITIONS")]
+
+
+def create_partition(*, on: ByHand, numbers: Numbers) -> int:
+    """Create empty replicas of PARTITIONS (like 0-3,7) on a storage, whichever storages they are assigned to; `partition
+    assign` is for clusters. Files that a partition left there before are set aside, never used again. STORAGE is its name,
+    or the address of its port for operators; --dry-run, --reason, --confirm and --override need the name.
+
+    \b
+    Examples:
+      waltzctl storage create-partition 127.0.0.1:55281 0-1
+      waltzctl storage create-partition 127.0.0.1:55281 2,3 -o json
+    """
+    chosen = partitions_of(numbers)
+
+    def plan(now: Situation, _metas: Metas) -> Plan:
+        return creation(now, on.place, chosen)
+
+    return on.change(chosen, "created", plan, lambda admin: admin.create_partitions(chosen))
+
+
+def remove_partition(
+    *,
+    on: ByHand,
+    numbers: Numbers,
+    delete_files: Annotated[bool, Option("--delete-files", help="Delete the files instead of setting them aside.")] = False,
+) -> int:
+    """Take replicas off a storage, whether they are assigned to it or not; `partition unassign` is for clusters. Their
+    files are set aside in its directory unless they are to be deleted. By the name of the storage, it is refused where
+    what is left of a partition is no majority that holds everything; by an address, the other replicas are not known.
+
+    \b
+    Examples:
+      waltzctl storage remove-partition 127.0.0.1:55281 1 --yes
+      waltzctl storage remove-partition 127.0.0.1:55281 0 --delete-files --yes
+    """
+    chosen = partitions_of(numbers)
+    what = "Delete the files of" if delete_files else "Take off this storage"
+
+    def plan(now: Situation, metas: Metas) -> Plan:
+        return removal(now, on.place, chosen, metas, delete_files=delete_files)
+
+    def remove(admin: AdminClient) -> Awaitable[Results]:
+        return admin.remove_partitions(chosen, delete_files=delete_files)
+
+    question = f"{what} partition {', '.join(map(str, chosen))} at {on.place}?"
+    return on.change(chosen, "removed", plan, remove, question=question)
+
+
+def availability(
+    *,
+    on: ByHand,
+    numbers: Numbers,
+    online: Annotated[bool | None, Option("--online/--offline", help="Which of the two; one must be given.")] = None,
+) -> int:
+    """Take partitions offline on a storage, or back online. Offline, a replica refuses every session. By the name of the
+    storage, it is refused where a partition would lose its majority; by an address, the other replicas are not known.
+
+    \b
+    Examples:
+      waltzctl storage availability 127.0.0.1:55281 0-1 --offline
+      waltzctl storage availability 127.0.0.1:55281 0-1 --online
+    """
+    chosen = partitions_of(numbers)
+    if online is None:
+        raise Misused("Say --online or --offline.")
+    is_online, done = online, "online" if online else "offline"
+
+    def plan(now: Situation, _metas: Metas) -> Plan:
+        return switching(now, on.place, chosen, is_online=is_online)
+
+    return on.change(chosen, done, plan, lambda admin: admin.set_available(chosen, is_online))
+
+
+def _check_all(results: Results, done: str) -> None:
+    refused = {number: error for number, error in results.items() if error is not None}
+    if refused:
+        number, error = next(iter(refused.items()))
+        others = [other for other in results if other not in refused]
+        also = f"; {spell(others, 'is', 'are')}" if others else ""
+        raise type(error)(
+            f"partition {number}: {error.message}",
+            not_done=f"{spell(refused, 'is', 'are')} not {done}{also}",
+            next_step=error.detail_next_step,
+        )
+
+
+# -- the plans ---------------------------------------------------------------------------------------------------------
+
+
+def creation(now: Situation, name: str, chosen: Sequence[int]) -> Plan:
+    """Nothing can be lost by it: an empty replica vouches for nothing."""
+    there = sorted(_held(now, name) & set(chosen))
+    if there:
+        raise PartitionExists(f"{name} holds {spell(there)} already")
+    words = f"make empty replicas of {spell(chosen)} on {name}"
+    return Plan(verb="storage create-partition", subject=name, steps=(words,), danger=Danger.NONE)
+
+
+def switching(now: Situation, name: str, chosen: Sequence[int], *, is_online: bool) -> Plan:
+    steps = [
+        without(number, roles, now.found.level(number), silent=[name])
+        for number in chosen
+        if name in (roles := now.roles(number)) and not is_online
+    ]
+    words = f"take {spell(chosen)} {'online' if is_online else 'offline'} on {name}"
+    return Plan(verb="storage availability", subject=name, steps=(words,), margins=tuple(steps), danger=danger(steps))
+
+
+def removal(now: Situation, name: str, chosen: Sequence[int], metas: Metas, *, delete_files: bool) -> Plan:
+    strange = sorted(set(chosen) - _held(now, name))
+    if strange:
+        raise NoSuchPartition(
+            f"{name} holds nothing of {spell(strange)}",
+            not_done="nothing was changed",
+            next_step=f"see what it holds with `waltzctl storage partitions {name}`",
+        )
+    assigned = [number for number in chosen if name in now.roles(number)]
+    forgotten = [number for number in chosen if number not in assigned]
+    what = "delete the files" if delete_files else "set aside the files"
+    steps = [
+        f"{what} of {spell(numbers)} on {name}; {why}"
+        for numbers, why in (
+            (assigned, "assigned to it, so that owners make empty replicas there and copy"),
+            (forgotten, "not assigned to it"),
+        )
+        if numbers
+    ]
+    margins = _left(now, name, chosen, metas)
+    return Plan(
+        verb="storage remove-partition",
+        subject=name,
+        steps=tuple(steps),
+        margins=tuple(margins),
+        danger=max(danger(margins), Danger.TYPED if delete_files else Danger.ASK),
+        unsafe=needed(margins, name),
+    )
+
+
+def _left(now: Situation, name: str, chosen: Sequence[int], metas: Metas) -> list[Effect]:
+    """What is left of partitions that may have something to lose."""
+    margins = list[Effect]()
+    for number in chosen:
+        meta = metas[number]
+        if meta is None or (meta.opened == 0 and meta.decision is None):
+            continue  # it never had a session
+        roles: Mapping[str, Membership] = now.roles(number)
+        if name not in roles and name in meta.members:  # it still has a vote
+            roles = dict.fromkeys(meta.members, Membership.MEMBER)
+        margins.append(without(number, roles, now.found.level(number), silent=[name]))
+    return margins
+
+
+def _held(now: Situation, name: str) -> set[int]:
+    return {held.partition for held in answering(now, name).assigned}
+
+
+def answering(now: Situation, name: str) -> StorageDescription:
+    """What the storage says of itself; raises when it says nothing."""
+    now.storage(name)
+    view = now.found.storage(name)
+    if view.said is None:
+        assert view.error is not None
+        raise type(view.error)(
+            f"the storage {name} does not answer: {view.error.message}",
+            not_done="nothing was changed",
+            next_step=view.error.detail_next_step,
+        )
+    return view.said

@@ -1,51 +1,42 @@
-"""One daemon of a cluster on this machine: a process that outlives whoever started it, and is never taken for another.
+"""One daemon of a cluster on this machine, and what the kernel says of processes.
 
-A process is known by its number together with the moment when it started, so that a number which the system has given to
-somebody else meanwhile is left alone; and it writes to the log that is there, or was started with our words, as whoever
-gave us the directory may have written anything down. Its output goes to a log file, because nobody may be there to read a
-pipe. Everything here blocks, with a deadline.
+The daemon outlives the command that started it. Its process is known by its number together with the moment of its start,
+so a number that the system has given to another program since is left alone. It has also to write to the log that is there,
+or to have been started with our words: the notes in a directory may come from elsewhere. Output goes to a log file, which
+needs no reader as a pipe would. Everything here blocks, with a deadline.
 """
 
 from __future__ import annotations
 
 import enum
 import os
+import pwd
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from waltzctl.blueprint import Life
+from waltzctl.shell.blueprint import Life
 from waltzd.disk.real import translate
 from waltzd.errors import DaemonEnded, DaemonSilent
 
 POLL_SECONDS = 0.03
 KILL_SECONDS = 10.0
 LOG_BYTES_MAX = 16 << 20
-"""A log that is larger makes room for a new one at the next start; one older one is kept."""
+"""A larger log makes room for a new one at the next start; one older log is kept."""
 TOLD_LINES, TOLD_BYTES = 8, 8 << 10
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-
-def birth(pid: int) -> str | None:
-    """When the process started, as a text that no other process ever has; None when it has ended."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        boot = _BOOT.read_text(encoding="ascii").strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    state, *rest = stat.rpartition(")")[2].split()  # the name before may hold anything
-    # The first thread of a process that was killed may have ended while others still close its files and ports.
-    has_ended = state == "X" or (state == "Z" and int(rest[16]) <= 1)
-    return None if has_ended else f"{boot}/{rest[18]}"
+_LISTENS = "0A"
+"""The state of a socket that listens, in the tables of the kernel."""
+_COMMAND_CHARACTERS_MAX = 100
 
 
 class State(enum.Enum):
-    """What becomes of a daemon while somebody waits for it."""
+    """What becomes of a daemon while a command waits for it."""
 
     WAITS = "waits"
     """For its turn to be started."""
@@ -62,8 +53,32 @@ class State(enum.Enum):
         return self in (State.STARTS, State.ENDS)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A daemon at one moment, to be shown."""
+
+    name: str
+    kind: str
+    """zookeeper, storage or server."""
+    addresses: tuple[str, ...]
+    """For its callers; then, but for ZooKeeper, for operators."""
+    pid: int | None
+    """None: it does not run."""
+    log: Path
+
+
+class Reporter:
+    """Is told what a command waits for, and what becomes of each daemon. This one shows nothing."""
+
+    def say(self, sentence: str) -> None:
+        pass
+
+    def show(self, name: str, state: State) -> None:
+        pass
+
+
 class Daemon:
-    """`arguments` are those of `waltzd`; `is_ready` looks at what the process wrote, or at whatever it likes."""
+    """`arguments` are those of `waltzd`; `is_ready` is given what the process wrote, and may look elsewhere."""
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path, is_ready: Callable[[str], bool]) -> None:
         self.name = name
@@ -76,18 +91,18 @@ class Daemon:
         """What it is given besides our own."""
         self._is_ready = is_ready
         self._child: int | None = None
-        """A process of ours whose exit code nobody has asked for yet."""
+        """A child of this process whose exit code was not read yet."""
         self._exit: int | None = None
 
     def take_over(self, life: Life) -> None:
-        """What is written down of it, perhaps by somebody else."""
+        """What the directory's notes say of it; another command may have written them."""
         if self.life is not None and self.life.birth != life.birth:
             self._exit = None
         self.life = life
 
     @property
     def stranger(self) -> int | None:
-        """The number of our last process, when another one has it now."""
+        """The number of our last process, when another program has it now."""
         if self.life is None or self.is_running or birth(self.life.pid) is None:
             return None
         return self.life.pid
@@ -100,7 +115,7 @@ class Daemon:
         return birth(self.life.pid) == self.life.birth and self._is_ours(self.life.pid)
 
     def _is_ours(self, pid: int) -> bool:
-        """A log may have been removed meanwhile, and ZooKeeper becomes Java: one of the two is enough."""
+        """By its log or by its words: a log may have been removed, and ZooKeeper's words become Java's."""
         try:
             with suppress(FileNotFoundError):
                 if os.path.samestat(self.log.stat(), os.stat(f"/proc/{pid}/fd/1")):
@@ -108,9 +123,9 @@ class Daemon:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
         except (FileNotFoundError, ProcessLookupError):  # it has ended just now
             return False
-        except PermissionError:  # of another user: nothing that we could do to it
+        except PermissionError:  # another user's, which we could not signal anyway
             return True
-        # One that is just ending has no words and no files any more, and its ports are taken for a moment yet.
+        # A process that is just ending has no words and no files left, and holds its ports for a moment yet.
         return not words or words[-len(self.command) :] == [os.fsencode(word) for word in self.command]
 
     def _reap(self) -> None:
@@ -149,7 +164,8 @@ class Daemon:
         return self.life
 
     def _make_room(self) -> int:
-        """Where its words are going to begin, behind a line of ours: what a daemon says first has no time of its own."""
+        """Where its words are going to begin. A line of ours stands before them: the first words of a daemon carry no
+        time."""
         if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
             self.log.replace(self.log.with_name(self.log.name + ".old"))
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -161,7 +177,7 @@ class Daemon:
         """Whether it has become ready; an error when it has ended instead."""
         assert self.life is not None
         if not self.life.was_ready:
-            is_running = self.is_running  # looked at first: its last words are there when it has ended
+            is_running = self.is_running  # before the log: when the process has ended, its last words are there
             if not self._is_ready(self.words(most=None)):
                 if not is_running:
                     raise self._ended()
@@ -196,10 +212,10 @@ class Daemon:
 
     def ask_to_end(self) -> None:
         self.send(signal.SIGTERM)
-        self.send(signal.SIGCONT)  # a paused one would never hear it
+        self.send(signal.SIGCONT)  # or a paused process would never see the other signal
 
     def wait_end(self, seconds: float) -> bool:
-        """Whether it ended in time. Otherwise it is killed: what it acknowledged is on the disk all the same."""
+        """Whether it ended in time. Otherwise it is killed; what it acknowledged is on the disk."""
         if self._has_ended(seconds):
             return True
         self.kill()
@@ -221,7 +237,7 @@ class Daemon:
     # -- what it says
 
     def words(self, *, most: int | None = TOLD_BYTES) -> str:
-        """What it wrote since its last start, or so many bytes of the end of it."""
+        """What it wrote since its last start: all of it, or its last bytes."""
         start = self.life.log_from if self.life is not None else 0
         try:
             with self.log.open("rb") as file:
@@ -233,7 +249,7 @@ class Daemon:
 
     @property
     def how_it_ended(self) -> str:
-        """Empty when it was started by somebody else: then nobody told us."""
+        """Empty for a process that another command started: its exit code goes there."""
         if self._exit is None:
             return ""
         return f" with exit code {self._exit}" if self._exit >= 0 else f", killed by {signal.Signals(-self._exit).name}"
@@ -241,3 +257,85 @@ class Daemon:
     def _last_words(self) -> str:
         lines = [f"  {line}" for line in self.words().splitlines()[-TOLD_LINES:]]
         return "\n".join([f"{self.log} ends with:", *lines]) if lines else f"{self.log} is empty."
+
+
+# -- processes, as the kernel tells of them ----------------------------------------------------------------------------
+
+
+def birth(pid: int) -> str | None:
+    """When the process started, as a text that no other process ever has; None after its end."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        boot = _BOOT.read_text(encoding="ascii").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, *rest = stat.rpartition(")")[2].split()  # the program's name, which comes before, may hold anything
+    # The first thread of a process that was killed may have ended while others still close its files and ports.
+    has_ended = state == "X" or (state == "Z" and int(rest[16]) <= 1)
+    return None if has_ended else f"{boot}/{rest[18]}"
+
+
+@dataclass(frozen=True)
+class Listener:
+    pid: int | None
+    """None when the system hides it."""
+    user: str
+    command: str
+
+    def __str__(self) -> str:
+        if self.pid is None:
+            return f"a process of the user {self.user}"
+        is_long = len(self.command) > _COMMAND_CHARACTERS_MAX
+        return f"process {self.pid} ({self.command[:_COMMAND_CHARACTERS_MAX]}{'…' if is_long else ''})"
+
+
+def listener_of(port: int) -> Listener | None:
+    """The process that listens on the port, as far as the system tells."""
+    for inode, uid in _listening(port):
+        pid = _owner(f"socket:[{inode}]")
+        return Listener(pid, _user(uid), "" if pid is None else command_of(pid))
+    return None
+
+
+def _listening(port: int) -> Iterator[tuple[str, int]]:
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:  # a system without IPv6
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                yield fields[9], int(fields[7])
+
+
+def _owner(socket: str) -> int | None:
+    numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return next((pid for pid in numbers if socket in _open_files(pid)), None)
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    """As the kernel names them: none of another user's process, and what is left of one that ends meanwhile."""
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(FileNotFoundError):
+                yield os.readlink(f"/proc/{pid}/fd/{name}")
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process, or its short name."""
+    for file in ("cmdline", "comm"):
+        try:
+            words = Path(f"/proc/{pid}", file).read_bytes().decode("utf-8", "replace").replace("\0", " ").strip()
+        except OSError:
+            return "ended just now"
+        if words:
+            return "".join(one if one.isprintable() else "?" for one in words)
+    return "without a name"
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

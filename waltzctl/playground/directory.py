@@ -1,12 +1,12 @@
 """The directory of a cluster on this machine: who may change it, which files in it are the cluster's, and their removal.
 
-One process at a time starts, stops or removes something there. Its lock is one of the operating system, so it goes with the
-process, and a lock file that is left over holds up no other.
+One process at a time starts, stops or removes something there. It holds a lock of the operating system, which ends with the
+process; a lock file that is left over holds up no other.
 
-`waltzctl reset` removes what the cluster made, and nothing else. What is ours is known by its place and its name; other
-files stay, with the directories that hold them. A link is never followed and never ours. The first thing that is done
-is to write down that the removal has begun, and that note is the last thing that goes: a cluster of which half is gone is
-never started, and the same command again finishes it.
+`waltzctl reset` removes what the cluster made, and nothing else. The cluster's files are known by place and name; other
+files stay, with the directories that hold them. A link is never followed and never the cluster's. A note that the removal
+has begun is written first and removed last: a cluster of which half is gone is never started, and the same command finishes
+it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from waltzctl.blueprint import BLUEPRINT, STATE
 from waltzctl.playground.daemon import birth
+from waltzctl.shell.blueprint import BLUEPRINT, STATE
 from waltzd.daemon.logs import EVENTS_NAME
 from waltzd.disk.real import translate
-from waltzd.errors import DirectoryHeld, NoLocalCluster, ResetUnfinished
+from waltzd.errors import AlreadyThere, DirectoryHeld, NoLocalCluster
 from waltzd.format.layout import CONTROL_NAME, IDENTITY_NAME, JOURNAL_NAME, PROMISE_NAME, RESERVE_NAME
 
 LOCK = "lock"
 _PID_BYTES = 200
 NOTE = "removal-has-begun"
 _LAST = (STATE, BLUEPRINT, NOTE, LOCK)
-"""Removed in this order, after everything else: until then the next one finds what it needs here."""
+"""Removed in this order, after everything else: until then the next command finds what it needs."""
 _NEW = r"(\.\d+)?(\.new)?"
 _DIRECTORIES = re.compile(
     r"""
@@ -57,7 +57,7 @@ _FILES = re.compile(
 
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
-    """While this lasts no other waltzctl starts, stops or removes anything there."""
+    """While it is held, no other waltzctl starts, stops or removes anything there."""
     lock = _locked(directory)
     try:
         yield
@@ -66,7 +66,7 @@ def directory_lock(directory: Path) -> Iterator[None]:
 
 
 def wait_unlocked(directory: Path) -> None:
-    """Until no other waltzctl starts or stops anything there. None does where there is nothing any more."""
+    """Until no other waltzctl starts or stops anything there, or nothing is there any more."""
     try:
         lock = os.open(directory / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -100,11 +100,11 @@ def _locked(directory: Path) -> int:
             ) from error
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock), path.stat()):
-                with suppress(OSError):  # on a full disk the others are not told who it is, and nothing else changes
+                with suppress(OSError):  # on a full disk others are not told the number, and nothing else changes
                     os.ftruncate(lock, 0)
                     os.pwrite(lock, str(os.getpid()).encode(), 0)
                 return lock
-        os.close(lock)  # the process that had the lock has removed the cluster, and this file with it
+        os.close(lock)  # the process that had the lock has removed the cluster, with this file
 
 
 # -- what is ours, and its removal -------------------------------------------------------------------------------------
@@ -116,9 +116,9 @@ class Belongings:
     directories: tuple[str, ...] = ()
     """Each after those that it holds."""
     foreign: tuple[str, ...] = ()
-    """What is not ours; of a whole foreign directory only its own name."""
+    """What is not the cluster's; of a foreign directory only its own name."""
     bytes: int = 0
-    """Of the files that are ours."""
+    """Of the cluster's files."""
 
 
 def is_ours(path: str, *, is_directory: bool) -> bool:
@@ -138,8 +138,9 @@ def is_whole(directory: Path) -> bool:
 
 def check_whole(directory: Path) -> None:
     if (directory / NOTE).exists():
-        raise ResetUnfinished(
+        raise AlreadyThere(
             f"a removal of the cluster in {directory} was begun and not finished",
+            not_done="nothing was started",
             next_step=f"finish it with `waltzctl reset {directory}`",
         )
 
@@ -174,7 +175,7 @@ def survey(directory: Path) -> Belongings:
 
 
 def remove(directory: Path) -> Belongings:
-    """What was removed, and what stays. The caller has the lock, and nothing of the cluster runs."""
+    """Returns what was removed, and what stays. The caller has the lock, and nothing of the cluster runs."""
     try:
         (directory / NOTE).touch(mode=0o600)
         _flush(directory)
@@ -193,7 +194,7 @@ def remove(directory: Path) -> Belongings:
 
 
 def _remove_empty(directory: Path) -> None:
-    with suppress(OSError):  # it holds something of somebody else's, or is where a disk or a shell is
+    with suppress(OSError):  # it holds a foreign file, or is a mount point or a working directory
         directory.absolute().rmdir()
 
 

@@ -1,11 +1,11 @@
 """A real cluster on this machine: ZooKeeper, storages and servers as processes under one directory, on loopback.
 
-Nothing outside the directory is written. The cluster is its blueprint; the processes come and go, outlive the command that
-started them, and the next command finds them by what is written down in the directory. One command at a time changes it.
+Nothing outside the directory is written. The cluster is its blueprint. Its processes come and go and outlive the command
+that started them; the next command finds them by the notes in the directory. One command at a time changes it.
 
-A cluster that was made earlier holds transactions, and a part of it may be enough to work, or to mend the rest with: what
-runs is left running, whatever else fails, and the error says what does and what to type. What cannot come up for the first
-time holds nothing, and is stopped again.
+What stands in the way is looked for before anything is started. A cluster that was made earlier holds transactions, and a
+part of it may be enough to work, or to mend the rest with: whatever fails, what runs is left running, and the error says
+what runs and what to type. A new cluster holds nothing; when it does not come up, all of it is stopped again.
 """
 
 from __future__ import annotations
@@ -13,35 +13,39 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import shutil
 import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from waltzctl.blueprint import (
+import yaml
+
+from waltzctl.picture.look import look
+from waltzctl.picture.picture import Picture
+from waltzctl.playground.daemon import Daemon, Process, Reporter, State, birth, listener_of
+from waltzctl.playground.directory import LOCK, check_whole, directory_lock, remove
+from waltzctl.playground.java import java_command
+from waltzctl.shell.blueprint import (
     BLUEPRINT,
+    HOST,
     ZOOKEEPER,
     Blueprint,
     draw,
     grown,
+    is_free,
     load_blueprint,
     load_lives,
     save_blueprint,
     save_lives,
 )
-from waltzctl.numbers import spell
-from waltzctl.picture.look import look
-from waltzctl.picture.picture import Picture
-from waltzctl.playground.daemon import Daemon, State
-from waltzctl.playground.directory import LOCK, check_whole, directory_lock, remove
-from waltzctl.playground.preflight import check_machine, check_ports
-from waltzctl.playground.zookeeper_process import java_command
+from waltzctl.shell.numbers import spell
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
@@ -52,9 +56,11 @@ from waltzd.errors import (
     BadArgument,
     DaemonEnded,
     DirectoryHeld,
+    DiskFull,
     NodeMissing,
     NoLocalCluster,
     PartitionsClosed,
+    PortInUse,
     WaltzError,
 )
 
@@ -63,45 +69,40 @@ if TYPE_CHECKING:
 
 NAME, ROOT = "local", "/waltz"
 SESSION_SECONDS, DRAIN_SECONDS = 4, 10
-"""Of servers: shorter than what is good in earnest, so that something happens while somebody watches."""
+"""Of servers: shorter than for a cluster in earnest, so that a fail-over is seen while it is watched."""
 START_SECONDS, END_SECONDS = 60.0, 45.0
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.1
 OPEN_SECONDS = 60.0
 SETTLE_SECONDS = 15.0
-"""How long to wait for the last replicas, when all partitions take transactions already; and for partitions to open, when
-it is known that a daemon is missing."""
+"""How long to wait for the last replicas when all partitions take transactions, and for partitions to open when a daemon
+is known to be missing."""
 STILL_SECONDS = 2.0
-"""Partitions that did not move for so long are where they are wanted, although servers do not have equally many."""
+"""Partitions that did not move for so long are where the leader wants them, although servers do not have equally many."""
 TOLD_PARTITIONS = 5
 PROBE_SECONDS = 2.0
 MAKING = {"log", LOCK, BLUEPRINT, f"{BLUEPRINT}.new"}
-"""What is there when another one makes a cluster at this moment, or was killed while it did."""
-Say = Callable[[str], None]
-Show = Callable[[str, State], None]
-
-
-def ignore(*_: object) -> None:
-    """For callers that show no progress."""
+"""What is there when another command makes a cluster at this moment, or was killed while it did."""
+FREE_BYTES_MIN = 256 << 20
+NOTHING_STARTED = "nothing was started"
+QUIET = Reporter()
 
 
 class LocalCluster:
-    """`settings` are for the configuration files of its daemons, by kind: "storage", "server". `say` is told what is waited
-    for, `show` what becomes of each daemon."""
+    """`settings` are for the configuration files of its daemons, by kind: "storage", "server"."""
 
     def __init__(
         self,
         directory: Path,
         blueprint: Blueprint,
         *,
-        say: Say = ignore,
-        show: Show = ignore,
+        reporter: Reporter = QUIET,
         settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         self.directory = directory
         self.blueprint = blueprint
-        self._say = say
-        self._show = show
+        self._say = reporter.say
+        self._show = reporter.show
         self._settings = settings or {}
         self.daemons = {name: self._daemon(name) for name in blueprint.names}
         self.recall()
@@ -115,15 +116,14 @@ class LocalCluster:
         storages: int = 3,
         servers: int = 2,
         replication: int = 3,
-        say: Say = ignore,
-        show: Show = ignore,
+        reporter: Reporter = QUIET,
         settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> LocalCluster:
         """A new one; nothing is started yet."""
         check_whole(directory)
         is_other = directory.exists() and (not directory.is_dir() or bool(set(os.listdir(directory)) - MAKING))
-        # After that look: what is more than MAKING comes behind the blueprint. And before the lock, which would keep the
-        # command that has made a cluster from starting it.
+        # After that look, because what is more than MAKING comes after the blueprint; and before the lock, which would
+        # keep the command that has just made a cluster from starting it.
         _check_unmade(directory)
         if is_other:
             raise BadArgument(
@@ -139,12 +139,12 @@ class LocalCluster:
             _check_unmade(directory)
             blueprint = draw(directory, partitions=partitions, replication=replication, storages=storages, servers=servers)
             save_blueprint(directory, blueprint)
-        return cls(directory, blueprint, say=say, show=show, settings=settings)
+        return cls(directory, blueprint, reporter=reporter, settings=settings)
 
     @classmethod
-    def find(cls, directory: Path, *, say: Say = ignore, show: Show = ignore) -> LocalCluster:
+    def find(cls, directory: Path, *, reporter: Reporter = QUIET) -> LocalCluster:
         """The one that was made in this directory."""
-        return cls(directory, load_blueprint(directory), say=say, show=show)
+        return cls(directory, load_blueprint(directory), reporter=reporter)
 
     def grow(self, *, storages: int, servers: int) -> None:
         """More daemons, for the next start. Servers take part at once; a storage waits until an operator adds it."""
@@ -158,8 +158,7 @@ class LocalCluster:
     def _draw_anew(self, blueprint: Blueprint) -> None:
         """It has grown."""
         self.blueprint = blueprint
-        known = self.daemons
-        self.daemons = {name: known[name] if name in known else self._daemon(name) for name in blueprint.names}
+        self.daemons = {name: self.daemons.get(name) or self._daemon(name) for name in blueprint.names}
 
     # -- where things are
 
@@ -169,7 +168,6 @@ class LocalCluster:
 
     @property
     def server_addresses(self) -> list[str]:
-        """For applications."""
         return [self.blueprint.addresses(name)[0] for name in self.blueprint.server_names]
 
     @property
@@ -181,11 +179,24 @@ class LocalCluster:
         return [self.directory / name / "data" for name in self.blueprint.storage_names]
 
     @property
+    def processes(self) -> list[Process]:
+        return [
+            Process(
+                name=name,
+                kind=self._kind(name),
+                addresses=self.blueprint.addresses(name),
+                pid=daemon.life.pid if daemon.life is not None and daemon.is_running else None,
+                log=daemon.log,
+            )
+            for name, daemon in self.daemons.items()
+        ]
+
+    @property
     def running(self) -> list[str]:
         return [name for name, daemon in self.daemons.items() if daemon.is_running]
 
     def recall(self) -> None:
-        """Which daemons there are and which processes were started, also by others."""
+        """Read which daemons there are and which processes were started, also by other commands."""
         with suppress(NoLocalCluster):  # it is being removed
             there = load_blueprint(self.directory)
             if there.names != self.blueprint.names:
@@ -205,54 +216,49 @@ class LocalCluster:
         if name == ZOOKEEPER:
             arguments = [ZOOKEEPER, "--directory", str(home.absolute()), "--listen", self.coordinator_hosts]
             return Daemon(name, arguments, self._log(name), lambda _: _serves(self.coordinator_hosts))
-        kind = "storage" if name in self.blueprint.storage_names else "server"
+        kind = self._kind(name)
         arguments = [kind, "--config", str((home / f"{kind}.yml").absolute())]
         daemon = Daemon(name, arguments, self._log(name), lambda words: f"waltzd {kind} is ready: " in words)
         daemon.environment["STATE_DIRECTORY"] = str(home.absolute())
         return daemon
+
+    def _kind(self, name: str) -> str:
+        return name.partition("-")[0]
 
     def _log(self, name: str) -> Path:
         return self.directory / "log" / f"{name}.log"
 
     def _write_settings(self, name: str) -> None:
         listen, admin = self.blueprint.addresses(name)
-        fields: dict[str, object] = {"listen": listen, "admin_listen": admin}
-        if name in self.blueprint.storage_names:
-            kind = "storage"
+        fields: dict[str, object] = {"listen": listen, "admin_listen": admin, "name": name}
+        kind = self._kind(name)
+        if kind == "storage":
             fields |= {
-                "name": name,
                 "directory": (self.directory / name / "data").absolute(),
                 "cluster_key": self.blueprint.key,
                 "partitions": self.blueprint.partitions,
             }
         else:
-            kind = "server"
             fields |= {
-                "name": name,
                 "coordinator": self.coordinator_hosts,
                 "cluster": ROOT,
                 "session_seconds": SESSION_SECONDS,
                 "drain_seconds": DRAIN_SECONDS,
             }
         fields |= self._settings.get(kind, {})
-        lines = [
-            "# Written by `waltzctl up` at every start.",
-            *(f"{key}: {_quoted(value)}" for key, value in fields.items()),
-        ]
+        words = yaml.safe_dump({key: str(value) for key, value in fields.items()}, sort_keys=False, allow_unicode=True)
         path = self.directory / name / f"{kind}.yml"
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            path.write_text(f"# Written by `waltzctl up` at every start.\n{words}", encoding="utf-8")
         except OSError as error:
             raise translate(error, f"writing {path}") from error
 
     # -- up
 
     def start(self) -> Picture:
-        """Everything that does not run yet; return when every partition is open.
-
-        When that fails, a cluster that holds nothing yet is stopped again, as far as it was started here. One that was made
-        before runs on, as far as it runs: what is left may be enough, and is what it can be mended with."""
+        """Start what does not run yet, and return when every partition is open. When that fails, the daemons of a new
+        cluster that were started here are stopped again; a cluster that was made before runs on, as far as it runs."""
         with directory_lock(self.directory):
             self.recall()
             before = self.running
@@ -281,9 +287,9 @@ class LocalCluster:
             return found
 
     async def _wait_open(self, failed: dict[str, WaltzError], *, is_new: bool) -> Picture:
-        """Until every partition takes transactions with all of its replicas. When that takes long: without some of them,
-        or with partitions that are closed. `failed`: daemons that did not come up, and why; one that ends meanwhile is
-        added. Of a cluster that is new, the first that fails is raised instead."""
+        """Until every partition takes transactions with all of its replicas; when that takes long, with what there is.
+        `failed`: daemons that did not come up, and why. A daemon that ends meanwhile is added; for a new cluster it is
+        raised instead."""
         started = moved = time.monotonic()
         owners: list[str | None] = []
         async with self._coordinator() as coordinator:
@@ -332,15 +338,30 @@ class LocalCluster:
         if ZOOKEEPER in wanted:
             java_command()
         for name in wanted:
-            check_ports(self.directory, self.blueprint, name)
+            for port in self.blueprint.ports[name]:
+                if not is_free(port):
+                    raise self._taken(port, name)
+
+    def _taken(self, port: int, name: str) -> PortInUse:
+        found = listener_of(port)
+        next_step = "stop that program, or begin anew in another directory"
+        if found is not None and found.pid is not None and str(self.directory.absolute()) in found.command:
+            next_step = (
+                f"it belongs to this very cluster, and its start was not written down: kill {found.pid}, then try again"
+            )
+        return PortInUse(
+            f"{found or 'another program'} listens on {HOST}:{port}, the address of {name} in {self.directory}",
+            not_done=NOTHING_STARTED,
+            next_step=next_step,
+        )
 
     def _start(self, names: list[str], *, is_new: bool) -> dict[str, WaltzError]:
-        """Those that did not become ready, and why; an error where nothing can go on without one."""
+        """The daemons that did not become ready, and why; an error when nothing can go on without one of them."""
         for name in names:
             if not self.daemons[name].is_running:
                 if name != ZOOKEEPER:
                     self._write_settings(name)
-                with undisturbed():  # what runs and is not written down would never be found again
+                with undisturbed():  # a process that is not written down would never be found again
                     self.daemons[name].spawn()
                     self.remember()
                 self._show(name, State.STARTS)
@@ -376,8 +397,8 @@ class LocalCluster:
         return failed
 
     async def _found(self) -> None:
-        """Its documents and empty replicas, once. What the operator did with it since then is not undone by a start."""
-        from waltzctl.placement.creation import create_cluster  # a look at a cluster that is there needs none of it
+        """Make its documents and empty replicas, once. What an operator changed since then is not undone by a start."""
+        from waltzctl.placement.creation import create_cluster  # not needed to look at a cluster that is there
 
         async with self._coordinator() as coordinator:
             there = await self._written_down(coordinator)
@@ -390,7 +411,7 @@ class LocalCluster:
         save_blueprint(self.directory, self.blueprint)
 
     async def _written_down(self, coordinator: Coordinator) -> Wish | None:
-        """What the coordinator has, as what would be wished for to complete it: the replicas come after the documents."""
+        """What the coordinator has, as the wish that completes it: replicas are made after the documents."""
         cluster = Cluster(coordinator)
         try:
             meta = await cluster.meta()
@@ -435,13 +456,13 @@ class LocalCluster:
     # -- down
 
     def stop(self) -> list[str]:
-        """In order: servers, storages, ZooKeeper. The names of those that had to be killed."""
+        """In order: servers, storages, ZooKeeper. Returns the names of those that had to be killed."""
         with directory_lock(self.directory):
             self.recall()
             return self._end(self.running)
 
     def clear(self) -> list[str]:
-        """Stop everything, and remove all that is ours. The names of those that had to be killed."""
+        """Stop everything, and remove all that is the cluster's. Returns the names of those that had to be killed."""
         with directory_lock(self.directory):
             self.recall()
             killed = self._end(self.running)
@@ -475,9 +496,27 @@ def is_even(found: Picture) -> bool:
     return not owned or max(owned) - min(owned) <= 1
 
 
+def check_machine(directory: Path) -> None:
+    """That processes can be told apart, and that there is room. The directory need not be there yet."""
+    if birth(os.getpid()) is None:
+        raise BadArgument(
+            "a cluster on one machine needs Linux: without /proc one process cannot be told from another",
+            not_done=NOTHING_STARTED,
+            next_step="run it in a Linux container or a virtual machine",
+        )
+    there = next(place for place in (directory, *directory.absolute().parents) if place.exists())
+    free = shutil.disk_usage(there).free
+    if free < FREE_BYTES_MIN:
+        raise DiskFull(
+            f"{directory}: {free >> 20} MiB are free there, and a cluster needs at least {FREE_BYTES_MIN >> 20}",
+            not_done=NOTHING_STARTED,
+            next_step="free some space, or name a directory on another disk",
+        )
+
+
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ctrl-C waits until this is over. It reaches the main thread only."""
+    """Ctrl-C, which reaches the main thread only, waits until this is over."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -498,10 +537,6 @@ def _check_unmade(directory: Path) -> None:
             not_done="nothing was made or started",
             next_step="the same command again continues with that cluster",
         )
-
-
-def _quoted(value: object) -> str:
-    return value if isinstance(value, str) and value.isalnum() else "'" + str(value).replace("'", "''") + "'"
 
 
 def _serves(address: str) -> bool:
@@ -526,7 +561,7 @@ def closed_error(found: Picture) -> PartitionsClosed:
 def unfinished_error(
     directory: Path, found: Picture, running: Sequence[str], failed: Mapping[str, WaltzError]
 ) -> WaltzError | None:
-    """Of a cluster that was there before: what is missing, while the rest runs."""
+    """Of a cluster that was made before: what is missing, while the rest runs."""
     if not failed:
         stays = f"{_stays(running)}, and nothing was stopped"
         takes = spell((view.partition for view in found.closed), "takes", "take")
@@ -546,7 +581,7 @@ def unfinished_error(
 
 
 def unseen_error(directory: Path, error: WaltzError, running: Sequence[str]) -> WaltzError:
-    """It ran, and then nobody could say how it is."""
+    """Everything was started, and then nothing could be learnt of the partitions."""
     return type(error)(
         error.message,
         not_done=f"whether the partitions are open is not known; {_stays(running)}, and nothing was stopped",

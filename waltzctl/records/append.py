@@ -1,7 +1,7 @@
 """One transaction that a person typed: from words to a payload and locks, and what became of it.
 
-It is appended as an application would do it, once. There are three ends: it has an id, it is refused and certainly not in
-the log, or nobody could find out in time.
+It is appended once, as an application does it. There are three ends: it has an id; it is refused, and certainly not in the
+log; or what became of it was not known in time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Submitted:
     size: int
     client: int
     mark: int
-    """What the locks were compared with."""
+    """The highest id with which the locks were compared."""
     lock: str | None
     """The one that failed, as it was typed."""
     seconds: float
@@ -55,7 +55,7 @@ class Submitted:
 
     @property
     def error(self) -> WaltzError | None:
-        """What to tell when it is not in the log, or nobody knows."""
+        """When it is not in the log, or that is not known."""
         if isinstance(self.outcome, Committed):
             return None
         if isinstance(self.outcome, Rejected):
@@ -106,7 +106,7 @@ def spelled(lock: Lock) -> str:
 
 
 def payload_of(text: str | None, file: str | None) -> bytes:
-    """What is to be appended; from standard input when that was said."""
+    """Of the text, the file, or standard input."""
     if (text is None) == (file is None):
         raise BadArgument("say what is to be appended: a text, or --file FILE; `--file -` reads standard input")
     if text is not None:
@@ -132,7 +132,7 @@ async def submit(
     committed = await client.high_water_mark(partition)
     if mark is not None and mark > committed:
         raise BadArgument(
-            f"--mark {mark}: nobody can have seen that yet; the high-water mark of partition {partition} is {committed}",
+            f"--mark {mark}: no client can have seen that yet; the high-water mark of partition {partition} is {committed}",
             not_done="nothing was appended",
         )
     seen = committed if mark is None else mark

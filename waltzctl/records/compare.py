@@ -1,8 +1,8 @@
 """`waltzctl partition compare`: whether the replicas of a partition hold the same, byte for byte.
 
-The storages hash what they hold, and the hashes are compared here (`comparison`). A storage speaks only of what it
-knows to be committed, so a replica that is behind is compared as far as it has come. Records themselves are asked for only
-where replicas differ, one of each.
+The storages hash their records, and the hashes are compared here (`comparison`). A storage hashes only what it knows to be
+committed, so a replica that is behind is compared as far as it has come. Records are fetched only where replicas differ,
+one of each.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 from typer import Argument, Option
 
-from waltzctl.numbers import check_partition
-from waltzctl.progress import Shown, ShownProgress, Waiting
-from waltzctl.reach import Meant, Reach, unknown, using
 from waltzctl.records.comparison import Answers, Compared, Comparison, Question, Standing, comparison
+from waltzctl.shell.numbers import check_partitions
+from waltzctl.shell.progress import Shown, ShownProgress, Waiting
+from waltzctl.shell.reach import Meant, Reach, unknown, using
 from waltzctl.show.forms import AnyForm
 from waltzd.cluster.documents import StorageMeta
 from waltzd.errors import (
@@ -55,7 +56,7 @@ def compare(
     """Compare the committed records of the replicas of PARTITION, while they go on. Each storage reads and hashes its
     replica on a thread for readers; records are sent only where two of them differ.
 
-    The exit code is 8 where replicas differ, and 7 where one could not be compared: then nothing is said of it.
+    The exit code is 8 where replicas differ, and 7 where one could not be compared; its state is then unknown.
 
     \b
     Examples:
@@ -83,14 +84,15 @@ async def _compare(
     troubles: dict[str, WaltzError] = {}
     last_ids: dict[str, int] = {}
     for name, view in views.items():
-        found = _status(view, name, partition)
+        found = _status(view, partition)
         if isinstance(found, WaltzError):
             troubles[name] = found
         else:
             marks[name], last_ids[name] = visible_mark(found), found.last_id
     owned = picture.partitions[partition].said
     committed = max([-1 if owned is None else owned.committed, *marks.values()])
-    async with _Asking(partition, picture.meta.key, views, reach, seconds, waiting) as asking:
+    metas = {name: view.meta for name, view in views.items()}
+    async with _Asking(partition, picture.meta.key, metas, reach, seconds, waiting) as asking:
         standings = await asking.run(marks)
         ids = {standing.difference[0] for standing in standings.values() if standing.difference is not None}
         differing = {id_: await asking.records([name for name in marks if marks[name] >= id_], id_) for id_ in sorted(ids)}
@@ -120,7 +122,7 @@ def visible_mark(status: ReplicaStatus) -> int:
 
 
 def _chosen(picture: Picture, partition: int, names: tuple[str, ...]) -> dict[str, StorageView]:
-    check_partition(partition, len(picture.partitions), not_done="nothing was compared")
+    check_partitions([partition], len(picture.partitions), not_done="nothing was compared")
     there = {view.meta.name: view for view in picture.storages}
     replicas = picture.partitions[partition].replicas
     for name in names:
@@ -142,7 +144,8 @@ def _chosen(picture: Picture, partition: int, names: tuple[str, ...]) -> dict[st
     return {name: there[name] for name in chosen if name in there}
 
 
-def _status(view: StorageView, name: str, partition: int) -> ReplicaStatus | WaltzError:
+def _status(view: StorageView, partition: int) -> ReplicaStatus | WaltzError:
+    name = view.meta.name
     if view.said is None:
         assert view.error is not None
         return view.error
@@ -154,34 +157,26 @@ def _status(view: StorageView, name: str, partition: int) -> ReplicaStatus | Wal
     return found.status
 
 
+@dataclass
 class _Asking:
-    """The storages, and what was asked of them."""
+    """Connections to the storages, and how much was asked of them."""
 
-    def __init__(
-        self,
-        partition: int,
-        key: UUID,
-        views: Mapping[str, StorageView],
-        reach: Reach,
-        seconds: float,
-        waiting: Waiting,
-    ) -> None:
-        self._partition = partition
-        self._key = key
-        self._metas: dict[str, StorageMeta] = {name: view.meta for name, view in views.items()}
-        self._reach = reach
-        self._seconds = seconds
-        self._waiting = waiting
-        self._ends = AsyncExitStack()
-        self._admins: dict[str, AdminClient] = {}
-        self.exchanges = 0
-        self.hashed_bytes = 0
+    partition: int
+    key: UUID
+    metas: Mapping[str, StorageMeta]
+    reach: Reach
+    seconds: float
+    waiting: Waiting
+    exchanges: int = 0
+    hashed_bytes: int = 0
+    _ends: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _admins: dict[str, AdminClient] = field(default_factory=dict)
 
     async def __aenter__(self) -> _Asking:
         from waltzd.wire.storages import AdminClient
 
-        for name, meta in self._metas.items():
-            admin = AdminClient(meta.admin_listen, self._key, seconds=self._seconds, tls=self._reach.tls, name=name)
+        for name, meta in self.metas.items():
+            admin = AdminClient(meta.admin_listen, self.key, seconds=self.seconds, tls=self.reach.tls, name=name)
             self._admins[name] = await self._ends.enter_async_context(admin)
         return self
 
@@ -200,7 +195,7 @@ class _Asking:
 
     async def _answers(self, question: Question) -> Answers:
         self.exchanges += 1
-        self._waiting.say(f"comparing ids {question.first_id:,} to {question.last_id:,} on {', '.join(question.replicas)}")
+        self.waiting.say(f"comparing ids {question.first_id:,} to {question.last_id:,} on {', '.join(question.replicas)}")
         asked = [self._digest(name, question) for name in question.replicas]
         answers = dict(zip(question.replicas, await asyncio.gather(*asked), strict=True))
         self.hashed_bytes += sum(found.bytes for found in answers.values() if not isinstance(found, WaltzError))
@@ -208,7 +203,7 @@ class _Asking:
 
     async def _digest(self, name: str, question: Question) -> Digest | WaltzError:
         try:
-            return await self._admins[name].digest(self._partition, question.first_id, question.last_id)
+            return await self._admins[name].digest(self.partition, question.first_id, question.last_id)
         except WaltzError as error:
             return error
 
@@ -219,11 +214,11 @@ class _Asking:
     async def _record(self, name: str, id_: int) -> Record | WaltzError:
         from waltzd.wire.storages import ReplicaClient
 
-        meta = self._metas[name]
-        async with ReplicaClient(meta.listen, self._key, seconds=READ_SECONDS, tls=self._reach.tls, name=name) as replica:
+        meta = self.metas[name]
+        async with ReplicaClient(meta.listen, self.key, seconds=READ_SECONDS, tls=self.reach.tls, name=name) as replica:
             try:
                 async with asyncio.timeout(READ_SECONDS):
-                    async for run in replica.read(self._partition, id_, id_):
+                    async for run in replica.read(self.partition, id_, id_):
                         return run.record(0)
                 return CannotConnect(f"{name} answered without a record")
             except TimeoutError:

@@ -1,12 +1,11 @@
 """Whether replicas hold the same records, and where they differ first: found by asking for hashes, never for records. Pure.
 
 `comparison` is a conversation: it asks for the digests of a range on some replicas, is told them, and asks on. Most ranges
-are the same everywhere. Where one is not, those that agree with the most others go on, and each of the others is taken
-apart by bisection: of two halves the first that differs holds the first difference, so a range of n ids takes log2 n
-questions. An answer may stop short of what was asked for; what is behind it is asked for next.
+are the same everywhere. Where one is not, the largest group that agrees goes on, and each other replica is bisected against
+it: of two halves the first that differs holds the first difference, so a range of n ids takes log2 n questions. An answer
+may stop short of the range; the rest is asked for next.
 
-A replica is asked up to its own mark, and nothing is said of what is behind it. One that does not answer is unknown from
-there on: it is never taken for the same.
+A replica is asked up to its own mark. One that does not answer is unknown from there on, and never taken for the same.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from waltzd.cluster.documents import Role
+from waltzd.cluster.documents import Membership
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, WaltzError
 from waltzd.format.digest import Digest
 from waltzd.format.record import Record
@@ -27,7 +26,7 @@ class Verdict(enum.Enum):
     """As others, up to where it was compared."""
     DIFFERENT = "different"
     UNKNOWN = "unknown"
-    """It could not be asked, or there was nobody to compare it with."""
+    """It could not be asked, or there was no other replica to compare it with."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Standing:
     """Up to here it is the same as the others that were compared with it."""
     verdict: Verdict = Verdict.UNKNOWN
     difference: tuple[int, int] | None = None
-    """The first id that differs; a range where somebody stopped answering before it was found."""
+    """The first id that differs; a range when a replica stopped answering before it was found."""
     error: WaltzError | None = None
 
 
@@ -60,10 +59,10 @@ class Compared:
     """One replica in the result."""
 
     storage: str
-    role: Role | None
+    role: Membership | None
     standing: Standing
     last_id: int | None
-    """What it holds, committed or not; None where nobody knows."""
+    """What it holds, committed or not; None when that is not known."""
     behind: int | None
     """So many committed ids are missing."""
 
@@ -120,7 +119,7 @@ def comparison(marks: Mapping[str, int]) -> Generator[Question, Answers, dict[st
             standings[name].error = trouble
             _differs(standings[name], difference)
             asked.remove(name)
-            if not is_majority:  # nobody can say which of them is right
+            if not is_majority:  # it cannot be told which of them is right
                 for other in agreed:
                     before = standings[other].difference
                     _differs(standings[other], difference if before is None else min(before, difference))
@@ -130,7 +129,7 @@ def comparison(marks: Mapping[str, int]) -> Generator[Question, Answers, dict[st
         for name in agreed:
             standings[name].compared = found.last_id
         at = found.last_id + 1
-    for name in asked:  # nobody is left who could be compared with it
+    for name in asked:  # no other replica is left to compare it with
         standings[name].verdict = Verdict.SAME if standings[name].compared >= 0 else Verdict.UNKNOWN
     return standings
 
@@ -148,7 +147,7 @@ def _agreed(hashes: Mapping[str, bytes]) -> list[str]:
 
 
 def _level(replicas: Sequence[str], first_id: int, last_id: int) -> Asking:
-    """Digests of the longest range from `first_id` on of which every replica that answers has one."""
+    """Digests of the longest range from `first_id` on that every answering replica has hashed."""
     digests: dict[str, Digest] = {}
     errors: dict[str, WaltzError] = {}
     asked = tuple(replicas)

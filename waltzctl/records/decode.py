@@ -1,8 +1,8 @@
-"""What a payload may mean, and which payloads are meant by a filter. Pure.
+"""Payloads decoded for people, and filters over them. Pure.
 
-Waltz knows nothing of payloads; here they are guessed at for people. The guess is careful: JSON only for what is an object
-or an array beyond doubt, text only for what can be printed, hexadecimal digits for the rest. Which of them it was is always
-said beside it, so a script can tell the text `00ff` from two bytes.
+Waltz does not know what a payload means; here it is guessed, carefully: JSON only for an object or an array, text only for
+what can be printed, hexadecimal digits for the rest. The encoding is always shown beside it, so a script can tell the text
+`00ff` from two bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Decoded:
 
 
 def decoded(payload: bytes, how: str = "auto") -> Decoded:
-    """What cannot be decoded as asked is tried as text, then shown as hex."""
+    """A payload that cannot be decoded as asked is tried as text, then shown as hex."""
     if how in ("auto", "json"):
         value, is_json = json_of(payload)
         if is_json and (how == "json" or isinstance(value, dict | list)):
@@ -79,7 +79,7 @@ def _number(text: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_number)
-"""What Python takes for JSON and is none, NaN and Infinity, would end up in our own JSON."""
+"""NaN and Infinity, which Python reads as JSON, would end up in our own JSON."""
 
 
 def json_of(payload: bytes | str) -> tuple[Any, bool]:
@@ -95,7 +95,7 @@ _STEP = re.compile(r"""\.?([^.\[\]="']+)|\[([0-9]{1,9})\]|\[("(?:[^"\\]|\\.)*")\
 
 @dataclass(frozen=True)
 class JsonPath:
-    """`order.items[0].sku=ab-1`: a value that has to be there, and what it has to be if that is said."""
+    """`order.items[0].sku=ab-1`: a value that has to be there and, after the `=`, to be this."""
 
     steps: tuple[str | int, ...]
     wanted: str | None

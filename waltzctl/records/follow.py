@@ -1,7 +1,7 @@
 """Transactions of a cluster as they come, through its servers, with the library that applications use.
 
 The client finds the owners, survives fail-overs, checks every record and gives each id once, in order. What it has fetched
-and nobody has looked at yet is bounded, however long the range is: it fetches more when somebody took what there is.
+and the reader has not taken is bounded, however long the range is.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import TypeVar
 
 import typer
 
-from waltzctl.certificate import first_contact
-from waltzctl.numbers import check_partition
 from waltzctl.picture import last_seen
-from waltzctl.reach import Reach, using
+from waltzctl.shell.numbers import check_partitions
+from waltzctl.shell.reach import Reach, first_contact, using
 from waltzctl.show.terminal import printable
 from waltzctl.watching.poll import LOST, known_of
 from waltzd import Client, ClientSettings, Transaction
@@ -33,7 +32,7 @@ T = TypeVar("T")
 
 
 async def between(client: Client, partition: int, first_id: int, last_id: int) -> AsyncGenerator[Transaction, None]:
-    """Committed transactions. They are asked for: nobody has to be known as a client for that."""
+    """Committed transactions, by calls that need no registered client."""
     while first_id <= last_id:
         for transaction in await client.read_some(partition, first_id, last_id):
             yield transaction
@@ -41,7 +40,7 @@ async def between(client: Client, partition: int, first_id: int, last_id: int) -
 
 
 class Feed:
-    """A view that keeps nothing: it hands on what comes."""
+    """A view that keeps nothing and hands on what comes."""
 
     def __init__(self) -> None:
         self._after: dict[int, int] = {}
@@ -64,7 +63,7 @@ class Feed:
     # -- for those who read
 
     async def beyond(self, client: Client, after: Mapping[int, int]) -> AsyncGenerator[Transaction, None]:
-        """What stands behind these ids, and what is still to come, without an end."""
+        """Transactions above these ids, without an end."""
         self._after, self._is_wanted = dict(after), True
         await client.set_partitions(after)
         try:
@@ -72,7 +71,7 @@ class Feed:
                 for transaction in await self._next(client):
                     yield transaction
         finally:
-            # The client waits until this view has taken what it was just given: let nothing be in its way.
+            # The client waits until this view has taken what it was given: it must not block here.
             self._is_wanted = False
             self._empty()
             await client.set_partitions(())
@@ -112,8 +111,8 @@ def with_client(
     typed: int | None = None, is_appending: bool = False,
 ) -> T:  # fmt: skip
     """Do something as an application would. The coordinator is only asked where servers are, and whether there is the
-    partition that somebody typed. `seconds`: how long to wait for a partition that is not open."""
-    # What the client would log, its errors say; a line beside them would only be the same once more.
+    partition `typed`. `seconds`: how long to wait for a partition that is not open."""
+    # The client's errors say all that it would log.
     logging.getLogger("waltz.client").addHandler(logging.NullHandler())
     try:
         addresses = using(reach, lambda cluster: _addresses(cluster, typed))
@@ -147,7 +146,7 @@ def with_client(
 async def _addresses(cluster: Cluster, typed: int | None) -> list[str]:
     meta = await cluster.meta()
     if typed is not None:
-        check_partition(typed, meta.partitions)
+        check_partitions([typed], meta.partitions, not_done="nothing was asked")
     servers = await cluster.servers()
     if not servers:
         raise NoServerUp(f"no server of the cluster {meta.name} is up")

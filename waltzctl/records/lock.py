@@ -1,4 +1,4 @@
-"""`waltzctl lock`: why a transaction was refused, or would be. Only the owner of the partition knows, so it is asked."""
+"""`waltzctl lock`: why a transaction was refused, or would be. The owner of the partition is asked: only it knows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from waltzctl.numbers import check_partition
-from waltzctl.options import Negative
-from waltzctl.reach import Meant, Reach, using
+from waltzctl.shell.numbers import check_partitions
+from waltzctl.shell.options import Negative
+from waltzctl.shell.reach import Meant, Reach, using
 from waltzctl.show.forms import AnyForm
 from waltzd.errors import EXIT_OK, PartitionsClosed, WaltzError
 
@@ -67,17 +67,17 @@ def explain(
 
 
 async def _ask(cluster: Cluster, reach: Reach, partition: int, lock: Lock) -> tuple[str, LockExplanation]:
-    from waltzctl.certificate import first_contact
+    from waltzctl.shell.reach import first_contact
     from waltzd.wire.servers import ServerAdminClient
 
     meta = await cluster.meta()
-    check_partition(partition, meta.partitions)
+    check_partitions([partition], meta.partitions, not_done="nothing was asked")
     assignment, _ = await cluster.assignment()
     servers = await cluster.servers()
     owner = assignment.owners[partition].server if partition < len(assignment.owners) else None
     if owner is None or owner not in servers:
         said = "no server owns it" if owner is None else f"its owner {owner} is not up"
-        raise PartitionsClosed(f"nobody can be asked about locks of partition {partition}: {said}")
+        raise PartitionsClosed(f"no server can be asked about locks of partition {partition}: {said}")
     address = servers[owner].admin_listen
     admin = ServerAdminClient(address, meta.key, seconds=CALL_SECONDS, tls=reach.tls, name=owner)
     async with admin, first_contact(address, reach.tls):
@@ -96,5 +96,5 @@ def _marker(reach: Reach, partition: int, found: LockExplanation) -> tuple[Trans
 
     try:
         return with_client(reach, read, seconds=CALL_SECONDS), None
-    except WaltzError as error:  # what the owner said of the lock is worth showing all the same
+    except WaltzError as error:  # the owner's answer is shown all the same
         return None, error

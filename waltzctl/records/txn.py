@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from waltzctl.options import OUTPUT, Misused, Output
-from waltzctl.reach import Meant
 from waltzctl.records.decode import Filters, How, JsonPath, pattern_of
+from waltzctl.shell.options import OUTPUT, Misused, Output
+from waltzctl.shell.reach import Meant
 from waltzctl.show import records
 from waltzd.client.view import HEADER_MAX, HEADER_MIN
 from waltzd.errors import EXIT_OK, BadArgument, BeyondLog
@@ -34,7 +34,7 @@ Form = Annotated[
         "-o",
         "--output",
         rich_help_panel=OUTPUT,
-        help="For people; JSON Lines, an object for each transaction; or payloads and nothing between them.",
+        help="For people; JSON Lines, an object for each transaction; CSV; or payloads and nothing between them.",
     ),
 ]
 
@@ -196,7 +196,7 @@ def grep(
         end = committed if last_id is None else min(last_id, committed)
         found = 0
         if follow:
-            # What is not there yet cannot be waited for by its id: begin at the end at the latest.
+            # An id that is not there yet cannot be waited for: begin at the end at the latest.
             read = feed.beyond(client, {partition: min(first_id - 1, committed)})
         else:
             read = between(client, partition, first_id, end)
@@ -225,7 +225,7 @@ async def _pour(read: AsyncGenerator[Transaction, None], sink: records.Sink) -> 
 
 
 def _until_stopped(work: Callable[[], None], *, is_endless: bool) -> None:
-    """Ctrl-C is the way in which what has no end is meant to end."""
+    """Ctrl-C is how an endless command is meant to end."""
     try:
         work()
     except KeyboardInterrupt:
@@ -271,21 +271,21 @@ def append(
     partition will see it.
 
     When a lock fails, nothing is appended, and the exit code is 4: the refusal names the lock, the reason and the id that
-    stands against it. When nobody can say in time what became of it, the exit code is 6.
+    stands against it. When the outcome is not known in time, the exit code is 6.
 
     \b
     Examples:
       waltzctl txn append 0 "hello"
       waltzctl txn append 0 "{\\"order\\": {\\"sku\\": 17}}" --header 7 --lock append:order:17
     """
-    from waltzctl.change import Asked, agree
     from waltzctl.records import append as appending
     from waltzctl.records.follow import with_client
-    from waltzctl.safety import Danger, Plan
+    from waltzctl.shell.change import Asked, agree
+    from waltzctl.shell.safety import Danger, Plan
 
     wanted = [appending.lock_of(lock) for lock in locks]
     payload = appending.payload_of(text, file)
-    # Who typed it meant it; only a protected cluster wants its name.
+    # What was typed is meant; only a protected cluster wants its name.
     step = f"append {len(payload):,} bytes with the header {header} to partition {partition}, for ever"
     plan = Plan(verb="txn append", subject=f"partition {partition}", steps=(step,), danger=Danger.NONE)
     asked = Asked(is_dry=False, yes=False, confirm=confirm, reason=None, override=None)

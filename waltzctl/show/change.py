@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from waltzctl.safety import Margin, Plan, Step
+from waltzctl.shell.safety import Effect, Margin, Plan
 from waltzctl.show.forms import Column, Columns, Listing, grid, plain, put_json
 from waltzctl.show.terminal import ROWS_MAX, console
 from waltzd.cluster.documents import HistoryEntry
@@ -19,7 +19,7 @@ HEADS = {
     "refused": ("refused", "bold red"),
     "done": ("done", "bold green"),
 }
-MARGINS: Columns[Step] = (
+MARGINS: Columns[Effect] = (
     Column("partition", lambda step: step.partition, is_right=True, cell=str),
     Column("can lose now", lambda step: step.before, cell=lambda margin: _spell(margin)),
     Column("can lose then", lambda step: step.after, cell=lambda margin: _spell(margin)),
@@ -90,7 +90,7 @@ def history(entries: Sequence[Numbered]) -> Listing[dict[str, Any]]:
         Column("reason"),
     )
     rows = [{"number": number, **plain(entry)} for number, entry in entries]
-    return Listing(kind="history", columns=columns, rows=rows, nothing="Nobody has changed anything with waltzctl yet.")
+    return Listing(kind="history", columns=columns, rows=rows, nothing="Nothing was changed with waltzctl yet.")
 
 
 def _moment(text: str) -> str:

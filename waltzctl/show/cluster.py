@@ -1,7 +1,6 @@
 """A cluster and what belongs to it: servers, storages, partitions and their replicas, and whether all of it is well.
 
-Nothing is judged here: the verdict was made before (`watching.verdict`), and comes first on a page; then the reasons, then
-what there is.
+The verdict (`watching.rules`) comes first on a page; then the reasons, then what there is.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from waltzctl.picture.picture import PartitionView, Picture, ServerView, StorageView
 from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, plain
 from waltzctl.show.terminal import ROWS_MAX, count, paragraph, put_next, size, table
-from waltzctl.watching.verdict import SLOW_MS, Health, Reason, Sighting
+from waltzctl.watching.facts import Health, Reason, Sighting
+from waltzctl.watching.troubles import SLOW_MS
 from waltzd.cluster.assignment import spell_numbers
-from waltzd.cluster.documents import Role
+from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _owner(owner: str | None) -> str:
 
 
 def _words(view: ServerView | StorageView, words: Mapping[str, bool], *, with_code: bool = False) -> str:
-    """How a daemon is, in words that hold."""
+    """The state of a daemon: the words that hold."""
     if view.error is NOT_LISTED:
         return "down"
     if view.error is not None:
@@ -84,7 +84,7 @@ def servers(found: Picture) -> Listing[ServerView]:
             Column("error", error, is_wide=True),
         ),
         rows=sorted(all_servers(found), key=lambda view: view.meta.name),
-        nothing="No server is up: nobody owns the partitions.",
+        nothing="No server is up: the partitions have no owner.",
         more={"leader": found.leader},
     )
 
@@ -111,9 +111,9 @@ def storages(found: Picture) -> Listing[StorageView]:
 # -- partitions --------------------------------------------------------------------------------------------------------
 
 
-def with_stars(roles: Mapping[str, Role]) -> list[str]:
+def with_stars(roles: Mapping[str, Membership]) -> list[str]:
     """Learners have one."""
-    return [f"{name}{'*' if role is Role.LEARNER else ''}" for name, role in sorted(roles.items())]
+    return [f"{name}{'*' if role is Membership.LEARNER else ''}" for name, role in sorted(roles.items())]
 
 
 PARTITIONS: Columns[PartitionView] = (
@@ -346,7 +346,7 @@ def draw_status(out: Console, found: Sighting, local: Local | None) -> None:
     rows = [_group_row(views) for views in _groups(seen.partitions)]
     names = ("partitions", "owner", "state", "counting", "mounts", "tail")
     table(out, names, rows[:ROWS_MAX], right=("counting", "mounts", "tail"))
-    contact = "" if found.coordinator_ms is None else f", ZooKeeper answered in {found.coordinator_ms:.0f} ms"
+    contact = "" if found.facts.coordinator_ms is None else f", ZooKeeper answered in {found.facts.coordinator_ms:.0f} ms"
     leader = f", leader {seen.leader}" if seen.leader is not None else ""
     out.print(f"cluster {seen.meta.name}{leader}{contact}, {found.at}", soft_wrap=True)
     if local is not None:
@@ -437,7 +437,7 @@ def status_json(found: Sighting) -> dict[str, Any]:
         "reasons": plain(found.verdict.reasons),
         "at": found.at,
         "milliseconds": round(found.milliseconds, 1),
-        "coordinator_milliseconds": None if found.coordinator_ms is None else round(found.coordinator_ms, 1),
+        "coordinator_milliseconds": None if found.facts.coordinator_ms is None else round(found.facts.coordinator_ms, 1),
         "coordinator_seen": found.at if lost is None else lost.seen,
         "error": None if lost is None else plain(lost.cause),
         "answered_milliseconds": {

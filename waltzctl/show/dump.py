@@ -1,22 +1,22 @@
-"""How a dump looks: a line a record, an object a line, or all bytes with their meaning.
+"""A dump of a file: a line a record, an object a line, a row of CSV for each entry, or all bytes with their meaning.
 
-Each form is a sink for the items of `waltzd.storage.offline.dump` and prints them as they come. Payload bytes are never
-sent to a terminal as they are: a table and the right column of a hex dump show a dot for all that is not plain ASCII.
+Each form is a sink for the items of `waltzd.storage.offline.dump` and prints them as they come. Payload bytes never reach a
+terminal as they are: a table and the right column of a hex dump show a dot for all that is not plain ASCII.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import typer
 
-from waltzctl.show.forms import JSON_VERSION
+from waltzctl.show.forms import JSON_VERSION, Column, Columns, stream
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, decode_record
 from waltzd.format.scan import BadRecord, describe
@@ -29,8 +29,8 @@ _FIELD_BYTES = 8
 
 
 def sink(output: str, payload_bytes: int | None) -> Sink:
-    if output == "json":
-        return _Json(payload_bytes)
+    if output in ("json", "csv"):
+        return _rows(output, payload_bytes)
     if output == "hex":
         return _Hex(payload_bytes)
     return _Table(_TABLE_PAYLOAD_BYTES if payload_bytes is None else payload_bytes)
@@ -111,43 +111,59 @@ class _Table:
                 typer.echo(line)
 
 
-class _Json:
-    """JSON Lines; the first line carries the version."""
+ENTRIES: Columns[dict[str, Any]] = tuple(
+    Column(name)
+    for name in (
+        "kind", "offset", "id", "client", "generation", "partition", "sequence", "header", "length", "data_crc", "crc",
+        "payload_base64", "payload_is_whole", "points_to", "first_byte", "last_byte", "first_id", "last_id", "name",
+        "is_sound", "note",
+    )
+)  # fmt: skip
+"""Of CSV: one table for records, entries of an index, slots and damage. Of a file's own fields JSON tells."""
 
-    def __init__(self, payload_bytes: int | None) -> None:
-        self._payload_bytes = payload_bytes
 
-    def __call__(self, item: Item) -> None:
-        typer.echo(json.dumps(self._object(item)))
+def _rows(output: str, payload_bytes: int | None) -> Sink:
+    put = stream(ENTRIES, output)
 
-    def _object(self, item: Item) -> dict[str, object]:
-        if isinstance(item, WholeRecord):
-            record = item.record()
-            shown = record.payload[: self._payload_bytes]
-            return {
-                "kind": "record", "offset": item.offset, "id": record.id, "client": record.request.client,
-                "generation": record.request.generation, "partition": record.request.partition,
-                "sequence": record.request.sequence, "header": record.header, "length": record.length,
-                "data_crc": f"{record.data_crc:08x}", "crc": f"{record.crc:08x}",
-                "payload_base64": base64.b64encode(shown).decode(), "payload_is_whole": len(shown) == record.length,
-            }  # fmt: skip
-        if isinstance(item, DamagedBytes):
-            return {
-                "kind": "damage", "first_byte": item.first_byte, "last_byte": item.last_byte,
-                "first_id": item.first_id, "last_id": item.last_id,
-                "records": [_bad_record(record) for record in item.records],
-            }  # fmt: skip
-        if isinstance(item, IndexEntry):
-            return {"kind": "index-entry", "id": item.id, "offset": item.offset, "points_to": item.points_to}
-        if isinstance(item, Slot):
-            return {
-                "kind": "slot", "name": item.name, "offset": item.offset, "is_sound": item.is_sound,
-                "note": item.note, "fields": item.fields,
-            }  # fmt: skip
+    def put_item(item: Item) -> None:
+        found = _object(item, payload_bytes)
+        if output == "json":
+            put(found)
+        elif not isinstance(item, FileStart):
+            put({**dict.fromkeys(column.name for column in ENTRIES), **found})
+
+    return put_item
+
+
+def _object(item: Item, payload_bytes: int | None) -> dict[str, Any]:
+    """Of JSON Lines; the first one carries the version."""
+    if isinstance(item, WholeRecord):
+        record = item.record()
+        shown = record.payload[:payload_bytes]
         return {
-            "version": JSON_VERSION, "kind": item.kind, "path": item.path, "size": item.size,
-            "problem": item.problem, **item.fields,
+            "kind": "record", "offset": item.offset, "id": record.id, "client": record.request.client,
+            "generation": record.request.generation, "partition": record.request.partition,
+            "sequence": record.request.sequence, "header": record.header, "length": record.length,
+            "data_crc": f"{record.data_crc:08x}", "crc": f"{record.crc:08x}",
+            "payload_base64": base64.b64encode(shown).decode(), "payload_is_whole": len(shown) == record.length,
         }  # fmt: skip
+    if isinstance(item, DamagedBytes):
+        return {
+            "kind": "damage", "first_byte": item.first_byte, "last_byte": item.last_byte,
+            "first_id": item.first_id, "last_id": item.last_id,
+            "records": [_bad_record(record) for record in item.records],
+        }  # fmt: skip
+    if isinstance(item, IndexEntry):
+        return {"kind": "index-entry", "id": item.id, "offset": item.offset, "points_to": item.points_to}
+    if isinstance(item, Slot):
+        return {
+            "kind": "slot", "name": item.name, "offset": item.offset, "is_sound": item.is_sound,
+            "note": item.note, "fields": item.fields,
+        }  # fmt: skip
+    return {
+        "version": JSON_VERSION, "kind": item.kind, "path": item.path, "size": item.size,
+        "problem": item.problem, **item.fields,
+    }  # fmt: skip
 
 
 def _bad_record(record: BadRecord) -> dict[str, object]:

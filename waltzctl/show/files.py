@@ -87,19 +87,17 @@ def _replica(name: str, field: str, *, is_wide: bool = False) -> Column[Partitio
     return Column(name, value, is_right=True, is_wide=is_wide)
 
 
-NUMBER = Column[PartitionDescription]("partition", lambda one: one.partition, is_right=True, cell=str)
-STATE = Column[PartitionDescription]("state", state)
 REPLICAS: Columns[PartitionDescription] = (
-    NUMBER, STATE, _replica("last id", "last_id"), _replica("committed", "committed"),
-    _replica("session", "promised_session"), _replica("segments", "segments"),
+    Column("partition", lambda one: one.partition, is_right=True, cell=str),
+    Column("state", state),
+    _replica("last id", "last_id"),
+    _replica("low mark", "low_mark", is_wide=True),
+    _replica("committed", "committed"),
+    _replica("session", "promised_session"),
+    _replica("segments", "segments"),
     Column("bytes", lambda one: one.disk_bytes, is_right=True, is_size=True),
     Column("story", lambda one: one.story, is_wide=True),
-)  # fmt: skip
-DESCRIBED_REPLICAS: Columns[PartitionDescription] = (
-    NUMBER, STATE, _replica("last id", "last_id"), _replica("low", "low_mark"), _replica("committed", "committed"),
-    _replica("session", "promised_session"), _replica("segments", "segments"),
-    Column("size", lambda one: None if one.status is None else one.disk_bytes, is_right=True, is_size=True),
-)  # fmt: skip
+)
 
 
 def replicas(found: StorageDescription) -> Listing[PartitionDescription]:
@@ -116,7 +114,7 @@ def description(found: StorageDescription) -> Page:
         out.print(f"{who}cluster {found.cluster_key}, {found.directory}, waltzd {found.version}", soft_wrap=True)
         for one in wrong:
             out.print(one.story, style="red", soft_wrap=True)
-        grid(out, DESCRIBED_REPLICAS, found.assigned)
+        grid(out, REPLICAS, found.assigned)
         if found.set_aside:
             names = ", ".join(one.name for one in found.set_aside)
             bytes_ = size(sum(one.bytes for one in found.set_aside))

@@ -1,16 +1,16 @@
 """One result in every form: tables for people, JSON and YAML for programs, CSV for spreadsheets, names for shells.
 
-The columns of a thing are declared once: a column has a head for people, a key for programs, and says how its value is got.
-A list is shown by its columns alone. A page says more, and has one list that stands for it as CSV and as names. JSON and
-YAML carry a version and only grow; tables may change.
+The columns of a thing are declared once: a column has a head for people, a key for programs, and a way to its value. A list
+is shown by its columns alone; a page says more, and one list stands for it as CSV and as names. Things that come one by one
+are printed as they come. JSON and YAML carry a version and only grow; tables may change.
 """
 
 from __future__ import annotations
 
 import csv
 import enum
+import io
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args
@@ -19,7 +19,7 @@ import typer
 import yaml
 from typer import Option
 
-from waltzctl.options import OUTPUT
+from waltzctl.shell.options import OUTPUT
 from waltzctl.show.terminal import console, printable, size, table
 from waltzd.errors import WaltzError
 
@@ -92,7 +92,7 @@ class Listing(Generic[T]):
 @dataclass(frozen=True, kw_only=True)
 class Page:
     draw: Callable[[Console], None]
-    """For people: it prints on the console that it is given."""
+    """For people, on the console that it is given."""
     things: Listing[Any]
     """What it is about most."""
     told: Mapping[str, Any] | None = None
@@ -128,14 +128,46 @@ def put(found: Listing[Any] | Page, output: str) -> None:
         for row in things.rows:
             typer.echo(printable(str(things.columns[0].value(row))))
     elif output == "csv":
-        columns = [one for one in things.columns if one.name and one.key]
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow([one.key for one in columns])
-        writer.writerows([[printable(_plain_text(one.value(row))) for one in columns] for row in things.rows])
+        put_csv(things.columns, things.rows)
     elif output == "wide":
         things.draw(console(), is_wide=True)
     else:
         found.draw(console())
+
+
+Lines = Annotated[
+    Literal["table", "json", "csv"],
+    Option("-o", "--output", rich_help_panel=OUTPUT, help="For people; JSON Lines, an object for each; or CSV."),
+]
+"""Of commands that print things as they come."""
+
+
+def stream(columns: Columns[T], output: str, put_one: Callable[[T], None] | None = None) -> Callable[[T], None]:
+    """A sink for things that come one after the other: `put_one` prints one of them for people, where that is a form."""
+    if output == "json":
+        return lambda thing: typer.echo(json.dumps(objects(columns, [thing])[0]))
+    if output != "csv":
+        assert put_one is not None, output
+        return put_one
+    is_begun = False
+
+    def put_row(thing: T) -> None:
+        nonlocal is_begun
+        put_csv(columns, [thing], with_heads=not is_begun)
+        is_begun = True
+
+    return put_row
+
+
+def put_csv(columns: Columns[T], things: Sequence[T], *, with_heads: bool = True) -> None:
+    """A structure has its keys in JSON and YAML only; a cell holds one value, or several with blanks between them."""
+    shown = [one for one in columns if one.name and one.key]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if with_heads:
+        writer.writerow([one.key for one in shown])
+    writer.writerows([[printable(_plain_text(one.value(thing))) for one in shown] for thing in things])
+    typer.echo(text.getvalue(), nl=False)
 
 
 def put_json(value: Mapping[str, Any]) -> None:
@@ -156,6 +188,8 @@ def _plain_text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, list | tuple):
         return " ".join(map(str, value))
+    if isinstance(value, Mapping):
+        return json.dumps(value)
     return "" if value is None else str(value)
 
 

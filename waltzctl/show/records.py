@@ -1,12 +1,11 @@
 """Transactions, locks, and replicas that are compared.
 
-Transactions are printed as they come, so a range of any size needs the memory of what is on its way. Nothing that stands in
-a payload reaches a terminal as it is, except where the payload itself was asked for.
+Transactions are printed as they come, so a range of any size needs little memory. No payload reaches a terminal as it is,
+except in the form `raw`.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ import typer
 
 from waltzctl.records.comparison import Compared, Comparison, Verdict
 from waltzctl.records.decode import decoded, line
-from waltzctl.show.forms import JSON_VERSION, Column, Columns, Listing, Page, grid, objects, plain, put_json
+from waltzctl.show.forms import JSON_VERSION, Column, Columns, Listing, Page, grid, objects, plain, put_json, stream
 from waltzctl.show.terminal import console, count, size
 from waltzd.errors import WaltzError
 from waltzd.protocol.locks import Mode, Reason
@@ -31,7 +30,11 @@ if TYPE_CHECKING:
     from waltzd.protocol.locks import Lock, LockExplanation
 
 Sink: TypeAlias = "Callable[[Transaction], None]"
-Form = Literal["table", "json", "raw"]
+Form = Literal["table", "json", "csv", "raw"]
+TRANSACTIONS: Columns[dict[str, Any]] = tuple(
+    Column(name)
+    for name in ("partition", "id", "header", "client", "generation", "sequence", "size", "payload_encoding", "payload")
+)
 LEAD_BYTES = 16
 """So much of a payload is shown in front of what differs."""
 
@@ -39,11 +42,12 @@ LEAD_BYTES = 16
 
 
 def sink(output: str, decode: str, *, with_partition: bool = False) -> Sink:
-    if output == "json":
-        return lambda transaction: typer.echo(json.dumps(transaction_json(transaction, decode)))
     if output == "raw":
         return lambda transaction: typer.echo(transaction.payload, nl=False)
-    return _Table(decode, with_partition=with_partition)
+    if output == "table":
+        return _Table(decode, with_partition=with_partition)
+    put_row = stream(TRANSACTIONS, output)
+    return lambda transaction: put_row(transaction_json(transaction, decode))
 
 
 def transaction_json(transaction: Transaction, decode: str) -> dict[str, Any]:
@@ -270,7 +274,7 @@ def _comparison_verdict(found: Comparison) -> tuple[str, str]:
         firsts = [replica.standing.difference[0] for replica in found.replicas if replica.standing.difference is not None]
         odd = [replica.storage for replica in found.replicas if replica.standing.verdict is Verdict.DIFFERENT]
         others = verdicts.count(Verdict.SAME)
-        who = f"{', '.join(odd)} from the {others} others" if others > 1 else "nobody can say which of them is right"
+        who = f"{', '.join(odd)} from the {others} others" if others > 1 else "it cannot be told which of them is right"
         return f"{head}replicas differ, first at id {min(firsts):,}: {who}", "bold red"
     if len(found.replicas) < 2:
         return f"{head}{count(len(found.replicas), 'replica')}, and nothing to compare it with", "bold yellow"

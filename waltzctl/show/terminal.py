@@ -1,8 +1,8 @@
 """What people read: text that is safe to show, tables that fit the screen, paragraphs, and pages that are drawn again and
 again.
 
-Nothing here decides anything. Results go to standard output; a pipe gets 80 columns and no colour, and tables are not
-wrapped there, so that a row stays a line.
+Results go to standard output. A pipe gets 80 columns and no colour, and tables are not wrapped there, so that a row stays a
+line.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -129,7 +132,7 @@ def widths(names: Sequence[str], rows: Sequence[Sequence[str]], whole: Sequence[
 
 
 class Screen:
-    """What is shown over and over: in place on a terminal, one after the other anywhere else."""
+    """Pages that are drawn again and again: in place on a terminal, one after the other anywhere else."""
 
     def __init__(self) -> None:
         from rich.live import Live
@@ -151,16 +154,19 @@ class Screen:
             with suppress(OSError):  # a terminal that went away
                 self._live.stop()
 
-    def put(self, draw: Callable[[Console], None], foot: str) -> None:
-        """`draw` prints on the console that it is given."""
+    def put(self, found: Callable[[Console], None] | WaltzError, every: float) -> None:
+        """What prints on the console that it is given, or an error in its place. The next comes after so many seconds."""
         from rich.text import Text
 
+        if isinstance(found, WaltzError):
+            found = partial(paragraph, text=" ".join(found.lines()), style="bold red")
         if self._live is None:
-            draw(self.out)
+            found(self.out)
             self.out.print()
             return
+        foot = f"Every {every:g} s; Ctrl-C ends."
         paper = self._paper()
-        draw(paper)
+        found(paper)
         assert isinstance(paper.file, io.StringIO)
         lines = paper.file.getvalue().splitlines()
         room = max(1, self.out.height - 1)

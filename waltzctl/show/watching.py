@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from waltzctl.merged_log import Line
-from waltzctl.numbers import spell
+from waltzctl.shell.merged_log import Line
+from waltzctl.shell.numbers import spell
 from waltzctl.show.cluster import STYLES
-from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, plain
+from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, plain, stream
 from waltzctl.show.terminal import ROWS_MAX, console, count, paragraph, printable, put_next, size
-from waltzctl.watching.diagnosis import Check, Grade
+from waltzctl.watching.facts import Check, Grade, Sighting
 from waltzctl.watching.probe import Probe, Probing
 from waltzctl.watching.rates import PartitionRates, Rates, StorageRates, by
-from waltzctl.watching.verdict import Sighting
 from waltzd.errors import TlsMismatch, WaltzError
 
 if TYPE_CHECKING:
@@ -133,8 +130,8 @@ def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:,.1f}"
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
+def _rounded(value: float | None, digits: int = 3) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def _error(error: WaltzError | None) -> dict[str, str] | None:
@@ -174,26 +171,32 @@ def _size(value: int | None) -> str:
     return "-" if value is None else size(value)
 
 
+def _rate(name: str, field: str, cell: Callable[[Any], str], json: str | None = None) -> Column[Any]:
+    return Column(name, lambda one: _rounded(getattr(one, field), 4), is_right=True, cell=cell, json=json)
+
+
 PARTITION_RATES: Columns[PartitionRates] = (
     Column("partition", lambda one: one.partition, is_right=True, cell=str),
     Column("owner", lambda one: one.owner, cell=lambda owner: owner or "nobody"),
-    Column("tx/s", lambda one: one.tx, is_right=True, cell=_per_second, json="tx_per_second"),
-    Column("MB/s", lambda one: one.bytes, is_right=True, cell=_megabytes, json="bytes_per_second"),
-    Column("p50 ms", lambda one: one.p50_ms, is_right=True, cell=_tenths),
-    Column("p99 ms", lambda one: one.p99_ms, is_right=True, cell=_tenths),
-    Column("refused", lambda one: one.refused, is_right=True, cell=_share, json="refused_share"),
+    _rate("tx/s", "tx", _per_second, "tx_per_second"),
+    _rate("MB/s", "bytes", _megabytes, "bytes_per_second"),
+    _rate("", "fed", _per_second, "fed_per_second"),
+    _rate("p50 ms", "p50_ms", _tenths),
+    _rate("p99 ms", "p99_ms", _tenths),
+    _rate("refused", "refused", _share, "refused_share"),
     Column("lag", lambda one: one.lag, is_right=True, cell=_whole),
     Column("mounts", lambda one: one.mounts, is_right=True, cell=_whole),
     Column("state", lambda one: one.state),
 )
 STORAGE_RATES: Columns[StorageRates] = (
-    Column("storage", lambda one: one.name),
-    Column("flushes/s", lambda one: one.flushes, is_right=True, cell=_per_second),
-    Column("flush ms", lambda one: one.flush_ms, is_right=True, cell=_tenths),
-    Column("p99 ms", lambda one: one.flush_p99_ms, is_right=True, cell=_tenths),
-    Column("MB/s", lambda one: one.bytes, is_right=True, cell=_megabytes),
-    Column("queued", lambda one: one.queued_bytes, is_right=True, cell=_size),
-    Column("free", lambda one: one.free_bytes, is_right=True, cell=_size),
+    Column("storage", lambda one: one.name, json="name"),
+    _rate("flushes/s", "flushes", _per_second, "flushes_per_second"),
+    _rate("flush ms", "flush_ms", _tenths),
+    _rate("p99 ms", "flush_p99_ms", _tenths, "flush_p99_ms"),
+    _rate("", "records", _per_second, "records_per_second"),
+    _rate("MB/s", "bytes", _megabytes, "bytes_per_second"),
+    Column("queued", lambda one: one.queued_bytes, is_right=True, cell=_size, json="queued_bytes"),
+    Column("free", lambda one: one.free_bytes, is_right=True, cell=_size, json="free_bytes"),
 )
 
 
@@ -204,9 +207,9 @@ def top(found: Rates, sighting: Sighting, *, sort: str, rows_max: int | None) ->
             "at": sighting.at,
             "seconds": round(found.seconds, 3),
             "verdict": str(sighting.verdict.health),
-            "total": _with_units({**asdict(found.total), "partition": None}),
-            "partitions": [_with_units(asdict(one)) for one in partitions],
-            "storages": [_with_units(asdict(one)) for one in found.storages],
+            "total": objects(PARTITION_RATES, [found.total])[0],
+            "partitions": objects(PARTITION_RATES, partitions),
+            "storages": objects(STORAGE_RATES, found.storages),
         },
         draw=lambda out: draw_top(out, found, sighting, sort=sort, rows_max=rows_max),
         things=Listing(kind="partitions", columns=PARTITION_RATES, rows=partitions),
@@ -238,13 +241,6 @@ def draw_top(out: Console, found: Rates, sighting: Sighting, *, sort: str, rows_
     grid(out, STORAGE_RATES, found.storages)
 
 
-def _with_units(rates: dict[str, Any]) -> dict[str, Any]:
-    """With what the numbers are in their names."""
-    names = {"tx": "tx_per_second", "bytes": "bytes_per_second", "fed": "fed_per_second", "flushes": "flushes_per_second",
-             "records": "records_per_second", "refused": "refused_share"}  # fmt: skip
-    return {names.get(name, name): round(value, 4) if isinstance(value, float) else value for name, value in rates.items()}
-
-
 # -- events ------------------------------------------------------------------------------------------------------------
 
 LEVELS = {"debug": "dim", "warning": "yellow", "error": "red", "critical": "bold red"}
@@ -262,19 +258,23 @@ def events(found: Sequence[Line]) -> Page:
     def draw(out: Console) -> None:
         _draw_events(out, found)
         if not found:
-            typer.echo("Nobody said anything in this time.", err=True)
+            typer.echo("Nothing was said in this time.", err=True)
 
     things = Listing(kind="events", columns=EVENTS, rows=found)
     return Page(draw=draw, things=things)
 
 
-def followed(found: Sequence[Line], output: str) -> None:
-    """What came since the last time."""
-    if output == "json":
-        for line in objects(EVENTS, found):
-            typer.echo(json.dumps(line))
-    elif found:
-        _draw_events(console(), found)
+def line_sink(output: str) -> Callable[[Sequence[Line]], None]:
+    """For lines as they come."""
+    if output == "table":
+        return lambda found: _draw_events(console(), found)
+    put_one = stream(EVENTS, output)
+
+    def put_all(found: Sequence[Line]) -> None:
+        for line in found:
+            put_one(line)
+
+    return put_all
 
 
 def _draw_events(out: Console, found: Sequence[Line]) -> None:

@@ -1,21 +1,41 @@
-"""`waltzctl doctor`: what will go wrong next, with the cure. The rules are in `waltzctl.watching.diagnosis`."""
+"""`waltzctl doctor`: what will go wrong next, with the cure. The rules are in `waltzctl.watching.rules`; their facts are
+gathered here: a look at the cluster, the ensemble of ZooKeeper, and when certificates end.
+
+All of it is asked at the same time, with a deadline. What does not answer is a fact that is not known. A certificate is
+seen in a handshake, after which nothing is asked: a daemon's in one with the daemon, ours in one with itself, in memory.
+"""
 
 from __future__ import annotations
 
-from waltzctl.options import Timeout
-from waltzctl.reach import Meant, Reach
+import asyncio
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib.metadata import version
+
+from waltzctl.picture.picture import ServerView
+from waltzctl.shell.options import Timeout
+from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.watching import checks
-from waltzctl.watching.diagnosis import Check, Grade, diagnose
-from waltzctl.watching.examination import examine
+from waltzctl.watching.facts import Check, Facts, Grade, Sighting, ZooKeeperServer
 from waltzctl.watching.poll import CALL_SECONDS, Poll
+from waltzctl.watching.rules import diagnose
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY
+from waltzd.protocol.address import parse_address
+from waltzd.protocol.role import Role, dns_name
+from waltzd.wire.tls import Tls
+
+ANSWER_BYTES_MAX = 4096
+DAY_SECONDS = 86_400.0
 
 
 def doctor(*, seconds: Timeout = CALL_SECONDS, reach: Meant, output: AnyForm = "table") -> int:
     """Check a cluster for what will go wrong next: disks, space, clocks, open files, certificates, versions, how many
-    replicas may fail, lag, failure domains, ZooKeeper, and work that somebody forgot. Nothing is changed.
+    replicas may fail, lag, failure domains, ZooKeeper, and work that was forgotten. Nothing is changed.
 
     Each check is PASS, WARN, FAIL, or UNKNOWN where it could not be made. The end is 10 when one FAILs, else 0.
 
@@ -31,4 +51,98 @@ def doctor(*, seconds: Timeout = CALL_SECONDS, reach: Meant, output: AnyForm = "
 
 async def _checks(reach: Reach, seconds: float) -> list[Check]:
     async with Poll(reach, seconds=seconds, aloud=True) as poll:
-        return diagnose(await examine(reach, await poll.look(), seconds=seconds))
+        return diagnose(await examined(reach, await poll.look(), seconds=seconds))
+
+
+async def examined(reach: Reach, sighting: Sighting, *, seconds: float) -> Facts:
+    """The facts of a look, with those that only the doctor wants."""
+    ensemble = await asyncio.gather(*(_ask(address.strip(), seconds) for address in reach.hosts.split(",")))
+    days: dict[str, float | None] = {}
+    if reach.tls is not None:
+        files = [reach.origins[f"tls_{name}"][0] for name in ("certificate", "key", "ca")]
+        daemons = [
+            (view.meta.name, Role.SERVER if isinstance(view, ServerView) else Role.STORAGE, view.meta.admin_listen)
+            for view in sighting.picture.nodes
+        ]
+        days = {"waltzctl": own_days(*files), **await days_left(reach.tls, daemons, seconds=seconds)}
+    return replace(
+        sighting.facts,
+        ensemble=tuple(ensemble),
+        tool_version=version("waltzd"),
+        is_secured=reach.tls is not None,
+        certificate_days=days,
+    )
+
+
+async def _ask(address: str, seconds: float) -> ZooKeeperServer:
+    """The four letters `srvr`, which a ZooKeeper answers unless its settings forbid it."""
+    started = time.perf_counter()
+    try:
+        place = parse_address(address)
+        async with asyncio.timeout(seconds):
+            reader, writer = await asyncio.open_connection(place.host, place.port)
+            try:
+                writer.write(b"srvr")
+                answer = await reader.read(ANSWER_BYTES_MAX)
+                while more := await reader.read(ANSWER_BYTES_MAX - len(answer)) if len(answer) < ANSWER_BYTES_MAX else b"":
+                    answer += more
+            finally:
+                writer.transport.abort()
+    except TimeoutError:
+        return ZooKeeperServer(address=address, mode=None, milliseconds=None, trouble=f"no answer in {seconds:g} seconds")
+    except (OSError, ValueError) as error:
+        return ZooKeeperServer(address=address, mode=None, milliseconds=None, trouble=str(error))
+    milliseconds = (time.perf_counter() - started) * 1000
+    for line in answer.decode("ascii", "replace").splitlines():
+        name, colon, value = line.partition(": ")
+        if name == "Mode" and colon:
+            return ZooKeeperServer(address=address, mode=value.strip(), milliseconds=milliseconds)
+    trouble = "it does not say how it is: is `srvr` in its 4lw.commands.whitelist?"
+    return ZooKeeperServer(address=address, mode=None, milliseconds=milliseconds, trouble=trouble)
+
+
+async def days_left(tls: Tls, daemons: Sequence[tuple[str, Role, str]], *, seconds: float) -> dict[str, float | None]:
+    """`daemons`: name, role, address."""
+    found = await asyncio.gather(*(_days_of(tls, role, address, seconds) for _, role, address in daemons))
+    return dict(zip((name for name, _, _ in daemons), found, strict=True))
+
+
+async def _days_of(tls: Tls, role: Role, address: str, seconds: float) -> float | None:
+    try:
+        place = parse_address(address)
+        context = tls.calling()
+        context.set_alpn_protocols(["h2"])
+        async with asyncio.timeout(seconds):
+            _, writer = await asyncio.open_connection(
+                place.host, place.port, ssl=context, server_hostname=dns_name(tls.identity.key, role)
+            )
+    except (OSError, ssl.SSLError, ValueError):  # silent, or no certificate that counts: other checks say so
+        return None
+    found = writer.get_extra_info("peercert")
+    writer.transport.abort()
+    return _days(found)
+
+
+def own_days(certificate: str, key: str, ca: str) -> float | None:
+    """What the other side of a connection would see. The contexts are our own: nothing else ever uses them."""
+    answering, calling = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    calling.check_hostname, calling.verify_mode = False, ssl.CERT_NONE
+    server, client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        for context in (answering, calling):
+            context.load_cert_chain(certificate, key, password=lambda: "")
+            context.load_verify_locations(ca)
+        answering.verify_mode = ssl.CERT_REQUIRED
+        here = calling.wrap_bio(server, client)
+        there = answering.wrap_bio(client, server, server_side=True)
+        for side in (here, there, here, there):  # as many turns as a handshake has
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+        return _days(there.getpeercert())
+    except (OSError, ssl.SSLError, ValueError):  # what is wrong with it, connections say
+        return None
+
+
+def _days(certificate: Mapping[str, object] | None) -> float | None:
+    ends = (certificate or {}).get("notAfter")
+    return (ssl.cert_time_to_seconds(ends) - time.time()) / DAY_SECONDS if isinstance(ends, str) else None

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from waltzctl.numbers import partitions_of
-from waltzctl.reach import Meant, Reach
+from waltzctl.shell.numbers import partitions_of
+from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show import watching
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.watching.poll import Poll
@@ -52,7 +52,7 @@ async def _probe(
     wanted = [number for text in named for number in partitions_of(text)]
     async with Poll(reach, seconds=seconds, aloud=True) as poll:
         sighting = await poll.look()
-        contact_ms = sighting.coordinator_ms
+        contact_ms = sighting.facts.coordinator_ms
         found = sighting.picture
         for number in wanted:
             if number >= found.meta.partitions:

@@ -1,15 +1,15 @@
-"""Looking at a cluster again and again, whatever of it answers: by its coordinator, or straight at the daemons that were
-known the last time.
+"""Looking at a cluster again and again, with its coordinator or, while that does not answer, with the daemons that are
+known.
 
-A coordinator that does not answer is tried again at every look, for no longer than one call may take. Whom to ask without
-it, the blueprint of a cluster on this machine says, or what was remembered from the last look (`last_seen`).
+A silent coordinator is tried again at every look, for no longer than one call may take. The daemons are known from the
+blueprint of a cluster on this machine, or from the last look (`last_seen`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,18 +17,20 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
-from waltzctl.aloud import waiting_aloud
-from waltzctl.blueprint import ZOOKEEPER, load_blueprint
 from waltzctl.picture import last_seen
 from waltzctl.picture.last_seen import LastSeen
 from waltzctl.picture.look import look, look_without
 from waltzctl.picture.picture import Picture
-from waltzctl.reach import Reach
-from waltzctl.watching.verdict import REPAIR, Lost, Sighting, judge, slow, with_since
+from waltzctl.shell.blueprint import ZOOKEEPER, load_blueprint
+from waltzctl.shell.progress import waiting_aloud
+from waltzctl.shell.reach import Reach
+from waltzctl.watching.facts import REPAIR, Facts, Lost, Sighting
+from waltzctl.watching.rules import judge, with_since
+from waltzctl.watching.troubles import slow
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
-from waltzd.errors import BadMetadata, CannotConnect, CoordinatorRefused, NodeMissing
+from waltzd.errors import BadMetadata, CannotConnect, CoordinatorRefused, NodeMissing, WaltzError
 from waltzd.protocol.address import parse_address
 
 CALL_SECONDS = 3.0
@@ -41,7 +43,7 @@ class Poll:
     """Use it as `async with`."""
 
     def __init__(self, reach: Reach, *, seconds: float = CALL_SECONDS, aloud: bool = False) -> None:
-        """`aloud`: say on standard error whom it waits for."""
+        """`aloud`: say on standard error what it waits for."""
         self.reach = reach
         self._aloud = aloud
         self._seconds = seconds
@@ -72,8 +74,8 @@ class Poll:
         return Cluster(self._coordinator)
 
     async def look(self) -> Sighting:
-        """What there is to see, with a verdict on it, and remembered for the next time. Raises what the coordinator
-        said when nobody knows whom else to ask."""
+        """What there is to see, with a verdict on it, remembered for the next time. Raises what the coordinator said when
+        no other daemon is known."""
         started = time.perf_counter()
         now = _now()
         last = await asyncio.to_thread(last_seen.load, self.reach.where)
@@ -92,17 +94,31 @@ class Poll:
             if known is not last:  # of a cluster that was here before
                 last = None
             lost = Lost(cause=error, seen=known.seen or None)
-            found = await self._look_without(known)
+            found = await look_without(
+                known.meta,
+                known.servers,
+                known.storages,
+                known.replicas.partitions,
+                tls=self.reach.tls,
+                seconds=self._seconds,
+            )
             owned = any(view.said.partitions for view in found.servers if view.said is not None)
             if not isinstance(error, CannotConnect | CoordinatorRefused) and last is None and not owned:
                 raise  # there may never have been one
         directory = self.reach.directory
         down, unlisted = ([], {}) if directory is None else processes(directory, found)
-        if lost is None:  # a server that an operator took out may rest
+        if lost is None:  # a server that an operator took out may be down
             there = {ZOOKEEPER, *(view.meta.name for view in found.nodes), *(meta.name for meta in found.missing)}
             down = [name for name in down if name in there]
-        repair = REPAIR if directory is None else f"waltzctl up {directory} --detach"
-        verdict = judge(found, lost=lost, down=down, unlisted={} if lost is not None else unlisted, repair=repair)
+        facts = Facts(
+            picture=found,
+            lost=lost,
+            coordinator_ms=coordinator_ms,
+            down=down,
+            unlisted={} if lost is not None else unlisted,
+            repair=REPAIR if directory is None else f"waltzctl up {directory} --detach",
+        )
+        verdict = judge(facts)
         before = last.troubles if last is not None and last.meta.key == found.meta.key else {}
         reasons, troubles = with_since(verdict.reasons, before, now)
         if lost is None:
@@ -112,27 +128,26 @@ class Poll:
         if last is not None:
             await asyncio.to_thread(last_seen.save, last)
         return Sighting(
-            picture=found,
+            facts=facts,
             verdict=replace(verdict, reasons=reasons),
-            lost=lost,
-            coordinator_ms=coordinator_ms,
             at=now,
             milliseconds=(time.perf_counter() - started) * 1000,
         )
 
-    async def _look_without(self, known: LastSeen) -> Picture:
-        return await look_without(
-            known.meta,
-            known.servers,
-            known.storages,
-            known.replicas.partitions,
-            tls=self.reach.tls,
-            seconds=self._seconds,
-        )
+    async def looks(self, every: float) -> AsyncIterator[Sighting | WaltzError]:
+        """One look every so many seconds, without an end. An error may be another one the next time."""
+        while True:
+            started = time.monotonic()
+            try:
+                found: Sighting | WaltzError = await self.look()
+            except WaltzError as error:
+                found = error
+            yield found
+            await asyncio.sleep(max(0.0, every - (time.monotonic() - started)))
 
 
 def known_of(reach: Reach, last: LastSeen | None) -> LastSeen | None:
-    """Whom to ask without the coordinator: `last` is what was seen then."""
+    """The daemons to ask without the coordinator. `last`: what was seen then."""
     blueprint = _blueprint(reach, reach.directory) if reach.directory is not None else None
     return last if last is not None and (blueprint is None or blueprint.meta.key == last.meta.key) else blueprint
 
@@ -140,23 +155,17 @@ def known_of(reach: Reach, last: LastSeen | None) -> LastSeen | None:
 def _blueprint(reach: Reach, directory: Path) -> LastSeen:
     """A cluster on this machine has its addresses written down."""
     blueprint = load_blueprint(directory)
-    addresses = {name: blueprint.addresses(name) for name in blueprint.names}
+    servers = [(name, *blueprint.addresses(name)) for name in blueprint.server_names]
+    storages = [(name, *blueprint.addresses(name)) for name in blueprint.storage_names]
     return LastSeen(
         where=reach.where,
         meta=ClusterMeta(name="local", key=blueprint.key, partitions=blueprint.partitions, created=""),
         servers=tuple(
-            ServerMeta(
-                name=name,
-                listen=addresses[name][0],
-                admin_listen=addresses[name][1],
-                instance=UNKNOWN_INSTANCE,
-                version="",
-            )
-            for name in blueprint.server_names
+            ServerMeta(name=name, listen=listen, admin_listen=admin, instance=UNKNOWN_INSTANCE, version="")
+            for name, listen, admin in servers
         ),
         storages=tuple(
-            StorageMeta(name=name, listen=addresses[name][0], admin_listen=addresses[name][1], group=name)
-            for name in blueprint.storage_names
+            StorageMeta(name=name, listen=listen, admin_listen=admin, group=name) for name, listen, admin in storages
         ),
         replicas=ReplicaSets(partitions={}),
         seen="",
@@ -164,14 +173,14 @@ def _blueprint(reach: Reach, directory: Path) -> LastSeen:
 
 
 async def confirmed(ask: Callable[[], Awaitable[Picture]]) -> Picture:
-    """Whoever answers late once may have been stopped for a moment, or we may: then all are asked once more."""
+    """A late answer may come from a process, theirs or ours, that stood still for a moment: then all are asked again."""
     found = await ask()
     return await ask() if slow(found) else found
 
 
 def processes(directory: Path, found: Picture) -> tuple[list[str], dict[str, int]]:
-    """Of a cluster on this machine: processes that should run and do not; and servers that run and that the coordinator
-    does not have, with the numbers of their processes."""
+    """Of a cluster on this machine: processes that should run and do not; and servers that run and are not in the
+    coordinator's list, with their process numbers."""
     from waltzctl.playground.local import LocalCluster
 
     cluster = LocalCluster.find(directory)
@@ -185,7 +194,7 @@ def processes(directory: Path, found: Picture) -> tuple[list[str], dict[str, int
 
 
 def missed(down: Sequence[str], storage_names: Sequence[str], found: Picture) -> list[str]:
-    """A storage that is not in the cluster, not yet or no longer, may rest."""
+    """Without storages that are not in the cluster, not yet or no longer: they may be down."""
     members = {view.meta.name for view in found.storages}
     return [name for name in down if name not in storage_names or name in members]
 
@@ -198,7 +207,7 @@ async def _round_trip(cluster: Cluster) -> float:
 
 
 async def _is_refused(hosts: str, seconds: float) -> bool:
-    """Nobody listens at any of the addresses: known at once, where the client of ZooKeeper would go on trying."""
+    """No process listens at any of the addresses. Known at once, where the client of ZooKeeper would go on trying."""
 
     async def one(address: str) -> bool:
         try:
@@ -207,7 +216,7 @@ async def _is_refused(hosts: str, seconds: float) -> bool:
                 _, writer = await asyncio.open_connection(place.host, place.port)
         except ConnectionRefusedError:
             return True
-        except (OSError, ValueError):  # something else is wrong, which is for that client to say
+        except (OSError, ValueError):  # another trouble, which that client reports
             return False
         writer.transport.abort()
         return False

@@ -1,7 +1,7 @@
-"""One transaction to each partition, from end to end, with the time that every stage took. What `waltzctl health` does.
+"""The probe of `waltzctl health`: one transaction to each partition, from end to end, with the time of every stage.
 
-It goes the way of an application, but one step at a time: where the partition is, a connection to its owner and a mount, a
-commit, and the same transaction read back by its id. A stage that fails says why, and what follows it is not tried.
+It goes the way of an application, one step at a time: locate the partition, connect to its owner and mount, commit, read
+the same transaction back by its id. A stage that fails says why, and the later ones are not tried.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from waltzd.wire.tls import Tls
 HEADER = 0x57
 PAYLOAD = b"waltz health probe"
 PROBES_MAX = 32
-"""So many partitions are probed at once."""
+"""At once."""
 T = TypeVar("T")
 
 
@@ -50,7 +50,7 @@ class Probe:
     """Of the transaction; without a write, the high-water mark."""
     error: WaltzError | None = None
     is_located: bool = True
-    """A server said where it is. The `owner` may be known all the same."""
+    """A server said where it is."""
 
     @property
     def stage(self) -> str | None:
@@ -66,7 +66,7 @@ class Probe:
 @dataclass(frozen=True, kw_only=True)
 class Probing:
     locate_ms: float | None
-    """Any server said where the partitions are, and gave out a client id if one was needed."""
+    """For a server to say where the partitions are, and to give out a client id if one is needed."""
     error: WaltzError | None
     """Why no server said so."""
     probes: tuple[Probe, ...]
@@ -141,7 +141,7 @@ class _Prober:
         error: WaltzError | None = None
         try:
             if client is None:
-                if self._waiting:  # it would answer all the same
+                if self._waiting:  # its owner would answer all the same
                     raise PartitionsClosed(self._waiting, next_step="see `waltzctl status`")
                 self._id = await self._stage("mount_ms", port.high_water_mark(self._partition))
             else:

@@ -1,8 +1,7 @@
 """What a cluster did between two looks, as rates. Pure.
 
-Counters begin again when a partition changes hands or a process starts anew. A counter that is smaller than before did:
-then all that it has now came since. A partition whose owner did not answer at one of the two looks has no rates, which is
-not the same as none.
+Counters begin again when a partition changes hands or a process restarts: a counter that is smaller than before did, and
+all of it came since. A partition whose owner did not answer at one of the looks has unknown rates, not rates of 0.
 """
 
 from __future__ import annotations

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from contextlib import suppress
 from typing import Annotated
 
 import typer
 from typer import Option
 
-from waltzctl.options import Bare, Timeout
-from waltzctl.playground import render_local
 from waltzctl.playground.local import LocalCluster
-from waltzctl.reach import Meant, Reach
+from waltzctl.shell.options import Bare, Timeout
+from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show import cluster
-from waltzctl.show.forms import AnyForm, put
-from waltzctl.show.terminal import Screen, paragraph, printable
+from waltzctl.show.forms import AnyForm, Page, objects, put
+from waltzctl.show.local import PROCESSES, processes
+from waltzctl.show.terminal import Screen, printable
+from waltzctl.watching.facts import Sighting
 from waltzctl.watching.poll import CALL_SECONDS, Poll
-from waltzctl.watching.verdict import Sighting
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, WaltzError
 
@@ -54,7 +52,7 @@ def status(
     """
     if watch is None:
         found = loop.run(_look(reach, seconds))
-        put(cluster.status(found, _processes(reach)), output)
+        put(_page(reach, found), output)
         return EXIT_OK if found.verdict.is_healthy else EXIT_UNHEALTHY
     return _watch(reach, watch, seconds, output)
 
@@ -64,32 +62,25 @@ async def _look(reach: Reach, seconds: float) -> Sighting:
         return await poll.look()
 
 
-def _processes(reach: Reach) -> cluster.Local | None:
-    """Of a cluster on this machine."""
-    found = None if reach.directory is None else LocalCluster.find(reach.directory)
-    if found is None:
-        return None
-    told = {"directory": str(found.directory), "daemons": render_local.processes_json(found)}
-    return lambda out: render_local.processes(out, found), told
+def _page(reach: Reach, sighting: Sighting) -> Page:
+    """With the processes of a cluster on this machine."""
+    if reach.directory is None:
+        return cluster.status(sighting)
+    found = LocalCluster.find(reach.directory)
+    key, running = found.blueprint.key, found.processes
+    told = {"directory": str(found.directory), "daemons": objects(PROCESSES, running)}
+    return cluster.status(sighting, (lambda out: processes(out, running, key, found.directory), told))
 
 
 def _watch(reach: Reach, every: float, seconds: float, output: str) -> int:
     """The exit code is that of the last look."""
-    last: Sighting | None = None
+    last: Sighting | WaltzError | None = None
 
     async def go_on(screen: Screen | None) -> None:
         nonlocal last
         async with Poll(reach, seconds=seconds) as poll:
-            while True:
-                started = time.monotonic()
-                try:
-                    last = await poll.look()
-                except WaltzError as error:  # it may be another one the next time
-                    last = None
-                    _put_error(screen, error, every)
-                else:
-                    _put(screen, last, reach, every, output)
-                await asyncio.sleep(max(0.0, every - (time.monotonic() - started)))
+            async for last in poll.looks(every):
+                _put(screen, last, reach, every, output)
 
     with suppress(KeyboardInterrupt):
         if output != "table":
@@ -97,24 +88,14 @@ def _watch(reach: Reach, every: float, seconds: float, output: str) -> int:
         else:
             with Screen() as screen:
                 loop.run(go_on(screen))
-    return EXIT_OK if last is not None and last.verdict.is_healthy else EXIT_UNHEALTHY
+    return EXIT_OK if isinstance(last, Sighting) and last.verdict.is_healthy else EXIT_UNHEALTHY
 
 
-def _put(screen: Screen | None, found: Sighting, reach: Reach, every: float, output: str) -> None:
-    page = cluster.status(found, _processes(reach))
-    if screen is None:
-        put(page, output)
-    else:
-        screen.put(page.draw, _foot(every))
-
-
-def _put_error(screen: Screen | None, error: WaltzError, every: float) -> None:
-    if screen is None:
-        for line in error.lines():
+def _put(screen: Screen | None, found: Sighting | WaltzError, reach: Reach, every: float, output: str) -> None:
+    if screen is not None:
+        screen.put(found if isinstance(found, WaltzError) else _page(reach, found).draw, every)
+    elif isinstance(found, WaltzError):
+        for line in found.lines():
             typer.echo(printable(line), err=True)
-        return
-    screen.put(lambda out: paragraph(out, " ".join(error.lines()), "bold red"), _foot(every))
-
-
-def _foot(every: float) -> str:
-    return f"Every {every:g} s; Ctrl-C ends."
+    else:
+        put(_page(reach, found), output)

@@ -1,25 +1,57 @@
-"""`waltzctl support bundle`: what somebody who helps wants to see, in one archive, without payloads and without secrets.
+"""`waltzctl support bundle`: all that a helper wants to see, in one archive, without payloads and without secrets.
 
 Nothing of a log's content is ever asked for: only what daemons say of themselves, and the documents of the coordinator.
-What could not be collected is named in the archive itself, because it is often what is wrong.
+What could not be collected is named in the archive, because it is often what is wrong. The archive is made in memory and
+written whole: the same content gives the same bytes. Names in it are chosen here; times, owners and modes are the same for
+all entries.
 """
 
 from __future__ import annotations
 
+import errno
+import gzip
+import io
+import json
+import os
+import re
+import tarfile
 import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from platform import python_version
+from typing import Annotated, Any
 
 import typer
 from typer import Option
 
-from waltzctl.options import Timeout
-from waltzctl.reach import Meant, Reach
-from waltzctl.watching.bundle import Bundle, strip_secrets
+from waltzctl.picture.picture import Picture
+from waltzctl.shell.options import Output, Timeout
+from waltzctl.shell.reach import Meant, Reach
+from waltzctl.show.cluster import status
+from waltzctl.show.forms import JSON_VERSION, plain, put_json
+from waltzctl.show.watching import checks, events
+from waltzctl.watching.doctor import examined
+from waltzctl.watching.events import Listening, history_of, told_lines
+from waltzctl.watching.poll import Poll
+from waltzctl.watching.rules import diagnose
 from waltzd.client import loop
-from waltzd.errors import EXIT_OK, EXIT_PARTIAL
+from waltzd.cluster.cluster import CLIENT_IDS
+from waltzd.cluster.coordinator import Coordinator
+from waltzd.disk.real import translate
+from waltzd.errors import EXIT_OK, EXIT_PARTIAL, AlreadyThere, WaltzError
 
 CALL_SECONDS = 5.0
+FOLDER = "waltz-support"
+_WORDS = "password|passwd|secret|token|credential|private|tls_key"
+_SECRET = re.compile(rf"^(\s*[A-Za-z0-9_]*(?:{_WORDS})[A-Za-z0-9_]*\s*:).*$", re.IGNORECASE | re.MULTILINE)
+_WITH_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
+STRIPPED = "'(taken out)'"
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+"""How file systems without hard links refuse one: those of memory sticks, and some on networks."""
+_SECRET_DOCUMENT = re.compile(rb'("secret":\s*)"[^"]*"')
 
 
 def bundle(
@@ -35,8 +67,9 @@ def bundle(
     ] = None,
     seconds: Timeout = CALL_SECONDS,
     reach: Meant,
+    output: Output = "table",
 ) -> int:
-    """Collect what somebody who helps wants to see, in one archive: status, checks of the doctor, the documents in
+    """Collect all that a helper wants to see, in one archive: status, checks of the doctor, the documents in
     ZooKeeper, what every daemon says of itself, its newest log lines, who changed what, versions, and the configuration of
     a cluster on this machine.
 
@@ -52,6 +85,10 @@ def bundle(
     stamp = "".join(letter for letter in at if letter.isalnum())
     path = to or Path(f"waltz-support-{name}-{stamp}.tar.gz")
     size = found.write(path)
+    if output == "json":
+        told = {"bytes": size, "files": sorted(found.files), "missing": dict(sorted(found.missing.items()))}
+        put_json({"file": str(path.absolute()), **told})
+        return EXIT_PARTIAL if found.missing else EXIT_OK
     typer.echo(str(path))
     typer.echo(f"{len(found.files)} files, {size:,} bytes; no payloads, no secrets", err=True)
     for what, why in sorted(found.missing.items()):
@@ -61,25 +98,12 @@ def bundle(
 
 async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
     """With the name of the cluster and the moment of the look."""
-    from importlib.metadata import version
-    from platform import python_version
-
-    from waltzctl.show.cluster import status
-    from waltzctl.show.forms import plain
-    from waltzctl.show.watching import checks, events
-    from waltzctl.watching.description import describe, metadata_tree
-    from waltzctl.watching.diagnosis import diagnose
-    from waltzctl.watching.examination import examine
-    from waltzctl.watching.listen import Listening, history_of, told_lines
-    from waltzctl.watching.poll import Poll
-    from waltzd.errors import WaltzError
-
     found = Bundle()
     async with Poll(reach, seconds=seconds, aloud=True) as poll:
         sighting = await poll.look()
         picture = sighting.picture
         found.put_json("status.json", status(sighting).document)
-        found.put_json("doctor.json", checks(diagnose(await examine(reach, sighting, seconds=seconds))).document)
+        found.put_json("doctor.json", checks(diagnose(await examined(reach, sighting, seconds=seconds))).document)
         for name, error in picture.silent.items():
             found.missing[f"daemons/{name}.json"] = f"{error.code} {error.message}"
         for name, described in describe(picture).items():
@@ -103,7 +127,7 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
         for name, silent in listening.silent.items():
             found.missing[f"events of {name}"] = f"{silent.code} {silent.message}"
         versions = {view.meta.name: None if view.said is None else view.said.version for view in picture.nodes}
-        tool = {"waltzctl": version("waltz"), "python": python_version()}
+        tool = {"waltzctl": version("waltzd"), "python": python_version()}
         found.put_json("versions.json", {**tool, "daemons": versions, "collected": sighting.at, "epoch": int(time.time())})
     if reach.directory is not None:
         for file in sorted(reach.directory.glob("*/*.yml")):
@@ -113,3 +137,86 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
                 found.missing[f"config/{file.parent.name}.yml"] = str(trouble)
     found.put_json("missing.json", {"missing": found.missing})
     return found, picture.meta.name, sighting.at
+
+
+def describe(found: Picture) -> dict[str, Any]:
+    """What each daemon said of itself, by its name."""
+    return {view.meta.name: plain(view.said) for view in found.nodes if view.said is not None}
+
+
+async def metadata_tree(coordinator: Coordinator) -> dict[str, bytes]:
+    """Every document without what servers keep secret, by the path of a file: `/servers/one.json`. Folders have none."""
+    documents: dict[str, bytes] = {}
+    paths = ["/"]
+    for path in paths:  # grows while it is walked
+        node = await coordinator.get(path)
+        if node is not None and node.data:
+            shown = _SECRET_DOCUMENT.sub(rb'\1"(left out)"', node.data) if path == CLIENT_IDS else node.data
+            documents["/cluster.json" if path == "/" else f"{path}.json"] = shown
+        paths += [f"{path.rstrip('/')}/{name}" for name in await coordinator.children(path)]
+    return documents
+
+
+# -- the archive ----------------------------------------------------------------------------------------------------------
+
+
+def strip_secrets(text: str) -> str:
+    """A configuration file as it may be shown to others: names of settings stay."""
+    return _WITH_PASSWORD.sub(r"\1***@", _SECRET.sub(rf"\1 {STRIPPED}", text))
+
+
+@dataclass
+class Bundle:
+    files: dict[str, bytes] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    """What could not be collected, and why."""
+
+    def put(self, name: str, content: bytes) -> None:
+        assert name not in self.files, name
+        self.files[name] = content
+
+    def put_json(self, name: str, value: Mapping[str, Any]) -> None:
+        self.put(name, (json.dumps({"version": JSON_VERSION, **value}, indent=1, sort_keys=True) + "\n").encode())
+
+    def archive(self) -> bytes:
+        packed = io.BytesIO()
+        with (
+            gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as zipped,
+            tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for name, content in sorted(self.files.items()):
+                entry = tarfile.TarInfo(f"{FOLDER}/{name}")
+                entry.size, entry.mode = len(content), 0o600
+                tar.addfile(entry, io.BytesIO(content))
+        return packed.getvalue()
+
+    def write(self, path: Path) -> int:
+        """Whole or not at all, and never over another file. The size."""
+        content = self.archive()
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            try:
+                with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                _put_in_place(beside, path)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(beside)
+        except FileExistsError as error:
+            raise AlreadyThere(f"{path} is there already") from error
+        except OSError as error:
+            raise translate(error, f"writing {path}") from error
+        return len(content)
+
+
+def _put_in_place(beside: Path, path: Path) -> None:
+    """`FileExistsError` when there is one: a link refuses then, where a rename would not."""
+    try:
+        os.link(beside, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))  # the name is ours from here on
+        os.replace(beside, path)

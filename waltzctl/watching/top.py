@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -12,13 +11,13 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from waltzctl.reach import Meant, Reach
+from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show import watching
 from waltzctl.show.forms import AnyForm, put
-from waltzctl.show.terminal import Screen, paragraph
+from waltzctl.show.terminal import Screen
+from waltzctl.watching.facts import Sighting
 from waltzctl.watching.poll import Poll
 from waltzctl.watching.rates import Rates, rates
-from waltzctl.watching.verdict import Sighting
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, WaltzError
 
@@ -44,7 +43,7 @@ def top(
     take, how many are refused, how far the last replica is behind, and mounts; for each storage flushes a second, how long
     they take, and free space.
 
-    The lag is in ids, of the replicas that count. A dash is a value that nobody knows, or nothing to take it of.
+    The lag is in ids, of the replicas that count. A dash is a value that is not known, or has nothing to be taken of.
 
     \b
     Examples:
@@ -56,7 +55,7 @@ def top(
         put(watching.top(found, sighting, sort=sort, rows_max=rows_max), output)
         return EXIT_OK
     with Screen() as screen, suppress(KeyboardInterrupt):
-        loop.run(_live(reach, every, lambda found, last: _draw(screen, found, last, sort, rows_max, every), screen))
+        loop.run(_live(reach, every, screen, sort, rows_max))
     return EXIT_OK
 
 
@@ -68,31 +67,21 @@ async def _twice(reach: Reach, every: float) -> tuple[Rates, Sighting]:
         return rates(before.picture, now.picture, then - at), now
 
 
-async def _live(reach: Reach, every: float, draw: Callable[[Rates, Sighting], None], screen: Screen) -> int:
+async def _live(reach: Reach, every: float, screen: Screen, sort: str, rows_max: int | None) -> None:
+    before: tuple[Sighting, float] | None = None
     async with Poll(reach) as poll:
-        before: tuple[Sighting, float] | None = None
-        while True:
-            started = time.monotonic()
-            try:
-                now, at = await poll.look(), time.monotonic()
-            except WaltzError as error:  # it may be another one the next time
+        async for now in poll.looks(every):
+            if isinstance(now, WaltzError):
                 before = None
-                screen.put(partial(paragraph, text=" ".join(error.lines()), style="bold red"), _foot(every))
+                screen.put(now, every)
+                continue
+            at = time.monotonic()
+            if before is None:  # nothing to compare it with yet
+                found = rates(replace(now.picture, partitions=(), storages=()), now.picture, every)
             else:
-                if before is None:  # nothing to compare it with yet
-                    draw(rates(replace(now.picture, partitions=(), storages=()), now.picture, every), now)
-                else:
-                    draw(rates(before[0].picture, now.picture, at - before[1]), now)
-                before = now, at
-            await asyncio.sleep(max(0.0, every - (time.monotonic() - started)))
-
-
-def _draw(screen: Screen, found: Rates, sighting: Sighting, sort: str, rows_max: int | None, every: float) -> None:
-    rows = rows_max
-    if rows is None and screen.out.is_terminal:
-        rows = watching.rows_for(screen.out.height, len(found.storages))
-    screen.put(lambda out: watching.draw_top(out, found, sighting, sort=sort, rows_max=rows), _foot(every))
-
-
-def _foot(every: float) -> str:
-    return f"Every {every:g} s; Ctrl-C ends."
+                found = rates(before[0].picture, now.picture, at - before[1])
+            before = now, at
+            rows = rows_max
+            if rows is None and screen.out.is_terminal:
+                rows = watching.rows_for(screen.out.height, len(found.storages))
+            screen.put(partial(watching.draw_top, found=found, sighting=now, sort=sort, rows_max=rows), every)

@@ -1,9 +1,7 @@
 """The client for applications without a loop of their own: the same names as `waltzd.client.client`, and each call blocks.
 
-One thread of the process runs the loop of all blocking clients, for ever: gRPC may still have something to tell it after
-the last call. A context's functions run on the thread that called `submit`. The handler runs on threads of the client,
-for one transaction of a partition at a time, and may itself call the client. All methods may be called from any thread.
-"""
+One thread of the process runs the loop of all blocking clients, for as long as the process lives: a thread of gRPC may
+still call back after the last call."""
 
 from __future__ import annotations
 
@@ -31,6 +29,7 @@ from waltzd.client.view import (
     Serializer,
     Transaction,
     TransactionContext,
+    call_here,
     partition_by_hash,
 )
 from waltzd.errors import BadArgument
@@ -76,6 +75,22 @@ def _loop_thread() -> _LoopThread:
 
 
 class BlockingClient:
+    """`Client` for applications without an event loop: the same calls, and each blocks until it has its result.
+
+    Use it as a context manager. All methods may be called from any thread. The handler runs on threads of the client, for
+    one transaction of a partition at a time, and may itself call the client. The functions of a context run on the thread
+    that called `submit`, except `on_application`, which runs on a thread of the client. A process that is forked after its
+    first client cannot use one: start processes with `spawn`.
+
+    Arguments, results and errors of each method are those of the method of `Client` with the same name.
+
+    Example:
+        ```python
+        with BlockingClient("server-1:55180,server-2:55180") as client:
+            outcome = client.append(b"hello", key="alice")
+        ```
+    """
+
     def __init__(
         self,
         servers: str | Sequence[str],
@@ -89,13 +104,20 @@ class BlockingClient:
         connect: Connect = ServerClient,
         threads: int = 32,
     ) -> None:
-        """As `Client`. `threads`: how many handlers may be at work at once, each for another partition."""
+        """All arguments but the last are those of `Client`. Functions of the handler are plain or `async`.
+
+        Args:
+            threads: How many handlers may be at work at once, each for another partition.
+
+        Raises:
+            BadArgument: As of `Client`, or this process was forked from one that had a client.
+        """
         self._thread = _loop_thread()
         self._threads = threads
         self._is_shut = False
         self._pool = ThreadPoolExecutor(threads, "waltz-handler")
         self._left_behind: dict[int, Future[Any]] = {}
-        """By partition, what the handler is still at, although nobody waits for it any more."""
+        """By partition, the call of the handler that still runs although it was cancelled."""
         self._client = Client(
             servers,
             handler=handler,
@@ -110,7 +132,7 @@ class BlockingClient:
 
     async def _call_on_pool(self, function: Callable[..., Any], *arguments: Any) -> Any:
         partition = _partition_in(arguments)
-        # One call at a time for each partition, also when nobody waits for the one before.
+        # One call at a time for each partition, also when the one before was cancelled.
         while partition is not None and (left := self._left_behind.get(partition)) is not None:
             await asyncio.gather(asyncio.wrap_future(left), return_exceptions=True)
             if self._left_behind.get(partition) is left:
@@ -127,11 +149,13 @@ class BlockingClient:
     # -- life
 
     def open(self) -> None:
+        """As `Client.open`."""
         if self._is_shut:
             self._pool, self._is_shut = ThreadPoolExecutor(self._threads, "waltz-handler"), False
         self._thread.run(self._client.open())
 
     def close(self) -> None:
+        """As `Client.close`. The client may be opened again."""
         try:
             self._thread.run(self._client.close())
         finally:
@@ -149,32 +173,37 @@ class BlockingClient:
 
     @property
     def client_id(self) -> int:
+        """The number that the cluster gave this client, unique for ever."""
         return self._client.client_id
 
     @property
     def cluster(self) -> str:
+        """The name of the cluster."""
         return self._client.cluster
 
     @property
     def partition_count(self) -> int:
+        """How many partitions the cluster has."""
         return self._client.partition_count
 
     @property
     def partitions(self) -> tuple[int, ...]:
+        """The partitions that this client has."""
         return self._client.partitions
 
     def set_partitions(self, partitions: Partitions) -> None:
+        """As `Client.set_partitions`."""
         self._thread.run(self._client.set_partitions(partitions))
 
     # -- writing
 
     def submit(self, context: TransactionContext) -> Outcome | Declined:
-        """The context's functions run on this thread, but `on_application` on one of the client's."""
+        """As `Client.submit`. The context's functions run on this thread, `on_application` on one of the client's."""
         caller = _Caller(self._thread.loop)
         return caller.serve(self._client.submit_with(caller.call, context))
 
     def mark(self, partition: int) -> int:
-        """Read it before the view: see `append`."""
+        """As `Client.mark`. Read it *before* the view and give it to `append`."""
         return self._client.mark(partition)
 
     def append(
@@ -187,15 +216,11 @@ class BlockingClient:
         locks: Iterable[Lock] = (),
         mark: int | None = None,
     ) -> Outcome:
-        """The handler is at work on another thread: with a READ or WRITE lock, give the mark that was read before the view
-        was, or use `submit`, which does that."""
+        """As `Client.append`, but with a READ or WRITE lock `mark` must be given, and must have been read before the view
+        was: the handler is at work on another thread. `submit` does that by itself."""
         locks = tuple(locks)
         _check_mark(mark, locks)
-
-        async def append() -> Outcome:
-            return await self._client.append(data, partition=partition, key=key, header=header, locks=locks, mark=mark)
-
-        return self._thread.run(append())
+        return self._ask(self._client.append, data, partition=partition, key=key, header=header, locks=locks, mark=mark)
 
     def append_many(
         self,
@@ -207,45 +232,54 @@ class BlockingClient:
         locks: Sequence[Iterable[Lock]] | None = None,
         mark: int | None = None,
     ) -> Outcomes:
+        """As `Client.append_many`; `mark` as of `append`."""
         each = None if locks is None else [tuple(some) for some in locks]
         _check_mark(mark, [lock for some in each or () for lock in some])
-
-        async def append_many() -> Outcomes:
-            return await self._client.append_many(
-                payloads, partition=partition, key=key, headers=headers, locks=each, mark=mark
-            )
-
-        return self._thread.run(append_many())
+        return self._ask(
+            self._client.append_many, payloads, partition=partition, key=key, headers=headers, locks=each, mark=mark
+        )
 
     # -- waiting
 
     @property
     def has_pending(self) -> bool:
+        """Whether something that was submitted has no outcome yet."""
         return self._client.has_pending
 
     def flush(self, seconds: float | None = None) -> None:
+        """As `Client.flush`."""
         self._thread.run(self._client.flush(seconds))
 
     # -- reading
 
     def high_water_mark(self, partition: int) -> int:
+        """As `Client.high_water_mark`."""
         return self._thread.run(self._client.high_water_mark(partition))
 
     def read(self, partition: int, id: int) -> Transaction:
+        """As `Client.read`."""
         return self._thread.run(self._client.read(partition, id))
 
     def read_some(self, partition: int, first_id: int, last_id: int) -> list[Transaction]:
+        """As `Client.read_some`."""
         return self._thread.run(self._client.read_some(partition, first_id, last_id))
 
     def data(self, transaction: Transaction) -> bytes:
-        """The payload of a transaction that was fed as a head."""
+        """As `Transaction.data`: the payload of a transaction, also of one that was fed as a head."""
         return self._thread.run(transaction.data())
 
     def describe(self) -> tuple[PartitionState, ...]:
+        """As `Client.describe`."""
+
         async def describe() -> tuple[PartitionState, ...]:
             return self._client.describe()
 
         return self._thread.run(describe())
+
+    def _ask(self, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **named: Any) -> T:
+        """Call it on the loop, and wait for what it awaits."""
+        found: T = self._thread.run(call_here(partial(function, *arguments, **named)))
+        return found
 
 
 def _check_mark(mark: int | None, locks: Sequence[Lock]) -> None:
@@ -254,8 +288,8 @@ def _check_mark(mark: int | None, locks: Sequence[Lock]) -> None:
 
 
 class _Caller:
-    """A thread that waits for a coroutine, and meanwhile runs what the coroutine asks it to run: no pool can be used up by
-    threads that wait for each other."""
+    """A thread that waits for a coroutine, and meanwhile runs what the coroutine asks it to run: so threads that wait for
+    each other cannot use up a pool."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -285,7 +319,7 @@ class _Caller:
 
 
 def _partition_in(arguments: Sequence[Any]) -> int | None:
-    """Which one a handler is called for: with its number, a transaction of it, or several."""
+    """Of a call of the handler: its first argument is a partition, a transaction, or several of one partition."""
     first = arguments[0] if arguments else None
     if isinstance(first, Sequence) and first:
         first = first[0]
@@ -295,7 +329,7 @@ def _partition_in(arguments: Sequence[Any]) -> int | None:
 
 
 def _called(function: Callable[..., Any], *arguments: Any) -> Any:
-    """As in a coroutine: no future takes a StopIteration, and who waits for it would wait for ever."""
+    """As in a coroutine: no future takes a StopIteration, so the caller would wait for ever."""
     try:
         return function(*arguments)
     except StopIteration as error:

@@ -1,10 +1,7 @@
-"""The client of an application, for asyncio: submits transactions, follows the partitions, finds servers by itself.
+"""The client of an application, for asyncio: what an application calls.
 
-Here is what an application calls; each partition has a `waltzd.client.partition` of its own, and all of them share what
-`waltzd.client.routes` knows. What a caller is told is always certain: `Committed` and `Rejected` are facts about the log,
-an error means that nothing was sent, and `Unknown` says that nobody could find out in time. The client never talks to the
-coordinator, and never sends the same transaction twice.
-"""
+Each partition has a line of its own (`waltzd.client.partition`), and all lines share `waltzd.client.routes`. The client
+talks to servers only, never to the coordinator."""
 
 from __future__ import annotations
 
@@ -12,12 +9,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
 from waltzd.client.outbox import Bundle, Outcomes, Request
 from waltzd.client.partition import Line, PartitionState
-from waltzd.client.routes import Connect, Whereabouts, addresses_of, pause_seconds
+from waltzd.client.routes import Connect, Routes, addresses_of, pause_seconds
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import (
     Builder,
@@ -50,6 +48,24 @@ _log = logging.getLogger("waltz.client")
 
 
 class Client:
+    """The asyncio client of an application: it submits transactions, follows partitions, and finds the servers.
+
+    Use it as an async context manager. From then on it keeps a connection for each of its partitions, finds the new owner
+    after a fail-over, and feeds the `handler`, if there is one. All calls belong to the event loop that opened it.
+
+    What a caller is told is certain. `Committed` and `Rejected` are facts about the log; an exception means that nothing
+    was sent; `Unknown` means that the deadline (`ClientSettings.submit_seconds`) passed before the log could be asked. The
+    client never sends a transaction twice.
+
+    Example:
+        ```python
+        async with Client("server-1:55180,server-2:55180") as client:
+            outcome = await client.append(b"hello", key="alice")
+            if isinstance(outcome, Committed):
+                print(outcome.id)
+        ```
+    """
+
     def __init__(
         self,
         servers: str | Sequence[str],
@@ -63,9 +79,24 @@ class Client:
         connect: Connect = ServerClient,
         call: Call = call_here,
     ) -> None:
-        """`servers`: some of the cluster's servers, "host:port,host:port". `handler`: the application's view; without one
-        there is no feed (`FeedMode.NONE`), and with one whole records are fed unless `feed` says HEADS. `connect` and
-        `call` say how servers are reached and how the application's code is called; tests have their own."""
+        """Nothing is connected before `open`.
+
+        Args:
+            servers: Some servers of the cluster, `"host:port,host:port"` or a list. The others are found through them.
+            handler: The application's view, fed with every committed transaction. Without one there is no feed.
+            feed: `FeedMode.RECORDS` (the default with a handler), or `FeedMode.HEADS`, which leaves the payloads out until
+                they are asked for.
+            partitions: `"all"`, or the numbers of the partitions to have.
+            serializer: Turns values into payloads and back. Without one, payloads are bytes.
+            partitioner: `partitioner(key, count)` chooses the partition of a key. The default is the same in every
+                language, so that all clients agree.
+            settings: Deadlines and limits.
+            connect: How a server is reached. `LocalCluster.connect` reaches one in the same process.
+            call: How the handler's functions are called. The default awaits them on the loop.
+
+        Raises:
+            BadArgument: An address is no `host:port`, or `feed` and `handler` do not fit each other.
+        """
         self.settings = settings or ClientSettings()
         self._feed = feed or (FeedMode.NONE if handler is None else FeedMode.RECORDS)
         if not isinstance(self._feed, FeedMode):
@@ -77,7 +108,7 @@ class Client:
         self._serializer = serializer
         self._partitioner = partitioner
         self._call = call
-        self._where = Whereabouts(addresses_of(servers), connect, call_seconds=self.settings.call_seconds)
+        self._routes = Routes(addresses_of(servers), connect, call_seconds=self.settings.call_seconds)
         self._lines: dict[int, Line] = {}
         self._active: tuple[int, ...] = ()
         self._changing = asyncio.Lock()
@@ -89,15 +120,25 @@ class Client:
     # -- life
 
     async def open(self) -> None:
-        """Find the cluster, and begin with the partitions that were asked for. They become ready by themselves; nothing
-        waits for one whose owner is not there. Without any the client has no id, and needs none to read."""
+        """Find the cluster, and begin with the partitions that were asked for.
+
+        They become ready by themselves: `open` does not wait for a partition whose owner is away. A client without
+        partitions can only read.
+
+        Raises:
+            CannotConnect: No server answered within `submit_seconds`, or none gave out a client id.
+            ForeignCluster: The servers belong to different clusters.
+            TlsMismatch: One side uses TLS and the other does not, or a certificate is refused.
+            BadArgument: The client is open already, a partition does not exist, or the handler's mark makes no sense.
+            Exception: What the handler's `mark` raises.
+        """
         if self._closed is None:
             raise BadArgument("the client is open already")
         clock = asyncio.get_running_loop().time
         deadline = clock() + self.settings.submit_seconds
         try:
-            await self._where.open(deadline - clock())
-            self._where.keep_fresh()
+            await self._routes.open(deadline - clock())
+            self._routes.keep_fresh()
             self._closed = None
             await self._set_partitions(self._wanted, deadline - clock())
         except BaseException:
@@ -105,14 +146,15 @@ class Client:
             raise
 
     async def close(self) -> None:
-        """Wait a while for what is under way, then end: what is undecided by then stays unknown."""
+        """Wait up to `close_seconds` for outcomes, then end: what is undecided by then is `Unknown`. May be called
+        twice."""
         reason = self._closed = ClientClosed("the client is closed")
         try:
             async with self._changing:
                 active, self._active = self._active, ()
                 await asyncio.gather(*[self._lines[partition].deactivate(reason) for partition in active])
         finally:
-            await self._where.close()
+            await self._routes.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -127,31 +169,45 @@ class Client:
 
     @property
     def client_id(self) -> int:
+        """The number that the cluster gave this client, unique for ever. An open client with partitions has one."""
         assert self._registration is not None, "a client has an id when it is open and has partitions"
         return self._registration.client
 
     @property
     def cluster(self) -> str:
-        return self._where.topology.cluster
+        """The name of the cluster."""
+        return self._routes.topology.cluster
 
     @property
     def topology(self) -> Topology:
-        """The cluster as it was seen last."""
-        return self._where.topology
+        """The servers and the owners of all partitions, as they were seen last."""
+        return self._routes.topology
 
     @property
     def partition_count(self) -> int:
         """How many partitions the cluster has."""
-        return self._where.partitions
+        return self._routes.partitions
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """Those that this client has."""
+        """The partitions that this client has."""
         return self._active
 
     async def set_partitions(self, partitions: Partitions) -> None:
-        """Have these and no others. Those that go away finish what is under way first; for those that come, the handler is
-        asked for its mark. One that was stopped by an error begins again when it is taken out and in."""
+        """Have these partitions and no others.
+
+        A partition that goes away finishes what is under way first. For one that comes, the handler is asked for its mark.
+        A partition that was stopped by an error begins again when it is taken out and in.
+
+        Args:
+            partitions: `"all"`, or numbers.
+
+        Raises:
+            BadArgument: A partition does not exist, or the handler's mark makes no sense.
+            CannotConnect: This is the first partition, and no server gave out a client id in time.
+            ClientClosed: The client is not open.
+            Exception: What the handler's `mark` raises.
+        """
         await self._set_partitions(partitions, self.settings.submit_seconds)
 
     async def _set_partitions(self, partitions: Partitions, seconds: float) -> None:
@@ -159,7 +215,7 @@ class Client:
         async with self._changing:
             self._check_open()
             if wanted and self._registration is None:
-                self._registration = await self._where.register(seconds)
+                self._registration = await self._routes.register(seconds)
             going = [partition for partition in self._active if partition not in wanted]
             coming = [partition for partition in wanted if partition not in self._active]
             self._active = tuple(partition for partition in self._active if partition in wanted)
@@ -186,7 +242,7 @@ class Client:
         if partition not in self._lines:
             self._lines[partition] = Line(
                 partition,
-                whereabouts=self._where,
+                routes=self._routes,
                 settings=self.settings,
                 feed=self._feed,
                 handler=self._handler,
@@ -215,12 +271,30 @@ class Client:
     # -- writing
 
     async def submit(self, context: TransactionContext) -> Outcome | Declined:
-        """Build the context's transaction against the current view and append it; build it again when a lock failed or a
-        fail-over lost it. The last outcome counts."""
+        """Append the transaction that a context builds, and build it again where that may help.
+
+        `context.build` looks at the current view. When a lock fails, the client waits until the view holds what was in the
+        way and calls `build` again; likewise when a fail-over lost the transaction. Without a handler there is no view, and
+        a failed lock is the outcome.
+
+        Args:
+            context: What to write; see `TransactionContext`.
+
+        Returns:
+            The outcome of the last attempt, or `Declined` when `build` returned False.
+
+        Raises:
+            NotSent: The partition took nothing for `submit_seconds`: its owner is away, or too much is undecided.
+            TooLarge: The payload or the number of locks is above the limits of the server.
+            BadArgument: `build` set something that makes no sense, or a checked lock has no mark to be compared with.
+            NotMounted, ClientClosed: This client does not have the partition, or is not open.
+            PartitionParked, ClientAhead: The partition was stopped; see `describe`.
+            Exception: What `build` raises.
+        """
         return await self.submit_with(self._call, context)
 
     async def submit_with(self, call: Call, context: TransactionContext) -> Outcome | Declined:
-        """The same, calling the context's own functions with `call`."""
+        """As `submit`, with another way to call the context's functions."""
         partition = context.partition(self.partition_count)
         if partition is None:
             partition = self._partitioner(context.key, self.partition_count)
@@ -262,14 +336,20 @@ class Client:
             if not await call(context.build, builder):
                 return Declined()
             mark = self._checked_mark(line, builder.mark if line.has_view else None, builder.locks)
-            waiter = self._add(line, mark, builder.data, builder.header, builder.locks)
+            waiter = line.add(_request(mark, builder.data, builder.header, builder.locks))
         finally:
             line.leave(1)
         return await waiter
 
     def mark(self, partition: int) -> int:
-        """What the view of a partition holds, at least: its handler has applied everything up to here. Read it before the
-        view, and give it to `append`, when there is an `await` in between."""
+        """The highest id of a partition that the handler has applied; without a handler, that is known to be committed.
+
+        Read it *before* the view and give it to `append`: then locks are compared with what the view showed, even if it
+        has moved on since.
+
+        Raises:
+            NotMounted, ClientClosed: This client does not have the partition, or is not open.
+        """
         return self._line(partition).mark
 
     def append(
@@ -282,20 +362,31 @@ class Client:
         locks: Iterable[Lock] = (),
         mark: int | None = None,
     ) -> Coroutine[Any, Any, Outcome]:
-        """Append one transaction, once. Name the partition, or a key for the partitioner. `mark`: what the transaction
-        relies on; if it is not given, what the handler has applied at the moment of this call."""
+        """Append one transaction, once: nothing is built again when a lock fails.
+
+        Args:
+            data: The payload: bytes, or what the serializer takes.
+            partition: Which partition; or give `key`.
+            key: The partitioner makes a partition of it.
+            header: 32 bits with a sign that travel beside the payload.
+            locks: See `read_lock`, `write_lock` and `append_lock`.
+            mark: The highest id that the decision behind this transaction has seen: READ and WRITE locks fail when a later
+                transaction marked them. The default is `mark(partition)` at the moment of this call.
+
+        Returns:
+            An awaitable of `Committed`, `Rejected` or `Unknown`.
+
+        Raises:
+            BadArgument: An argument makes no sense. Raised by the call; all others by the `await`.
+            NotSent: The partition took nothing for `submit_seconds`.
+            TooLarge: The payload or the number of locks is above the limits of the server.
+            NotMounted, ClientClosed: This client does not have the partition, or is not open.
+            PartitionParked, ClientAhead: The partition was stopped; see `describe`.
+        """
         line = self._line(self._choose(partition, key))
         locks = tuple(locks)
         mark = self._checked_mark(line, mark, locks)
-        return self._append(line, mark, encoded(data, self._serializer), checked_header(header), locks)
-
-    async def _append(self, line: Line, mark: int, data: bytes, header: int, locks: Sequence[Lock]) -> Outcome:
-        await line.enter(1)
-        try:
-            waiter = self._add(line, mark, data, header, locks)
-        finally:
-            line.leave(1)
-        return await waiter
+        return line.send(1, _request(mark, encoded(data, self._serializer), checked_header(header), locks))
 
     def append_many(
         self,
@@ -307,8 +398,29 @@ class Client:
         locks: Sequence[Iterable[Lock]] | None = None,
         mark: int | None = None,
     ) -> Coroutine[Any, Any, Outcomes]:
-        """Append many transactions to one partition, each for itself, in this order; one await for all of them. Some may
-        be committed and others not."""
+        """Append many transactions to one partition, in this order, with one `await` for all of them.
+
+        Each is a transaction of its own: some may be committed and others rejected. This costs much less than as many
+        calls of `append`.
+
+        Args:
+            payloads: As `data` of `append`, one for each transaction.
+            partition: Which partition; or give `key`.
+            key: The partitioner makes a partition of it.
+            headers: One for each payload, or None for zeros.
+            locks: The locks of each payload, or None for none.
+            mark: As of `append`, for all of them.
+
+        Returns:
+            An awaitable of `Outcomes`: columns with a row for each payload.
+
+        Raises:
+            BadArgument: An argument makes no sense. Raised by the call; all others by the `await`.
+            NotSent: The partition took nothing for `submit_seconds`.
+            TooLarge: One payload, or its number of locks, is above the limits of the server.
+            NotMounted, ClientClosed: This client does not have the partition, or is not open.
+            PartitionParked, ClientAhead: The partition was stopped; see `describe`.
+        """
         line = self._line(self._choose(partition, key))
         for name, column in (("headers", headers), ("locks", locks)):
             if column is not None and len(column) != len(payloads):
@@ -316,34 +428,10 @@ class Client:
         headers = None if headers is None else [checked_header(header) for header in headers]
         each = None if locks is None else [tuple(some) for some in locks]
         mark = self._checked_mark(line, mark, [lock for some in each or () for lock in some])
-        return self._append_many(line, mark, [encoded(data, self._serializer) for data in payloads], headers, each)
-
-    async def _append_many(
-        self,
-        line: Line,
-        mark: int,
-        payloads: Sequence[bytes],
-        headers: Sequence[int] | None,
-        locks: Sequence[Sequence[Lock]] | None,
-    ) -> Outcomes:
-        if not payloads:
-            return Outcomes.unknown(0)
-        await line.enter(len(payloads))
-        try:
-            loop = asyncio.get_running_loop()
-            waiter: asyncio.Future[Outcomes] = loop.create_future()
-            deadline = loop.time() + self.settings.submit_seconds
-            line.add(Bundle(mark, payloads, headers, locks, waiter, deadline))
-        finally:
-            line.leave(len(payloads))
-        return await waiter
-
-    def _add(self, line: Line, mark: int, data: bytes, header: int, locks: Sequence[Lock]) -> asyncio.Future[Outcome]:
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[Outcome] = loop.create_future()
-        ids, modes = tuple([lock.hash for lock in locks]), tuple([int(lock.mode) for lock in locks])
-        line.add(Request(mark, data, header, ids, modes, waiter, loop.time() + self.settings.submit_seconds))
-        return waiter
+        data = [encoded(payload, self._serializer) for payload in payloads]
+        if not data:
+            return _no_outcomes()
+        return line.send(len(data), partial(Bundle, mark, data, headers, each))
 
     def _choose(self, partition: int | None, key: Any) -> int:
         if (partition is None) == (key is None):
@@ -361,12 +449,18 @@ class Client:
 
     @property
     def has_pending(self) -> bool:
-        """Something was submitted and is not decided."""
+        """Whether something that was submitted has no outcome yet."""
         return bool(self._submits) or any(self._lines[partition].outbox.rows for partition in self._active)
 
     async def flush(self, seconds: float | None = None) -> None:
-        """Until everything that was submitted before is decided; `CannotConnect` when that takes longer than `seconds`
-        (`submit_seconds` if it is not given)."""
+        """Wait until everything that was submitted before has an outcome.
+
+        Args:
+            seconds: How long to wait; `submit_seconds` if it is not given.
+
+        Raises:
+            CannotConnect: Something is still undecided then. It stays under way, and its own caller is told.
+        """
         if not self.has_pending:
             return
         limit = self.settings.submit_seconds if seconds is None else seconds
@@ -396,22 +490,38 @@ class Client:
     # -- reading
 
     async def high_water_mark(self, partition: int) -> int:
-        """The owner's highest committed id."""
+        """The highest committed id of a partition, -1 when it is empty, from its owner. Needs no partitions of one's own.
+
+        Raises:
+            CannotConnect: The owner did not answer within `submit_seconds`.
+            BadArgument, ClientClosed: There is no such partition, or the client is not open.
+        """
         self._check_open()
         self._check_number(partition)
-
-        async def ask(port: ServerPort) -> int:
-            return await port.high_water_mark(partition)
-
-        return await self._where.ask(partition, "HighWaterMark", ask, self.settings.submit_seconds)
+        return await self._routes.ask(
+            partition, "HighWaterMark", lambda port: port.high_water_mark(partition), self.settings.submit_seconds
+        )
 
     async def read(self, partition: int, id: int) -> Transaction:
-        """One committed transaction; `BeyondLog` when there is none of this id yet."""
+        """One committed transaction by its id. Needs no handler and no partitions of one's own.
+
+        Raises:
+            BeyondLog: No transaction with this id is committed yet.
+            CannotConnect: The owner did not answer within `submit_seconds`.
+            BadArgument, ClientClosed: There is no such partition, or the client is not open.
+        """
         return (await self.read_some(partition, id, id))[0]
 
     async def read_some(self, partition: int, first_id: int, last_id: int) -> list[Transaction]:
-        """The first of these committed transactions, one at least, and so many as are not too much at once; `BeyondLog`
-        where one of those is not there yet."""
+        """Some committed transactions: those from `first_id` on, at least one, and not beyond `last_id`.
+
+        At most 10,000 come at once, and about 4 MiB. Call again from the id behind the last one to read on.
+
+        Raises:
+            BeyondLog: One of these is not committed yet.
+            CannotConnect: The owner did not answer within `submit_seconds`.
+            BadArgument, ClientClosed: The ids make no sense, there is no such partition, or the client is not open.
+        """
         self._check_open()
         self._check_number(partition)
         first_id, last_id = checked_id(first_id), checked_id(last_id)
@@ -434,7 +544,7 @@ class Client:
                 raise BadFrame(f"the owner of partition {partition} answered something else than transaction {next_id}")
             return runs
 
-        runs = await self._where.ask(partition, "Fetch", ask, self.settings.submit_seconds)
+        runs = await self._routes.ask(partition, "Fetch", ask, self.settings.submit_seconds)
         return [found for run in runs for found in transactions_of(run, partition, self._serializer)]
 
     async def _fetch(self, transaction: Transaction) -> bytes:
@@ -443,12 +553,24 @@ class Client:
     # -- for people
 
     def describe(self) -> tuple[PartitionState, ...]:
-        """Every partition of this client."""
+        """The state of every partition of this client, for people and for monitoring."""
         return tuple(self._lines[partition].state() for partition in self._active)
 
 
+def _request(
+    mark: int, data: bytes, header: int, locks: Sequence[Lock]
+) -> Callable[[asyncio.Future[Outcome], float], Request]:
+    return partial(
+        Request, mark, data, header, tuple([lock.hash for lock in locks]), tuple([int(lock.mode) for lock in locks])
+    )
+
+
+async def _no_outcomes() -> Outcomes:
+    return Outcomes.unknown(0)
+
+
 async def _tell(line: Line, call: Call, listener: Callable[[Any], object], outcome: Outcome | Declined) -> None:
-    """Nothing about the transaction changes by what the application raises here."""
+    """What the application raises here changes nothing about the transaction."""
     try:
         await call(listener, outcome)
     except Exception:  # noqa: BLE001  # the application's code

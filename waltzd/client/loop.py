@@ -1,4 +1,4 @@
-"""A loop for programs that have none of their own, such as tools, and one on a thread for those that cannot wait in it."""
+"""An event loop for programs without one, such as tools, and one on a thread for programs that block."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ _runners: dict[bool, asyncio.Runner] = {}
 
 
 def run(work: Coroutine[Any, Any, T], *, fast: bool = False) -> T:
-    """For a program without a loop of its own. Unlike `asyncio.run` it keeps the loop: a thread of gRPC may still have
-    something to tell it after the last call, and would print a traceback if it were closed. `fast`: on the loop that the
-    daemons use, which takes longer to start."""
+    """As `asyncio.run`, but the loop stays open: a thread of gRPC may still call back after the last call, and would print
+    a traceback. `fast`: on the loop of the daemons, which takes longer to start."""
     if fast not in _runners:
         _runners[fast] = asyncio.Runner(loop_factory=_fast_loop if fast else None)
     return _runners[fast].run(_alone(work))
@@ -27,8 +26,7 @@ def _fast_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopThread:
-    """A loop that runs on a thread of its own for as long as the process lives, and is never closed: a thread of gRPC may
-    still have something to tell it after the last call. The thread does not survive a fork."""
+    """A loop on a thread of its own, for as long as the process lives (see `run`). The thread does not survive a fork."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
@@ -36,7 +34,7 @@ class LoopThread:
         self.thread.start()
 
     def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        """What it returns or raises. Work whose waiter is interrupted is cancelled."""
+        """What it returns or raises. It is cancelled when the waiting is interrupted."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result()

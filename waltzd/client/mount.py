@@ -1,10 +1,28 @@
 """One partition as its client sees it: where it stands, what it has seen, and what it may do next. Pure.
 
-Two rules explain the shape. First, what was sent is never sent again: when a mount is over, the fate of what was under way
-is *asked* on the next one, before anything else goes out. Asking means to read the heads of the log from where all was
-known up to the barrier that the server names; what is not there then will never be. So a mount either asks, or follows;
-when the asking is done, the next mount follows. Second, what has been fed is kept apart from what the application has
-taken in (`waltzd.client.view`): an application that stands still never holds up the outcomes of what it submitted.
+The hard question is what became of a transaction whose answer did not come. Sending it again could append it twice;
+giving it up could call lost what is in the log. Only the log can tell, and three facts say where to look:
+
+1. No sequence number is used twice under one client id, and both stand in the head of the record.
+2. A newer mount displaces the older one: what that sent and has no id by then never gets one. So all that it did get lies
+   at or below the **barrier**, the highest id that was given out when the newer mount came.
+3. Each frame keeps its **floor**, the highest id known to be committed when it left. Its rows got higher ids, if any.
+
+So the committed heads above the oldest undecided floor, up to the barrier, decide everything that is undecided: a request
+found there is committed, any other never will be. Until that is known nothing else is sent, so a mount has one of two jobs:
+
+             located              nothing undecided
+  LOCATING ──────────► MOUNTING ─────────────────────► READY      sends, hears outcomes, takes the feed
+     ▲                  │    ▲
+     │                  ▼    │ all decided: mounted again
+     │                 ASKING                                     reads heads up to the barrier
+     └── link lost, or refused, in every state
+
+`ends` is the exception that saves the question: an owner that hands over in order says which requests it did not take.
+
+Two more rules. A session below one that was seen belongs to an owner that was replaced and has not noticed: it is not
+believed. And what was fed is kept apart from what was applied (`waltzd.client.view`): bytes in the inbox count against the
+credit of the feed, while outcomes need none. So an application that stands still stops its feed, never its outcomes.
 """
 
 from __future__ import annotations
@@ -43,7 +61,7 @@ from waltzd.protocol.batches import (
 from waltzd.protocol.quorum import EMPTY
 
 FINAL = (BadArgument, BadFrame, ClientAhead, Displaced, ForeignCluster, NoSuchPartition, NotPermitted, TooLarge)
-"""A server that refuses a mount with one of these would refuse the next one too."""
+"""A server that refuses a mount with one of these refuses the next one too."""
 STORY_EVENTS = 200
 
 
@@ -90,24 +108,42 @@ class Mount:
         """None: a new client id is needed before the next mount."""
         self._token = b""
         self.received = EMPTY
-        """The feed came so far."""
+        """The highest id that was fed."""
         self.known = EMPTY
-        """Known to be committed up to here."""
+        """The highest id that is known to be committed."""
         self.number = 0
         self.epochs = 0
         """How often it became ready."""
         self.attempts = 0
-        """Links that were lost since the last one that was good for something."""
+        """Links lost since the last one that brought anything."""
         self.place: Place | None = None
         self.mounted: Mounted | None = None
         self.story: deque[str] = deque(maxlen=STORY_EVENTS)
         self._feed_bytes_max = feed_bytes_max
         self._inbox_bytes = 0
-        """Fed, and not yet taken in by the application."""
+        """Fed, and not yet applied by the application."""
         self._credit = 0
-        """What the server may still send on this mount."""
+        """Bytes of feed that the server may still send on this mount; its last message may overdraw it."""
         self._asked = EMPTY
+        """While asking: the log was read up to here."""
         self._is_refused = False
+
+    def check(self) -> None:
+        """What is true of the whole mount after every event."""
+        outbox = self.outbox
+        outbox.check()
+        assert self.received <= self.known
+        assert self._inbox_bytes >= 0
+        assert self._credit <= self._feed_bytes_max
+        assert not outbox.sent or self.state is State.READY, "only an open mount can still be answered"
+        assert not outbox.undecided or self.state not in (State.IDLE, State.READY), "first the question, then the feed"
+        assert not (outbox.sent or outbox.undecided) or self.client is not None
+        assert all(sent.floor <= self.known for sent in (*outbox.undecided, *outbox.sent))
+        if self.state is State.READY:
+            assert self._credit <= max(0, self._feed_bytes_max - self._inbox_bytes)
+        if self.state is State.ASKING:
+            assert self.mounted is not None
+            assert outbox.undecided[0].floor <= self._asked < self.mounted.barrier
 
     def _move(self, event: Event, detail: str = "") -> None:
         self.story.append(f"{self.state.name} {event.name} {detail}".rstrip())
@@ -117,14 +153,14 @@ class Mount:
     # -- from the application
 
     def activated(self, mark: int) -> None:
-        """Its view, or whatever it stands on, is at this mark."""
+        """The view is at this mark; without a view, the log is."""
         self._move(Event.ACTIVATED, f"mark={mark}")
         self.received = self.known = mark
         self._inbox_bytes = 0
         self.attempts = 0
 
     def consumed(self, size: int) -> None:
-        """The application has taken in so many bytes of feed."""
+        """The application has applied so many bytes of feed."""
         self._inbox_bytes -= size
         assert self._inbox_bytes >= 0
 
@@ -136,7 +172,7 @@ class Mount:
     # -- from the network
 
     def registered(self, registration: Registration) -> None:
-        """A client id that nobody has used: its sequence numbers begin anew."""
+        """A new client id: its sequence numbers start at 0."""
         assert not self.outbox.sent
         assert not self.outbox.undecided
         self.client, self._token = registration.client, registration.token
@@ -145,7 +181,7 @@ class Mount:
     def located(self, place: Place) -> None:
         self._move(Event.LOCATED, f"{place.server} generation={place.generation}")
         if self.place is not None and place.generation > self.place.generation:
-            self.attempts = 0  # another owner: that the one before did not answer says nothing about this one
+            self.attempts = 0  # another owner: the silence of the one before says nothing about this one
         self.place = place
 
     def request(self, key: UUID) -> MountRequest:
@@ -204,7 +240,7 @@ class Mount:
         self.attempts = 0
 
     def fed_heads(self, heads: HeadArray) -> None:
-        """The same as heads only."""
+        """As `fed`, for `FeedMode.HEADS`."""
         if self.feed is not FeedMode.HEADS:
             raise BadFrame("the server feeds heads that were not asked for")
         ids = _consecutive(heads, self.received + 1)
@@ -243,13 +279,12 @@ class Mount:
         self.attempts = 0
 
     def ends(self, untaken: int | None) -> None:
-        """The server has said its last word on this mount; `untaken` as in `frame.Refused`."""
+        """The last word of the server on this mount. It took nothing from the sequence number `untaken` on."""
         self._is_refused = True
         if untaken is not None:
             self.outbox.untaken(untaken)
 
     def link_lost(self) -> None:
-        """Whatever the reason was."""
         self.outbox.link_lost()
         if self.state is State.LOCATING:  # it was not found, or left because its numbers were used up
             self.story.append("LOCATING again")
@@ -260,7 +295,7 @@ class Mount:
     # -- what to do next
 
     def take(self) -> list[AppendBatch]:
-        """The next transactions, as far as they may go now as one message."""
+        """The next message of transactions; empty when nothing may go now."""
         if self.state is not State.READY or self._is_refused:
             return []
         assert self.mounted is not None

@@ -1,22 +1,22 @@
-"""What one caller hands in at once, and what is told to it: one transaction with one outcome, or many with columns. Pure.
+"""What a client has to send to one partition, what it has sent, and what became of each transaction. Pure.
 
-A submission has somebody who waits for it, and a deadline after which it is told what is known by then. It is settled
-exactly once; a caller that has gone away is not told anything.
-
-What a client has to send to one partition, what it has sent, and what became of each transaction. Pure.
+A submission is what one caller hands in at once: a `Request`, one transaction with one outcome, or a `Bundle`, many with
+columns of outcomes. Its waiter is settled exactly once: by the outcome, by the deadline with what is known then, or by an
+error when nothing of it was sent.
 
 Submissions wait in the order in which they came. `take` makes frames of as many as may travel together, and gives them
-their sequence numbers. What was sent is either still answerable on the present mount (`sent`), or went out on a mount that
-is over (`undecided`): then only the log can tell, and `found` and `lost` say what it told. Nothing is ever sent twice,
+sequence numbers. A frame that left is in `sent` while the present mount can still answer it, and in `undecided` after that
+mount: then only the log can tell, and `found` and `lost` say what it told (`waltzd.client.mount`). Nothing is sent twice,
 unless the server said that it had not taken it (`untaken`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -35,7 +35,7 @@ IS_COMMITTED, IS_UNKNOWN = 0, 255
 
 
 class Waiter(Protocol):
-    """Who waits; a future of asyncio is one."""
+    """Where the outcome goes; a future of asyncio is one."""
 
     def done(self) -> bool: ...
     def set_result(self, outcome: Any, /) -> None: ...
@@ -44,16 +44,30 @@ class Waiter(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What became of many transactions, as columns. `ids`: of those that are committed, -1 elsewhere. `reasons`: 0 for
-    committed, 255 for unknown, else why it was rejected; then the conflicting id and the lock stand beside it."""
+    """What `append_many` returns: the outcomes of many transactions, as numpy columns with a row for each payload.
+
+    `len(outcomes)` is the number of rows, and `outcomes[row]` makes a `Committed`, `Rejected` or `Unknown` of one.
+
+    Example:
+        ```python
+        outcomes = await client.append_many(payloads, partition=0)
+        if outcomes.committed < len(outcomes):
+            print([outcomes[row] for row in range(len(outcomes)) if outcomes.ids[row] < 0])
+        ```
+    """
 
     ids: I64
+    """The ids of those that are committed, -1 elsewhere."""
     reasons: U8
+    """0 for committed, 255 for unknown, else the `Reason` of the rejection."""
     conflict_ids: I64
+    """As of `Rejected`, where a transaction was rejected."""
     locks: U64
+    """The hash of the lock that failed; 0 for none."""
 
     @staticmethod
     def unknown(count: int) -> Outcomes:
+        """So many rows without an outcome."""
         nothing = np.full(count, EMPTY, np.int64)
         return Outcomes(nothing, np.full(count, IS_UNKNOWN, np.uint8), nothing.copy(), np.zeros(count, np.uint64))
 
@@ -74,6 +88,7 @@ class Outcomes:
         return Rejected(Reason(reason), int(self.conflict_ids[row]), int(self.locks[row]) or None)
 
     def copy(self) -> Outcomes:
+        """The same rows in columns of their own."""
         return Outcomes(self.ids.copy(), self.reasons.copy(), self.conflict_ids.copy(), self.locks.copy())
 
 
@@ -101,6 +116,10 @@ class Request:
         return 1
 
     @property
+    def rest_rows(self) -> int:
+        return 1
+
+    @property
     def rest_bytes(self) -> int:
         return self.bytes
 
@@ -122,12 +141,12 @@ class Bundle:
         mark: int,
         payloads: Sequence[bytes],
         headers: Sequence[int] | None,
-        locks: Sequence[Iterable[Lock]] | None,
+        locks: Sequence[Sequence[Lock]] | None,
         waiter: Waiter,
         deadline: float,
     ) -> None:
         count = len(payloads)
-        each = [tuple(some) for some in locks] if locks is not None else [()] * count
+        each = locks if locks is not None else [()] * count
         assert count > 0
         assert len(each) == count
         assert headers is None or len(headers) == count
@@ -148,13 +167,17 @@ class Bundle:
         self.ends = _ends(self.lengths + OVERHEAD_BYTES + LOCK_BYTES * self.lock_counts)
         self.bytes = int(self.ends[-1])
         self.taken = 0
-        """So many rows were sent."""
+        """Rows that were sent."""
         self._undecided = count
         self._outcomes = Outcomes.unknown(count)
 
     @property
+    def rest_rows(self) -> int:
+        """Those that were not sent; `rest_bytes` likewise."""
+        return self.rows - self.taken
+
+    @property
     def rest_bytes(self) -> int:
-        """Of the rows that were not sent."""
         return self.bytes - int(self.ends[self.taken])
 
     def piece(self, start: int, stop: int, first_sequence: int) -> AppendBatch:
@@ -193,14 +216,14 @@ class Bundle:
             self.waiter.set_result(self._outcomes)
 
     def refuse(self, error: WaltzError) -> None:
-        """What of it was not sent will not be: an error when that is all of it, else those rows never reach the log."""
+        """What was not sent never will be: an error when that is all of it, else those rows are lost."""
         if self.taken:
             self.lost(slice(self.taken, None))
         elif not self.waiter.done():
             self.waiter.set_exception(copy(error))  # each waiter raises its own
 
     def settle_as_it_is(self) -> None:
-        """Tell what is known by now; later answers are for nobody."""
+        """Tell what is known by now; later outcomes are not told."""
         if not self.waiter.done():
             self.waiter.set_result(self._outcomes.copy())
 
@@ -215,7 +238,7 @@ def _ends(sizes: I64) -> I64:
 
 
 def too_large(submission: Submission, limits: Limits) -> TooLarge | None:
-    """What the server would refuse the whole frame for."""
+    """Whether the server would refuse the whole frame because of it."""
     if isinstance(submission, Bundle):
         size, locks = int(submission.lengths.max()), int(submission.lock_counts.max())
     else:
@@ -244,10 +267,10 @@ def batch_of(requests: Sequence[Request], first_sequence: int) -> AppendBatch:
 
 
 ROWS_MAX = 8192
-"""Of one frame, so that it does not hold up those behind it for more than some ten milliseconds."""
+"""Of one frame: it holds up those behind it for some ten milliseconds at most."""
 WORTH_BYTES = 32 << 10
-"""Less than this waits while another message is in flight, and what comes meanwhile travels with it: a message costs
-everybody who handles it much more than what is in a small one."""
+"""Less than this waits while another message is in flight, and what comes meanwhile travels with it: handling a message
+costs much more than handling a few small transactions in it."""
 TOGETHER_BYTES = 256 << 10
 """Frames travel together up to this size; a larger message makes nothing faster and holds up those behind it."""
 FRAME_BYTES = 128
@@ -261,16 +284,16 @@ class Sent:
 
     first_sequence: int
     floor: int
-    """Known to be committed before this left: whatever id its rows got is above."""
+    """Known to be committed before this left: the ids of its rows are above."""
     rows: int
     bytes: int
     ticket: int
     message: int
-    """With which it travelled."""
+    """The number of the message with which it travelled."""
     requests: Sequence[Request]
     bundle: Bundle | None = None
     start: int = 0
-    """Of the bundle's rows, the first in here."""
+    """The first of the bundle's rows that is in here."""
     is_open: NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -292,13 +315,13 @@ Column: TypeAlias = NDArray[np.bool_]
 
 class Outbox:
     def __init__(self, *, messages_max: int, bytes_max: int, worth_bytes: int = WORTH_BYTES) -> None:
-        """`messages_max` and `bytes_max`: how much may be in flight before more is taken. One message always may; another
-        one beside it when it is at least `worth_bytes` large."""
+        """`messages_max` and `bytes_max`: how much may be in flight. One message always may; another one beside it only
+        when it has at least `worth_bytes`."""
         self.waiting: deque[Submission] = deque()
         self.sent: list[Sent] = []
         self.undecided: list[Sent] = []
         self.rows = 0
-        """Of all that is not decided; `bytes` likewise."""
+        """Of everything that is not decided; `bytes` likewise."""
         self.bytes = 0
         self.next_sequence = 0
         self.next_ticket = 0
@@ -307,6 +330,22 @@ class Outbox:
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._worth_bytes = worth_bytes
+
+    def check(self) -> None:
+        """What is true of the whole outbox after every event."""
+        left = (*self.undecided, *self.sent)
+        edges = [edge for sent in left for edge in (sent.first_sequence, sent.first_sequence + sent.rows)]
+        assert sorted(edges) == edges, "sequence numbers go out in order, none twice"
+        assert not edges or edges[-1] <= self.next_sequence
+        assert all(one.floor <= other.floor for one, other in pairwise(left)), "the oldest floor is the lowest"
+        tickets = [entry.ticket for entry in (*left, *self.waiting)]
+        assert all(one <= other for one, other in pairwise(tickets)), "in the order in which they came"
+        opened = [np.flatnonzero(sent.is_open) for sent in left]
+        assert all(len(rows) for rows in opened), "what is decided is forgotten"
+        assert self._waiting_bytes == sum(entry.rest_bytes for entry in self.waiting)
+        sent_bytes = sum(sent.bytes_of(rows) for sent, rows in zip(left, opened, strict=True))
+        assert self.bytes == self._waiting_bytes + sent_bytes
+        assert self.rows == sum(entry.rest_rows for entry in self.waiting) + sum(map(len, opened))
 
     # -- in
 
@@ -320,7 +359,7 @@ class Outbox:
 
     @property
     def oldest_ticket(self) -> int:
-        """Every submission with a lower one is settled."""
+        """Every submission with a lower ticket is settled."""
         for sent in (*self.undecided, *self.sent):
             return sent.ticket
         return self.waiting[0].ticket if self.waiting else self.next_ticket
@@ -333,7 +372,7 @@ class Outbox:
     # -- out
 
     def take(self, limits: Limits, floor: int) -> list[AppendBatch]:
-        """The frames of the next message; none when there is nothing to send, or enough under way."""
+        """The frames of the next message; empty when there is nothing to send, or enough in flight."""
         assert not self.undecided, "what was sent before is decided before more is sent"
         if self.sent and not self._may_go_beside():
             return []
@@ -346,10 +385,10 @@ class Outbox:
         return frames
 
     def _next(self, limits: Limits, floor: int, *, is_first: bool) -> AppendBatch | None:
-        """The first frame of a message may be a piece of something large; another one joins it when it is whole."""
+        """The first frame of a message may be a piece of a bundle; what joins it must be whole."""
         while self.waiting and not self.is_exhausted:
             head = self.waiting[0]
-            if head.waiter.done():  # its caller has gone
+            if head.waiter.done():  # its caller gave up
                 self._drop_head()
             elif (error := too_large(head, limits)) is not None:
                 self._drop_head()
@@ -372,13 +411,9 @@ class Outbox:
 
     def _drop_head(self) -> None:
         head = self.waiting.popleft()
-        if isinstance(head, Bundle):
-            rows, size = head.rows - head.taken, head.rest_bytes
-        else:
-            rows, size = 1, head.bytes
-        self.rows -= rows
-        self.bytes -= size
-        self._waiting_bytes -= size
+        self.rows -= head.rest_rows
+        self.bytes -= head.rest_bytes
+        self._waiting_bytes -= head.rest_bytes
 
     def _take_requests(self, limits: Limits, floor: int) -> AppendBatch:
         requests: list[Request] = []
@@ -439,7 +474,7 @@ class Outbox:
         self.sent = [sent for sent in self.sent if not sent.is_decided]
 
     def untaken(self, first_sequence: int) -> None:
-        """The server took nothing from this number on, and never will: that waits again, in front of everything else."""
+        """The server took nothing from this number on, and never will: it waits again, in front of everything else."""
         at = [min(max(0, first_sequence - sent.first_sequence), sent.rows) for sent in self.sent]
         if not all(sent.is_open[row:].all() for sent, row in zip(self.sent, at, strict=True)):
             raise BadFrame("the server decided a transaction that it says it has not taken")
@@ -449,7 +484,7 @@ class Outbox:
         self.sent = [sent for sent in self.sent if not sent.is_decided]
 
     def _put_back(self, sent: Sent, row: int) -> None:
-        """Its rows from this one on. Those for which nobody waits any more are forgotten."""
+        """Its rows from this one on. Those whose caller gave up are forgotten."""
         bundle = sent.bundle
         count, size = sent.rows - row, sent.bytes_of(np.arange(row, sent.rows))
         gone_rows = gone_bytes = 0
@@ -480,7 +515,7 @@ class Outbox:
         self.sent = []
 
     def found(self, sequences: I64, ids: I64) -> None:
-        """These are in the log. Those among them that are known by now, or were never ours to wait for, are left alone."""
+        """These are in the log. Numbers that are decided already, or that this outbox does not wait for, are skipped."""
         for sent in self.undecided:
             inside = _inside(sent, sequences)
             rows, its_ids = sequences[inside] - sent.first_sequence, ids[inside]
@@ -502,8 +537,8 @@ class Outbox:
         self.undecided = []
 
     def _places(self, frames: list[Sent], sequences: I64) -> list[tuple[Sent, I64, Column]]:
-        """Where these sequence numbers stand: the frame, its rows, and their places in the column. All of them were sent,
-        none was decided before, or the server is not to be believed and nothing is taken from it."""
+        """Where these sequence numbers stand: the frame, its rows, and their places in the column. `BadFrame`, before
+        anything is taken from it, when the server decided what was not sent, or decided it twice."""
         found, known = [], 0
         for sent in frames:
             inside = _inside(sent, sequences)
@@ -534,11 +569,11 @@ class Outbox:
     # -- giving up
 
     def next_deadline(self) -> float | None:
-        """Of the first submission whose caller still waits. All of a partition wait equally long."""
+        """Of the first submission whose caller still waits. Deadlines rise with tickets: all callers wait equally long."""
         return next((entry.deadline for entry in self._all() if not entry.waiter.done()), None)
 
     def expire(self, now: float, error: WaltzError) -> None:
-        """Who has waited too long is told: what was sent is unknown, what was not sent never will be. Rows that were sent
+        """Settle what has waited too long: what was sent is unknown, what was not sent never will be. Rows that were sent
         count on until they are decided."""
         for entry in self._all():
             if entry.deadline > now:
@@ -568,7 +603,7 @@ class Outbox:
             head.refuse(error)
 
     def abandon(self) -> None:
-        """Nobody will find out what became of what was sent."""
+        """The outcome of what was sent will not be found out."""
         assert not self.waiting
         for entry in self._all():
             if isinstance(entry, Bundle):
@@ -593,5 +628,5 @@ def _inside(sent: Sent, sequences: I64) -> Column:
 
 
 def _differ(rows: I64) -> bool:
-    """Whether no number is there twice. They rise when all goes well."""
+    """Whether no number is there twice. Usually they rise, which is quicker to see."""
     return bool((rows[1:] > rows[:-1]).all()) or len(np.unique(rows)) == len(rows)

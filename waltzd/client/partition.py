@@ -1,20 +1,27 @@
-"""One conversation with the owner of a partition: from the request to mount to whatever ends it.
+"""The line of a client to one partition: finds the owner, mounts, sends, receives, and begins again when the link is lost.
 
-Reading and writing go on side by side: outcomes come in while the connection is full, and while the application does not
-take more of the feed. It ends when `waltzd.client.mount` wants another one, or with the error that ended it. When the
-server takes no more, its last word is waited for, because it says why.
+`waltzd.client.mount` and `waltzd.client.outbox` decide; here are the tasks around them, from `activate` to `deactivate`:
 
-Who may bring in another transaction: first come, first served, up to a limit of rows and bytes.
+  _live ─┬─ _keep          one mount after the other, with growing pauses
+         │   └─ Conversation ─┬─ _read     outcomes and feed, also while the application takes none of it
+         │   beside it:       └─ _write    what may go, as soon as what went before has left
+         │   Routes.replaced  another server says that the partition has moved
+         └─ Follower.run     the feed, to the application
 
-A place is reserved before the transaction exists, so that it is built when its turn has come, against the newest view.
-Bytes are known only afterwards: the limit on bytes lets through the one that exceeds it.
+**A link that ends is no end.** `_keep` turns every error into the next attempt, except those that the next attempt would
+meet again (`FINAL`). What came and cannot be right counts as a broken link (`CannotConnect`): it may have been damaged on
+the way. The same code in the server's own words means that it refuses what we sent, and that is final.
 
-The line of a client to one partition: finds the owner, mounts, sends, receives, and begins again when the link is lost.
+**The last word is waited for.** A server that takes no more says why, and what it has not taken (`Refused.untaken`). So
+`_go_on` waits for `_read` when `_write` fails, and `_unless_replaced` for an owner that was replaced: requests that are
+known to be untaken go out again, all others have to be asked for.
 
-The decisions are made in `waltzd.client.mount` and `waltzd.client.outbox`, the talking is `waltzd.client.partition`'s. A
-line lives from one activation to the next deactivation, as two tasks: one keeps the link, the other hands the feed to the
-application. Either may end it: a refusal that would come again, or an application that parks. Then what was never sent is
-refused with the reason, and what was sent and not answered is unknown.
+**A waiter is always told.** Whatever ends a line (a final error, an application that parks, `deactivate`, a loop that ends)
+closes the budget, refuses what was not sent, gives what was sent `close_seconds` to be decided while the link is sound, and
+settles the rest as unknown. Until then one timer, for the oldest deadline, tells those who have waited too long.
+
+**First come, first served.** `enter` reserves a place before a transaction exists, so that it is built when its turn has
+come, against the newest view. Its bytes are known only afterwards: the limit on bytes lets the one through that exceeds it.
 """
 
 from __future__ import annotations
@@ -26,12 +33,12 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from waltzd.client.mount import FINAL, Mount, State
 from waltzd.client.outbox import Outbox, Submission
-from waltzd.client.routes import Whereabouts, pause_seconds
+from waltzd.client.routes import Routes, pause_seconds
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import (
     Call,
@@ -62,164 +69,34 @@ from waltzd.protocol.peers import MountPort
 from waltzd.wire.budget import Budget
 
 LAST_WORD_SECONDS = 2.0
-GOING_ON = (State.READY, State.ASKING)
-
-
-class Listener(Protocol):
-    def ready(self) -> None:
-        """The mount stands, and nothing is undecided."""
-
-    def settled(self) -> None:
-        """Something may have been decided."""
-
-    def fed(self, size: int, content: Run | HeadArray) -> None:
-        """Records or heads came, checked, and exactly those that are next."""
-
-
-class Conversation:
-    def __init__(self, link: MountPort, mount: Mount, listener: Listener, *, work: asyncio.Event, seconds: float) -> None:
-        """`work`: set whenever there may be something to send. `seconds`: how long the answer to the request may take."""
-        self._link = link
-        self._mount = mount
-        self._listener = listener
-        self._work = work
-        self._seconds = seconds
-
-    async def run(self, key: UUID) -> None:
-        try:
-            await self._begin(key)
-            if self._mount.state in GOING_ON:
-                await self._go_on()
-        finally:
-            self._link.cancel()
-
-    async def _begin(self, key: UUID) -> None:
-        try:
-            async with asyncio.timeout(self._seconds):
-                await self._link.send([self._mount.request(key)])
-                first, *rest = await self._receive()
-        except TimeoutError:
-            raise CannotConnect(f"{self._address} did not answer a mount in {self._seconds:g} seconds") from None
-        if isinstance(first, Refused):
-            raise first.error
-        if not isinstance(first, Mounted):
-            raise CannotConnect(f"{self._address} began a mount with {type(first).__name__}")
-        self._mount.answered(first)
-        if self._mount.state is State.READY:
-            self._listener.ready()
-        self._take_all(rest)
-
-    async def _go_on(self) -> None:
-        reading = asyncio.create_task(self._read())
-        writing = asyncio.create_task(self._write())
-        try:
-            await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done() and writing.exception() is not None:
-                await asyncio.wait([reading], timeout=LAST_WORD_SECONDS)
-        finally:
-            self._link.cancel()
-            reading.cancel()
-            writing.cancel()
-            await asyncio.gather(reading, writing, return_exceptions=True)
-        for task in (reading, writing):
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
-
-    async def _read(self) -> None:
-        while self._mount.state in GOING_ON:
-            self._take_all(await self._receive())
-
-    async def _write(self) -> None:
-        """Whatever may go, as soon as what went before has left."""
-        while self._mount.state in GOING_ON:
-            self._work.clear()
-            frames: list[ClientFrame] = [*self._mount.take()]
-            credit = self._mount.credit()
-            if credit is not None:
-                frames.append(credit)
-            if frames:
-                await self._link.send(frames)
-            elif self._mount.state in GOING_ON:
-                await self._work.wait()
-
-    async def _receive(self) -> Sequence[ServerFrame]:
-        with _damage_is_no_refusal():
-            frames = await self._link.receive()
-        if not frames:
-            raise CannotConnect(f"{self._address} ended the mount without a word")
-        return frames
-
-    def _take_all(self, frames: Sequence[ServerFrame]) -> None:
-        try:
-            for frame in frames:
-                if isinstance(frame, Refused):
-                    with _damage_is_no_refusal():
-                        self._mount.ends(frame.untaken)
-                    raise frame.error
-                if self._mount.state in GOING_ON:  # else the question is answered, and the rest is for nobody
-                    with _damage_is_no_refusal():
-                        self._take(frame)
-        finally:
-            self._listener.settled()
-
-    def _take(self, frame: ServerFrame) -> None:
-        match frame:
-            case Committals():
-                self._mount.committed(frame)
-            case Refusals():
-                self._mount.refused(frame)
-            case Feed(run):
-                bad = first_bad(run)
-                if bad is not None:
-                    raise BadFrame(f"record {run.first_id + bad} was damaged on the way")
-                self._mount.fed(run.first_id, run.last_id, len(run.data))
-                self._listener.fed(len(run.data), run)
-            case HeadFeed(heads) if self._mount.state is State.ASKING:
-                self._mount.told(heads)
-            case HeadFeed(heads):
-                self._mount.fed_heads(heads)
-                self._listener.fed(heads.nbytes, heads)
-            case _:
-                raise BadFrame(f"a {type(frame).__name__} frame was not asked for")
-
-    @property
-    def _address(self) -> str | None:
-        assert self._mount.place is not None
-        return self._mount.place.address
-
-
-@contextmanager
-def _damage_is_no_refusal() -> Iterator[None]:
-    """What came cannot be right: it was damaged on the way, or the server is mistaken. Another link may do better. That is
-    not the same as a server that refuses what we sent as bad: it would do so again."""
-    try:
-        yield
-    except BadFrame as error:
-        raise CannotConnect(f"what the server sent cannot be right: {error.message}") from error
-
-
-_log = logging.getLogger("waltz.client")
 REPLACED_SECONDS = 1.0
-"""How long an owner that was replaced has for its last word: it says what it has not taken, unless it hangs."""
+"""How long an owner that was replaced has for its last word; one that hangs has none."""
+GOING_ON = (State.READY, State.ASKING)
 Fetch: TypeAlias = Callable[[Transaction], Awaitable[bytes]]
+T = TypeVar("T")
+_log = logging.getLogger("waltz.client")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionState:
-    """One partition of a client, for people and for monitoring."""
+    """One partition of a client, for people and for monitoring: what `Client.describe` returns."""
 
     partition: int
     sentence: str
-    """What it is doing, and what it waits for."""
+    """What the client does there, and what it waits for."""
     is_ready: bool
+    """It is mounted, and transactions leave at once."""
     applied: int
-    """The handler has applied everything up to here; without a handler, what is known to be committed."""
+    """The highest id that the handler has applied; without a handler, the highest that is known to be committed."""
     received: int
+    """The highest id that was fed."""
     pending: int
+    """Transactions without an outcome yet."""
     pending_bytes: int
     mounts: int
     """How often it was mounted."""
     stopped: WaltzError | None
+    """Why it takes nothing any more, or None."""
 
 
 class Line:
@@ -227,7 +104,7 @@ class Line:
         self,
         partition: int,
         *,
-        whereabouts: Whereabouts,
+        routes: Routes,
         settings: ClientSettings,
         feed: FeedMode,
         handler: Handler | None,
@@ -239,8 +116,8 @@ class Line:
         self.outbox = Outbox(messages_max=settings.messages_in_flight_max, bytes_max=settings.bytes_in_flight_max)
         self.mount = Mount(partition, feed, feed_bytes_max=settings.feed_bytes_max, outbox=self.outbox)
         self.stopped: WaltzError | None = ClientClosed(f"partition {partition} is not activated yet")
-        """Why nothing is taken any more."""
-        self._where = whereabouts
+        """Why it takes nothing; None while it runs."""
+        self._routes = routes
         self._settings = settings
         self._handler = handler
         self._serializer = serializer
@@ -248,7 +125,8 @@ class Line:
         self._fetch = fetch
         self._follower: Follower | None = None
         self._budget = Budget(settings.pending_max, beside=self._pending)
-        self._work = asyncio.Event()
+        self.work = asyncio.Event()
+        """There may be something to send."""
         self._is_ready = asyncio.Event()
         """Ready, or stopped."""
         self._supervisor: asyncio.Task[None] | None = None
@@ -262,7 +140,7 @@ class Line:
     # -- life
 
     async def activate(self, registration: Registration) -> None:
-        """Ask the application where it stands, and begin. What the handler raises comes out here."""
+        """Ask the handler for its mark, and begin. What the handler raises is raised here."""
         if self._supervisor is not None:  # left by a deactivation that was given up
             await asyncio.wait((self._supervisor,))
             self._supervisor = None
@@ -288,7 +166,7 @@ class Line:
         self._supervisor = asyncio.create_task(self._live(mark), name=f"waltz line {self.partition}")
 
     async def deactivate(self, reason: WaltzError) -> None:
-        """Take nothing more, wait for what is under way, and end. After this, `activate` may be called again."""
+        """Take nothing more, wait for what is under way, and end. `activate` begins again."""
         supervisor = self._supervisor
         if supervisor is None:
             return
@@ -299,12 +177,12 @@ class Line:
                 await self._drain()
         finally:
             supervisor.cancel()
-        await asyncio.wait((supervisor,))  # whoever gives up waiting must not disturb what is ending in order
+        await asyncio.wait((supervisor,))  # not `await supervisor`: a cancelled caller must not cancel the end
         self._supervisor = None
         self.stopped = reason
 
     async def _live(self, mark: int | None) -> None:
-        """Until either task ends, which is always a failure, or this one is cancelled."""
+        """Until one of the tasks fails (neither ends by itself), or this one is cancelled."""
         keep = asyncio.create_task(self._keep(mark), name=f"waltz link {self.partition}")
         tasks = [keep]
         if self._follower is not None:
@@ -330,7 +208,7 @@ class Line:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self.stopped is None:  # somebody cancelled all tasks of the loop, as `asyncio.run` does at its end
+            if self.stopped is None:  # all tasks of the loop were cancelled, as `asyncio.run` does at its end
                 self.stopped = ClientClosed("the loop of the client ended before the client was closed")
             self._stop()
 
@@ -342,7 +220,7 @@ class Line:
         return NotMounted(f"partition {self.partition} was stopped by a mistake in Waltz: {error!r}")
 
     def _stop(self) -> None:
-        """Whoever still waits is told what is known."""
+        """Settle every waiter that is left."""
         assert self.stopped is not None
         self._budget.close(self.stopped)
         self.mount.ended()
@@ -360,7 +238,7 @@ class Line:
 
     @property
     def mark(self) -> int:
-        """What a transaction that is built now may rely on."""
+        """What a transaction that is built now may rely on: the view, or without one the log."""
         return self.mount.known if self._follower is None else self._follower.applied
 
     @property
@@ -368,7 +246,7 @@ class Line:
         return self._follower is not None
 
     async def ready_epoch(self) -> int:
-        """Wait until it is ready; which time that is."""
+        """Wait until it is ready; returns which time that is."""
         try:
             async with asyncio.timeout(self._settings.submit_seconds):
                 await self._is_ready.wait()
@@ -378,7 +256,7 @@ class Line:
         return self.mount.epochs
 
     async def enter(self, rows: int) -> None:
-        """A place for so many transactions. `leave` must follow."""
+        """Wait for a place for so many transactions. `leave` must follow."""
         self._check()
         try:
             await self._budget.take(rows, self._settings.submit_seconds)
@@ -388,13 +266,26 @@ class Line:
     def leave(self, rows: int) -> None:
         self._budget.give(rows)
 
-    def add(self, submission: Submission) -> None:
-        """Send it as soon as it can be. Its waiter is settled, if by nothing else then by its deadline."""
+    def add(self, make: Callable[[asyncio.Future[T], float], Submission]) -> asyncio.Future[T]:
+        """Hand in what `make` makes of a waiter and its deadline; returns the waiter."""
         self._check()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[T] = loop.create_future()
+        submission = make(waiter, loop.time() + self._settings.submit_seconds)
         self.outbox.add(submission)
-        self._work.set()
+        self.work.set()
         if self._alarm is None:
-            self._alarm = asyncio.get_running_loop().call_at(submission.deadline, self._expire)
+            self._alarm = loop.call_at(submission.deadline, self._expire)
+        return waiter
+
+    async def send(self, rows: int, make: Callable[[asyncio.Future[T], float], Submission]) -> T:
+        """Hand it in when there is a place for it; returns what became of it."""
+        await self.enter(rows)
+        try:
+            waiter = self.add(make)
+        finally:
+            self.leave(rows)
+        return await waiter
 
     def _check(self) -> None:
         if self.stopped is not None:
@@ -406,7 +297,7 @@ class Line:
             )
 
     async def drained(self) -> None:
-        """Until all that is here by now is settled and decided."""
+        """Until everything that was handed in by now has an outcome."""
         ticket = self.outbox.next_ticket
         if self.outbox.oldest_ticket < ticket:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -414,7 +305,7 @@ class Line:
             await done
 
     async def caught_up(self, id: int, epoch: int) -> None:
-        """Until the view has applied `id`; or the partition was mounted anew, because then the id may never come. Raises
+        """Until the view has applied `id`, or the partition was mounted anew: then the id may never come. Raises
         TimeoutError when that takes too long."""
         assert self._follower is not None
         if self.mount.epochs == epoch:
@@ -433,16 +324,16 @@ class Line:
     def _consumed(self, size: int) -> None:
         self.mount.consumed(size)
         self._budget.admit()
-        self._work.set()
+        self.work.set()
 
     async def _drain(self) -> None:
-        """What is under way has this long to be decided."""
+        """Wait for outcomes, `close_seconds` at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.close_seconds):
                 await self.drained()
 
     def _expire(self) -> None:
-        """Tell those who have waited too long. Once in a while is enough: nobody is told early."""
+        """At the oldest deadline, and then as rarely as is punctual enough: a waiter is never told early."""
         loop = asyncio.get_running_loop()
         self.outbox.expire(loop.time(), self._not_sent())
         self.settled()
@@ -463,13 +354,13 @@ class Line:
     # -- the link
 
     async def _keep(self, mark: int | None) -> None:
-        """Mount, again and again; raises only what would come again."""
+        """Mount, again and again; raises only what the next attempt would meet again."""
         unanswered = 0
-        """So often in a row nobody said what is committed: the mount does not count that."""
+        """Failures in a row to learn the high-water mark, which `mount.attempts` does not count."""
         while True:
             try:
-                if mark is None:  # it has no view: it stands on what is committed now
-                    mark = await self._where.ask_once(
+                if mark is None:  # without a view it stands on what is committed now
+                    mark = await self._routes.ask_once(
                         self.partition, "HighWaterMark", lambda port: port.high_water_mark(self.partition)
                     )
                 if self.mount.state is State.IDLE:
@@ -496,24 +387,25 @@ class Line:
         place = None
         try:
             if mount.client is None:
-                mount.registered(await self._where.register_once())
-            place = await self._where.find(self.partition)
+                mount.registered(await self._routes.register_once())
+            place = await self._routes.find(self.partition)
             assert place.address is not None
             mount.located(place)
-            async with self._where.at(place.address) as port:
+            async with self._routes.at(place.address) as port:
                 while mount.state is State.MOUNTING:  # first to ask, if something is undecided, then to go on
-                    talk = Conversation(port.mount(), mount, self, work=self._work, seconds=self._settings.call_seconds)
-                    await self._unless_replaced(place, talk.run(self._where.topology.cluster_key))
+                    talk = Conversation(self, port.mount())
+                    key = self._routes.topology.cluster_key
+                    await self._unless_replaced(place, talk.run(key, self._settings.call_seconds))
         except WaltzError as error:
             mount.link_lost()
             if place is not None:
-                self._where.failed(self.partition, place, error)
+                self._routes.failed(self.partition, place, error)
             raise
 
     async def _unless_replaced(self, place: Place, talk: Coroutine[Any, Any, None]) -> None:
-        """Talk to this owner, until another server says that it is the owner no more: one that hangs would not."""
+        """Talk to this owner until another server says that it was replaced: an owner that hangs would not say so."""
         talking = asyncio.create_task(talk)
-        moving = asyncio.create_task(self._where.replaced(self.partition, place))
+        moving = asyncio.create_task(self._routes.replaced(self.partition, place))
         try:
             await asyncio.wait((talking, moving), return_when=asyncio.FIRST_COMPLETED)
             if not talking.done():
@@ -536,16 +428,17 @@ class Line:
             self._follower.release()
 
     def settled(self) -> None:
-        """Something was decided: who waited for that goes on."""
+        """Something may have been decided."""
         oldest = self.outbox.oldest_ticket
         for ticket, done in self._flushes:
             if ticket <= oldest and not done.done():
                 done.set_result(None)
         self._flushes = [(ticket, done) for ticket, done in self._flushes if not done.done()]
         self._budget.admit()
-        self._work.set()
+        self.work.set()
 
     def fed(self, size: int, content: Run | HeadArray) -> None:
+        """Records or heads came, checked, and exactly those that are next."""
         assert self._follower is not None
         if isinstance(content, Run):
             self._follower.put(size, partial(transactions_of, content, self.partition, self._serializer))
@@ -554,6 +447,12 @@ class Line:
             self._follower.put(size, load)
 
     # -- for people
+
+    def check(self) -> None:
+        """What is true of it after every event."""
+        self.mount.check()
+        if self._follower is not None and self.stopped is None:
+            assert self._follower.applied <= self.mount.received
 
     def state(self) -> PartitionState:
         if self.stopped is not None:
@@ -572,3 +471,129 @@ class Line:
             mounts=self.mount.number,
             stopped=self.stopped,
         )
+
+
+# -- one mount ---------------------------------------------------------------------------------------------------------
+
+
+class Conversation:
+    """One mount of a line: from the request to the error that ends it, or until `mount` wants another one."""
+
+    def __init__(self, line: Line, link: MountPort) -> None:
+        self._line = line
+        self._mount = line.mount
+        self._link = link
+
+    async def run(self, key: UUID, seconds: float) -> None:
+        """`seconds`: how long the answer to the request may take."""
+        try:
+            await self._begin(key, seconds)
+            if self._mount.state in GOING_ON:
+                await self._go_on()
+        finally:
+            self._link.cancel()
+
+    async def _begin(self, key: UUID, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._link.send([self._mount.request(key)])
+                first, *rest = await self._receive()
+        except TimeoutError:
+            raise CannotConnect(f"{self._address} did not answer a mount in {seconds:g} seconds") from None
+        if isinstance(first, Refused):
+            raise first.error
+        if not isinstance(first, Mounted):
+            raise CannotConnect(f"{self._address} began a mount with {type(first).__name__}")
+        self._mount.answered(first)
+        if self._mount.state is State.READY:
+            self._line.ready()
+        self._take_all(rest)
+
+    async def _go_on(self) -> None:
+        reading = asyncio.create_task(self._read())
+        writing = asyncio.create_task(self._write())
+        try:
+            await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done() and writing.exception() is not None:
+                await asyncio.wait([reading], timeout=LAST_WORD_SECONDS)
+        finally:
+            self._link.cancel()
+            reading.cancel()
+            writing.cancel()
+            await asyncio.gather(reading, writing, return_exceptions=True)
+        for task in (reading, writing):
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def _read(self) -> None:
+        while self._mount.state in GOING_ON:
+            self._take_all(await self._receive())
+
+    async def _write(self) -> None:
+        work = self._line.work
+        while self._mount.state in GOING_ON:
+            work.clear()
+            frames: list[ClientFrame] = [*self._mount.take()]
+            credit = self._mount.credit()
+            if credit is not None:
+                frames.append(credit)
+            if frames:
+                await self._link.send(frames)
+            elif self._mount.state in GOING_ON:
+                await work.wait()
+
+    async def _receive(self) -> Sequence[ServerFrame]:
+        with _damage_is_no_refusal():
+            frames = await self._link.receive()
+        if not frames:
+            raise CannotConnect(f"{self._address} ended the mount without a word")
+        return frames
+
+    def _take_all(self, frames: Sequence[ServerFrame]) -> None:
+        refused: WaltzError | None = None
+        try:
+            with _damage_is_no_refusal():
+                for frame in frames:
+                    if isinstance(frame, Refused):
+                        refused = frame.error
+                        self._mount.ends(frame.untaken)
+                        break
+                    if self._mount.state in GOING_ON:  # else the question is answered, and the rest is not needed
+                        self._take(frame)
+        finally:
+            self._line.settled()
+        if refused is not None:
+            raise refused
+
+    def _take(self, frame: ServerFrame) -> None:
+        match frame:
+            case Committals():
+                self._mount.committed(frame)
+            case Refusals():
+                self._mount.refused(frame)
+            case Feed(run):
+                bad = first_bad(run)
+                if bad is not None:
+                    raise BadFrame(f"record {run.first_id + bad} was damaged on the way")
+                self._mount.fed(run.first_id, run.last_id, len(run.data))
+                self._line.fed(len(run.data), run)
+            case HeadFeed(heads) if self._mount.state is State.ASKING:
+                self._mount.told(heads)
+            case HeadFeed(heads):
+                self._mount.fed_heads(heads)
+                self._line.fed(heads.nbytes, heads)
+            case _:
+                raise BadFrame(f"a {type(frame).__name__} frame was not asked for")
+
+    @property
+    def _address(self) -> str | None:
+        assert self._mount.place is not None
+        return self._mount.place.address
+
+
+@contextmanager
+def _damage_is_no_refusal() -> Iterator[None]:
+    try:
+        yield
+    except BadFrame as error:
+        raise CannotConnect(f"what the server sent cannot be right: {error.message}") from error

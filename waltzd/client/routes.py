@@ -1,10 +1,9 @@
 """Where the partitions are, and one connection to each server: what all partitions of a client share.
 
-Any server can be asked; who does not answer is passed over. A place that turned out wrong is forgotten by whoever found
-out, so nothing that was once believed can stick. One lookup at a time serves all who wait for one. Ports are given out
-with `at` and closed when the last user has gone: one that failed is not given out again, so that the next attempt is a
-new connection and not the back-off of an old one.
-"""
+Any server can be asked; one that does not answer is passed over. A place that turned out wrong is forgotten by the line
+that found out, so no mistake sticks. One lookup at a time serves all who wait for one. Ports are given out with `at` and
+closed when the last user has gone: one that failed is not given out again, so that the next attempt is a new connection
+and not the back-off of an old one."""
 
 from __future__ import annotations
 
@@ -42,11 +41,11 @@ _PORT = re.compile(r"[0-9]{1,5}")
 NOWHERE = Place(generation=-1, server=None, address=None)
 PAUSE_MIN, PAUSE_MAX = 0.01, 0.5
 REFRESH_SECONDS = 1.0
-"""How often some server is asked where everything is: an owner that hangs does not say that it has been replaced."""
+"""How often a server is asked where everything is: an owner that hangs does not say that it was replaced."""
 
 
 def pause_seconds(attempt: int, *identity: int) -> float:
-    """Growing, and different for each client and partition, without chance: a run of a simulator can be repeated."""
+    """Grows, and differs between clients and partitions, yet is not random: a simulation can be repeated."""
     longest = min(PAUSE_MIN * 2.0 ** min(attempt, 16), PAUSE_MAX)
     return longest * (0.5 + crc32(repr((attempt, identity)).encode()) / (1 << 33))
 
@@ -58,7 +57,7 @@ class _Held:
     is_good: bool = True
 
 
-class Whereabouts:
+class Routes:
     def __init__(self, addresses: Sequence[str], connect: Connect, *, call_seconds: float) -> None:
         self._given = tuple(addresses)
         self._connect = connect
@@ -71,7 +70,7 @@ class Whereabouts:
         self._asked = 0
         self._learned: asyncio.Future[None] | None = None
         self._suspects: dict[str, None] = {}
-        """Addresses that did not answer last time, oldest first: asked behind the others."""
+        """Addresses that did not answer last time, oldest first: asked after the others."""
 
     # -- what is known
 
@@ -85,13 +84,13 @@ class Whereabouts:
         return len(self.topology.places)
 
     def forget(self, partition: int, place: Place) -> None:
-        """It is not there, or does not answer. The generation stays: an owner that was replaced and does not know it yet
-        must never be believed again."""
+        """It is not there, or does not answer. The generation stays: an owner that was replaced and has not noticed must
+        not be believed again."""
         if self._places[partition] == place:
             self._places[partition] = Place(generation=place.generation, server=None, address=None)
 
     def hint(self, partition: int, error: NotOwner) -> None:
-        """Somebody who does not own it knew who does."""
+        """A server that does not own it named the owner."""
         address, generation = error.facts.get("address"), error.number("generation")
         if address and generation is not None and generation >= self._places[partition].generation:
             self._places[partition] = Place(
@@ -99,7 +98,7 @@ class Whereabouts:
             )
 
     async def find(self, partition: int) -> Place:
-        """The owner, as far as anybody knows; raises `NotReady` when nobody owns it at the moment."""
+        """The owner as it is known; raises `NotReady` when no server owns it at the moment."""
         if self._places[partition].address is None:
             await self.look()
         place = self._places[partition]
@@ -118,10 +117,10 @@ class Whereabouts:
     # -- looking
 
     def keep_fresh(self) -> None:
-        self._refresher = asyncio.create_task(self._refresh(), name="waltz whereabouts")
+        self._refresher = asyncio.create_task(self._refresh(), name="waltz routes")
 
     async def _refresh(self) -> None:
-        """One server after the other, the suspect ones too; after one that does not answer, the next one at once."""
+        """One server after the other, suspects too; after one that does not answer, the next one at once."""
         failures = 0
         while True:
             addresses = self._candidates()
@@ -140,11 +139,11 @@ class Whereabouts:
                 _log.debug("%s does not say where the partitions are: %s", address, error.message)
 
     async def open(self, seconds: float) -> None:
-        """The first look; tries for so long."""
+        """The first look, retried for so long."""
         await _patiently(self.look, seconds, lambda last: f"the cluster was not found in {seconds:g} seconds: {last}")
 
     async def look(self) -> None:
-        """Ask any server where everything is. Those who come while somebody asks wait for the same answer."""
+        """Ask any server where everything is. Callers that come meanwhile share the answer."""
         if self._lookup is None or self._lookup.done():
             self._lookup = asyncio.create_task(self._look())
             self._lookup.add_done_callback(_take_note)
@@ -201,7 +200,7 @@ class Whereabouts:
         self._suspects[address] = None
 
     async def _learn(self, address: str, topology: Topology) -> bool:
-        """Whether it knows all that we do: an earlier generation of any partition says that it has been asleep."""
+        """Whether the server knows all that we do: an older generation of any partition means that it has been asleep."""
         known = self._topology
         if known is not None and known.cluster_key != topology.cluster_key:
             raise ForeignCluster(
@@ -226,7 +225,7 @@ class Whereabouts:
         for gone in [where for where in self._suspects if where not in in_use]:
             del self._suspects[gone]
         for gone, held in [(where, held) for where, held in self._held.items() if where not in in_use]:
-            await self._discard(gone, held)  # whoever uses it may have been faster, while another one was being closed
+            await self._discard(gone, held)  # its user may have discarded it while another one was being closed
         return is_new
 
     # -- talking
@@ -265,7 +264,7 @@ class Whereabouts:
             raise CannotConnect(f"{address} did not answer {what} in {self._call_seconds:g} seconds") from None
 
     async def register(self, seconds: float) -> Registration:
-        """A new client id; tries for so long. No server gives one out while the coordinator does not answer."""
+        """A new client id, retried for so long: no server gives one out while the coordinator does not answer."""
         return await _patiently(
             self.register_once, seconds, lambda last: f"no client id was given out in {seconds:g} seconds: {last}"
         )
@@ -284,7 +283,7 @@ class Whereabouts:
         raise CannotConnect(f"no server gave a client id ({'; '.join(failures)})")
 
     async def ask(self, partition: int, what: str, call: Callable[[ServerPort], Awaitable[T]], seconds: float) -> T:
-        """Put a question to the owner, through a fail-over, for so long."""
+        """Ask the owner, retried for so long, also through a fail-over."""
         return await _patiently(
             lambda: self.ask_once(partition, what, call),
             seconds,
@@ -303,7 +302,7 @@ class Whereabouts:
             raise
 
     def failed(self, partition: int, place: Place, error: WaltzError) -> None:
-        """What an attempt there says about where to try next."""
+        """Learn from a failed attempt where to try next."""
         self.forget(partition, place)
         if isinstance(error, NotOwner):
             self.hint(partition, error)
@@ -320,7 +319,7 @@ class Whereabouts:
 async def _patiently(
     attempt: Callable[[], Awaitable[T]], seconds: float, failed: Callable[[str], str], *identity: int
 ) -> T:
-    """Try for so long, as long as trying again can help; `failed` words what is said at the end."""
+    """Retry for so long, while that can help; `failed` makes the message of the error at the end."""
     count, last = 0, "there was not enough time to ask"
     try:
         async with asyncio.timeout(seconds):
@@ -353,6 +352,6 @@ def addresses_of(servers: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _take_note(lookup: asyncio.Task[None]) -> None:
-    """Those who waited may all have gone; a failure that nobody asked for is no mistake."""
+    """All who waited may have gone; asyncio would report a failure that was never looked at."""
     if not lookup.cancelled():
         lookup.exception()

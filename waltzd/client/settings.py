@@ -1,4 +1,4 @@
-"""What a client may be told about itself. The defaults suit applications that submit and follow at once. Pure."""
+"""Deadlines and limits of a client. Pure."""
 
 from __future__ import annotations
 
@@ -9,25 +9,37 @@ from waltzd.errors import BadArgument
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """Times are in seconds; limits are for each partition."""
+    """Deadlines and limits of a client, as an argument of `Client` and `BlockingClient`.
+
+    The defaults suit applications that submit and follow at once. Times are in seconds; each limit is for one partition.
+
+    Raises:
+        BadArgument: A value is no number above 0.
+
+    Example:
+        ```python
+        Client(servers, settings=ClientSettings(submit_seconds=10))
+        ```
+    """
 
     submit_seconds: float = 60.0
-    """How long one attempt waits for an outcome; longer than a fail-over."""
+    """How long one attempt waits for its outcome. The default is longer than a fail-over."""
     call_seconds: float = 10.0
     """The deadline of one call to a server, and of the answer to a mount."""
     close_seconds: float = 10.0
-    """How long closing, or giving a partition back, waits for what is under way."""
+    """How long closing, or giving up a partition, waits for outcomes."""
     attempts_max: int = 100
     """How often a context is built and sent before its last rejection is the outcome."""
     pending_max: int = 20_000
-    """Transactions that are not decided; `submit` waits above it."""
+    """Transactions without an outcome; with more of them, `submit` and `append` wait."""
     pending_bytes_max: int = 32 << 20
-    """The same in bytes; one transaction more than fits may pass."""
+    """The same in bytes; one transaction may exceed it."""
     messages_in_flight_max: int = 4
+    """Messages that were sent and are not decided; what comes meanwhile travels in the next one."""
     bytes_in_flight_max: int = 8 << 20
-    """Sent and not decided; what comes meanwhile travels in the next message. Little waits for one message only."""
+    """The same in bytes."""
     feed_bytes_max: int = 4 << 20
-    """Fed, and not yet applied by the handler."""
+    """Bytes of transactions that were fed and are not applied yet."""
     apply_batch_max: int = 1000
     """How many transactions `apply_batch` is given at once."""
 

@@ -1,15 +1,11 @@
 """What an application sees of the log: transactions that come to it, and transactions that it makes.
 
 A handler keeps a view: it says where it stands, and applies each transaction once, in order. A context makes a
-transaction: it looks at the view and says what should be written under which locks; when a lock fails, it is asked
-again, against the newer view. Nothing here knows a connection.
-
-Hands what was fed to the application: one transaction of a partition at a time, each id exactly next, none left out.
-
-What is fed waits in the inbox; its size is bounded by the credit that the mount gives. A transaction that cannot be
-applied stands in the way of those behind it, on purpose: it is tried again with growing pauses, each failure is reported
-with its id, or the partition is parked when the application says so.
-"""
+transaction: it looks at the view and says what should be written under which locks. The `Follower` hands what was fed to
+the handler, one transaction of a partition at a time, each id exactly next. What waits for it is bounded by the credit of
+the mount. A transaction that cannot be applied stands in the way of those behind it, on purpose: it is tried again with
+growing pauses, each failure is reported with its id, or the partition is parked when the application says so. Nothing here
+knows a connection."""
 
 from __future__ import annotations
 
@@ -37,19 +33,35 @@ MARK_MAX = (1 << 63) - 1
 
 
 class Serializer(Protocol):
-    """The application's own way between its values and bytes."""
+    """The application's own way between values and payloads: the argument `serializer` of a client.
 
-    def encode(self, value: Any) -> bytes: ...
-    def decode(self, data: bytes) -> Any: ...
+    Example:
+        ```python
+        class Json:
+            def encode(self, value):
+                return json.dumps(value).encode()
+
+            def decode(self, data):
+                return json.loads(data)
+        ```
+    """
+
+    def encode(self, value: Any) -> bytes:
+        """The payload of a value."""
+        ...
+
+    def decode(self, data: bytes) -> Any:
+        """The value of a payload."""
+        ...
 
 
 Partitioner: TypeAlias = Callable[[Any, int], int]
-"""The partition of a key, of so many."""
+"""The partition of a key, given the number of partitions."""
 
 
 def partition_by_hash(key: Any, count: int) -> int:
-    """Any client in any language must compute the same: the first 8 bytes, big-endian, of BLAKE2b over the key, modulo the
-    number of partitions. Text is taken as UTF-8, an integer as its 8 bytes, big-endian."""
+    """The default partitioner. Any client in any language must compute the same: the first 8 bytes, big-endian, of BLAKE2b
+    over the key, modulo the number of partitions. Text is taken as UTF-8, an integer as its 8 bytes, big-endian."""
     if isinstance(key, str):
         raw = key.encode()
     elif isinstance(key, int):
@@ -84,8 +96,8 @@ def checked_id(id: int) -> int:
 
 
 def _checked_integer(value: int, lowest: int, highest: int, what: str) -> int:
-    """Whatever Python takes as an index: numpy's integers, too, and no fractions. What passes here must fit into a frame,
-    because a frame that cannot be made holds up all transactions that were to travel in it."""
+    """An index of Python: numpy's integers too, no fractions. What passes must fit into a frame, because a frame that
+    cannot be made holds up all transactions that were to travel in it."""
     try:
         found = index(value)
     except TypeError:
@@ -99,7 +111,22 @@ def _checked_integer(value: int, lowest: int, highest: int, what: str) -> int:
 
 
 class Transaction:
-    """One committed transaction, as a handler gets it."""
+    """One committed transaction, as a handler is given it and as reads return it.
+
+    Example:
+        ```python
+        transaction = await client.read(partition=0, id=17)
+        print(transaction.header, transaction.payload)
+        ```
+
+    Attributes:
+        partition: The partition that holds it.
+        id: Its place there: 0, 1, 2, … without a gap.
+        header: The 32 bits that were appended beside the payload.
+        length: Bytes of the payload.
+        data_crc: CRC-32 of the payload.
+        request: Which client asked for it: (client, generation, sequence), unique in its partition.
+    """
 
     __slots__ = ("_fetch", "_payload", "_serializer", "data_crc", "header", "id", "length", "partition", "request")
 
@@ -130,18 +157,27 @@ class Transaction:
 
     @property
     def payload(self) -> bytes:
-        """The bytes. With `FeedMode.HEADS` they come only when `data` is awaited."""
+        """The bytes.
+
+        Raises:
+            BadArgument: It was fed as a head (`FeedMode.HEADS`), and `data` was not awaited yet.
+        """
         if self._payload is None:
             raise BadArgument(f"the payload of {self!r} was not fed (FeedMode.HEADS): use `await transaction.data()`")
         return self._payload
 
     @property
     def value(self) -> Any:
-        """The payload as the client's serializer reads it."""
+        """The payload as the client's serializer decodes it; the bytes without a serializer. Raises as `payload`."""
         return self.payload if self._serializer is None else self._serializer.decode(self.payload)
 
     async def data(self) -> bytes:
-        """The bytes, fetched and checked if they did not come with the feed."""
+        """The bytes, fetched from the owner and checked if they did not come with the feed.
+
+        Raises:
+            CannotConnect: The owner did not answer within `submit_seconds`.
+            BadFrame: What it sent is not what the head speaks of.
+        """
         if self._payload is None:
             assert self._fetch is not None
             data = await self._fetch(self)
@@ -152,7 +188,7 @@ class Transaction:
 
 
 def transactions_of(run: Run, partition: int, serializer: Serializer | None) -> list[Transaction]:
-    """The records of a run. Payloads are copied, so that one transaction that is kept does not keep the whole run."""
+    """The records of a run. Payloads are copied: a transaction that is kept must not keep the whole run."""
     raw, ends = bytes(run.data), run.bounds.tolist()
     rows = zip(heads(run).tolist(), ends, ends[1:], strict=False)
     return [
@@ -177,7 +213,7 @@ def transactions_of_heads(
     serializer: Serializer | None,
     fetch: Callable[[Transaction], Awaitable[bytes]],
 ) -> list[Transaction]:
-    """The same without payloads: they are fetched when they are wanted."""
+    """The same without payloads; `Transaction.data` fetches them."""
     return [
         Transaction(partition, id_, header, length, crc, (client, generation, sequence), None, fetch, serializer)
         for id_, client, generation, _, sequence, header, length, crc in array.tolist()
@@ -185,27 +221,54 @@ def transactions_of_heads(
 
 
 class Decision(enum.Enum):
-    """What to do with a transaction that the handler could not apply. There is no way to leave it out: a handler that
-    wants to ignore a transaction returns from `apply`."""
+    """What to do with a transaction that the handler could not apply: the answer of `failed`.
+
+    It cannot be left out: a handler that wants to ignore a transaction returns from `apply`.
+
+    Example:
+        ```python
+        def failed(self, transaction, error):
+            return Decision.RETRY if isinstance(error, OSError) else Decision.PARK
+        ```
+    """
 
     RETRY = "retry"
-    """Try it again after a while, for ever: nothing behind it is applied meanwhile."""
+    """Try it again after a pause, for ever; what is behind it waits."""
     PARK = "park"
-    """Stop this partition in front of it, until somebody activates it again."""
+    """Stop this partition in front of it, until `set_partitions` takes it out and in."""
 
 
 class Handler(Protocol):
-    """An application's view. Each method may be plain or `async`. Two more are used where they exist:
+    """An application's view of the log: the argument `handler` of a client. Each method may be plain or `async`.
 
-    `apply_batch(transactions)`: several at once, in order. When it fails, `mark` says how far it came.
-    `failed(transaction, error) -> Decision`: asked each time `apply` failed; without it the answer is RETRY."""
+    Two more methods are used where they exist. `apply_batch(transactions)` takes several at once, in order; when it fails,
+    `mark` is asked how far it came. `failed(transaction, error)` returns a `Decision` each time `apply` failed; without it
+    the answer is `RETRY`.
+
+    Example:
+        ```python
+        class Counter:
+            def __init__(self):
+                self.marks, self.count = {}, 0
+
+            def mark(self, partition):
+                return self.marks.get(partition, -1)
+
+            def apply(self, transaction):
+                self.count += 1
+                self.marks[transaction.partition] = transaction.id
+        ```
+    """
 
     def mark(self, partition: int) -> int | Awaitable[int]:
         """The id of the last transaction in the view, -1 for an empty one. Asked whenever the partition is activated."""
         ...
 
     def apply(self, transaction: Transaction) -> object:
-        """Take it into the view. Called for one transaction of a partition at a time, in the order of their ids."""
+        """Take a transaction into the view, together with its id, which `mark` must return from now on.
+
+        Called for one transaction of a partition at a time, in the order of their ids.
+        """
         ...
 
 
@@ -214,17 +277,18 @@ class Handler(Protocol):
 
 @dataclass(frozen=True)
 class Declined:
-    """The context found that there is nothing to do; nothing was sent."""
+    """What `submit` returns when `TransactionContext.build` returned False: there was nothing to do, and nothing was
+    sent."""
 
 
 class Builder:
-    """A transaction in the making."""
+    """A transaction in the making: what `TransactionContext.build` fills in (see there). `data` must be set."""
 
     __slots__ = ("_data", "_header", "_locks", "_serializer", "mark")
 
     def __init__(self, mark: int, serializer: Serializer | None = None) -> None:
         self.mark = mark
-        """What the view held, at least, when the building began: every lock is compared with it."""
+        """The highest id that the view held when the building began: every checked lock is compared with it."""
         self._header = 0
         self._locks: tuple[Lock, ...] = ()
         self._data: bytes | None = None
@@ -232,6 +296,7 @@ class Builder:
 
     @property
     def header(self) -> int:
+        """32 bits with a sign that travel beside the payload; 0 if they are not set."""
         return self._header
 
     @header.setter
@@ -240,6 +305,7 @@ class Builder:
 
     @property
     def locks(self) -> tuple[Lock, ...]:
+        """See `read_lock`, `write_lock` and `append_lock`; none if they are not set."""
         return self._locks
 
     @locks.setter
@@ -248,48 +314,70 @@ class Builder:
 
     @property
     def data(self) -> bytes:
+        """The payload. Set it to bytes, or to what the client's serializer takes."""
         if self._data is None:
             raise BadArgument("the context returned True and gave the transaction no data: set builder.data")
         return self._data
 
     @data.setter
     def data(self, value: Any) -> None:
-        """Bytes, or what the client's serializer makes bytes of."""
         self._data = encoded(value, self._serializer)
 
 
 class TransactionContext(ABC):
-    """One intention of the application, for as many attempts as it takes. Each method may be plain or `async`."""
+    """One intention of the application, for as many attempts as it takes: the argument of `submit`.
+
+    Each method may be plain or `async`. Only `build` must be there.
+
+    Example:
+        ```python
+        class Withdraw(TransactionContext):
+            def __init__(self, accounts, name, amount):
+                self.accounts, self.key, self.amount = accounts, name, amount
+
+            def build(self, builder):
+                if self.accounts[self.key] < self.amount:
+                    return False
+                builder.data = b"%d" % self.amount
+                builder.locks = [write_lock(self.key)]
+                return True
+        ```
+    """
 
     key: Any = None
     """What the client's partitioner makes a partition of."""
 
     def partition(self, count: int) -> int | None:
-        """The partition, of so many; None leaves it to the client's partitioner and `key`."""
+        """The partition, given how many there are; None leaves it to the client's partitioner and `key`."""
         return None
 
     @abstractmethod
     def build(self, builder: Builder) -> bool | Awaitable[bool]:
-        """Look at the view as it is now and set data, header and locks; False when there is nothing to do. Called again
-        for each attempt: it must not change anything but the builder."""
+        """Look at the view as it is now and set data, header and locks.
+
+        Called again for each attempt, so it must change nothing but the builder.
+
+        Returns:
+            False when there is nothing to do.
+        """
 
     def on_lock_failure(self, rejected: Rejected) -> object:  # noqa: B027  # may be left out
-        """A lock failed; unless this was the last attempt, `build` will be called again."""
+        """A lock failed; unless this was the last attempt, `build` is called again."""
 
     def on_completion(self, outcome: Outcome | Declined) -> object:  # noqa: B027  # may be left out
-        """It is decided, or given up. Comes once, and before `on_application`."""
+        """`submit` is about to return this. Called once, and before `on_application`."""
 
     def on_application(self, id: int) -> object:  # noqa: B027  # may be left out
         """The handler of this client has applied it."""
 
 
 Call: TypeAlias = Callable[..., Awaitable[Any]]
-"""How code of the application is called: on the loop, or somewhere else."""
+"""How code of the application is called: on the loop, or on another thread."""
 Load: TypeAlias = Callable[[], list[Transaction]]
 
 PAUSE_MIN, PAUSE_MAX = 0.1, 10.0
 TURN = 64
-"""So many transactions are applied before others on the loop have their turn."""
+"""So many transactions are applied before other tasks on the loop have their turn."""
 _log = logging.getLogger("waltz.client")
 
 
@@ -303,8 +391,8 @@ async def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def shielded(call: Call) -> Call:
-    """The same, for a task of ours that must outlive what the application does: when work of the application's own was
-    cancelled, that is a failure like any other, and does not cancel us."""
+    """The same for a task that must outlive the application's own: when one of those was cancelled, that is a failure like
+    any other, and does not cancel ours."""
 
     async def shielded_call(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -329,7 +417,7 @@ class Follower:
     def __init__(
         self, partition: int, handler: Handler, *, call: Call, batch_max: int, consumed: Callable[[int], None]
     ) -> None:
-        """`consumed`: told the sizes that were given with `put`, when they are applied."""
+        """`consumed`: called with the size that `put` was given, when that is applied."""
         self.applied = EMPTY
         self._partition = partition
         self._handler = handler
@@ -351,11 +439,11 @@ class Follower:
         self._wake.set()
 
     def stop(self) -> None:
-        """Finish what the application is doing now, and no more."""
+        """Finish the call of the application that is under way, and no more."""
         self._stopping.set()
         self._wake.set()
 
-    # -- for those who wait
+    # -- waiting for an id
 
     async def reached(self, id: int) -> None:
         """Until the transaction with this id is applied."""
@@ -366,7 +454,7 @@ class Follower:
             await future
 
     def release(self) -> None:
-        """Those who wait for an id look for themselves: it may never come."""
+        """End every `reached`: after a fail-over the id may never come."""
         waiting, self._waiting = self._waiting, []
         for _, _, future in waiting:
             if not future.done():
@@ -379,7 +467,7 @@ class Follower:
         self._wake.set()
 
     def inherit(self, older: Follower) -> None:
-        """Whoever waits for an id still does after the partition was taken out and in: the view may have it by then."""
+        """The announcements outlive a partition that is taken out and in: the view may have their ids by then."""
         self._announcements, older._announcements = older._announcements, []
 
     @property

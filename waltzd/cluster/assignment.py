@@ -1,4 +1,4 @@
-"""Who is to own which partition, given who owns it now and which servers are up. Pure.
+"""Which server is to own which partition, given the present owners and the servers that are up. Pure.
 
 Servers that are up and not draining share the partitions evenly. Among all even distributions the plan is one that honours
 the most preferences of operators, among those one that honours the most of what servers prefer by themselves, among those
@@ -38,7 +38,7 @@ def plan(
     if sharing:
         owners = _shared([ownership.server for ownership in before], sharing, servers, preferences)
     else:
-        # With nobody to take over, those who drain go on with what they have.
+        # With no server to take over, those that drain go on with what they have.
         owners = [ownership.server if ownership.server in servers else None for ownership in before]
     return Assignment(
         owners=tuple(

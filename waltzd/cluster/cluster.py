@@ -1,8 +1,8 @@
 """What a cluster's documents in the coordinator are, as typed operations: values with the versions they were read at.
 
-Nothing is remembered here and nothing is decided here. Every change is a compare-and-set: whoever changes a document gives
-the version that it read, and gets `ChangedMeanwhile` when somebody was faster. Changes that belong together are one
-transaction. `CannotConnect` from a change means that it may have been made: read again.
+Nothing is remembered here and nothing is decided here. Every change is a compare-and-set: the caller gives the version that
+it read, and gets `ChangedMeanwhile` when another one was faster. Changes that belong together are one transaction.
+`CannotConnect` from a change means that it may have been made: read again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import uuid4
 
-from waltzd.cluster.coordinator import Change, Check, Coordinator, Create, Delete, Set
+from waltzd.cluster.coordinator import Change, Check, Coordinator, Create, Delete, Node, Set
 from waltzd.cluster.documents import (
     Assignment,
     ClusterMeta,
@@ -24,13 +24,13 @@ from waltzd.cluster.documents import (
     Document,
     HistoryEntry,
     Leader,
+    Membership,
     Moves,
     Ownership,
     PartitionMeta,
     Preferences,
     ReplicaSet,
     ReplicaSets,
-    Role,
     ServerMeta,
     StorageMeta,
     decode,
@@ -59,14 +59,14 @@ CLIENT_IDS = f"{IDS}/client"
 LEADER = "/election/leader"
 EXPECTED = "/expected"
 """Which servers should be up: one document for each that ever was, as it announced itself last. The list of servers forgets
-who is gone, because each of them holds its own entry up. This one keeps a server until an operator takes it out."""
+those that are gone, because entries are ephemeral. This one keeps a server until an operator takes it out."""
 PREFERRED = "/preferred"
 MOVES = "/moves"
 COPY_RATE = "/copy-rate"
 HISTORY = "/history"
 _FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, "/election", HISTORY)
 _OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE)}
-"""What stands right below the root of a cluster. Whatever else does is somebody else's."""
+"""What stands right below the root of a cluster. Anything else there is not this cluster's."""
 _WITH_NODES = (SERVERS, STORAGES)
 """To wait for a change of these is to wait for a change of each node below them, too."""
 CLIENT_ID_MAX = (1 << 31) - 1
@@ -76,7 +76,7 @@ therefore not give out an id a second time, unless more than so many were given 
 CLIENT_IDS_AHEAD = 1 << 20
 """A counter that is made anew begins so far above all that is known of the one that was deleted."""
 ATTEMPTS_MAX = 100
-"""Every lost race for a client id means that somebody else got one: so many in a row are no accident."""
+"""Every lost race for a client id means that another server gave one out: so many in a row are no accident."""
 READS_MAX = 64
 """So many documents are asked for at a time."""
 CREATED_AT_ONCE = 2000
@@ -87,6 +87,8 @@ NO_VERSION = -1
 """Of a document that is not there."""
 
 D = TypeVar("D", bound=Document)
+M = TypeVar("M", ServerMeta, StorageMeta)
+N = TypeVar("N")
 K = TypeVar("K")
 R = TypeVar("R")
 
@@ -162,14 +164,14 @@ class Cluster:
             try:
                 await coordinator.commit(sets[first : first + CREATED_AT_ONCE])
             except NodeExists:
-                continue  # by whoever began it
+                continue  # by the command that began it
         return cluster
 
     async def meta(self) -> ClusterMeta:
-        node = await self.coordinator.get(ROOT)
-        if node is None:
-            raise NodeMissing("the coordinator has no cluster at this root", path=ROOT)
-        return decode(ClusterMeta, node.data, ROOT)
+        try:
+            return (await self._document(ROOT, ClusterMeta))[0]
+        except NodeMissing as error:
+            raise NodeMissing("the coordinator has no cluster at this root", path=ROOT) from error
 
     # -- servers -------------------------------------------------------------------------------------------------------
 
@@ -219,12 +221,7 @@ class Cluster:
 
     async def expected_servers(self) -> dict[str, ServerMeta]:
         """All servers that should be up, by name."""
-        found: dict[str, ServerMeta] = {}
-        for name in await self.coordinator.children(EXPECTED):
-            node = await self.coordinator.get(f"{EXPECTED}/{name}")
-            if node is not None:  # else it was taken out since
-                found[name] = decode(ServerMeta, node.data, f"{EXPECTED}/{name}")
-        return found
+        return await self._below(EXPECTED, ServerMeta)
 
     async def forget_server(self, name: str) -> None:
         """It is not expected any more, until it announces itself again."""
@@ -263,7 +260,7 @@ class Cluster:
         return await self._below(STORAGES, StorageMeta, unreadable)
 
     async def add_storage(self, meta: StorageMeta) -> None:
-        """In the place of a document that nobody can understand, too."""
+        """Also in the place of a document that cannot be understood."""
         path = f"{STORAGES}/{meta.name}"
         unreadable: dict[str, WaltzError] = {}
         await self.storages(unreadable)
@@ -276,7 +273,7 @@ class Cluster:
     async def update_storage(self, meta: StorageMeta, *, before: StorageMeta) -> None:
         """Its address or group is another one now; the name says which storage it is. Only if it is still what it was."""
         path = f"{STORAGES}/{meta.name}"
-        version = await self._version_of(path)  # first: who changes it after this look is noticed by it
+        version = await self._version_of(path)  # first, so that it notices a change after this look
         if (await self.storages()).get(meta.name) != before:
             raise ChangedMeanwhile(f"the storage {meta.name} was changed by somebody else meanwhile")
         await self.coordinator.commit([Set(path, encode(meta), version)])
@@ -298,7 +295,7 @@ class Cluster:
         gone = Delete(path, await self._version_of(path))
         await self.coordinator.commit([all_of_them, *aimed, *_unchanged(versions), gone])
 
-    async def replica_set(self, partition: int) -> tuple[Mapping[str, Role], int]:
+    async def replica_set(self, partition: int) -> tuple[Mapping[str, Membership], int]:
         found, version = await self._document(replicas_path(partition), ReplicaSet)
         return found.replicas, version
 
@@ -307,7 +304,7 @@ class Cluster:
         names = await self.coordinator.children(REPLICAS)
         if not names:
             await self._version_of(REPLICAS)  # there is no cluster at all
-        sets: dict[int, Mapping[str, Role]] = {}
+        sets: dict[int, Mapping[str, Membership]] = {}
         versions: dict[int, int] = {}
 
         async def read(number: int) -> None:
@@ -322,7 +319,7 @@ class Cluster:
         await self.each(numbers, read)
         return ReplicaSets(partitions={number: sets[number] for number in numbers if number in sets}), versions
 
-    async def save_replica_set(self, partition: int, roles: Mapping[str, Role], version: int) -> int:
+    async def save_replica_set(self, partition: int, roles: Mapping[str, Membership], version: int) -> int:
         """The version that it has now; `NO_VERSION` makes the document anew. Every storage that is named must be in the
         cluster at that moment."""
         checks: list[Change] = []
@@ -343,9 +340,7 @@ class Cluster:
 
     async def partition(self, partition: int) -> tuple[PartitionMeta | None, int]:
         """None, and `NO_VERSION`, when no owner ever wrote one."""
-        path = partition_path(partition)
-        node = await self.coordinator.get(path)
-        return (None, NO_VERSION) if node is None else (decode(PartitionMeta, node.data, path), node.version)
+        return await self._perhaps(partition_path(partition), PartitionMeta, None)
 
     async def save_partition(
         self,
@@ -353,7 +348,7 @@ class Cluster:
         meta: PartitionMeta,
         version: int | None,
         *,
-        replicas: tuple[Mapping[str, Role], int] | None = None,
+        replicas: tuple[Mapping[str, Membership], int] | None = None,
     ) -> int:
         """The version that it has now. Without a version, or with `NO_VERSION`, it is the first. With `replicas`, the same
         storages in other roles, both change or neither."""
@@ -386,8 +381,8 @@ class Cluster:
 
     async def _count_anew(self, known: Counter) -> int:
         """Clients that live keep their ids, so it goes on above all of them; and their tokens, so the secret stays. Servers
-        notice at once that it is gone; where none of them lives, so that nobody knows it, it is another one."""
-        root = await self._version_of(ROOT)  # who deletes the cluster means this document, too
+        notice at once that it is gone; where none of them lives, the secret is lost, and is another one."""
+        root = await self._version_of(ROOT)  # an operator who deletes the cluster means this document, too
         folder = [] if await self.coordinator.get(IDS) is not None else [Create(IDS, b"")]
         node = await self.coordinator.get(CLIENT_IDS)
         before = NO_VERSION if node is None else node.version
@@ -407,7 +402,7 @@ class Cluster:
         Compare-and-set alone excludes that two get the same id. The clock excludes it when the document went back: what it
         counted since then was counted in time that has passed. A clock that is wrong does no harm: one that is behind
         changes nothing, one that is ahead leaves ids out. Ids begin again after 2^31 of them, four years at the earliest:
-        an outcome is looked for only in what was written after the request, so an id that nobody uses any more is free."""
+        an outcome is looked for only in what was written after the request, so an id out of use is free."""
         async with self._counting:
             return await self._next_client_id()
 
@@ -447,8 +442,7 @@ class Cluster:
         await self.coordinator.commit([*checks, *_unchanged(replicas or {}), put(MOVES, encode(moves), version)])
 
     async def copy_rate(self) -> CopyRate | None:
-        node = await self.coordinator.get(COPY_RATE)
-        return None if node is None else decode(CopyRate, node.data, COPY_RATE)
+        return (await self._perhaps(COPY_RATE, CopyRate, None))[0]
 
     async def set_copy_rate(self, rate: CopyRate, *, lasts: bool = False) -> None:
         """The last one set counts. It holds for as long as this coordinator session does; one that `lasts`, until it is
@@ -559,23 +553,24 @@ class Cluster:
     # -- below ---------------------------------------------------------------------------------------------------------
 
     async def _document(self, path: str, kind: type[D]) -> tuple[D, int]:
-        node = await self.coordinator.get(path)
-        if node is None:
-            raise NodeMissing(f"the coordinator has no document {path}", path=path)
+        node = await self._node(path)
         return decode(kind, node.data, path), node.version
 
     async def _version_of(self, path: str) -> int:
+        return (await self._node(path)).version
+
+    async def _node(self, path: str) -> Node:
         node = await self.coordinator.get(path)
         if node is None:
             raise NodeMissing(f"the coordinator has no document {path}", path=path)
-        return node.version
+        return node
 
-    async def _perhaps(self, path: str, kind: type[D], nothing: D) -> tuple[D, int]:
+    async def _perhaps(self, path: str, kind: type[D], nothing: N) -> tuple[D | N, int]:
         node = await self.coordinator.get(path)
         return (nothing, NO_VERSION) if node is None else (decode(kind, node.data, path), node.version)
 
-    async def _below(self, folder: str, kind: type[N], unreadable: dict[str, WaltzError] | None = None) -> dict[str, N]:
-        found: dict[str, N] = {}
+    async def _below(self, folder: str, kind: type[M], unreadable: dict[str, WaltzError] | None = None) -> dict[str, M]:
+        found: dict[str, M] = {}
         for name in await self.coordinator.children(folder):
             path = f"{folder}/{name}"
             node = await self.coordinator.get(path)
@@ -588,9 +583,6 @@ class Cluster:
                     raise
                 unreadable[path] = error
         return found
-
-
-N = TypeVar("N", ServerMeta, StorageMeta)
 
 
 def _unchanged(versions: Mapping[int, int]) -> list[Change]:
@@ -607,7 +599,7 @@ def put(path: str, data: bytes, version: int) -> Change:
     return Create(path, data) if version == NO_VERSION else Set(path, data, version)
 
 
-def _named(kind: type[N], data: bytes, path: str) -> N:
+def _named(kind: type[M], data: bytes, path: str) -> M:
     """A document that says its own name."""
     meta = decode(kind, data, path)
     if meta.name != path.rpartition("/")[2]:

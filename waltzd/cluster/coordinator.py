@@ -7,12 +7,16 @@ the coordinator session of its creator. Two implementations pass the same contra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from waltzd.errors import TooLarge
+
 COMMIT_BYTES_MAX = 1_000_000
-"""What one commit may carry: ZooKeeper drops the connection of whoever sends more than a mebibyte."""
+"""What one commit may carry: ZooKeeper drops the connection of a client that sends more than a mebibyte."""
 
 
 @dataclass(frozen=True)
@@ -93,3 +97,45 @@ class Coordinator(Protocol):
     async def close(self) -> None:
         """End the coordinator session: its ephemeral nodes go at once."""
         ...
+
+
+# -- what both implementations have in common --------------------------------------------------------------------------
+
+
+def check_size(changes: Sequence[Change]) -> None:
+    assert changes
+    size = sum(len(change.data) for change in changes if isinstance(change, Create | Set))
+    if size > COMMIT_BYTES_MAX:
+        raise TooLarge(f"a change of {size} bytes is too much for the coordinator; {COMMIT_BYTES_MAX} are allowed")
+
+
+class Watchers:
+    """Listeners of the contact, and tasks that wait for a change at some paths."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[], None]] = []
+        self._waiting: dict[asyncio.Event, frozenset[str]] = {}
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def tell(self) -> None:
+        for listener in list(self._listeners):
+            listener()
+
+    @contextmanager
+    def waiter(self, paths: Collection[str]) -> Iterator[asyncio.Event]:
+        """Set when one of these paths may have changed, or contact did."""
+        woken = asyncio.Event()
+        self._waiting[woken] = frozenset(paths)
+        try:
+            yield woken
+        finally:
+            del self._waiting[woken]
+
+    def wake(self, paths: Collection[str] | None = None) -> None:
+        """Without paths: all that wait."""
+        for woken, wanted in self._waiting.items():
+            if paths is None or not wanted.isdisjoint(paths):
+                woken.set()

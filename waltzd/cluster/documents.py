@@ -144,7 +144,7 @@ class Counter(Document):
 
     next: int
     secret: UUID
-    """What servers prove client ids with. Where no certificates are asked for, whoever can read it can be any client."""
+    """What servers prove client ids with. Without certificates, a process that can read it can be any client."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +157,8 @@ class Preferences(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Moves(Document):
-    """<root>/moves: where the replicas of a partition shall be in the end, while they are on their way. Whoever moves them
-    writes this first, so that anybody can go on from it."""
+    """<root>/moves: where the replicas of a partition shall be in the end, while they are on their way. A command
+    that moves them writes this first, so that any other one can go on from it."""
 
     partitions: Mapping[int, tuple[Name, ...]]
 
@@ -179,7 +179,7 @@ class HistoryEntry(Document):
 
     began: str
     ended: str | None
-    """None while it goes on, and for good when whoever did it was killed."""
+    """None while it goes on, and for good when the command was killed."""
     who: str
     verb: str
     subject: str
@@ -190,7 +190,7 @@ class HistoryEntry(Document):
     """"begun", "done", or what went wrong."""
 
 
-class Role(enum.StrEnum):
+class Membership(enum.StrEnum):
     MEMBER = "member"
     LEARNER = "learner"
     """Copies first; becomes a member when a session starts and it is level."""
@@ -198,17 +198,17 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True)
 class ReplicaSet(Document):
-    """<root>/replicas/<number>: which storages hold the partition. A document for each, so that nobody waits for another
-    partition's owner."""
+    """<root>/replicas/<number>: which storages hold the partition. A document for each, so that no owner waits for that of
+    another partition."""
 
-    replicas: Mapping[Name, Role]
+    replicas: Mapping[Name, Membership]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSets(Document):
     """All of them."""
 
-    partitions: Mapping[int, Mapping[Name, Role]]
+    partitions: Mapping[int, Mapping[Name, Membership]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +228,7 @@ class ReplicaState:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The closing mark of the session `PartitionMeta.opened`: saved before anybody acts on it, and never undone."""
+    """The closing mark of the session `PartitionMeta.opened`: saved before it is acted upon, and never undone."""
 
     mark: Mark
     session: int

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from waltzd.cluster.coordinator import COMMIT_BYTES_MAX, Change, Check, Create, Delete, Node, Set
-from waltzd.errors import CannotConnect, ChangedMeanwhile, CoordinatorRefused, NodeExists, NodeMissing, TooLarge
+from waltzd.cluster.coordinator import Change, Check, Create, Delete, Node, Set, Watchers, check_size
+from waltzd.errors import CannotConnect, ChangedMeanwhile, CoordinatorRefused, NodeExists, NodeMissing
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class MemoryTree:
             touched += self._apply(entries, change, holder)
         self._entries = entries
         for coordinator in self._connected:
-            coordinator.notice(touched)
+            coordinator.watchers.wake(touched)
 
     def _apply(self, entries: dict[str, _Entry], change: Change, holder: int) -> list[str]:
         """Change `entries`, or raise; which paths were changed."""
@@ -118,12 +118,6 @@ class MemoryTree:
         return [above]
 
 
-@dataclass(eq=False)
-class _Waiter:
-    paths: frozenset[str]
-    woken: asyncio.Event
-
-
 class MemoryCoordinator:
     """One session on a `MemoryTree`."""
 
@@ -133,14 +127,14 @@ class MemoryCoordinator:
         self._session = 1
         self._is_connected, self._is_closed, self._is_expired = True, False, False
         self._loses_answer = False
-        self._listeners: list[Callable[[], None]] = []
-        self._waiters: list[_Waiter] = []
+        self.watchers = Watchers()
+        self.on_change = self.watchers.on_change
 
     # -- what a test does to it ----------------------------------------------------------------------------------------
 
     def lapse(self) -> None:
-        """The coordinator gives this session up and cannot say so: whoever holds it does not run at this moment. `expire`
-        or `reconnect` tell it."""
+        """The coordinator gives this session up and cannot say so: its holder does not run at this moment. `expire` or
+        `reconnect` tell it."""
         self._tree.end(self._holder)
         self._is_expired = True
 
@@ -169,21 +163,13 @@ class MemoryCoordinator:
         """The next commit takes effect and says `CannotConnect` all the same."""
         self._loses_answer = True
 
-    def notice(self, paths: Sequence[str]) -> None:
-        """The tree changed there."""
-        for waiter in self._waiters:
-            if not waiter.paths.isdisjoint(paths):
-                waiter.woken.set()
-
     def _renew(self) -> None:
         self._holder, self._is_expired = self._tree.new_holder(), False
         self._session += 1
 
     def _say(self) -> None:
-        for waiter in self._waiters:
-            waiter.woken.set()
-        for listener in list(self._listeners):
-            listener()
+        self.watchers.wake()
+        self.watchers.tell()
 
     # -- Coordinator ---------------------------------------------------------------------------------------------------
 
@@ -194,10 +180,6 @@ class MemoryCoordinator:
     @property
     def session(self) -> int:
         return self._session
-
-    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
 
     async def get(self, path: str) -> Node | None:
         await self._cross()
@@ -213,10 +195,7 @@ class MemoryCoordinator:
         return names
 
     async def commit(self, changes: Sequence[Change]) -> None:
-        assert changes
-        size = sum(len(change.data) for change in changes if isinstance(change, Create | Set))
-        if size > COMMIT_BYTES_MAX:
-            raise TooLarge(f"a change of {size} bytes is too much for the coordinator; {COMMIT_BYTES_MAX} are allowed")
+        check_size(changes)
         await self._cross()
         self._tree.commit(changes, self._holder)
         if self._loses_answer:
@@ -225,19 +204,15 @@ class MemoryCoordinator:
         await self._cross()
 
     async def wait_for_change(self, paths: Sequence[str], seen: object | None) -> object:
-        waiter = _Waiter(frozenset(paths), asyncio.Event())
-        self._waiters.append(waiter)
-        try:
+        with self.watchers.waiter(paths) as woken:
             if seen is None:
                 await self._cross()
             while True:
                 self._check_open()
-                waiter.woken.clear()
+                woken.clear()
                 if self._is_connected and (token := self._token(paths)) != seen:
                     return token
-                await waiter.woken.wait()
-        finally:
-            self._waiters.remove(waiter)
+                await woken.wait()
 
     def _token(self, paths: Sequence[str]) -> object:
         entries = [(path, self._tree.find(path)) for path in paths]

@@ -2,8 +2,8 @@
 
 Everything here happens on the loop; kazoo's threads only hand results and events over to it. Two things are not left to
 kazoo. Contact: nothing is given to it while there is none, because it would send it whenever contact returns, long after
-the caller was told that nobody answers. Watches: ZooKeeper forgets them with the connection, so whoever waits for a change
-looks again whenever contact returns, and compares.
+the call timed out. Watches: ZooKeeper forgets them with the connection, so a task that waits for a change looks again
+whenever contact returns, and compares.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kazoo import exceptions as kazoo_errors
@@ -21,7 +20,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.interfaces import IAsyncResult
 from kazoo.protocol.states import EventType, KazooState, WatchedEvent, ZnodeStat
 
-from waltzd.cluster.coordinator import COMMIT_BYTES_MAX, Change, Check, Create, Delete, Node, Set
+from waltzd.cluster.coordinator import Change, Check, Create, Delete, Node, Set, Watchers, check_size
 from waltzd.errors import (
     BadArgument,
     CannotConnect,
@@ -29,7 +28,6 @@ from waltzd.errors import (
     CoordinatorRefused,
     NodeExists,
     NodeMissing,
-    TooLarge,
     WaltzError,
 )
 
@@ -49,12 +47,6 @@ _UNANSWERED = (
     kazoo_errors.RequestTimeoutError,
     kazoo_errors.ThrottledOpError,
 )
-
-
-@dataclass(eq=False)
-class _Waiter:
-    paths: frozenset[str]
-    woken: asyncio.Event
 
 
 class _Threads(SequentialThreadingHandler):  # type: ignore[misc]
@@ -86,8 +78,8 @@ class ZooKeeperCoordinator:
         self._session, self._session_id = 0, 0
         self._contact = asyncio.Event()
         self._is_closed = False
-        self._listeners: list[Callable[[], None]] = []
-        self._waiters: list[_Waiter] = []
+        self._watchers = Watchers()
+        self.on_change = self._watchers.on_change
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client = self._make_client()
 
@@ -112,7 +104,7 @@ class ZooKeeperCoordinator:
         return client
 
     async def start(self) -> None:
-        """Connect, or say within the deadline of a call that nobody answers."""
+        """Connect, or raise within the deadline of a call."""
         self._loop = asyncio.get_running_loop()
         self._client.start_async()
         try:
@@ -133,7 +125,7 @@ class ZooKeeperCoordinator:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop was closed: nobody is left who could want to know
+        except RuntimeError:  # the loop was closed, and all listeners with it
             return
 
     def _on_state(self, client: KazooClient, state: str, session_id: tuple[int, bytes] | None) -> None:
@@ -145,15 +137,13 @@ class ZooKeeperCoordinator:
                 self._session += 1
             self._contact.set()
             log.info("in contact with ZooKeeper at %s, coordinator session %d", self.hosts, self._session)
-            for waiter in self._waiters:
-                waiter.woken.set()
+            self._watchers.wake()
         elif self._contact.is_set():
             self._contact.clear()
             log.warning("lost contact with ZooKeeper at %s", self.hosts)
         else:
             return
-        for listener in list(self._listeners):
-            listener()
+        self._watchers.tell()
 
     def _on_end(self, client: KazooClient) -> None:
         """Kazoo's thread has met something that it did not expect, and gave up for good."""
@@ -172,12 +162,7 @@ class ZooKeeperCoordinator:
     def _on_event(self, event: WatchedEvent) -> None:
         """A watch, on a thread of kazoo. It says NONE when it drops its watches: contact is lost, and comes back."""
         if event.type != EventType.NONE:
-            self._tell(self._wake, event.path)
-
-    def _wake(self, path: str) -> None:
-        for waiter in self._waiters:
-            if path in waiter.paths:
-                waiter.woken.set()
+            self._tell(self._watchers.wake, (event.path,))
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -217,10 +202,7 @@ class ZooKeeperCoordinator:
             return []
 
     async def commit(self, changes: Sequence[Change]) -> None:
-        assert changes
-        size = sum(len(change.data) for change in changes if isinstance(change, Create | Set))
-        if size > COMMIT_BYTES_MAX:
-            raise TooLarge(f"a change of {size} bytes is too much for the coordinator; {COMMIT_BYTES_MAX} are allowed")
+        check_size(changes)
         if any(isinstance(change, Create) and change.path == "/" for change in changes):
             await self._make_way()
         paths = ", ".join(change.path for change in changes[:3])
@@ -260,16 +242,10 @@ class ZooKeeperCoordinator:
     def session(self) -> int:
         return self._session
 
-    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
-
     async def wait_for_change(self, paths: Sequence[str], seen: object | None) -> object:
-        waiter = _Waiter(frozenset(self._full(path) for path in paths), asyncio.Event())
-        self._waiters.append(waiter)
-        try:
+        with self._watchers.waiter([self._full(path) for path in paths]) as woken:
             while True:
-                waiter.woken.clear()
+                woken.clear()
                 try:
                     token = self._session, tuple([await self._look(self._full(path)) for path in paths])
                 except CannotConnect:
@@ -280,9 +256,7 @@ class ZooKeeperCoordinator:
                 else:
                     if token != seen:
                         return token
-                await waiter.woken.wait()
-        finally:
-            self._waiters.remove(waiter)
+                await woken.wait()
 
     async def _look(self, path: str) -> object:
         """What a node is at this moment, with watches for everything that makes it another one.
@@ -304,8 +278,7 @@ class ZooKeeperCoordinator:
             return
         self._is_closed, had_contact = True, self._contact.is_set()
         self._contact.clear()
-        for waiter in self._waiters:
-            waiter.woken.set()
+        self._watchers.wake()
         if self._loop is None:
             return
         ended = asyncio.Event()
@@ -314,7 +287,7 @@ class ZooKeeperCoordinator:
             _end(self._client)
             self._tell(ended.set)
 
-        # Kazoo's way to stop blocks until ZooKeeper has answered. A thread that keeps nobody from ending the program.
+        # Kazoo's way to stop blocks until ZooKeeper has answered. A daemon thread does not keep the program from ending.
         threading.Thread(target=end, name="zookeeper-end", daemon=True).start()
         if not had_contact:
             return
@@ -330,7 +303,7 @@ _BESIDE = (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
 
 
 def _settle(answer: asyncio.Future[Any], result: IAsyncResult) -> None:
-    """The answer has come. Nobody waits for it any more when the deadline was faster."""
+    """The answer has come; too late when the deadline was faster."""
     if answer.done():
         return
     error = result.exception

@@ -1,9 +1,8 @@
-"""What is wrong with a daemon for as long as it lasts: an error when it begins, now and then while it goes on, and a line
-when it is over. Pure: whoever drives it says what is wrong at this moment, and logs what comes back.
+"""What is wrong with a daemon, in its log: an error when it begins, one now and then while it lasts, and a line when it is
+over. Pure: the daemon says what is wrong at this moment, and logs what comes back.
 
-A trouble is told once, however often it is looked at, and that of several partitions together. What is over before its
-patience is, nobody hears of: a fail-over closes partitions for a moment, and is no alarm.
-"""
+A trouble is logged once, however often it is looked at, and that of several partitions together. One that is over before
+its patience is not logged at all: a fail-over closes partitions for a moment, and is no alarm."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ LOOK_SECONDS = 2.0
 AGAIN_SECONDS = 600.0
 CLOSED_PATIENCE_SECONDS = 3.0
 DAMAGED_PATIENCE_SECONDS = 15.0
-"""That there is damage was an error when it was found; this is about damage that its owner does not heal."""
+"""Damage is logged when it is found; this is about damage that the owner does not heal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ class Alarms:
         self._known: dict[tuple[int, str], _Known] = {}
 
     def look(self, now: float, troubles: Mapping[int, Iterable[Trouble]]) -> list[Said]:
-        """`troubles`: by partition. What is to be logged at this moment."""
+        """What is to be logged now, given all troubles by partition."""
         seen = {(number, trouble.kind): trouble for number, those in troubles.items() for trouble in those}
         over = {key: known for key, known in self._known.items() if key not in seen}
         for key in over:
@@ -70,7 +69,7 @@ class Alarms:
 
 
 def _grouped(found: Mapping[tuple[int, str], _Known]) -> list[tuple[str, list[int], _Known]]:
-    """By kind, with the one that has lasted longest."""
+    """The partitions of each kind, with the trouble that has lasted longest."""
     kinds: dict[str, list[int]] = {}
     for number, kind in sorted(found):
         kinds.setdefault(kind, []).append(number)
@@ -94,7 +93,7 @@ def _said(level: int, kind: str, numbers: list[int], known: _Known, now: float, 
 
 
 def of_server(partitions: Iterable[OwnedPartition], code: str) -> dict[int, list[Trouble]]:
-    """Partitions that take no transactions: undecided, refused, or without a majority that takes appends."""
+    """Partitions that take no transactions: not open, or without a majority that takes appends."""
     return {
         owned.partition: [
             Trouble(

@@ -20,21 +20,21 @@ from waltzd.protocol.address import Address, is_name, parse_address
 from waltzd.protocol.role import Role
 
 MESSAGE_OVERHEAD_BYTES = 64 << 10
-"""What a gRPC message may have around its records: columns, session, partition, lengths."""
+"""What a gRPC message has around its records, at most: columns, session, partition, lengths."""
 
 _ROOT = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
 _NUMBERS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 _WILDCARDS = ("0.0.0.0", "::")
-"""Addresses to listen on that nobody can connect to."""
+"""Addresses to listen on that no client can connect to."""
 RECORD_BYTES_MAX = 16 << 20
-"""What storages take unless they are told otherwise: a payload with what stands around it in a record."""
+"""The default of storages: a payload with what stands around it in a record."""
 
 _HTTP_LISTEN = (
-    "Address for machines that watch: `/metrics` for Prometheus, `/healthz` and `/readyz`. Nothing is secret there and "
-    "nothing can be changed, and there is no TLS: use an internal address. Without one there is no such port."
+    "Address for monitoring: `/metrics` for Prometheus, `/healthz` and `/readyz`. It only reads, holds no secret and has "
+    "no TLS: use an internal address. Without it there is no such port."
 )
 _TLS_CERTIFICATE = (
-    "Certificate of this process in PEM, with intermediate ones behind it. Together with `tls_key` and `tls_ca` it makes "
+    "Certificate of this process in PEM, followed by intermediate ones. Together with `tls_key` and `tls_ca` it makes "
     "every connection mutual TLS. A file that is replaced is used from the next connection on."
 )
 _TLS_KEY = "Private key of the certificate in PEM. Other users of the machine must not be able to read it."
@@ -42,7 +42,7 @@ _TLS_KEY = "Private key of the certificate in PEM. Other users of the machine mu
 
 @dataclass(frozen=True, kw_only=True)
 class DaemonConfig:
-    """What both daemons are told. Each declares the fields without a text itself, in words of its own."""
+    """The settings that both daemons have. A field without a text is declared by each, in words of its own."""
 
     role: ClassVar[Role]
 
@@ -52,17 +52,17 @@ class DaemonConfig:
     tls_certificate: str | None
     tls_key: str | None
     tls_ca: str | None = setting(
-        "Certificates in PEM of those whose signature on a certificate counts.", default=None, example="/etc/waltz/ca.pem"
+        "Certificates in PEM of the authorities whose signatures count.", default=None, example="/etc/waltz/ca.pem"
     )
     tls_revoked: str | None = setting(
-        "Revocation lists in PEM, one or more. Whoever shows a certificate that one of them names is refused, and what is "
-        "open to it ends within some seconds. A file that is replaced counts at once.",
+        "Revocation lists in PEM, one or more. A caller with a certificate that one of them names is refused, and its open "
+        "connections end within some seconds. A file that is replaced counts at once.",
         default=None,
         example="/etc/waltz/revoked.pem",
     )
     plaintext: str = setting(
-        "Where this daemon may listen without certificates. `loopback`: for this machine only. `anywhere`: whoever reaches "
-        "the port may do everything.",
+        "Where this daemon may listen without certificates. `loopback`: for this machine only. `anywhere`: every process "
+        "that reaches the port may do everything.",
         default="loopback",
         choices=("loopback", "anywhere"),
     )
@@ -74,7 +74,7 @@ class DaemonConfig:
     )
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Settings that are wrong in a way that their type does not show, or do not go together: (key, what is wrong)."""
+        """What the types do not show: settings that are wrong, or do not go together, as (key, what is wrong)."""
         if self.admin_listen == self.listen and self.listen.port != 0:
             yield "admin_listen", f"{self.admin_listen} is also the address of `listen`; the two must differ"
         yield from self._shared("listen", self.listen)
@@ -95,7 +95,7 @@ class DaemonConfig:
                 )
 
     def _shared(self, name: str, other: Address) -> Iterator[tuple[str, str]]:
-        """Two ports cannot be one, also where one of them is at all addresses of the machine."""
+        """Two services cannot share a port, also where one listens at all addresses of the machine."""
         http = self.http_listen
         if http is None or http.port == 0 or http.port != other.port:
             return
@@ -104,7 +104,7 @@ class DaemonConfig:
 
 
 def check_files(config: DaemonConfig) -> None:
-    """The certificates that it names are there, fit together and say the role of the daemon; `BadConfig` otherwise."""
+    """`BadConfig` unless the certificates are there, fit together and name the role of the daemon."""
     from waltzd.wire.tls import tls_for
 
     tls_for(config, config.role, config.cluster_key if isinstance(config, StorageConfig) else None)
@@ -121,8 +121,9 @@ class StorageConfig(DaemonConfig):
         example="/var/lib/waltz/storage",
     )
     name: str | None = setting(
-        "The name of this storage in its cluster. Its directory remembers it, and is refused under another one. Without "
-        "it, the name in the certificate counts, or the first by which a server or an operator calls this storage.",
+        "The name of this storage in its cluster. Its directory remembers the name, and is refused under another one. "
+        "Without this setting the name in the certificate counts, or the first by which a server or an operator calls this "
+        "storage.",
         default=None,
         example="s1",
     )
@@ -174,8 +175,8 @@ class StorageConfig(DaemonConfig):
         unit="bytes",
     )
     queue_bytes_max: int = setting(
-        "Bytes of appends that may wait before senders wait, over all partitions; one may fill a quarter of it. One frame "
-        "of each partition always may wait.",
+        "Bytes of appends that may wait, over all partitions, before senders wait; one partition may fill a quarter of it. "
+        "One frame of each partition always may wait.",
         default=32 << 20,
         bounds=(1 << 10, 16 << 30),
         unit="bytes",
@@ -193,7 +194,7 @@ class StorageConfig(DaemonConfig):
         unit="bytes",
     )
     reserve_bytes: int = setting(
-        "Size of the file that keeps space back, so that starting never needs free space on a full disk.",
+        "Size of the file that reserves space, so that a start never needs free space on a full disk.",
         default=1 << 20,
         bounds=(64 << 10, 1 << 40),
         unit="bytes",
@@ -204,7 +205,7 @@ class StorageConfig(DaemonConfig):
         bounds=(1, 256),
     )
     drain_seconds: int = setting(
-        "How long calls that are under way may take to finish after a request to stop.",
+        "How long calls in progress may take to finish after a request to stop.",
         default=10,
         bounds=(0, 3600),
         unit="seconds",
@@ -214,7 +215,7 @@ class StorageConfig(DaemonConfig):
 
     @property
     def message_bytes_max(self) -> int:
-        """The limit to give to gRPC: a record larger than a frame still has to travel."""
+        """The limit of gRPC: a record larger than a frame still has to travel."""
         return max(self.frame_bytes_max, self.record_bytes_max) + MESSAGE_OVERHEAD_BYTES
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
@@ -233,8 +234,8 @@ class ServerConfig(DaemonConfig):
     role = Role.SERVER
 
     name: str = setting(
-        "The name of this server in its cluster, and its identity: a restarted server of the same name takes up where it "
-        "left off. Letters, digits, dots, dashes and underscores, at most 64.",
+        "The name of this server in its cluster, and its identity: a restarted server of the same name goes on where it "
+        "stopped. Letters, digits, dots, dashes and underscores, at most 64.",
         example="server-1",
     )
     coordinator: str = setting(
@@ -243,7 +244,7 @@ class ServerConfig(DaemonConfig):
     )
     cluster: str = setting("Where the cluster's documents are in ZooKeeper.", default="/waltz")
     session_seconds: int = setting(
-        "How long ZooKeeper waits for a sign of life before it declares this server dead and its partitions move.",
+        "How long ZooKeeper waits for a heartbeat before it declares this server dead and its partitions move.",
         default=6,
         bounds=(1, 60),
         unit="seconds",
@@ -312,14 +313,13 @@ class ServerConfig(DaemonConfig):
         unit="bytes",
     )
     session_bytes_max: int = setting(
-        "A session of a partition ends, and a new one begins, after so many bytes: recovery never has to look at more than "
-        "about that.",
+        "A session of a partition ends, and a new one begins, after so many bytes: recovery reads about that much at most.",
         default=1 << 30,
         bounds=(1 << 20, 1 << 50),
         unit="bytes",
     )
     storage_seconds: int = setting(
-        "How long a call to a storage may take before the storage is taken as silent.",
+        "How long a call to a storage may take before the storage counts as silent.",
         default=5,
         bounds=(1, 600),
         unit="seconds",
@@ -342,17 +342,17 @@ class ServerConfig(DaemonConfig):
 
     @property
     def message_bytes_max(self) -> int:
-        """The limit to give to gRPC: a transaction larger than a frame still has to travel, locks and all."""
+        """The limit of gRPC: a transaction larger than a frame still has to travel, locks included."""
         locks_bytes = 9 * self.locks_max
         return max(self.frame_bytes_max, self.payload_bytes_max + OVERHEAD_BYTES) + locks_bytes + MESSAGE_OVERHEAD_BYTES
 
     @property
     def hosts(self) -> str:
-        """The coordinator's addresses as its client wants them."""
+        """The coordinator's addresses in the form of its client."""
         return ",".join(part.strip() for part in self.coordinator.split(","))
 
     def reached_at(self, port: int) -> Address:
-        """Where applications connect to, given the port that the system chose if none was named."""
+        """Where applications connect, given the port that is in use."""
         return self.advertise or Address(self.listen.host, port)
 
     def admin_reached_at(self, port: int) -> Address:
@@ -391,7 +391,7 @@ class ServerConfig(DaemonConfig):
 
 
 def partitions_of(text: str) -> tuple[int, ...]:
-    """The numbers that `0,4-7` means; ValueError with a sentence for the user."""
+    """The numbers of `0,4-7`; ValueError with a sentence for the user."""
     numbers: set[int] = set()
     for part in text.split(","):
         found = _NUMBERS.fullmatch(part.strip())
@@ -426,4 +426,4 @@ FILES = {
         ]
     ),
 }
-"""The files in this repository that are made from the declarations."""
+"""The files of this repository that `./dev generate` makes of the declarations."""

@@ -20,7 +20,7 @@ from waltzd.errors import BadConfig
 
 TEXT_BYTES_MAX = 64 << 10
 NESTING_MAX = 8
-"""No setting has a structure; what is read to report one is bounded all the same."""
+"""No setting has a structure; reading one in order to report it is bounded."""
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class Problem(NamedTuple):
 
 
 def load(path: str, kind: type[T]) -> T:
-    """The settings in a file. Every way in which that can fail is a `BadConfig`."""
+    """The settings in a file; `BadConfig` for everything that can be wrong."""
     return parse(text_of(path), kind, source=path)
 
 
@@ -62,7 +62,7 @@ def text_of(path: str) -> str:
 
 
 def sound(source: str, config: T | None, problems: Sequence[Problem]) -> T:
-    """The settings, when nothing is wrong with them."""
+    """The settings, or one `BadConfig` with all problems."""
     if config is not None:
         return config
     if len(problems) == 1:
@@ -71,7 +71,7 @@ def sound(source: str, config: T | None, problems: Sequence[Problem]) -> T:
 
 
 def lines(text: str) -> tuple[dict[str, int], list[Problem]]:
-    """The keys of a text and where they stand; what is wrong with one that is not lines of `key: value`."""
+    """The keys of a text and their lines, or why it is not lines of `key: value`."""
     found: dict[str, int] = {}
     try:
         for key, _ in _entries(text):
@@ -82,7 +82,7 @@ def lines(text: str) -> tuple[dict[str, int], list[Problem]]:
 
 
 def read(text: str, kind: type[T]) -> tuple[T | None, list[Problem]]:
-    """The settings in a YAML text, or all that is wrong with it, in the order of the lines."""
+    """The settings in a YAML text, or all problems in the order of the lines."""
     known = declared(kind)
     try:
         entries = _entries(text)
@@ -127,7 +127,7 @@ class _Unfit(Exception):
 
 
 class _Loader(yaml.BaseLoader):
-    """Makes nodes only, each with the text as it stands there: follows no alias, obeys no tag, and nests only so deep."""
+    """Makes nodes with their text as it stands: follows no alias, obeys no tag, and bounds the nesting."""
 
     depth = 0
 

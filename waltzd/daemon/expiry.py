@@ -1,9 +1,8 @@
-"""When the certificate of this process ends: said in the log in time, and a reason not to be ready once it is over.
+"""When the certificate of this process ends: a warning in the log in time, and a reason not to be ready afterwards.
 
-From then on nobody reaches the daemon or is reached by it, streams between servers and storages end, and it cannot be
-started again without another certificate. So somebody has to be told: once a day in the last week, when it is over, and
-each day from then on. A certificate that takes its place is another story, which begins anew. The files are
-looked at for every question: who put a new one in its place sees the reason go away.
+Without a valid certificate the daemon reaches no other process and is reached by none, streams between servers and storages
+end, and it cannot be started again. So the log says it once a day in the last week, when it is over, and each day from then
+on. A new certificate begins a new story: the files are looked at for every question.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ _log = logging.getLogger("waltz.tls")
 
 class Expiry:
     def __init__(self, tls: Tls | None, clock: Callable[[], float] = time.time) -> None:
-        """`clock` says the seconds since 1970. A daemon without certificates has nothing that ends."""
+        """`clock`: seconds since 1970."""
         self._tls = tls
         self._clock = clock
         self._said: tuple[float, int] | None = None
-        """Of which certificate something was said last, by its end, and on which day before or behind that."""
+        """What was logged last: the end of the certificate, and the day before or behind it."""
 
     def seconds_left(self) -> float | None:
-        """Below 0 when it is over; None without a certificate."""
+        """Negative when it is over; None without a certificate."""
         return None if self._tls is None else self._tls.current().ends - self._clock()
 
     def reasons(self) -> list[str]:
@@ -39,7 +38,7 @@ class Expiry:
         return readiness.of_certificate(self.seconds_left())
 
     def look(self) -> None:
-        """Say what is to be said today, if it was not said yet."""
+        """Log what is due today."""
         if self._tls is None:
             return
         ends = self._tls.current().ends

@@ -1,10 +1,9 @@
 """gRPC's own health service and reflection, on the ports that a daemon has anyway.
 
-Health says what `waltzd.daemon.readiness` says, a quarter of a second ago at most: however many ask, the daemon looks at
-itself four times a second and not more. The name of a service for operators always serves while there is somebody to say
-so; every other name, and the empty one, serves when the daemon is ready. Reflection tells tools like `grpcurl` which calls
-there are. Both are calls like any other: with certificates, `waltzd.protocol.role` says who may.
-"""
+Health is what `waltzd.daemon.readiness` said, a quarter of a second ago at most: the daemon looks at itself at most four
+times a second. The service for operators always serves while the process lives; every other name, and the empty one,
+serves when the daemon is ready. Reflection tells tools like `grpcurl` which calls there are. Both are calls like any
+other: with certificates, `waltzd.protocol.role` says who may."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from waltzd.wire.grpc import Server, abort
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 WATCH_SECONDS = 1.0
-"""How often somebody who watches is looked at; nobody looks when nobody watches."""
+"""How often the daemon is looked at for a caller that watches."""
 FRESH_SECONDS = 0.25
 WATCHERS_MAX = 64
 HEALTH = "grpc.health.v1.Health"
@@ -31,8 +30,8 @@ HEALTH = "grpc.health.v1.Health"
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     def __init__(self, services: Mapping[str, bool], unready: Unready, is_ending: Callable[[], bool]) -> None:
-        """`services`: what is at this port, and whether its health is that of the whole daemon. Once `is_ending`, whoever
-        watches is sent away: the end would have to wait for them."""
+        """`services`: those at this port, and whether their health is that of the whole daemon. Once `is_ending`, watchers
+        are sent away: the end would have to wait for them."""
         self._services = {"": True, HEALTH: False, **services}
         self._unready = unready
         self._is_ending = is_ending
@@ -40,7 +39,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._one_at_a_time = asyncio.Lock()
         self._is_ready = False
         self._looked: float | None = None
-        """When it was found out."""
+        """When `_is_ready` was found out."""
 
     async def _look(self) -> bool:
         async with self._one_at_a_time:
@@ -51,7 +50,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             return self._is_ready
 
     async def _status(self, service: str) -> Any:
-        """None for a service that is not here."""
+        """None for a service that is not at this port."""
         depends = self._services.get(service)
         if depends is None:
             return None

@@ -1,14 +1,12 @@
-"""A small HTTP/1.1 port of a daemon, for what machines ask by HTTP: metrics, and whether it lives and is ready.
+"""The HTTP/1.1 port of a daemon (`http_listen`): its metrics, whether it lives, and whether it is ready.
 
-It only reads. It has nothing secret, no TLS and no idea who asks, so everything about a caller is bounded before anything
-is done for it: the bytes of a question, how long it may take to ask and to take its answer, how many may be connected, and
-each page is made once at a time. Every connection is one question. What is in an answer is made by whoever opened the port:
-nothing that a caller sent goes into one, and no question ends the daemon. When all places are taken, whoever dawdles makes
-room for who comes, so that callers that only hold connections keep nobody out.
+It only reads, holds no secret, has no TLS and does not know who asks. So everything about a caller is bounded before
+anything is done for it: the bytes of a question, the time to ask and to take the answer, the number of connections; and
+each page is made once at a time. Every connection is one question. No answer contains anything that a caller sent, and no
+question ends the daemon. When all places are taken, a slow caller makes room for a new one, so idle connections do not
+keep others out.
 
-What a daemon shows at `http_listen`: its metrics, whether it lives, and whether it is ready.
-
-A page of metrics can be long, so it is spelled on a thread; what it says is read before, at one moment.
+A page of metrics can be long, so it is spelled on a thread; its values are read before, at one moment.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ from waltzd.protocol.role import Role
 QUESTION_BYTES_MAX = 8 << 10
 QUESTION_SECONDS = 5.0
 ANSWER_SECONDS = 10.0
-"""For making an answer, and as long again for taking it."""
+"""For making an answer, and again for taking it."""
 CONNECTIONS_MAX = 64
-"""For one more, one of them is closed."""
+"""One more closes one of them."""
 TEXT = "text/plain; charset=utf-8"
 _REASONS = {
     200: "OK",
@@ -76,14 +74,14 @@ class Question:
     method: str
     path: str
     accept: str
-    """Which kinds of answers the caller understands, in the words of HTTP."""
+    """The header `Accept`."""
 
 
 Page = Callable[[Question], Awaitable[Answer]]
 
 
 def question_of(raw: bytes) -> Question | None:
-    """What was asked, or None when it is no question of HTTP/1."""
+    """What was asked, or None when this is not HTTP/1."""
     first, *fields = raw.decode("latin-1").split("\r\n")
     found = _FIRST_LINE.fullmatch(first)
     if found is None:
@@ -105,7 +103,7 @@ class HttpPort:
         """`pages`: what is at each path."""
         self.address = address
         self.failed = 0
-        """Answers that could not be made because of a mistake of ours."""
+        """Answers that could not be made because of a bug."""
         self._pages = {path: (page, asyncio.Lock()) for path, page in pages.items()}
         self._server: asyncio.Server | None = None
         self._callers: dict[asyncio.Task[None], _Caller] = {}
@@ -129,7 +127,7 @@ class HttpPort:
         task.add_done_callback(lambda done: self._callers.pop(done, None))
 
     def _make_room(self) -> None:
-        """Whoever has not asked yet goes first; among those, the oldest of the host that holds most places."""
+        """Close a caller that has not asked yet; among those, the oldest of the host that holds most places."""
         held = Counter(caller.host for caller in self._callers.values())
         task = min(self._callers, key=lambda one: (self._callers[one].is_heard, -held[self._callers[one].host]))
         del self._callers[task]
@@ -161,7 +159,7 @@ class HttpPort:
         return True
 
     async def _question(self, reader: asyncio.StreamReader) -> Question | Answer | None:
-        """What is asked; or the answer to what is none; or None when nobody is there to be answered."""
+        """The question; or the answer to what is none; or None when the caller has gone."""
         try:
             async with asyncio.timeout(QUESTION_SECONDS):
                 raw = await reader.readuntil(b"\r\n\r\n")
@@ -187,14 +185,14 @@ class HttpPort:
             return Answer.text(503, f"no answer could be made within {ANSWER_SECONDS:.0f} seconds")
         except WaltzError as error:
             return Answer.text(503, *error.lines())
-        except Exception:  # whoever can ask must not be able to end the daemon
+        except Exception:  # no caller may be able to end the daemon
             self.failed += 1
             if self.failed.bit_count() == 1:  # nor to fill its log
                 log.exception("the page %s cannot be made, for the %d. time", question.path, self.failed)
             return Answer.text(500, "the answer could not be made because of a mistake in Waltz; its log says more")
 
     async def stop(self) -> None:
-        """At once: whoever asks can ask again."""
+        """At once: a caller can ask again."""
         if self._server is None:
             return
         self._server.close()
@@ -205,7 +203,7 @@ class HttpPort:
 
 
 Collect: TypeAlias = Callable[[], Awaitable[metrics.Families]]
-"""What the daemon says of itself; the families may be made later and on another thread, from values that stay."""
+"""What the daemon says of itself. The families may be made later and on another thread, from values that do not change."""
 
 
 def watch_port(address: Address, role: Role, unready: Unready, collect: Collect) -> HttpPort:

@@ -1,8 +1,7 @@
 """Log lines of the daemons: text for people, or one JSON object a line for collectors. Everything goes to stderr.
 
-The newest lines are also kept in memory, so that `waltzctl events` can show them without a way to the machine's files.
-Where the daemon has a place for it a small file keeps them too, so that those of before a restart are among them.
-"""
+The newest lines are also kept in memory, so that `waltzctl events` shows them without access to the machine's files. Where
+the daemon has a place for it a small file keeps them too, so that lines from before a restart are among them."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from waltzd.protocol.descriptions import Event, Events
 
 RECENT_MAX = 500
 TEXT_CHARACTERS_MAX = 1000
-"""Of a line that is kept: 500 of them are half a megabyte at most."""
+"""Of a line in memory: 500 of them are half a megabyte at most."""
 KEPT_BYTES_MAX = 1 << 20
 FLUSH_SECONDS = 1.0
 EVENTS_NAME = "events.log"
@@ -46,8 +45,8 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _Strangers(logging.Filter):
-    """Headers of a call that are no text are a mistake of whoever calls, and anybody may. gRPC tells of each as of
-    a mistake of ours, with tracebacks: as many as somebody likes to send. Of a path that is none, the listener tells."""
+    """Leaves out what gRPC logs about calls whose headers or path are not text: any stranger can send them without end,
+    and gRPC logs each as a bug, with a traceback. The listener logs the bad paths."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name.startswith("grpc"):
@@ -68,8 +67,8 @@ class Ring(logging.Handler):
         self._unkept: queue.Queue[Event] | None = None
 
     def keep(self, path: str) -> None:
-        """In this file from now on, too, with what it has of earlier processes in front of what was said already. A thread
-        writes it: a disk that hangs must not keep a daemon from saying so. What cannot be written is left out."""
+        """From now on in this file, too; its lines of earlier processes come in front. A thread writes it: a disk that
+        hangs must not keep a daemon from saying so. What cannot be written is left out."""
         if self._unkept is not None:
             return
         before = _kept(path)
@@ -91,7 +90,7 @@ class Ring(logging.Handler):
         """Called with the lock of this handler."""
         try:
             text = record.getMessage()
-        except (TypeError, ValueError):  # a line whose parts do not fit: the other handler complains of it
+        except (TypeError, ValueError):  # its arguments do not fit: the other handler complains
             text = str(record.msg)
         self._number += 1
         event = Event(
@@ -106,7 +105,7 @@ class Ring(logging.Handler):
             self._unkept.put(event)
 
     def flush(self) -> None:
-        """Before the process ends: its last lines are the ones that matter."""
+        """Before the process ends: its last lines matter most."""
         unkept = self._unkept
         if unkept is not None:
             with unkept.all_tasks_done:
@@ -123,7 +122,7 @@ class Ring(logging.Handler):
 
 
 def _kept(path: str) -> list[Event]:
-    """What earlier processes left there. A line that cannot be understood, as after a crash, is left out."""
+    """The lines of earlier processes. One that cannot be read, as after a crash, is left out."""
     found: list[Event] = []
     with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         for line in deque(file, maxlen=RECENT_MAX):
@@ -136,7 +135,7 @@ def _kept(path: str) -> list[Event]:
 
 
 def _write(path: str, unkept: queue.Queue[Event]) -> None:
-    """A file that has grown too large is written anew with its newest lines."""
+    """A file that grew too large is written anew with its newest lines."""
     while True:
         event = unkept.get()
         line = json.dumps({"time_ms": event.time_ms, "level": event.level, "code": event.code, "text": event.text})
@@ -158,7 +157,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _code(record: logging.LogRecord, text: str) -> str | None:
-    """A line that tells of an error has its code somewhere in its text, or beside it."""
+    """The code of an error is in the text of its line, or beside it."""
     beside = getattr(record, "code", None)
     if isinstance(beside, str) and _CODE.fullmatch(beside):
         return beside

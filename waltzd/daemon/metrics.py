@@ -1,10 +1,10 @@
-"""What a daemon says of itself, in the words of Prometheus.
+"""The metrics of a daemon, for Prometheus.
 
-Nothing is counted here: every page is made anew from the values that `Describe` also gives, by functions from values to
-families. So the two never disagree, and what is hot knows nothing of metrics. Units are base units, what only rises ends in
-`_total`; docs/metrics.md lists all names with their meaning, and a test holds it to this module.
+Nothing is counted here: every page is made from the values that `Describe` also returns, by functions from values to
+families. So the two never disagree, and hot code knows nothing of metrics. Units are base units, and what only rises ends
+in `_total`. docs/metrics.md lists all names with their meaning, and a test holds it to this module.
 
-A partition that moves to another server begins again at zero there, and so do its counters: `rate()` copes with that.
+The counters of a partition begin at zero on each new owner: `rate()` copes with that.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _gauge(name: str, about: str, value: float) -> Metric:
 
 
 def _certificate(role: str, seconds_left: float | None) -> Iterator[Metric]:
-    """A daemon without one has no such metric: any number would be taken for an end."""
+    """Nothing without a certificate: any number would be taken for an end."""
     if seconds_left is not None:
         about = "Seconds until its certificate ends; negative: it is over."
         yield _gauge(f"waltz_{role}_certificate_seconds", about, seconds_left)
@@ -89,7 +89,7 @@ def of_server(
     yield _gauge("waltz_server_draining", "1 while it gives its partitions away.", found.is_draining)
     yield _gauge("waltz_server_leader", "1 on the server that decides who owns what.", found.is_leader)
     yield _gauge("waltz_server_partitions", "Partitions that it owns, open or not.", len(found.partitions))
-    yield _gauge("waltz_server_cluster_partitions", "Partitions of the cluster, whoever owns them.", cluster_partitions)
+    yield _gauge("waltz_server_cluster_partitions", "Partitions of the whole cluster.", cluster_partitions)
     yield _histogram(
         "waltz_server_commit_seconds",
         "From the arrival of a batch to the outcome, of each committed transaction, over all partitions.",
@@ -128,7 +128,7 @@ def of_server(
 
 
 def members(owned: OwnedPartition) -> list[OwnedReplica]:
-    """Those of which a majority decides."""
+    """The replicas of which a majority decides."""
     return [replica for replica in owned.replicas if replica.role == "member"]
 
 
@@ -247,7 +247,7 @@ class _Snapshot(Collector):
 
 
 def _takes_openmetrics(accept: str) -> bool:
-    """Of what a caller says only this is heard: whatever else it may be, it chooses nothing and comes back nowhere."""
+    """The only thing of the header that counts: the rest chooses nothing, and is not echoed."""
     for one in accept.split(","):
         kind, *settings = (word.strip() for word in one.split(";"))
         versions = [word for word in settings if word.startswith("version=")]
@@ -257,8 +257,8 @@ def _takes_openmetrics(accept: str) -> bool:
 
 
 def page(families: Families, accept: str = "") -> tuple[bytes, str]:
-    """The families and what the library knows of this process, in the newest form that the caller accepts, and the name
-    of that form."""
+    """The families and what the library knows of this process, in the newest form that the caller accepts, with its
+    name."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Snapshot(families))
     ProcessCollector(registry=registry)

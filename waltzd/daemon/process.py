@@ -1,20 +1,9 @@
-"""Memory that was freed is used again, whichever thread freed it.
-
-The allocator of glibc gives every thread an arena of its own and keeps in each what was freed there. A daemon moves large
-pieces over a few threads, of which only one runs Python at a time: with an arena for all, it needs a third less memory.
-Where there is no such allocator, nothing is changed.
-
-How many files and connections this process may have open: as many as the system lets it.
-
-What a process can find out about itself at this moment: the clock and the files. For answers to operators only.
-
-What a daemon tells the service manager that started it: that it is ready, what it does, and that it is alive.
+"""What a daemon arranges with its system: memory, open files, and the service manager that started it.
 
 The manager (systemd) names a socket in the environment and takes datagrams of `NAME=value` lines there; without one,
-nothing is sent and nothing differs. Nothing comes back, so nothing here is waited for: a manager that has gone away is no
-reason for a daemon to end. The sign of life comes from the daemon's own loop, and only while whatever the daemon depends on
-goes on: a process that lives and does nothing is to be ended by its manager, which starts another one.
-"""
+nothing is sent and nothing differs. It never answers, so nothing here waits: a manager that has gone away must not end a
+daemon. The watchdog's heartbeat comes from the daemon's own loop, and only while nothing hangs that the daemon depends on:
+a process that is alive and does nothing should be ended by its manager, which starts another one."""
 
 from __future__ import annotations
 
@@ -37,7 +26,11 @@ _M_ARENA_MAX = -8
 
 
 def share_arena() -> None:
-    """To be called before the first thread starts."""
+    """Call it before the first thread starts.
+
+    The allocator of glibc gives every thread an arena of its own and keeps in each what was freed there. A daemon moves
+    large pieces over a few threads, of which one at a time runs Python: with one arena for all it needs a third less
+    memory. Other allocators are left as they are."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
@@ -47,7 +40,8 @@ WANTED = 65536
 
 
 def allow_open_files() -> None:
-    """Segments, indexes and connections are files to the system, and its usual limit is low."""
+    """As many as the system permits, up to `WANTED`: segments, indexes and connections all are files, and its usual limit
+    is low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(WANTED, hard) if hard != resource.RLIM_INFINITY else WANTED
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -58,8 +52,9 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 def vitals() -> Vitals:
+    """The clock and the open files of this process, for operators."""
     try:
-        open_files: int | None = len(os.listdir(_DESCRIPTORS)) - 1  # without the one that looks
+        open_files: int | None = len(os.listdir(_DESCRIPTORS)) - 1  # without the one that lists them
     except OSError:  # no /proc here, or no descriptor left to look with
         open_files = None
     return Vitals(
@@ -70,23 +65,23 @@ def vitals() -> Vitals:
 
 
 STATUS_SECONDS = 2.0
-"""How often the manager is told what a daemon does, when that has changed."""
+"""How often the manager is told a new status."""
 STATUS_CHARACTERS_MAX = 400
 log = logging.getLogger("waltz.notify")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the manager said in the environment."""
+    """What the environment says."""
 
     address: str | None = None
-    """A path, or a name behind an `@`."""
+    """A path, or an abstract name behind an `@`."""
     watchdog_seconds: float | None = None
-    """Without a sign of life for so long the process is taken for dead."""
+    """Without a heartbeat for so long the process is taken for dead."""
 
 
 def settings_from(environment: Mapping[str, str], *, process: int) -> Settings:
-    """A process that was started by the one that was meant has the same environment, and is not meant."""
+    """Without the watchdog when another process was meant: a child inherits the environment of its parent."""
     address = environment.get("NOTIFY_SOCKET", "")
     if len(address) < 2 or address[0] not in "/@":
         return Settings()
@@ -98,7 +93,7 @@ def settings_from(environment: Mapping[str, str], *, process: int) -> Settings:
 
 
 def lines_of(**fields: str | int) -> bytes:
-    """One message. What is said about a daemon may have any characters, and must not look like another line."""
+    """One message. A value may have any characters, and must not look like another line."""
     return "\n".join(f"{name}={' '.join(str(value).split())}" for name, value in fields.items()).encode()
 
 
@@ -112,7 +107,7 @@ class Supervisor:
         self._ailment = ""
         self._is_ready = False
         self._owes_ready = False
-        """That we are ready did not reach the manager, whose queue was full; without it we are taken for one that hangs."""
+        """READY did not reach the manager, whose queue was full; without it the daemon is taken for hanging."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         if settings.address is not None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -130,7 +125,7 @@ class Supervisor:
         place = "\0" + address[1:] if address.startswith("@") else address
         try:
             self._socket.sendto(lines_of(**fields), place)
-        except OSError as error:  # its queue is full, or it is not there: the next word may reach it
+        except OSError as error:  # its queue is full, or it is not there: the next message may reach it
             log.debug("the service manager at %s was not reached: %s", address, error.strerror or error)
             return False
         return True
@@ -138,7 +133,7 @@ class Supervisor:
     # -- what is told
 
     def status(self, text: str) -> None:
-        """One sentence for whoever asks what this daemon does."""
+        """One sentence on what this daemon does."""
         text = text[:STATUS_CHARACTERS_MAX]
         if text != self._status and self._say(STATUS=text):
             self._status = text
@@ -152,8 +147,8 @@ class Supervisor:
         self.status(text)
 
     def reload(self, tls: Tls | None) -> None:
-        """Read the certificates again, as SIGHUP asks for: new connections use what is there now, those that are there go
-        on. Files that cannot be used change nothing, and `Tls` says so in the log."""
+        """Read the certificates again, for SIGHUP: new connections use them, old ones go on. Files that cannot be used
+        change nothing, and `Tls` logs it."""
         self._say(RELOADING=1, MONOTONIC_USEC=monotonic_ns() // 1000)
         if tls is None:
             log.info("asked to read the certificates again; this daemon has none, so there is nothing to do")
@@ -162,12 +157,11 @@ class Supervisor:
         if self._is_ready:
             self.ready()
 
-    # -- signs of life
+    # -- heartbeats
 
     def follow(self, describe: Callable[[], str], ailment: Callable[[], str] = lambda: "") -> None:
-        """From now on tell what `describe` says, and give signs of life for as long as `ailment` finds nothing wrong.
-
-        A mistake of ours in either of them ends the signs of life, and with them the process: as it should be."""
+        """From now on tell what `describe` says, and send heartbeats while `ailment` finds nothing wrong. A bug in either
+        of them ends the heartbeats, and with them the process, on purpose."""
         if self._settings.watchdog_seconds is not None:
             self._beat(self._settings.watchdog_seconds / 2, ailment)
         if self._socket is not None:
@@ -203,14 +197,14 @@ class Supervisor:
 
 
 class Underway:
-    """Calls on threads that have begun and not ended: the age of the oldest tells whether a disk hangs."""
+    """Calls that run on threads: the age of the oldest tells whether a disk hangs."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._began: dict[object, float] = {}
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """On the thread. What waits for a thread has not begun: a disk that is slow and goes on is not one that hangs."""
+        """Called on the thread: a call that waits for a thread does not count, so a slow disk is not one that hangs."""
         mark = object()
         self._began[mark] = self._clock()
         try:
@@ -219,7 +213,7 @@ class Underway:
             del self._began[mark]
 
     def ailment(self, seconds: float | None) -> str:
-        """What is wrong when a call takes longer than that; nothing without a bound."""
+        """What is wrong when a call has run for longer than `seconds`; None is no bound."""
         began = list(self._began.values())
         age = self._clock() - min(began) if began else 0.0
         if seconds is None or age < seconds:

@@ -1,7 +1,7 @@
-"""Whether a daemon is ready for those who use it, as reasons why not: no reason, ready. Pure.
+"""The reasons why a daemon is not ready; without a reason it is. Pure.
 
-Ready is more than alive: a process that answers at all is alive, and nobody gains by ending it because a disk is full
-or because ZooKeeper does not answer. The same reasons go to `/readyz`, to gRPC's health service and to the metrics.
+Ready is more than alive: a process that answers at all is alive, and ending it because a disk is full or ZooKeeper does not
+answer would not help. The same reasons go to `/readyz`, to gRPC's health service and to the metrics.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 from waltzd.protocol.descriptions import ServerDescription
 
 Unready: TypeAlias = Callable[[], Awaitable[Sequence[str]]]
-"""Asks a daemon for the reasons why it is not ready at this moment."""
+"""The reasons of a daemon at this moment."""
 
 
 def of_server(found: ServerDescription, *, is_announced: bool) -> list[str]:
@@ -30,7 +30,7 @@ def of_server(found: ServerDescription, *, is_announced: bool) -> list[str]:
 
 
 def of_certificate(seconds_left: float | None) -> list[str]:
-    """None: there is none, and what travels is plain text."""
+    """None: the daemon has no certificate, and speaks plain text."""
     if seconds_left is None or seconds_left >= 0:
         return []
     return ["its certificate is over: nobody new gets in until another one is in its place"]

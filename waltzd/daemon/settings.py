@@ -1,7 +1,7 @@
 """How one setting is declared, and how its value is read from text and spelled again.
 
-The declared type decides how text is read, not YAML's guess: `0777`, `yes` and `1:30` hold no surprises. What is wrong with
-a value is a `ValueError` with a sentence for the user; `waltzd.daemon.config` adds the key, the file and the line.
+The declared type decides how text is read, not YAML's guess: `0777`, `yes` and `1:30` hold no surprises. A wrong value is a
+`ValueError` with a sentence for the user; `waltzd.daemon.config_file` adds the key, the file and the line.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is declared about one setting, apart from its name and type."""
+    """One declaration, apart from its name and type."""
 
     doc: str
     default: Any
     bounds: tuple[int, int] | None
-    """Of a number: the least and the largest."""
+    """The least and the largest number."""
     unit: str
     choices: tuple[str, ...]
     example: str
@@ -68,7 +68,7 @@ for _power, _letter in enumerate("kmgt", 1):
 _SIZE = re.compile(r"([0-9][0-9_]*) ?([a-zA-Z]*)")
 _INTEGER = re.compile(r"-?[0-9][0-9_]*")
 _DIGITS_MAX = 100
-"""Far more than any setting needs, and few enough for Python to read."""
+"""More than any setting needs, and few enough for Python to read."""
 
 
 def is_optional(type_: Any) -> bool:
@@ -89,7 +89,7 @@ def read_value(text: str, type_: Any, about: Setting) -> Any:
         raise ValueError(f"{text!r} is not one of {', '.join(about.choices)}")
     if not text.strip():
         raise ValueError("it must not be empty")
-    if not text.isprintable():  # no path or name of ours has any, and a half of a character could not even be said
+    if not text.isprintable():  # no path or name has any, and half a character could not even be printed in an error
         raise ValueError(f"{text!a} has characters that cannot be printed")
     return text
 

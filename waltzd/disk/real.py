@@ -1,13 +1,4 @@
-"""The only door to the file system: a seam small enough to simulate, and the real thing behind it.
-
-Everything that touches files takes a `Disk` and works with plain, synchronous calls. `waltzd.disk.simulated` is the same
-interface over memory, with a page cache that a crash forgets. The rules that both keep:
-
-- A write is in the cache until `flush`; a name is in the cache until `flush_directory`.
-- A failed flush, or an I/O error of a write, raises `FlushFailed`: whoever catches it may only end the process.
-- No space raises `DiskFull`, and the caller takes back what it wrote.
-- Links are never followed.
-"""
+"""The file system of this machine, behind the contract of `waltzd.disk.seam`."""
 
 from __future__ import annotations
 
@@ -19,7 +10,8 @@ import stat
 import struct
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 
 from waltzd.disk.seam import Buffer, Entry, Inode
 from waltzd.errors import (
@@ -33,8 +25,6 @@ from waltzd.errors import (
     WaltzError,
 )
 
-# -- the real one ------------------------------------------------------------------------------------------------------
-
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _IOV_MAX = 1024
@@ -43,13 +33,11 @@ _FLOCK = struct.Struct("hhqqi4x")
 """struct flock of 64-bit Linux: type, whence, start, length, pid."""
 _FS_IOC_GETVERSION = 0x80087601
 """The generation of an inode, an int, from the file systems that have one (ext4, xfs, btrfs, f2fs)."""
-
-
 _STATX_BYTES, _STATX_BTIME, _BIRTH_OFFSET, _AT_EMPTY_PATH = 256, 0x800, 0x50, 0x1000
 
 
 def translate(error: OSError, what: str) -> WaltzError:
-    """The error of the operating system as ours."""
+    """An error of the operating system as a WaltzError."""
     number = error.errno or 0
     name = errno.errorcode.get(number, "?")
     said = f"{what}: {os.strerror(number)} ({name})"
@@ -67,8 +55,16 @@ def translate(error: OSError, what: str) -> WaltzError:
     return ReadFailed(said, **facts)
 
 
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise translate(error, what) from error
+
+
 def _birth_ns(fd: int) -> int:
-    """When a file was made, which nobody can change afterwards; 0 where the file system does not say."""
+    """The moment at which a file was made, which never changes; 0 where the file system does not say."""
     statx = getattr(ctypes.CDLL(None), "statx", None)
     answer = ctypes.create_string_buffer(_STATX_BYTES)
     if statx is None or statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, answer):
@@ -97,7 +93,7 @@ class RealFile:
     def inode(self) -> Inode:
         try:
             generation = struct.unpack_from("I", fcntl.ioctl(self._fd, _FS_IOC_GETVERSION, bytes(8)))[0]
-        except OSError:  # this file system counts none
+        except OSError:  # this file system has none
             generation = _birth_ns(self._fd)
         return Inode(os.fstat(self._fd).st_ino, generation)
 
@@ -174,7 +170,8 @@ class RealFile:
             raise self._fatal(error, f"flushing {self._path}") from error
 
     def lock(self) -> None:
-        """The original holds an fcntl range over the control header; flock keeps out a second opening in one process."""
+        """An fcntl lock over the control header, which the original takes too; flock keeps out a second opening in this
+        process."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, _HEADER_LOCK_BYTES, 0)
@@ -184,13 +181,13 @@ class RealFile:
             raise translate(error, f"locking {self._path}") from error
 
     def is_locked_elsewhere(self) -> bool:
-        """Only asks: a lock of its own, even for a moment, could keep a starting daemon out."""
+        """A query: a lock of its own, even for a moment, could keep a starting daemon out."""
         question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, _HEADER_LOCK_BYTES, 0)
         answer = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, question))
         return bool(answer[0] != fcntl.F_UNLCK)
 
     def __del__(self) -> None:
-        # A sealed segment leaves the cache of open files while a reader may still use it: the last user closes it.
+        # A sealed segment leaves the cache of open files while a reader may still use it: its last user closes it.
         if self._fd >= 0:
             os.close(self._fd)
 
@@ -204,8 +201,6 @@ class RealFile:
 
 
 class RealDisk:
-    """The file system of this machine."""
-
     def open(self, path: str, *, write: bool = False) -> RealFile:
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         return self._open(path, flags)
@@ -214,10 +209,8 @@ class RealDisk:
         return self._open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def _open(self, path: str, flags: int) -> RealFile:
-        try:
+        with _translated(f"opening {path}"):
             fd = os.open(path, flags, 0o640)
-        except OSError as error:
-            raise translate(error, f"opening {path}") from error
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise NotRegularFile(f"{path} is not a plain file")
@@ -233,65 +226,45 @@ class RealDisk:
         return True
 
     def size(self, path: str) -> int:
-        try:
+        with _translated(f"looking at {path}"):
             return os.lstat(path).st_size
-        except OSError as error:
-            raise translate(error, f"looking at {path}") from error
 
     def inode(self, path: str) -> Inode:
-        file = self.open(path)
-        try:
+        with closing(self.open(path)) as file:
             return file.inode()
-        finally:
-            file.close()
 
     def list(self, path: str) -> list[Entry]:
         out: list[Entry] = []
-        try:
-            with os.scandir(path) as found:
-                for item in found:
-                    is_directory = item.is_dir(follow_symlinks=False)
-                    size = 0 if is_directory else item.stat(follow_symlinks=False).st_size
-                    out.append(Entry(item.name, is_directory, size))
-        except OSError as error:
-            raise translate(error, f"listing {path}") from error
+        with _translated(f"listing {path}"), os.scandir(path) as found:
+            for item in found:
+                is_directory = item.is_dir(follow_symlinks=False)
+                size = 0 if is_directory else item.stat(follow_symlinks=False).st_size
+                out.append(Entry(item.name, is_directory, size))
         return sorted(out, key=lambda entry: entry.name)
 
     def names(self, path: str) -> Sequence[str]:
-        try:
+        with _translated(f"listing {path}"):
             return sorted(os.listdir(path))
-        except OSError as error:
-            raise translate(error, f"listing {path}") from error
 
     def make_directory(self, path: str) -> None:
-        try:
+        with _translated(f"creating the directory {path}"):
             os.mkdir(path, 0o750)
-        except OSError as error:
-            raise translate(error, f"creating the directory {path}") from error
 
     def rename(self, old: str, new: str) -> None:
-        try:
+        with _translated(f"renaming {old} to {new}"):
             os.rename(old, new)
-        except OSError as error:
-            raise translate(error, f"renaming {old} to {new}") from error
 
     def remove(self, path: str) -> None:
-        try:
+        with _translated(f"removing {path}"):
             os.unlink(path)
-        except OSError as error:
-            raise translate(error, f"removing {path}") from error
 
     def remove_directory(self, path: str) -> None:
-        try:
+        with _translated(f"removing the directory {path}"):
             os.rmdir(path)
-        except OSError as error:
-            raise translate(error, f"removing the directory {path}") from error
 
     def flush_directory(self, path: str) -> None:
-        try:
+        with _translated(f"opening the directory {path}"):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise translate(error, f"opening the directory {path}") from error
         try:
             os.fsync(fd)
         except OSError as error:
@@ -300,10 +273,8 @@ class RealDisk:
             os.close(fd)
 
     def free_bytes(self, path: str) -> int:
-        try:
+        with _translated(f"looking at the file system of {path}"):
             found = os.statvfs(path)
-        except OSError as error:
-            raise translate(error, f"looking at the file system of {path}") from error
         return found.f_bavail * found.f_frsize
 
     def now_ms(self) -> int:
@@ -321,8 +292,8 @@ class RealDisk:
 
 
 class GuestDisk(RealDisk):
-    """For tools that make files in the directory of a daemon. What root makes there gets the owner of the directory that it
-    is in: the daemon is somebody else, and has to open it. Whoever is not root makes files of their own, as ever."""
+    """For tools that make files in the directory of a daemon. A file made by root gets the owner of its directory, so that
+    the daemon, another user, can open it. Files of other users stay their own."""
 
     def create(self, path: str) -> RealFile:
         file = super().create(path)
@@ -335,10 +306,8 @@ class GuestDisk(RealDisk):
 
     def make_directory(self, path: str) -> None:
         super().make_directory(path)
-        try:
+        with _translated(f"opening the directory {path}"):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError as error:
-            raise translate(error, f"opening the directory {path}") from error
         try:
             self._give(path, fd)
         finally:
@@ -346,13 +315,11 @@ class GuestDisk(RealDisk):
 
     @staticmethod
     def _give(path: str, fd: int) -> None:
-        """By what is open, as a name could lead elsewhere by now."""
+        """By the open file, as its name could lead elsewhere by now."""
         if os.geteuid() != 0:
             return
-        try:
+        with _translated(f"giving {path} to the owner of its directory"):
             home, found = os.stat(os.path.dirname(path) or "."), os.fstat(fd)
-            is_elsewhere = stat.S_ISREG(found.st_mode) and found.st_nlink > 1  # then it is not this directory's alone
+            is_elsewhere = stat.S_ISREG(found.st_mode) and found.st_nlink > 1  # it has a name outside of this directory
             if (found.st_uid, found.st_gid) != (home.st_uid, home.st_gid) and not is_elsewhere:
                 os.fchown(fd, home.st_uid, home.st_gid)
-        except OSError as error:
-            raise translate(error, f"giving {path} to the owner of its directory") from error

@@ -1,13 +1,26 @@
-"""What holds bytes."""
+"""The file system as a seam: small enough to simulate, and the only way to files.
+
+Everything that touches files takes a `Disk` and works with plain, synchronous calls. `waltzd.disk.real` is the file system
+of this machine, `waltzd.disk.simulated` the same interface over memory, with a page cache that a crash forgets. Both keep
+these rules:
+
+- A write is in the cache until `flush`; a name is in the cache until `flush_directory`.
+- A failed flush, or an I/O error of a write, raises `FlushFailed`: after it the process may only end.
+- No space raises `DiskFull`, and the caller takes back what it wrote.
+- Links are never followed.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from waltzd.errors import NotRegularFile, PathMissing, ReadFailed
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class File(Protocol):
@@ -32,7 +45,7 @@ class File(Protocol):
         ...
 
     def lock(self) -> None:
-        """Exclusive, for the life of the open file; `DirectoryHeld` when somebody else has it."""
+        """Exclusive, for the life of the open file; `DirectoryHeld` when another process has it."""
         ...
 
     def is_locked_elsewhere(self) -> bool: ...
@@ -47,15 +60,15 @@ class Entry:
 
 
 class Inode(NamedTuple):
-    """Which file this is, whatever its name: a copy has another one, a renamed file keeps its own."""
+    """The identity of a file, whatever its name: a copy has another one, a renamed file keeps its own."""
 
     number: int
     generation: int
-    """Tells a file from an earlier one whose number it got: what the file system counts (32 bits), or else the nanoseconds
-    at which the file was born; 0 where it knows neither."""
+    """Tells a file from an earlier one with the same number: the generation of the file system (32 bits), or else the
+    nanoseconds at which the file was born; 0 where it knows neither."""
 
     def is_same(self, other: Inode) -> bool:
-        """A file system that came to count says nothing about a file whose birth was written down before."""
+        """Generations are compared only with generations, and births with births."""
         mine, theirs = self.generation, other.generation
         is_comparable = 0 not in (mine, theirs) and (mine < 1 << 32) == (theirs < 1 << 32)
         return self.number == other.number and (mine == theirs or not is_comparable)
@@ -85,13 +98,13 @@ class Disk(Protocol):
     def flush_directory(self, path: str) -> None: ...
     def free_bytes(self, path: str) -> int: ...
     def now_ms(self) -> int:
-        """The creation date that goes into file headers; nothing is ever decided by it."""
+        """The creation date for file headers; nothing is ever decided by it."""
         ...
 
     def fresh_id(self) -> uuid.UUID: ...
     def boot_id(self) -> uuid.UUID:
-        """Another one after each start of the machine; zeros where it does not say. In the same boot nothing that was
-        written is lost, whatever became of the process."""
+        """Another one after each start of the machine; zeros where it is unknown. Within one boot no write is lost,
+        whatever became of the process."""
         ...
 
 
@@ -100,7 +113,7 @@ def join(directory: str, name: str) -> str:
 
 
 def opened(disk: Disk, path: str) -> File | None:
-    """For reading; None where there is no file that can be read."""
+    """For reading; None where there is no readable file."""
     try:
         return disk.open(path)
     except (PathMissing, NotRegularFile, ReadFailed):
@@ -108,12 +121,6 @@ def opened(disk: Disk, path: str) -> File | None:
 
 
 def read_whole(disk: Disk, path: str, limit: int) -> bytes:
-    """A small file, as far as the limit."""
-    file = disk.open(path)
-    try:
+    """A small file, up to the limit."""
+    with closing(disk.open(path)) as file:
         return file.read(0, limit)
-    finally:
-        file.close()
-
-
-Buffer: TypeAlias = bytes | bytearray | memoryview

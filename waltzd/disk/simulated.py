@@ -1,13 +1,13 @@
 """A disk in memory that forgets, tears and fails like a real one.
 
-Each file has what programs see (the cache) and what a power cut leaves (the platter), and the operations between the two.
-Each directory likewise for its names. `power_cut` makes the platter the truth: of the operations not yet flushed it keeps
-a random part. Every operation is numbered and announced to `observer` *before* it happens, so that a test can look at
-every state a crash could leave; `faults` makes the operation with a given number fail.
+Each file has a cache, which programs see, a platter, which a power cut leaves, and the operations between the two; each
+directory likewise for its names. `power_cut` makes the platter the truth: of the operations not yet flushed it keeps a
+random part. Every operation is numbered and announced to `observer` *before* it happens, so that a test can look at every
+state that a crash could leave; `faults` makes the operation with a given number fail.
 
 Two ways to lose unflushed operations:
-- ordered: the first k operations on a file survive, the last of them perhaps in part: what journaling file systems do;
-- scattered: each 512-byte sector of each write survives or not by itself: all that the standard promises.
+- ordered: the first k operations on a file survive, the last of them perhaps in part, as in journaling file systems;
+- scattered: each 512-byte sector of each write survives or not by itself, which is all that the standard promises.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ SECTOR_BYTES = 512
 
 
 class Fault(enum.Enum):
-    """What goes wrong with one operation."""
-
     IO_ERROR = "io error"
     NO_SPACE = "no space"
 
@@ -193,7 +191,7 @@ class SimDisk:
         self.random = random.Random(seed)
         self.capacity_bytes = capacity_bytes
         self.epoch = 1
-        """Goes up at every crash: files opened before are gone."""
+        """Rises at every crash, which closes all files."""
         self.steps = 0
         self.observer: Callable[[str, str], None] | None = None
         self.faults: dict[int, Fault] = {}
@@ -217,7 +215,6 @@ class SimDisk:
         return self.capacity_bytes - self._used
 
     def grew(self, count: int) -> None:
-        """A file did, or shrank."""
         if self._used is not None:
             self._used += count
 
@@ -230,7 +227,7 @@ class SimDisk:
         return other
 
     def restored(self, seed: int, *, over: SimDisk | None = None) -> SimDisk:
-        """The same files, put back from a backup: other ones now, or those that are there and were written over."""
+        """The same files, put back from a backup: as new ones, or written over those of another disk."""
         other = self.clone(seed)
         other.kill()
         if over is not None:
@@ -254,7 +251,7 @@ class SimDisk:
         self.epoch += 1
 
     def power_cut(self, loss: Loss = Loss.ORDERED) -> None:
-        """The machine is gone: what was not flushed survives in part."""
+        """The machine is gone: operations without a flush survive in part."""
         self.epoch += 1
         self._boots += 1
         self._used = None
@@ -302,7 +299,7 @@ class SimDisk:
         return node.cache
 
     def corrupt(self, path: str, offset: int, value: bytes) -> None:
-        """The medium changes bytes behind everyone's back."""
+        """The medium changes bytes by itself."""
         node = self._node(path)
         assert isinstance(node, _FileNode)
         for content in (node.cache, node.platter):

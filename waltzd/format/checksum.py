@@ -2,9 +2,9 @@
 
 CRC-32 (the polynomial of zlib) is linear: the checksum of `a + b` is `shift(crc(a), len(b)) ^ crc(b)`, where `shift`
 multiplies by x^(8 * length) modulo the polynomial. So the checksum of a block of whole records follows from the checksums
-that the records themselves carry, and one native pass over the block checks all of them. What a check of each record
-would find in one damaged record, this finds too; two damaged records in the same 64 KiB hide each other with a chance of
-2^-32. The arithmetic runs on numpy columns, so that its cost does not depend on the size of the records.
+in the records themselves, and one native pass over the block checks all of them. It finds one damaged record as surely as a
+check of each record; two damaged records in the same 64 KiB hide each other with a chance of 2^-32. The arithmetic runs on
+numpy columns, so that its cost does not depend on the size of the records.
 
 Numbers are *reflected*, as in zlib: bit 31 is x^0. Pure. The slow twin is `zlib.crc32` on each record.
 """
@@ -123,7 +123,7 @@ def _reduce(product: NDArray[np.uint64]) -> U32:
 
 
 def shift(crcs: U32, lengths: I64) -> U32:
-    """Each checksum moved by that many bytes: what `crc(a)` contributes to `crc(a + b)` where b has `lengths` bytes."""
+    """Each checksum moved by that many bytes: the share of `crc(a)` in `crc(a + b)` where b has `lengths` bytes."""
     out = _reduce(_carryless(crcs, _POWER[lengths & (_WINDOW_BYTES - 1)]))
     far = np.flatnonzero(lengths >= _WINDOW_BYTES)
     if len(far):
@@ -164,7 +164,7 @@ def _over_own_trailer(stored: U32) -> U32:
 
 
 def suspect_blocks(data: memoryview, ends: I64, stored: U32) -> list[tuple[int, int]]:
-    """Which blocks of records do not have the checksum that the stored ones imply.
+    """The blocks of records without the checksum that the stored ones imply.
 
     `data` holds whole records back to back from its start, `ends` where each one ends, `stored` the checksum in the last
     four bytes of each, in native order. Returns (first, last) record numbers of each bad block of about 64 KiB."""
@@ -186,30 +186,6 @@ def suspect_blocks(data: memoryview, ends: I64, stored: U32) -> list[tuple[int, 
     return bad
 
 
-def single_byte_error(codeword: Buffer) -> tuple[int, int] | None:
-    """Where a record with its trailer differs from a sound one in exactly one byte: (position, right value).
-
-    The difference between the computed and the stored checksum is the error moved by its distance from the end, so it is
-    moved back until it fits in one byte. None when no single byte explains it; unique for records under some megabytes."""
-    size = len(codeword) - 4
-    assert size >= 0
-    view = memoryview(codeword)
-    syndrome = zlib.crc32(view[:size]) ^ int.from_bytes(view[size:], "big")
-    if syndrome == 0:
-        return None
-    for k in range(4):  # the error is in the trailer itself
-        if syndrome & ~(0xFF << 8 * (3 - k)) & 0xFFFFFFFF == 0:
-            return size + k, view[size + k] ^ (syndrome >> 8 * (3 - k))
-    moved = syndrome  # crc moved over its last byte: undo one byte step at a time
-    for position in range(size - 1, -1, -1):
-        high = moved >> 24
-        index = _TOP_TO_INDEX[high]
-        moved = ((moved ^ _T0_LIST[index]) << 8 | index) & 0xFFFFFFFF
-        if moved <= 0xFF:
-            return position, view[position] ^ moved
-    return None
-
-
 _TOP_TO_INDEX = {value >> 24: index for index, value in enumerate(_T0_LIST)}
 """The byte that left the register, from the byte that entering its table entry put on top: each occurs once."""
 assert len(_TOP_TO_INDEX) == 256
@@ -219,18 +195,20 @@ NEAR_BYTES_MAX = 128 << 10
 """Up to this size a record is close to a sound one when one byte of it differs; random bytes are with a chance of 1 in 130.
 In a longer one, one bit."""
 _STEP = 1024
+_BYTES = tuple(range(1, 256))
+_BITS = tuple(1 << bit for bit in range(8))
 
 
 @functools.cache
 def _near(errors: tuple[int, ...]) -> tuple[U32, I64]:
-    """The syndromes of each error at each of the last `_STEP` positions, sorted, and how far from the end each one is."""
+    """The syndromes of each error at each of the last `_STEP` positions, sorted, and where in that table each one stood."""
     rows = np.empty((_STEP, len(errors)), np.uint32)
     rows[0] = _T0[list(errors)]
     for distance in range(1, _STEP):
         before = rows[distance - 1]
         rows[distance] = (before >> np.uint32(8)) ^ _T0[before & np.uint32(255)]
-    order = np.argsort(rows, axis=None)
-    return rows.ravel()[order], (order // len(errors)).astype(np.int64)
+    order = np.argsort(rows, axis=None, kind="stable")
+    return rows.ravel()[order], order.astype(np.int64)
 
 
 def _back_one(register: int) -> int:
@@ -247,24 +225,36 @@ def _back_step() -> int:
     return value
 
 
-def is_one_byte_wrong(codeword: Buffer) -> bool:
-    """Whether a record with its trailer differs from a sound one in exactly one byte; in a long one, in one bit of it.
+def single_byte_error(codeword: Buffer, errors: tuple[int, ...] = _BYTES) -> tuple[int, int] | None:
+    """Where a record with its trailer differs from a sound one in exactly one byte: (position, right value).
 
-    The twin of `single_byte_error`, which walks back from the end a byte at a time: this goes in large steps (baby step,
-    giant step), 70 ms for 16 MiB."""
+    The difference between the computed and the stored checksum is the error, moved by its distance from the end. It is
+    looked for in large steps (baby step, giant step), 70 ms for 16 MiB. None when no single byte explains it; unique for
+    records under some megabytes."""
     size = len(codeword) - 4
     assert size >= 0
     view = memoryview(codeword)
     syndrome = crc32(view[:size]) ^ int.from_bytes(view[size:], "big")
-    is_long = size > NEAR_BYTES_MAX
-    errors = tuple(1 << bit for bit in range(8)) if is_long else tuple(range(1, 256))
-    if syndrome == 0 or any(syndrome == error << 8 * k for k in range(4) for error in errors):
-        return syndrome != 0
-    sorted_, distances = _near(errors)
+    if syndrome == 0:
+        return None
+    for k in range(4):  # in the trailer itself
+        error = syndrome >> 8 * (3 - k)
+        if error in errors and error << 8 * (3 - k) == syndrome:
+            return size + k, view[size + k] ^ error
+    near, places = _near(errors)
     moved = [syndrome]
     for _ in range((size - 1) // _STEP):
         moved.append(multiply_mod(moved[-1], _back_step()))
     giants = np.array(moved, np.uint32)
-    at = np.minimum(np.searchsorted(sorted_, giants), len(sorted_) - 1)
-    hits = np.flatnonzero(sorted_[at] == giants)
-    return bool((hits * _STEP + distances[at[hits]] < size).any())
+    at = np.minimum(np.searchsorted(near, giants), len(near) - 1)
+    for step in np.flatnonzero(near[at] == giants).tolist():
+        distance, number = divmod(int(places[at[step]]), len(errors))
+        position = size - 1 - step * _STEP - distance
+        if position >= 0:
+            return position, view[position] ^ errors[number]
+    return None
+
+
+def is_one_byte_wrong(codeword: Buffer) -> bool:
+    """Whether a record with its trailer differs from a sound one in exactly one byte; in a long one, in one bit of it."""
+    return single_byte_error(codeword, _BITS if len(codeword) - 4 > NEAR_BYTES_MAX else _BYTES) is not None

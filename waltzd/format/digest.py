@@ -1,18 +1,15 @@
 """A hash of consecutive records, so that replicas can be compared without sending what they hold.
 
-It goes over the bytes of whole records, one behind the other, as they are on the disk. A record says its own id and length,
-so the same hash means the same records, however they were cut into pieces on the way.
+It goes over the bytes of whole records, one behind the other. A record contains its own id and length, so the same hash
+means the same records, however they were cut into pieces on the way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from waltzd.format.record import Run
-
+from waltzd.format.record import Run
 
 HASH_BYTES = 16
 
@@ -21,7 +18,7 @@ HASH_BYTES = 16
 class Digest:
     first_id: int
     last_id: int
-    """How far it goes; below the last id that was asked for where something stopped it."""
+    """Below the last id of the request where the digest was stopped."""
     hash: bytes
     bytes: int
 

@@ -1,9 +1,13 @@
-"""What can be wrong with files, one vocabulary for the daemon, verify, rebuild and dump."""
+"""What can be wrong with files, one vocabulary for the daemon, verify, rebuild and dump.
+
+A reader of a file returns its value and its findings; the daemon raises the first finding (`Finding.error`), the tools
+for stopped storages list them all.
+"""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from waltzd.errors import (
     ControlDamaged,
@@ -18,7 +22,7 @@ from waltzd.errors import (
 
 
 class Code(enum.StrEnum):
-    """What is wrong. The value is what JSON output and scripts see."""
+    """The kinds of findings. JSON output and scripts see the value."""
 
     TORN_TAIL = "torn-tail"
     DAMAGED_RECORD = "damaged-record"
@@ -71,17 +75,8 @@ REMEDY = {
     Code.UNREADABLE: "look at the kernel log for this device; " + _FROM_REPLICAS,
 }
 
-INDEX_CODES = frozenset(
-    {
-        Code.MISSING_INDEX,
-        Code.DAMAGED_INDEX,
-        Code.MISSING_INDEX_ENTRY,
-        Code.WRONG_INDEX_ENTRY,
-        Code.EXTRA_INDEX_ENTRY,
-        Code.LONE_INDEX,
-    }
-)
-"""The data is sound: only the way to it is not, and that can always be made again."""
+INDEX_CODES = frozenset(code for code in Code if code.endswith(("-index", "-index-entry")))
+"""The data is sound, and the index can always be made again from it."""
 
 HARMLESS_CODES = INDEX_CODES | {Code.TORN_TAIL, Code.CONTROL_STRUCT, Code.PROMISE_SLOT, Code.DAMAGED_PAYLOAD}
 """A replica with only these still holds everything that it acknowledged, as it was sent."""
@@ -94,21 +89,21 @@ _ERRORS: dict[Code, type[WaltzError]] = {
     Code.NOT_A_FILE: NotRegularFile,
     Code.UNREADABLE: ReadFailed,
 }
-"""What a daemon raises where it cannot go on; `PartitionDamaged` for all others."""
+"""Raised by a daemon that cannot go on; `PartitionDamaged` for all other codes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One thing that is wrong: where, for which ids, and what to do. Byte and id ranges have inclusive ends."""
 
     code: Code
     path: str
     detail: str
-    partition: int | None = None
-    first_byte: int | None = None
-    last_byte: int | None = None
-    first_id: int | None = None
-    last_id: int | None = None
+    partition: int | None = field(default=None, kw_only=True)
+    first_byte: int | None = field(default=None, kw_only=True)
+    last_byte: int | None = field(default=None, kw_only=True)
+    first_id: int | None = field(default=None, kw_only=True)
+    last_id: int | None = field(default=None, kw_only=True)
 
     @property
     def remedy(self) -> str:
@@ -120,7 +115,7 @@ class Finding:
         return self.code not in HARMLESS_CODES
 
     def sentence(self) -> str:
-        where = f"{self.path}"
+        where = self.path
         if self.first_byte is not None:
             where += f", bytes {self.first_byte} to {self.last_byte}"
         if self.first_id is not None:
@@ -139,7 +134,7 @@ class Finding:
 
 
 class Findings(list[Finding]):
-    """What is wrong with one file."""
+    """The findings of one file."""
 
     def __init__(self, path: str, partition: int | None = None) -> None:
         super().__init__()
@@ -147,18 +142,12 @@ class Findings(list[Finding]):
         self._partition = partition
 
     def find(self, code: Code, detail: str, first_byte: int | None = None, size: int = 1) -> None:
-        last_byte = None if first_byte is None else first_byte + size - 1
-        self.append(
-            Finding(
-                code=code, path=self._path, detail=detail, partition=self._partition,
-                first_byte=first_byte, last_byte=last_byte,
-            )
-        )  # fmt: skip
+        place = {} if first_byte is None else {"first_byte": first_byte, "last_byte": first_byte + size - 1}
+        self.append(Finding(code, self._path, detail, partition=self._partition, **place))
 
 
 def unreadable(path: str, error: NotRegularFile | ReadFailed) -> Finding:
-    code = Code.NOT_A_FILE if isinstance(error, NotRegularFile) else Code.UNREADABLE
-    return Finding(code=code, path=path, detail=error.message)
+    return Finding(Code.NOT_A_FILE if isinstance(error, NotRegularFile) else Code.UNREADABLE, path, error.message)
 
 
 assert set(REMEDY) == set(Code)

@@ -11,7 +11,7 @@ import numpy as np
 from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import DiskFull
 from waltzd.format.checksum import I64
-from waltzd.format.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, NEW_SUFFIX, FileHeader, index_name, index_offset
+from waltzd.format.layout import NEW_SUFFIX, FileHeader, index_name, index_offset
 from waltzd.format.record import Run
 from waltzd.format.scan import read_index
 
@@ -19,6 +19,11 @@ from waltzd.format.scan import read_index
 def offsets_of(offset: int, run: Run) -> I64:
     """The index entries of a run whose first record starts at `offset`."""
     return run.bounds[:-1] + offset
+
+
+def write_entries(index: File, entry: int, offsets: I64) -> None:
+    """From the entry number `entry` on."""
+    index.write(index_offset(entry), offsets.astype(">i8").tobytes())
 
 
 def install_index(disk: Disk, directory: str, first_id: int) -> None:
@@ -29,14 +34,14 @@ def install_index(disk: Disk, directory: str, first_id: int) -> None:
 
 
 class IndexWriter:
-    """A new index for the segment with this header; `add` is made to be the `on_run` of a survey."""
+    """A new index for the segment with this header; `add` is the `on_run` of a survey."""
 
     def __init__(self, disk: Disk, directory: str, header: FileHeader) -> None:
         self._disk = disk
         self._directory = directory
-        self._header = header
-        self._path = join(directory, index_name(header.first_id))
-        self._file = disk.create(self._path + NEW_SUFFIX)
+        self._first_id = header.first_id
+        self._path = join(directory, index_name(header.first_id)) + NEW_SUFFIX
+        self._file = disk.create(self._path)
         try:
             self._file.write(0, header.encode())
         except DiskFull:
@@ -44,28 +49,26 @@ class IndexWriter:
             raise
 
     def add(self, offset: int, run: Run) -> None:
-        entry = run.first_id - self._header.first_id
-        self._file.write(index_offset(entry), offsets_of(offset, run).astype(">i8").tobytes())
+        write_entries(self._file, run.first_id - self._first_id, offsets_of(offset, run))
 
     def finish(self, next_id: int) -> None:
         """The entries end in front of `next_id`; those never added are 0."""
         self.seal(next_id)
-        install_index(self._disk, self._directory, self._header.first_id)
+        install_index(self._disk, self._directory, self._first_id)
 
     def seal(self, next_id: int) -> None:
         """The new index is whole and on the disk, beside the old one; `install_index` puts it in its place."""
-        size = HEADER_BYTES + INDEX_ENTRY_BYTES * (next_id - self._header.first_id)
-        self._file.truncate(size)
+        self._file.truncate(index_offset(next_id - self._first_id))
         self._file.flush()
         self._file.close()
 
     def abandon(self) -> None:
         self._file.close()
-        self._disk.remove(self._path + NEW_SUFFIX)
+        self._disk.remove(self._path)
 
 
 class IndexChecker:
-    """Compares the entries of an existing index with the data; `add` is made to be the `on_run` of a survey."""
+    """Compares the entries of an existing index with the data; `add` is the `on_run` of a survey."""
 
     def __init__(self, index: File, first_id: int) -> None:
         self._index = index

@@ -1,4 +1,4 @@
-"""Where every byte of a storage directory goes, apart from the records themselves.
+"""The layout of a storage directory: every byte of it apart from the records.
 
     <directory>/waltz-storage.ctl      control file: cluster key, and per partition two alternating checksummed structs
     <directory>/waltz-storage.id       identity: a checksummed copy of the control header (ours; the original has none)
@@ -6,7 +6,9 @@
     <directory>/<partition>/<first id, 19 digits>.seg and .idx
     <directory>/<partition>/promise    two alternating checksummed slots: session promise, marks, incarnation (ours)
 
-All integers are big-endian. `docs/format.md` is this file in prose. Pure: bytes in, values out; nothing is opened here.
+All integers are big-endian. `docs/format.md` is this file in prose. Pure: bytes in, values out.
+
+`decode` refuses what is wrong; `read_*` returns the value and everything that is wrong with it, as findings.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from waltzd.format.checksum import single_byte_error
 from waltzd.format.finding import Code, Finding, Findings
 
 VERSION = 0
-"""The only format version there is. Each file header carries it, and each reader dispatches on it."""
+"""The only format version so far. Every header carries it, and every reader refuses another one."""
 
 HEADER_BYTES = 128
 CONTROL_NAME = "waltz-storage.ctl"
@@ -31,15 +33,15 @@ IDENTITY_NAME = "waltz-storage.id"
 RESERVE_NAME = "waltz-storage.reserve"
 PROMISE_NAME = "promise"
 JOURNAL_NAME = "rebuild-index.journal"
-"""What a rebuild of indexes has done already."""
+"""The segments that a rebuild of indexes has done already."""
 SEGMENT_SUFFIX = ".seg"
 INDEX_SUFFIX = ".idx"
 NEW_SUFFIX = ".new"
-"""A file under construction. It is renamed when it is whole; one that is found at a start is a leftover."""
+"""A file under construction, renamed when it is whole. A start removes those it finds."""
 
 ASIDE = ".set-aside-"
-"""Between the number of a partition that was taken off its storage and a number that tells such directories apart."""
-
+"""Stands between the number of a partition that was taken off its storage and a number that tells such directories
+apart."""
 _ASIDE_NAME = re.compile(rf"(0|[1-9][0-9]{{0,9}}){re.escape(ASIDE)}[1-9][0-9]{{0,9}}")
 
 INDEX_ENTRY_BYTES = 8
@@ -58,7 +60,7 @@ def index_name(first_id: int) -> str:
 
 
 def first_id_of(name: str) -> int | None:
-    """The first transaction id that a segment or index file is named for, or None for any other name."""
+    """The first transaction id in the name of a segment or index file; None for any other name."""
     stem, dot, suffix = name.rpartition(".")
     if dot + suffix not in (SEGMENT_SUFFIX, INDEX_SUFFIX) or len(stem) != 19 or not (stem.isascii() and stem.isdigit()):
         return None
@@ -66,30 +68,46 @@ def first_id_of(name: str) -> int | None:
 
 
 def segment_ids(names: Iterable[str]) -> list[int]:
-    """The first ids of the segments among these files of a partition, in their order."""
+    """The first ids of the segments among these names, ascending."""
     return sorted(id_ for name in names if name.endswith(SEGMENT_SUFFIX) and (id_ := first_id_of(name)) is not None)
 
 
 def aside_name(partition: int, taken: Collection[str]) -> str:
-    """For the files of a partition that are to be kept and not used any more; `taken` are the names that are there."""
-    turn = next(turn for turn in range(1, len(taken) + 2) if f"{partition}{ASIDE}{turn}" not in taken)
-    return f"{partition}{ASIDE}{turn}"
+    """A free name for the directory of a partition whose files are kept and no longer used."""
+    return next(name for turn in range(1, len(taken) + 2) if (name := f"{partition}{ASIDE}{turn}") not in taken)
 
 
 def aside_partition(name: str) -> int | None:
-    """Of which partition files were set aside in the directory of this name; None: it is no such directory."""
+    """The partition whose files were set aside in the directory of this name; None for any other directory."""
     found = _ASIDE_NAME.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def index_offset(entry: int) -> int:
-    """The file offset of the index entry number `entry`."""
     return HEADER_BYTES + INDEX_ENTRY_BYTES * entry
 
 
 def index_entries(size: int) -> int:
     """How many whole entries an index file of this size holds."""
     return max(0, size - HEADER_BYTES) // INDEX_ENTRY_BYTES
+
+
+_CRC = struct.Struct(">I")
+
+
+def _sealed(body: bytes) -> bytes:
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+def _unsealed(raw: bytes, size: int) -> bytes | None:
+    """The first `size` bytes; None where the checksum behind them is wrong or missing."""
+    body = raw[:size]
+    return body if raw[size : size + _CRC.size] == _CRC.pack(zlib.crc32(body)) else None
+
+
+def _check_version(version: int, where: str) -> None:
+    if version != VERSION:
+        raise UnknownVersion(f"{where} has format version {version}; this program knows version {VERSION}")
 
 
 # -- segment and index header ------------------------------------------------------------------------------------------
@@ -115,16 +133,14 @@ class FileHeader:
         if len(raw) < HEADER_BYTES:
             raise HeaderDamaged(f"{where} ends inside its header: {len(raw)} of {HEADER_BYTES} bytes are there")
         version, created_ms, key, partition, first_id = _FILE_HEADER.unpack_from(raw)
-        if version != VERSION:
-            raise UnknownVersion(f"{where} has format version {version}; this program knows version {VERSION}")
+        _check_version(version, where)
         return FileHeader(created_ms=created_ms, key=UUID(bytes=key), partition=partition, first_id=first_id)
 
 
 def read_header(
     raw: bytes, path: str, key: UUID | None, partition: int | None, first_id: int
 ) -> tuple[FileHeader | None, list[Finding]]:
-    """What the header of a segment or of an index says, and all that is wrong with it in this place. A key or partition
-    that is None is not known."""
+    """The header of a segment or an index in this place. Without a key or a partition it may be that of any."""
     findings = Findings(path, partition)
     try:
         header = FileHeader.decode(raw, "the file")
@@ -150,7 +166,7 @@ def read_header(
 
 
 def check_header(raw: bytes, path: str, expected: FileHeader) -> FileHeader:
-    """The header, which must be that of this place. Its date is its own, and its reserved part means nothing."""
+    """The header, refused when it is not that of this place. Its date is its own, and its reserved part means nothing."""
     header, findings = read_header(raw, path, expected.key, expected.partition, expected.first_id)
     for finding in misplaced(findings):
         raise finding.error()
@@ -159,7 +175,7 @@ def check_header(raw: bytes, path: str, expected: FileHeader) -> FileHeader:
 
 
 def misplaced(findings: list[Finding]) -> list[Finding]:
-    """Of the findings of a header, those that make it one of another file."""
+    """The findings of a header by which the file is another one."""
     return [finding for finding in findings if finding.first_byte is None or finding.first_byte < _FILE_HEADER.size]
 
 
@@ -167,13 +183,12 @@ def misplaced(findings: list[Finding]) -> list[Finding]:
 
 _CONTROL_HEADER = struct.Struct(">iq16si")
 _CONTROL_STRUCT = struct.Struct(">qqqii")
-_CRC = struct.Struct(">I")
 CONTROL_STRUCT_BYTES = 36
 CONTROL_INFO_BYTES = 4 + 2 * CONTROL_STRUCT_BYTES
 FLAG_AVAILABLE = 0x1
 FLAG_ASSIGNED = 0x4
 PARTITIONS_MAX = 1 << 16
-"""More partitions than anyone runs; a control file that claims more is damaged."""
+"""Far above any real cluster; a control file that claims more is damaged."""
 
 
 def control_bytes(partitions: int) -> int:
@@ -199,8 +214,7 @@ class ControlHeader:
         if len(raw) < HEADER_BYTES:
             raise ControlDamaged(f"{where} ends inside its header: {len(raw)} of {HEADER_BYTES} bytes are there")
         version, created_ms, key, partitions = _CONTROL_HEADER.unpack_from(raw)
-        if version != VERSION:
-            raise UnknownVersion(f"{where} has format version {version}; this program knows version {VERSION}")
+        _check_version(version, where)
         if any(raw[_CONTROL_HEADER.size : HEADER_BYTES]):
             raise ControlDamaged(f"{where} has bytes in the reserved part of its header, which must be zero")
         if not 0 < partitions <= PARTITIONS_MAX:
@@ -210,7 +224,7 @@ class ControlHeader:
 
 @dataclass(frozen=True, kw_only=True)
 class ControlStruct:
-    """What one storage knows about one partition's sessions. The valid struct with the higher sequence is current."""
+    """The sessions and marks of one partition. Of its two structs the sound one with the higher sequence is current."""
 
     session: int
     low_mark: int
@@ -227,31 +241,36 @@ class ControlStruct:
         return bool(self.flags & FLAG_ASSIGNED)
 
     def encode(self) -> bytes:
-        body = _CONTROL_STRUCT.pack(self.session, self.low_mark, self.local_low_mark, self.flags, self.sequence)
-        return body + _CRC.pack(zlib.crc32(body))
+        return _sealed(_CONTROL_STRUCT.pack(self.session, self.low_mark, self.local_low_mark, self.flags, self.sequence))
 
     @staticmethod
     def decode(raw: bytes) -> ControlStruct | None:
-        """The struct, or None when its checksum fails."""
-        body, crc = raw[:-4], raw[-4:]
-        if len(raw) != CONTROL_STRUCT_BYTES or _CRC.pack(zlib.crc32(body)) != crc:
+        """None when its checksum fails."""
+        body = _unsealed(raw, _CONTROL_STRUCT.size)
+        if body is None or len(raw) != CONTROL_STRUCT_BYTES:
             return None
         session, low, local_low, flags, sequence = _CONTROL_STRUCT.unpack(body)
         return ControlStruct(session=session, low_mark=low, local_low_mark=local_low, flags=flags, sequence=sequence)
 
 
 def initial_structs() -> tuple[ControlStruct, ControlStruct]:
-    """What a partition that was never assigned has in its two slots."""
+    """The two structs of a partition that was never assigned."""
     blank = ControlStruct(session=NO_SESSION, low_mark=NO_MARK, local_low_mark=NO_MARK, flags=FLAG_AVAILABLE, sequence=-1)
     return blank, ControlStruct(**{**blank.__dict__, "sequence": 0})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlInfo:
-    """Both structs of one partition as they are on disk; a struct whose checksum fails is None."""
+    """Both structs of one partition; None for one whose checksum fails."""
 
     partition: int
     structs: tuple[ControlStruct | None, ControlStruct | None]
+
+    def encode(self) -> bytes:
+        first, second = self.structs
+        assert first
+        assert second
+        return self.partition.to_bytes(4, "big") + first.encode() + second.encode()
 
     @property
     def current_slot(self) -> int:
@@ -267,7 +286,7 @@ class ControlInfo:
 
 
 def read_control_header(raw: bytes, path: str) -> tuple[ControlHeader | None, list[Finding]]:
-    """Of the whole control file, which has as many bytes as its header says."""
+    """The header of the whole control file, whose size must be the one that the header says."""
     findings = Findings(path)
     try:
         header = ControlHeader.decode(raw, "the control file")
@@ -285,7 +304,7 @@ def read_control_header(raw: bytes, path: str) -> tuple[ControlHeader | None, li
 
 
 def read_control_info(raw: bytes, partition: int, path: str) -> tuple[ControlInfo | None, list[Finding]]:
-    """Partition `partition`'s record out of the whole control file; None when neither struct can be believed."""
+    """The record of one partition in the whole control file; None when neither struct is sound."""
     findings = Findings(path, partition)
     start = control_struct_offset(partition, 0) - 4
     record = raw[start : start + CONTROL_INFO_BYTES]
@@ -315,7 +334,7 @@ def read_control_info(raw: bytes, partition: int, path: str) -> tuple[ControlInf
 
 
 def decode_control_info(raw: bytes, partition: int, path: str) -> ControlInfo:
-    """The same, and refused, by name, where anything but one struct is wrong."""
+    """The same, refused where anything but one struct is wrong."""
     info, findings = read_control_info(raw, partition, path)
     for finding in findings:
         if finding.is_damage:
@@ -325,7 +344,7 @@ def decode_control_info(raw: bytes, partition: int, path: str) -> ControlInfo:
 
 
 def changed_byte(raw: bytes, start: int, what: str) -> str:
-    """The one byte that explains a failed checksum of a small structure, as a phrase."""
+    """A phrase about the one byte that explains a failed checksum; empty where no single byte does."""
     error = single_byte_error(raw) if len(raw) >= 4 else None
     if error is None:
         return ""
@@ -342,31 +361,30 @@ IDENTITY_BYTES = _IDENTITY.size + 4
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """A checksummed copy of the control header, a number of its own for the directory, and whose directory it is.
+    """A checksummed copy of the control header, the directory's own number, and the name of its storage.
 
-    It makes every flipped bit of the control header visible, and its presence says that each assigned partition has a
-    promise file: one that is missing then is damage, not a directory of the original."""
+    With it every flipped bit of the control header shows. Where it is present, each assigned partition must have a promise
+    file; without it the directory is the original's."""
 
     control: ControlHeader
     directory: UUID
     name: str = ""
-    """Of the storage; empty until it is told."""
+    """Of the storage; empty until it is known."""
 
     def encode(self) -> bytes:
         c, name = self.control, self.name.encode("ascii")
-        body = _IDENTITY.pack(_IDENTITY_MAGIC, VERSION, c.created_ms, c.key.bytes, c.partitions, self.directory.bytes, name)
-        return body + _CRC.pack(zlib.crc32(body))
+        fields = c.created_ms, c.key.bytes, c.partitions, self.directory.bytes, name
+        return _sealed(_IDENTITY.pack(_IDENTITY_MAGIC, VERSION, *fields))
 
     @staticmethod
     def decode(raw: bytes, where: str) -> Identity:
-        body, crc = raw[: _IDENTITY.size], raw[_IDENTITY.size :]
-        if len(raw) != IDENTITY_BYTES or _CRC.pack(zlib.crc32(body)) != crc:
+        body = _unsealed(raw, _IDENTITY.size)
+        if body is None or len(raw) != IDENTITY_BYTES:
             raise ControlDamaged(f"{where} fails its checksum")
         magic, version, created_ms, key, partitions, directory, name = _IDENTITY.unpack(body)
         if magic != _IDENTITY_MAGIC:
             raise ControlDamaged(f"{where} is not an identity file")
-        if version != VERSION:
-            raise UnknownVersion(f"{where} has format version {version}; this program knows version {VERSION}")
+        _check_version(version, where)
         if not name.isascii():
             raise ControlDamaged(f"{where} has a name that is none")
         control = ControlHeader(created_ms=created_ms, key=UUID(bytes=key), partitions=partitions)
@@ -385,7 +403,7 @@ def read_identity(raw: bytes, path: str) -> tuple[Identity | None, list[Finding]
 
 
 def compare_identity(header: ControlHeader, identity: Identity, path: str) -> list[Finding]:
-    """What the header of the control file at `path` and the copy of it in the identity file do not agree about."""
+    """Where the header of the control file at `path` differs from its copy in the identity file."""
     findings = Findings(path)
     for name, first_byte, size in (("created_ms", 4, 8), ("key", 12, 16), ("partitions", 28, 4)):
         ours, theirs = getattr(header, name), getattr(identity.control, name)
@@ -408,38 +426,36 @@ PROMISE_SLOT_BYTES = _PROMISE.size + 4
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """What a replica has bound itself to, beside the original's control struct.
+    """A replica's own promises and marks, beside the original's control struct.
 
-    `session`: calls of a lower one are refused. `committed`: the highest id held here that the owner said is committed.
+    `session`: calls of a lower one are refused. `committed`: the highest id held here that an owner said is committed.
     `durable`: every id up to it is on the disk, with its index entry. `newest`: the first id of the newest segment;
-    `segments`: how many there are.
-    `is_clean`: written last at a clean stop; everything on disk is then exactly up to `durable`.
-    `inode`, `inode_generation`: which file this was when it was written; in a copy they are those of the original.
-    `boot`: of the machine, when the replica was opened last; `NO_BOOT` where that is not known.
-    `settled`: what was known here to be committed when `session` was promised: it begins no lower."""
+    `segments`: how many there are. `is_clean`: written last at a clean stop; the disk then holds exactly `durable`.
+    `inode`, `inode_generation`: the file in which this was written; a copy still names the file it was copied from.
+    `boot`: of the machine, when the replica was opened last; `NO_BOOT` where that is unknown.
+    `settled`: the committed mark at the moment when `session` was promised: the session begins no lower."""
 
     key: UUID
     partition: int
     incarnation: UUID
     session: int
     committed: int
-    durable: int
-    newest: int
-    segments: int
-    is_clean: bool
-    sequence: int
+    durable: int = NO_MARK
+    newest: int = 0
+    segments: int = 0
+    is_clean: bool = False
+    sequence: int = 0
     inode: int = 0
     inode_generation: int = 0
     boot: UUID = NO_BOOT
     settled: int = NO_MARK
 
     def encode(self) -> bytes:
-        body = _PROMISE.pack(
+        return _sealed(_PROMISE.pack(
             _PROMISE_MAGIC, VERSION, self.key.bytes, self.partition, self.incarnation.bytes, self.session,
             self.committed, self.durable, self.newest, self.segments, int(self.is_clean), self.sequence, self.inode,
             self.inode_generation, self.boot.bytes, self.settled,
-        )  # fmt: skip
-        return body + _CRC.pack(zlib.crc32(body))
+        ))  # fmt: skip
 
     @property
     def slot_offset(self) -> int:
@@ -448,16 +464,15 @@ class Promise:
 
     @staticmethod
     def decode(raw: bytes, where: str) -> Promise | None:
-        body, crc = raw[: _PROMISE.size], raw[_PROMISE.size : PROMISE_SLOT_BYTES]
-        if len(crc) != 4 or _CRC.pack(zlib.crc32(body)) != crc:
+        body = _unsealed(raw, _PROMISE.size)
+        if body is None:
             return None
         fields = _PROMISE.unpack(body)
         magic, version, key, partition, incarnation, session, committed, durable, newest, segments, clean = fields[:11]
         sequence, inode, inode_generation, boot, settled = fields[11:]
         if magic != _PROMISE_MAGIC:
             return None
-        if version != VERSION:
-            raise UnknownVersion(f"{where} has format version {version}; this program knows version {VERSION}")
+        _check_version(version, where)
         return Promise(
             key=UUID(bytes=key), partition=partition, incarnation=UUID(bytes=incarnation), session=session,
             committed=committed, durable=durable, newest=newest, segments=segments, is_clean=bool(clean), sequence=sequence,
@@ -468,8 +483,8 @@ class Promise:
 def read_promise_file(
     raw: bytes, path: str, key: UUID | None = None, partition: int | None = None
 ) -> tuple[Promise | None, list[Finding]]:
-    """The believable slot with the higher sequence, and all that is wrong with the file. A slot of zeros was never written
-    and is fine. No promise is believed beside a slot of a format that is not known, nor one that belongs elsewhere."""
+    """The sound slot with the higher sequence. A slot of zeros was never written and is fine. A slot of an unknown format
+    makes the other one worthless too, and a promise of another cluster or partition is none."""
     findings = Findings(path, partition)
     sound: list[Promise] = []
     wrong: list[tuple[str, int, int]] = []

@@ -8,8 +8,8 @@ the same bytes travel to the replicas, to the disk and to the readers. Nothing h
     8  request id     16      28 payload length 4      36 + L CRC-32 of everything before it in this record
     (client, generation, partition, sequence: 4 each)  32 CRC-32 of the payload, as the client computed it
 
-Checking has a fast way (columns, `waltzd.format.checksum`) and a slow one (record by record) that must agree: the slow one
-is the twin in the tests and the better one for a few records.
+Checking has a fast way (columns, `waltzd.format.checksum`) and a slow one (record by record), which is the twin in the
+tests and the better one for a few records.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _CRC = struct.Struct(">I")
 
 @dataclass(frozen=True, kw_only=True)
 class RequestId:
-    """Who asked for a transaction: unique for ever."""
+    """The request behind a transaction: unique for ever."""
 
     client: int
     generation: int
@@ -104,7 +104,7 @@ class Run:
 
     @cached_property
     def sent_lengths(self) -> bytes:
-        """The lengths of the payloads as they travel: the same for each replica."""
+        """The lengths of the payloads in the form in which they travel to each replica."""
         return (np.diff(self.bounds) - OVERHEAD_BYTES).astype(">u4").tobytes()
 
     def part(self, start: int, stop: int) -> Run:
@@ -154,9 +154,9 @@ def encode_run(
 ) -> Run:
     """The bytes of the records that these columns describe.
 
-    `requests` has four columns (client, generation, partition, sequence), `payloads` all payloads back to back. The
-    record checksums follow from the header's and the client's checksum of the payload, so the payload is not read: one
-    that was damaged on the way stays visible as damage."""
+    `requests` has four columns (client, generation, partition, sequence), `payloads` all payloads back to back. The record
+    checksums follow from the head and the client's checksum of the payload, so the payload is not read, and damage on its
+    way stays visible."""
     count = len(lengths)
     assert requests.shape == (count, 4)
     assert len(headers) == len(data_crcs) == count
@@ -242,9 +242,9 @@ def id_and_length(raw: Buffer, offset: int = 0) -> tuple[int, int]:
 
 
 def walk(data: Buffer) -> I64:
-    """Follow the lengths from the start of `data`: the bounds of the whole records that they claim to be there.
+    """Follow the lengths from the start of `data`: the bounds of the whole records that they claim.
 
-    Stops in front of a record that does not fit, or whose length is negative; nothing else is checked here."""
+    Stops in front of a record that does not fit, or whose length is negative, and checks no more."""
     out: list[int] = [0]
     append, length_at = out.append, _LENGTH.unpack_from
     size = len(data)
@@ -311,24 +311,21 @@ def first_bad_one_by_one(run: Run, start: int, stop: int) -> int | None:
     return None
 
 
-def first_bad_payload(run: Run) -> int | None:
-    """The first record whose payload is not what the client's own checksum says; the record checksums must be right.
+def bad_payloads(run: Run) -> I64:
+    """The numbers of all records whose payload does not have the client's own checksum; the record checksums must be right.
 
     A record can be whole and its payload still wrong: damaged before the record was made. The checksum of the payload
     follows from the record's and the head's, so the payload is not read again."""
-    if len(run) == 0:
-        return None
     head = heads(run)
     implied = shift(crc_of_rows(head.view(np.uint8).reshape(-1, HEAD_BYTES)), head["length"].astype(np.int64))
-    right = implied ^ head["data_crc"].astype(np.uint32) == trailers(run)
-    return None if right.all() else int(np.argmin(right))
+    return np.flatnonzero((implied ^ head["data_crc"].astype(np.uint32)) != trailers(run))
 
 
 def likely_starts(data: Buffer, low_id: int, high_id: int, room: int) -> list[tuple[int, int, int]]:
     """Every offset at which a record with an id of `low_id` to `high_id` could start: (offset, id, payload length).
 
-    `room` is how many bytes lie between the start of `data` and the end of the file. Most offsets it returns are right;
-    only the checksum tells."""
+    `room`: the bytes between the start of `data` and the end of the file. Only a checksum proves that an offset is
+    right."""
     count = len(data) - HEAD_BYTES + 1
     if count <= 0:
         return []

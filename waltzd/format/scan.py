@@ -1,18 +1,16 @@
 """Reading a segment from end to end, driven by its data, never by its index.
 
-`scan` goes as far as records are sound. `next_sound` looks behind a bad place for the next record that its checksum
-proves. `survey` puts the two together: what is sound, what is damaged, and what is left at the end. Whether a rest at the
-end is a torn tail or damage depends on what the replica had promised, so the caller decides that (`judge_tail`).
+`scan` goes as far as records are sound. `next_sound` finds the next record behind a bad place that its checksum proves.
+`survey` puts the two together: sound records, gaps between them, and a rest at the end. Whether that rest is a torn tail or
+damage depends on what the replica had promised: `judge_tail`.
 
 An index may be given as a hint for where records start. It saves the walk from length to length, and is never believed:
 each place it names must follow from the record before it.
 
-Which byte is wrong: the damaged bytes of a segment, taken apart as far as they can be understood.
-
-CRC-32 tells more than right or wrong: one changed byte leaves a difference that says where it is and what it was. That
-needs the exact extent of a record, which comes from its own length field, from the index, or from what follows. A claim is
-made only when the corrected record has the expected id, the right length, and a payload that agrees with the client's own
-checksum, so that a guess by chance is ruled out.
+`explain` says which byte of a damaged place is wrong. One changed byte leaves a difference of checksums that gives its
+position and its right value, once the exact extent of the record is known: from its own length field, from the index, or
+from the record behind. A byte is claimed only when the corrected record has the expected id, the right length, and a
+payload with the client's own checksum, which rules out a guess by chance.
 """
 
 from __future__ import annotations
@@ -41,12 +39,12 @@ from waltzd.format.record import (
 CHUNK_BYTES = 4 << 20
 SEARCH_BYTES = 1 << 20
 RECORD_BYTES_MAX = (16 << 20) + OVERHEAD_BYTES
-"""Of a record that is looked at byte for byte because it is wrong."""
+"""The largest damaged record that is searched for its wrong byte."""
 _HINT_ENTRIES = 8192
 _HINTS_BEHIND = 64
 
 OnRun = Callable[[int, Run], None]
-"""Called with the file offset and the sound records there. The buffer is used again afterwards: copy what you keep."""
+"""Called with the file offset and the sound records there. The buffer is used again afterwards."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class Gap:
 
 
 class Rest(enum.Enum):
-    """What the first bytes behind the last sound record look like."""
+    """The look of the first bytes behind the last sound record."""
 
     SHORT = "the beginning of the next record, which the end of the file cut off"
     ROTTEN = "the next record with one byte changed, or a wrong length"
@@ -77,7 +75,7 @@ class Rest(enum.Enum):
 
 @dataclass
 class Survey:
-    """A whole segment: sound records up to `next_id - 1` apart from the gaps, then `tail_bytes` that are no record."""
+    """A whole segment: sound records up to `next_id - 1` apart from the gaps, which end at `end`; then `tail_bytes`."""
 
     next_id: int
     end: int
@@ -129,7 +127,7 @@ def scan(
     chunk_bytes: int = CHUNK_BYTES,
     record_bytes_max: int | None = None,
 ) -> Stop:
-    """Check records from `offset` on, where `next_id` should start, until a bad one, one that is too large, or `end`."""
+    """Check records from `offset` on, where `next_id` should start, up to a bad or too large one, or to `end`."""
     buffer = bytearray(min(chunk_bytes, max(end - offset, 0)))
     while offset < end:
         want = min(len(buffer), end - offset)
@@ -159,7 +157,7 @@ def scan(
 
 
 def _is_sound_at(file: File, offset: int, length: int) -> bool:
-    """The record's checksum, read in pieces: its length is only a claim."""
+    """Checks the checksum in pieces: the length is only a claim."""
     left = HEAD_BYTES + length
     crc = 0
     while left:
@@ -175,8 +173,8 @@ def _is_sound_at(file: File, offset: int, length: int) -> bool:
 def next_sound(file: File, *, offset: int, end: int, low_id: int, high_id: int) -> Stop | None:
     """The first record behind `offset` that its checksum proves and whose id is `low_id` to `high_id`.
 
-    Bytes made to look like record heads could make this read the file many times over; the work is bounded, and past the
-    bound everything to the end counts as damaged, which is the careful answer."""
+    Bytes made to look like record heads could make this read the file many times over. Past a bound everything to the end
+    counts as damaged, which is the careful answer."""
     budget = 4 * (end - offset) + (64 << 20)
     while offset < end:
         piece = file.read(offset, SEARCH_BYTES + HEAD_BYTES - 1)
@@ -199,10 +197,8 @@ def _sound_record_at(file: File, offset: int, end: int, id_: int) -> bool:
 
 
 def _behind(file: File, index: File | None, first_id: int, stop: Stop, end: int, high_id: int) -> Stop | None:
-    """The next sound record behind a bad place.
-
-    A payload may itself contain the bytes of a whole record, by accident or on purpose. So first come the places that
-    are known from elsewhere: the index, then the length that the bad record claims; a search of all bytes comes last."""
+    """The next sound record behind a bad place: where the index says, then where the bad record's length says, then by a
+    search of all bytes. The search comes last because a payload may itself contain the bytes of a whole record."""
     if index is not None:
         for number, offset in enumerate(read_index(index, stop.next_id - first_id, _HINTS_BEHIND).tolist()):
             id_ = stop.next_id + number
@@ -227,9 +223,8 @@ def survey(
     index: File | None = None,
     on_run: OnRun | None = None,
 ) -> Survey:
-    """Everything that is sound in the segment that starts at `first_id`, and everything between.
-
-    `id_limit` is the first id of the next segment, where there is one."""
+    """The segment that starts at `first_id`, from `offset`, where `next_id` should start, to `end`. `id_limit` is the first
+    id of the next segment."""
     next_id = first_id if next_id is None else next_id
     gaps: list[Gap] = []
     while True:
@@ -262,7 +257,7 @@ def _rest(file: File, stop: Stop, end: int) -> Rest:
 
 
 def _has_wrong_length(data: bytes, size: int) -> bool:
-    """Whether a sound record begins here once its length is put right: one byte of it, or so that it fills the rest."""
+    """Whether a sound record begins here once one byte of its length is changed, or its length fills the rest."""
     head, rest = data[:HEAD_BYTES], memoryview(data)[HEAD_BYTES:]
     known, most = head[28:32], len(rest) - TRAILER_BYTES
     claims = {int.from_bytes(known[:at] + bytes([byte]) + known[at + 1 :], "big") for at in range(4) for byte in range(256)}
@@ -279,47 +274,40 @@ def _has_wrong_length(data: bytes, size: int) -> bool:
 
 
 class Tail(enum.Enum):
-    """What the bytes behind the last sound record of a segment are."""
+    """The verdict on the bytes behind the last sound record of a segment."""
 
     CLEAN = "clean"
     TORN = "torn"
     DAMAGED = "damaged"
 
 
-def judge_tail(
-    *,
-    tail_bytes: int,
-    next_id: int,
-    is_last: bool,
-    has_gaps: bool,
-    floor: int,
-    rest: Rest = Rest.OTHER,
-    was_cut: bool = True,
-) -> Tail:
-    """`floor` is the highest id that this replica is known to have had on disk. Only bytes that nobody can have relied on
-    are torn: in the last segment, above the floor, with nothing sound behind them (the survey saw to that).
+def judge_tail(found: Survey, *, is_last: bool, floor: int, was_cut: bool = True) -> Tail:
+    """Torn are only bytes that no owner can have relied on: in the last segment, above `floor`, the highest id that this
+    replica is known to have had on disk, and with no sound record behind them, which the survey has seen to.
 
-    A power cut (`was_cut`) leaves anything of a write, but hardly a record with a single wrong byte in it: that one was
-    whole, and may have been acknowledged. Without one the system has every byte that was written, in order: a write that a
-    kill interrupted ends with the file, and whatever else is wrong was done to the bytes later."""
-    if tail_bytes == 0:
+    A power cut (`was_cut`) leaves any part of a write. Yet a record with a single wrong byte was whole, and may have been
+    acknowledged. Without a power cut the system has every byte that was written, in order: a write that a kill interrupted
+    ends with the file, and any other wrong byte was changed later."""
+    if found.tail_bytes == 0:
         return Tail.CLEAN
-    if not is_last or has_gaps or next_id <= floor:
+    if not is_last or found.gaps or found.next_id <= floor:
         return Tail.DAMAGED
+    rest = found.rest
     may_be_torn = rest is not Rest.ROTTEN if was_cut else rest is Rest.SHORT
     return Tail.TORN if may_be_torn else Tail.DAMAGED
 
 
 RECORDS_MAX = 64
-"""How many records of one damaged place are looked at one by one."""
+"""So many records of one damaged place are explained."""
 SOUND_BYTES_MAX = 4 << 20
+"""Of one record; in larger ones a second byte could explain the same damage."""
 BUDGET_BYTES = 8 << 20
-"""The search costs a third of a microsecond a byte: some seconds at most for one place."""
+"""Read of one damaged place for its explanation, where several ends are tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BadRecord:
-    """The extent of one damaged record, and the one byte that explains the damage where there is one."""
+    """The extent of one damaged record, and its one wrong byte where there is only one."""
 
     id: int
     first_byte: int
@@ -342,7 +330,7 @@ def explain(
     file: File, *, first_byte: int, last_byte: int, first_id: int, last_id: int | None, segment_first_id: int,
     index: File | None = None,
 ) -> list[BadRecord]:  # fmt: skip
-    """The damaged records in `first_byte` to `last_byte`. `last_id` is known when a sound record follows."""
+    """The damaged records in a range of bytes. `last_id` is known when a sound record follows."""
     out: list[BadRecord] = []
     at, end, id_ = first_byte, last_byte + 1, first_id
     budget = BUDGET_BYTES
@@ -373,7 +361,7 @@ def describe(records: list[BadRecord], most: int = 4) -> str:
 
 
 def _end_by_index(index: File | None, id_: int, segment_first_id: int, at: int, end: int) -> int | None:
-    """Where the index says that the next record starts, when it agrees that this one starts here."""
+    """The index's start of the next record, provided that it agrees where this one starts."""
     if index is None:
         return None
     entries = read_index(index, id_ - segment_first_id, 2).tolist()
@@ -396,7 +384,7 @@ def _possible_ends(file: File, at: int, end: int, by_index: int | None, *, is_on
 
 
 def _cut_off(file: File, at: int, end: int, id_: int) -> str:
-    """How much of the record is there, when the bytes end inside it."""
+    """A phrase about how much of the record is there, when the bytes end inside it."""
     head = file.read(at, min(HEAD_BYTES, end - at))
     if len(head) < HEAD_BYTES:
         return f"only {len(head)} bytes of it are there"

@@ -28,6 +28,8 @@ LOCK_BYTES = 9
 
 
 class FeedMode(enum.IntEnum):
+    """What a client is fed of each committed transaction: the argument `feed` of a client."""
+
     RECORDS = 1
     """Whole records."""
     HEADS = 2
@@ -38,7 +40,7 @@ class FeedMode(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Registration:
-    """A client id, and what proves that it was given to whoever shows it: a server refuses the id without its token."""
+    """A client id, and the token that proves that it was given to this client: a server refuses the id without it."""
 
     client: int
     token: bytes
@@ -137,22 +139,15 @@ class Credit:
     bytes: int
 
 
-@dataclass(frozen=True)
-class Flush:
-    """Answered with `Flushed` of the same number when everything sent before it is decided."""
-
-    number: int
-
-
-ClientFrame: TypeAlias = MountRequest | AppendBatch | Credit | Flush
+ClientFrame: TypeAlias = MountRequest | AppendBatch | Credit
 
 # -- from the server ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mounted:
-    """The first frame back. When the feed has reached `barrier`, whatever an earlier mount of this client sent is in the
-    feed or will never be in the log."""
+    """The first frame back. When the feed has reached `barrier`, each transaction that an earlier mount of this client sent
+    has been in the feed, or will never be in the log."""
 
     session: int
     barrier: int
@@ -192,13 +187,6 @@ class HeadFeed:
 
 
 @dataclass(frozen=True)
-class Flushed:
-    number: int
-    mark: int
-    """The partition's high-water mark when everything before the flush was decided."""
-
-
-@dataclass(frozen=True)
 class Refused:
     """The last frame: why the stream ends."""
 
@@ -207,7 +195,7 @@ class Refused:
     """What this mount sent from this sequence number on was not taken, and never gets an id; None: that is not known."""
 
 
-ServerFrame: TypeAlias = Mounted | Committals | Refusals | Feed | HeadFeed | Flushed | Refused
+ServerFrame: TypeAlias = Mounted | Committals | Refusals | Feed | HeadFeed | Refused
 
 
 # -- where things are --------------------------------------------------------------------------------------------------

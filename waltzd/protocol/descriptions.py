@@ -1,8 +1,7 @@
-"""What a daemon says of its process, whatever it serves: its clock, its files, and the lines that it logged last. Pure.
+"""What daemons say of themselves: the same values in the daemon and in its caller. Pure.
 
-What a storage says of itself and of its replicas: the same values in the storage and in whoever asked. Pure.
-
-What a server says of itself and of the partitions it owns: the same values in the server and in whoever asked. Pure.
+Of any process its clock, its files and the lines that it logged last; of a storage its replicas; of a server the partitions
+that it owns.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class ReplicaStatus:
     damaged_segments: tuple[int, ...] = ()
     """The first ids of the segment files that would heal it, in the order in which they can be installed."""
     contact: int = 0
-    """Which opening of the replica this is. Whatever changes it names that one, and is refused after the next."""
+    """Which opening of the replica this is. A call that changes it names that one, and is refused after the next."""
 
     @property
     def is_sound(self) -> bool:

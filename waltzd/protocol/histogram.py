@@ -2,7 +2,7 @@
 
 The bounds are fixed, so that histograms of different processes and moments can be added and subtracted, and a count of one
 always means the same as that of another: they are part of the wire. Five for each factor of ten keep a quantile within
-about a third of the truth, from a write to a fast disk to a call that everybody has given up.
+about a third of the truth, from a write to a fast disk to a call that timed out.
 """
 
 from __future__ import annotations

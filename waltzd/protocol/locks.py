@@ -1,16 +1,13 @@
-"""Locks as applications name them, and as the log knows them: 64 bits and a mode. Pure.
+"""Locks, the outcomes that follow from them, and how an owner explains one. Pure.
 
-READ is checked: "my decision depends on this". WRITE is checked and marks: "I read this and change it". APPEND marks
-without being checked: "I change this whatever it is", so appenders never conflict with each other, and readers notice.
-
-What can become of a transaction that was submitted, and why one was refused. Pure.
-
-What the owner of a partition knows of one lock, and what follows for a transaction. Pure.
+A lock is 64 bits and a mode. READ is checked: "my decision depends on this". WRITE is checked and marks: "I read this and
+change it". APPEND marks without being checked: "I change this in any case", so appenders never conflict with each other,
+and readers notice.
 
 A transaction says up to which id its client has seen the log; each of its locks has a mark, and the transaction is refused
 when a mark is above that. The table knows the marks of the locks that were marked last. For any other lock it answers with
 its floor, an *estimate*: the lock was marked there or before, or never. So with an estimate a refusal may be needless, and
-no acceptance is ever wrong.
+every acceptance is right.
 """
 
 from __future__ import annotations
@@ -34,6 +31,18 @@ class Mode(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Lock:
+    """Something of the application that transactions conflict over: a name, a number and a mode. Use `read_lock`,
+    `write_lock` and `append_lock` to make one.
+
+    Raises:
+        BadArgument: The mode is no `Mode`.
+
+    Example:
+        ```python
+        builder.locks = [write_lock("account", 7), read_lock("exchange rate"), append_lock("journal")]
+        ```
+    """
+
     name: str
     id: int
     mode: Mode = Mode.WRITE
@@ -44,18 +53,22 @@ class Lock:
 
     @property
     def hash(self) -> int:
+        """The 64 bits by which the log knows it. `BadArgument` when the name is no text or the number no integer."""
         return lock_hash(self.name, self.id)
 
 
 def read_lock(name: str, id: int = 0) -> Lock:
+    """A lock that is checked: the transaction is rejected when one that its client had not seen has marked it."""
     return Lock(name, id, Mode.READ)
 
 
 def write_lock(name: str, id: int = 0) -> Lock:
+    """A lock that is checked like a `read_lock`, and marked by the transaction."""
     return Lock(name, id, Mode.WRITE)
 
 
 def append_lock(name: str, id: int = 0) -> Lock:
+    """A lock that is marked without being checked: the transaction cannot fail by it, and readers notice."""
     return Lock(name, id, Mode.APPEND)
 
 
@@ -72,7 +85,7 @@ def lock_hash(name: str, id: int) -> int:
 
 
 class Reason(enum.IntEnum):
-    """Why a transaction is not in the log."""
+    """Why a transaction was rejected: `Rejected.reason`. All but LOST speak of a lock."""
 
     REAL = 1
     """A lock was marked by a committed transaction that the client had not seen."""
@@ -88,24 +101,38 @@ class Reason(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Committed:
-    """It is on the disks of a majority, under this id, for ever."""
+    """The outcome of a transaction that is on the disks of a majority, under this id, for ever.
+
+    Example:
+        ```python
+        match await client.append(b"hello", key="alice"):
+            case Committed(id):
+                print(f"it is transaction {id}")
+            case Rejected(reason, conflict_id):
+                print(f"{reason.name}: transaction {conflict_id} was in the way")
+            case Unknown():
+                print("look for it in the view before trying again")
+        ```
+    """
 
     id: int
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """It is not in the log and never will be. `conflict_id`: the client must have seen this id before it tries again."""
+    """The outcome of a transaction that is not in the log and never will be."""
 
     reason: Reason
     conflict_id: int = -1
+    """The view must hold this id before another attempt can succeed."""
     lock: int | None = None
     """The hash of the lock that failed."""
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """The connection was lost before the answer came; the next mount decides."""
+    """The outcome of a transaction that was sent and not decided before the deadline: it may be in the log or not, and the
+    client did not send it again."""
 
 
 Outcome: TypeAlias = Committed | Rejected | Unknown

@@ -1,11 +1,6 @@
-"""The conversation between the owner of a partition and one replica: frames of records out, marks in.
+"""The other side of each conversation as an awaitable face, without saying how it is reached.
 
-`Link` is one two-way stream of frames. The daemons' logic is written against it, so that a simulated network, or another
-transport, can stand in for the real one.
-
-Who talks to whom, without saying how: the other side of each conversation as an awaitable face.
-
-The logic of server and client is written against these protocols. Behind them is gRPC (`waltzd.wire.storages`,
+The logic of daemons and clients is written against these protocols. Behind them is gRPC (`waltzd.wire.storages`,
 `waltzd.wire.servers`, the services of the daemons), or plain calls within one process, in tests and in the simulator. Every
 call that fails raises an error of `waltzd.errors`; `CannotConnect` means that its outcome is unknown.
 """
@@ -27,7 +22,7 @@ from waltzd.protocol.descriptions import ReplicaStatus
 
 
 @dataclass(frozen=True)
-class Frame:
+class RecordsFrame:
     """Records on their way to a replica, and what is known to be committed."""
 
     run: Run
@@ -35,9 +30,9 @@ class Frame:
 
 
 class Link(Protocol):
-    """One two-way stream: frames come in, marks go out."""
+    """An append stream at its storage: frames come in, marks go out."""
 
-    async def receive(self) -> Frame | None:
+    async def receive(self) -> RecordsFrame | None:
         """The next frame, or None when the other side has no more."""
         ...
 
@@ -48,7 +43,7 @@ class Link(Protocol):
 
 
 def run_of(first_id: int, lengths: Buffer, records: Buffer) -> Run:
-    """The run that a frame says it carries; its checksums are checked by whoever uses it."""
+    """The run that a frame says it carries; its user checks the checksums."""
     if len(lengths) % 4:
         raise BadFrame(f"the lengths of a frame have {len(lengths)} bytes, which is no multiple of 4")
     if first_id < 0:
@@ -68,12 +63,11 @@ def run_of(first_id: int, lengths: Buffer, records: Buffer) -> Run:
 
 
 class AppendPort(Protocol):
-    """One append stream. Marks say: what came in this stream up to this id is on the disk."""
+    """An append stream at its server. A mark says: what came in this stream up to this id is on the disk."""
 
     async def start(self) -> None: ...
     async def send(self, run: Run, committed: int) -> None: ...
     async def receive(self) -> int | None: ...
-    async def finish(self) -> None: ...
     def cancel(self) -> None: ...
 
 
@@ -149,12 +143,12 @@ class ServerPort(Protocol):
     """One server, as a client sees it."""
 
     def expect(self, name: str | None) -> None:
-        """Where certificates say who answers: only the server of this name may, from now on; None stands for any."""
+        """Where there are certificates: only the server of this name may answer from now on; None stands for any."""
         ...
 
     async def locate(self) -> Topology: ...
     async def register(self) -> Registration:
-        """A client id that nobody else ever had or will have."""
+        """A client id that no other client ever has."""
         ...
 
     def mount(self) -> MountPort: ...

@@ -20,7 +20,7 @@ def majority(members: int) -> int:
 
 
 def reached(marks: Iterable[int], members: int) -> int:
-    """The highest mark that a majority of `members` has reached; who is not among the marks has reached nothing."""
+    """The highest mark that a majority of `members` has reached; a member without a mark has reached nothing."""
     standing = sorted(marks, reverse=True)
     assert len(standing) <= members
     needed = majority(members)
@@ -31,7 +31,7 @@ def decided(bounds: Iterable[tuple[int, int]]) -> int | None:
     """The mark that a majority has reached, when each member's mark is only known to lie between two bounds; None as long
     as more than one answer is possible.
 
-    Assume that everybody holds the least, then that everybody holds the most: if the answers agree, so does any truth."""
+    Assume that all members hold the least, then that all hold the most: if the answers agree, so does any truth."""
     pairs = list(bounds)
     least = reached((low for low, _ in pairs), len(pairs))
     most = reached((high for _, high in pairs), len(pairs))

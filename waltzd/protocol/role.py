@@ -1,9 +1,9 @@
-"""Who may call what. A process is what its certificate says that it is: one role in one cluster, under one name. Pure.
+"""Which role may call what. A process is what its certificate says: one role in one cluster, under one name. Pure.
 
-The certificate says it as a URI among its subject alternative names, and the same reader judges callers and those who
-answer. Names of other types (DNS, e-mail) never say who somebody is, whatever their text. DNS names stand beside the URI in
-the certificates of those who answer, because TLS libraries insist on one. No host is named anywhere: that a server answers
-as a server, and the storage `s1` as the storage `s1`, holds wherever it runs.
+The certificate says it as a URI among its subject alternative names, and the same reader judges both sides of a call. Names
+of other types (DNS, e-mail) are no identity, whatever their text. DNS names stand beside the URI in the certificates of
+daemons, because TLS libraries insist on one. No host is named anywhere: that a server answers as a server, and the storage
+`s1` as the storage `s1`, holds on any machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _URI = re.compile(r"waltz://([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/role/(
 
 
 def dns_name(key: UUID, role: Role, name: str | None = None) -> str:
-    """What the certificate of whoever answers must be valid for."""
+    """What the certificate of the answering side must be valid for."""
     return f"{name}.{role}.{key}.waltz" if name is not None else f"{role}.{key}.waltz"
 
 
@@ -97,8 +97,8 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.ServerAdmin/ExplainLock": _OPERATORS,
     "/waltz.v1.ServerAdmin/Events": _OPERATORS,
 }
-"""Which roles may make a call. What is not listed, nobody may. Operators read what is committed: a call of theirs that
-carries a session is refused by the storage."""
+"""Which roles may make a call; one that is not listed is refused to all. Operators read what is committed: the storage
+refuses a call of theirs that carries a session."""
 
 RIGHTS_OF_TOOLS: dict[str, frozenset[Role]] = {
     "/grpc.health.v1.Health/Check": _APPLICATIONS | _SERVERS,

@@ -1,4 +1,4 @@
-"""The gRPC service of a server for operators: what it owns and how that is, and draining. No decision is made here."""
+"""The gRPC service of a server for operators: what it owns and how that is, and draining. It decides nothing."""
 
 from __future__ import annotations
 

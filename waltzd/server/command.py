@@ -1,8 +1,8 @@
 """The server as a process: from a configuration to two listening services, and to a clean end.
 
-It ends with 0 after SIGTERM or SIGINT, when its partitions are with other servers or closed in order; with the exit code of
-the error that kept it from starting, or from going on: another process with its name; and with `EXIT_BUG` the moment it
-meets a mistake of ours anywhere, because a server that is half alive is worse than none.
+It ends with 0 after SIGTERM or SIGINT, when its partitions are with other servers or closed in order. It ends with the exit
+code of the error that kept it from starting or going on (another process has its name), and with `EXIT_BUG` at once when it
+meets a mistake of ours, because a server that is half alive is worse than none.
 """
 
 from __future__ import annotations
@@ -37,18 +37,17 @@ from waltzd.protocol.role import Role
 from waltzd.server.admin_service import add_admin_service
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.counters import AllCounters
-from waltzd.server.clients.limits import Capacity
-from waltzd.server.clients.pipeline import Pipeline, PipelineSettings
+from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.clients.service import add_log_service
 from waltzd.server.copy_pace import CopyPace
 from waltzd.server.election import Election
 from waltzd.server.ownership import PartitionOwner
 from waltzd.server.registration import Registration
-from waltzd.server.session.owned import OpenSession, OwnedLog
+from waltzd.server.session.owned import OwnedLog
+from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.session.wake import Ticker
-from waltzd.wire.listener import Listener
-from waltzd.wire.rpc_server import REQUEST_BYTES_MAX
+from waltzd.wire.listener import REQUEST_BYTES_MAX, Listener
 from waltzd.wire.servers import ServerAdminClient
 from waltzd.wire.storages import ReplicaClient
 from waltzd.wire.tls import Tls, tls_for
@@ -75,7 +74,7 @@ def run(config: ServerConfig) -> None:
 
 
 def end_at_once(error: BaseException) -> NoReturn:
-    """Nobody knows what this program does now: say it, and be gone before anything else is decided."""
+    """What this program does now is not known: log it, and end before anything else is decided."""
     log.critical("a mistake in Waltz itself. Ending with exit code %d.", EXIT_BUG, exc_info=error)
     logging.shutdown()
     os._exit(EXIT_BUG)
@@ -115,7 +114,7 @@ async def _stop(*listeners: Listener) -> None:
 
 
 async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack) -> None:
-    """The port for those who watch. What it needs is loaded only where there is one."""
+    """The port for metrics and health. What it needs is loaded only where there is one."""
     from waltzd.daemon import metrics
     from waltzd.daemon.http import watch_port
 
@@ -164,7 +163,7 @@ class _Daemon:
             listen=str(config.reached_at(clients.address.port)),
             admin_listen=str(config.admin_reached_at(operators.address.port)),
             instance=uuid4(),
-            version=version("waltz"),
+            version=version("waltzd"),
             preferred=config.preferred_partitions,
         )
         self._capacity = Capacity(config.mounts_max)
@@ -191,9 +190,7 @@ class _Daemon:
         )
         self.registration = Registration(cluster, self._server, is_alive=self._is_alive)
         self.election = Election(cluster, config.name, meta.partitions)
-        self.owner: PartitionOwner[Pipeline] = PartitionOwner(
-            cluster, meta, self.registration, make_owned_log=self._make_owned_log
-        )
+        self.owner: PartitionOwner = PartitionOwner(cluster, meta, self.registration, make_owned_log=self._make_owned_log)
 
     async def live(self, supervisor: Supervisor) -> None:
         """Until told to stop, or not to go on."""
@@ -275,10 +272,10 @@ class _Daemon:
 
     # -- what the parts are given --------------------------------------------------------------------------------------
 
-    def _make_owned_log(self, partition: int, generation: int, *, previous_owner_alive: bool) -> OwnedLog[Pipeline]:
+    def _make_owned_log(self, partition: int, generation: int, previous_owner_alive: bool) -> OwnedLog[Pipeline]:
         counters = self.all_counters.begin(partition)
 
-        def make_pipeline(session: OpenSession) -> Pipeline:
+        def make_pipeline(session: Log) -> Pipeline:
             return Pipeline(session, self._pipeline_settings, self._capacity, on_fatal=end_at_once, counters=counters)
 
         return OwnedLog(

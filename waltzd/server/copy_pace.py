@@ -1,6 +1,6 @@
-"""How fast a replica may copy: what the configuration says, or less while a command of an operator says so.
+"""How fast a replica may copy: by the configuration, or slower while a command of an operator says so.
 
-The command's word is an ephemeral document. When the coordinator cannot be asked, what was heard last counts, until it can.
+The command's bound is an ephemeral document. While the coordinator cannot be asked, what was read last counts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Which server decides who owns what, and how it does so.
+"""The leader among the servers, which assigns partitions to them.
 
-One server is the leader: the one whose ephemeral document stands at the place for it. The leader looks at the servers that
-are up, at what operators prefer and at the assignment, plans, and saves by compare-and-set. That alone makes it safe: two
-that both believe they are the leader cannot undo each other's work without having read it. Nothing happens here without a
-change that somebody made.
+The leader is the server whose ephemeral document stands at the place for it. It looks at the servers that are up, at what
+operators prefer and at the assignment, plans, and saves by compare-and-set. That alone makes it safe: of two servers that
+both believe they lead, neither can undo the other's work without having read it. It acts when a document changes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ log = logging.getLogger("waltz.server")
 
 class Election:
     def __init__(self, cluster: Cluster, name: str, partitions: int) -> None:
-        """`name` must be announced already: that settles that no other living process has it."""
+        """`name` must be announced already, which proves that no other living process has it."""
         self._cluster = cluster
         self._name = name
         self._partitions = partitions
@@ -44,7 +43,7 @@ class Election:
         return coordinator.is_connected and self._led_in == coordinator.session
 
     async def take_part(self) -> None:
-        """Become the leader if there is none, and do its work if we are it."""
+        """Become the leader if there is none, and do the leader's work if we are it."""
         session = self._cluster.coordinator.session
         if not await self._leads():
             self._led_in = self._known = None
@@ -76,13 +75,14 @@ class Election:
         if wanted != current:
             await self._cluster.save_assignment(wanted, version)
             what = "; ".join(moved(current, wanted))
-            log.info("%s: moved partitions %s", why or "the assignment was changed by somebody else", what)
+            log.info("%s: moved partitions %s", why or "the assignment was changed by another process", what)
         elif why:
             log.info("%s: every partition stays where it is", why)
         self._known, self._preferences = servers, preferences
 
     async def _read_preferences(self) -> Preferences:
-        """Wishes that cannot be understood are no reason to leave the partitions of a server that went to nobody."""
+        """A document of preferences that cannot be understood must not leave the partitions of a lost server without an
+        owner."""
         try:
             preferences, _ = await self._cluster.preferences()
         except BadMetadata as error:
@@ -101,7 +101,7 @@ def check_length(assignment: Assignment, partitions: int) -> None:
 
 
 def _difference(before: Mapping[str, ServerMeta] | None, now: Mapping[str, ServerMeta]) -> str:
-    """Who came, who went, who changed, as a sentence; empty when nothing did."""
+    """Which servers came, went or changed, as a sentence; empty for none."""
     if before is None:
         return f"servers that are up: {', '.join(now) or 'none'}"
     parts = [f"server {name} came" for name in now if name not in before]

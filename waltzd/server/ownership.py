@@ -1,16 +1,16 @@
-"""The partitions of this server: from the assignment to logs that run, and to whoever asks for one of them.
+"""The partitions of this server: from the assignment to logs that run, and to the pipelines that callers ask for.
 
-Each partition has a task of its own that brings it from what is to what shall be: it opens the log under the generation
-that was given to us, keeps it, closes it when the assignment says otherwise, and never runs two at a time. So one partition
-that is slow to close holds up no other. Without the coordinator everything stays as it is: logs that run go on for as long
-as their storages accept them, nothing new is begun.
+Each partition has a task of its own, which follows the assignment: it opens the log under the generation that was given to
+us, closes it when the assignment says otherwise, and never runs two at a time. So a partition that is slow to close holds
+up no other. Without the coordinator nothing new is begun; logs that run go on for as long as their storages accept them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from collections.abc import Callable
+from typing import NoReturn
 
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
@@ -18,54 +18,26 @@ from waltzd.cluster.documents import Assignment, ClusterMeta, ServerMeta
 from waltzd.errors import CannotConnect, NoSuchPartition, NotOwner, NotReady, WaltzError
 from waltzd.protocol.batches import Place, ServerAddress, Topology
 from waltzd.protocol.descriptions import OwnedPartition
+from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.election import check_length
 from waltzd.server.reconcile import Reconciler
 from waltzd.server.registration import Registration
+from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.wake import Bell
 
 log = logging.getLogger("waltz.server")
-P = TypeVar("P")
-P_co = TypeVar("P_co", covariant=True)
 CLOSE_SECONDS = 10.0
 """How long a log may take to be handed over; it has shorter deadlines of its own for all that it waits for."""
 
 
-class OwnedLogLife(Protocol[P_co]):
-    """One partition that this server owns, under one generation."""
-
-    @property
-    def pipeline(self) -> P_co:
-        """Raises `NotReady` while there is none."""
-        ...
-
-    @property
-    def task(self) -> asyncio.Task[Any]:
-        """Ends when the log is closed; by itself only with a mistake of ours."""
-        ...
-
-    async def start(self) -> None:
-        """Begin; what goes wrong is the log's own to try again and to tell."""
-        ...
-
-    async def close(self, *, hand_over: bool) -> None:
-        """End, in order or at once. May be called again while, or after, the first call was given up."""
-        ...
-
-    def describe(self) -> OwnedPartition: ...
-
-
-class MakeOwnedLog(Protocol[P_co]):
-    def __call__(self, partition: int, generation: int, *, previous_owner_alive: bool) -> OwnedLogLife[P_co]: ...
-
-
-class _Tenancy(Generic[P]):
+class _Tenancy:
     """One partition here, for as long as it is or shall be ours."""
 
     def __init__(self) -> None:
         self.wanted: int | None = None
         """The generation under which it shall be ours; None: it shall not."""
         self.previous_owner_alive = False
-        self.owned: OwnedLogLife[P] | None = None
+        self.owned: OwnedLog[Pipeline] | None = None
         self.generation: int | None = None
         """Of `owned`."""
         self.bell = Bell()
@@ -76,16 +48,17 @@ class _Tenancy(Generic[P]):
         self.bell.ring()
 
 
-class PartitionOwner(Generic[P]):
+class PartitionOwner:
     def __init__(
         self,
         cluster: Cluster,
         meta: ClusterMeta,
         registration: Registration,
         *,
-        make_owned_log: MakeOwnedLog[P],
+        make_owned_log: Callable[[int, int, bool], OwnedLog[Pipeline]],
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
+        """`make_owned_log` is given a partition, our generation of it, and whether the owner before us is alive."""
         self.meta = meta
         self.name = registration.server.name
         self.reconciler = Reconciler("ownership", wait=cluster.wait_for_assignment, act=self._look_at_assignment)
@@ -100,7 +73,7 @@ class PartitionOwner(Generic[P]):
         self._assignment: Assignment | None = None
         self._servers: dict[str, ServerMeta] = {}
         self._topology: Topology | None = None
-        self._tenancies: dict[int, _Tenancy[P]] = {}
+        self._tenancies: dict[int, _Tenancy] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._is_closing = False
         self._changed = Bell()
@@ -135,7 +108,7 @@ class PartitionOwner(Generic[P]):
                     seen = self._changed.rings
                     await self._changed.wait(seen)
         except TimeoutError:
-            log.warning("nobody took over partitions %s within %g seconds", spell_numbers(self.owned), seconds)
+            log.warning("no server took over partitions %s within %g seconds", spell_numbers(self.owned), seconds)
         return not self._tenancies
 
     async def close(self) -> None:
@@ -186,7 +159,7 @@ class PartitionOwner(Generic[P]):
             )
         return await self._cluster.new_client_id()
 
-    def pipeline(self, partition: int, generation: int | None) -> P:
+    def pipeline(self, partition: int, generation: int | None) -> Pipeline:
         """Of a partition that this server owns, under this generation if one is given."""
         if not 0 <= partition < self.meta.partitions:
             raise NoSuchPartition(
@@ -205,7 +178,7 @@ class PartitionOwner(Generic[P]):
     def _refuse(self, partition: int, place: Place) -> NoReturn:
         if place.server is None:
             raise NotOwner(
-                f"nobody owns partition {partition} at the moment", partition=partition, generation=place.generation
+                f"no server owns partition {partition} at the moment", partition=partition, generation=place.generation
             )
         if place.server == self.name and self._is_closing:
             raise NotOwner(f"server {self.name} is closing partition {partition}", partition=partition)
@@ -293,7 +266,7 @@ class PartitionOwner(Generic[P]):
                 is_alive = previous is not None and previous != self.name and previous in self._servers
                 tenancy.want(wanted, previous_owner_alive=is_alive)
 
-    async def _hold(self, partition: int, tenancy: _Tenancy[P]) -> None:
+    async def _hold(self, partition: int, tenancy: _Tenancy) -> None:
         try:
             while tenancy.wanted is not None:
                 await self._hold_one_generation(partition, tenancy, tenancy.wanted)
@@ -301,8 +274,8 @@ class PartitionOwner(Generic[P]):
             del self._tenancies[partition]
             self._changed.ring()
 
-    async def _hold_one_generation(self, partition: int, tenancy: _Tenancy[P], generation: int) -> None:
-        owned = self._make_owned_log(partition, generation, previous_owner_alive=tenancy.previous_owner_alive)
+    async def _hold_one_generation(self, partition: int, tenancy: _Tenancy, generation: int) -> None:
+        owned = self._make_owned_log(partition, generation, tenancy.previous_owner_alive)
         log.info("partition %d: taken over in generation %d", partition, generation)
         await owned.start()
         tenancy.owned, tenancy.generation = owned, generation
@@ -320,7 +293,7 @@ class PartitionOwner(Generic[P]):
             owned.task.cancel()  # nothing to cancel, unless all of this was ended from outside or by a mistake
         log.info("partition %d: generation %d is closed here", partition, generation)
 
-    async def _close(self, partition: int, owned: OwnedLogLife[P]) -> None:
+    async def _close(self, partition: int, owned: OwnedLog[Pipeline]) -> None:
         try:
             async with asyncio.timeout(self._close_seconds):
                 await owned.close(hand_over=True)

@@ -1,8 +1,8 @@
 """Keep something in step with documents of the coordinator, for as long as the process lives.
 
-A token first, then look and act, then wait with that token: whatever changes while we act is noticed afterwards. What goes
-wrong is said once, not each time, and tried again when something has changed. Only silence of the coordinator is tried
-again after a while, because its return is no change of a document.
+A token first, then look and act, then wait with that token: a change that comes while we act is noticed afterwards. What
+goes wrong is logged once, not each time, and retried when something has changed. Only while the coordinator is silent is it
+retried after a pause, because its return is no change of a document.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Reconciler:
             except NodeMissing as error:
                 self._say(error)
             except ChangedMeanwhile:
-                continue  # somebody was faster, so there is something to be noticed already
+                continue  # another process was faster, so there is a change to notice already
             except WaltzError as error:
                 self._say(error)
             else:

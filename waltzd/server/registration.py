@@ -1,10 +1,10 @@
 """This server in the list of servers: an ephemeral document, there as long as the coordinator hears from us.
 
 The name is the identity, so only one process may have it. A document of the same name that is not of this coordinator
-session was left behind by a process that has ended, or belongs to one that still runs; the hard part is to tell the two
-apart without waiting for the coordinator to give up the old session. So we ask: whoever announced it is called at its own
-address. If it answers, the name is taken. If it does not, its document is replaced at once, and should it wake up later, it
-finds us in its place and ends.
+session was left behind by a process that has ended, or belongs to one that still runs. The hard part is to tell the two
+apart without waiting until the coordinator expires the old session. So we call the process that announced it at its own
+address. If it answers, the name is taken. If not, its document is replaced at once; a process that wakes up later finds us
+in its place and ends.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Registration:
 
     async def _announce(self, wanted: ServerMeta) -> None:
         while not await self._is_announced(wanted):
-            pass  # somebody else has just changed what was there: look again
+            pass  # another process has just changed it: look again
 
     async def _is_announced(self, wanted: ServerMeta) -> bool:
         found = await self._cluster.server(wanted.name)
@@ -88,7 +88,7 @@ class Registration:
     async def _add(self, wanted: ServerMeta) -> bool:
         try:
             await self._cluster.register_server(wanted)
-        except NodeMissing:  # nobody has made the cluster, or somebody took it away
+        except NodeMissing:  # the cluster was never created, or was deleted
             raise
         except ChangedMeanwhile:
             return False

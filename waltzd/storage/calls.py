@@ -1,23 +1,11 @@
-"""Segment files that arrive: a piece at a time to a file beside the log, then one turn in the lane to give it its place.
+"""The storage daemon without its network: every call that a server or an operator can make, as an awaitable.
 
-Receiving and proving take nobody's turn. One file at a time for each replica: a newer one ends the one before, whose sender
-has gone or will ask again.
+The daemon has three kinds of work. A change of a replica takes its turn in the `Lane` of that replica. Reads, digests
+and verification run beside the lanes on threads of their own, a piece at a time, and never take an appender's turn. Changes
+of the directory (a replica is made or removed) come one at a time. All that writes runs to its end, also when its caller
+gives up: the thread goes on all the same, and two may never write to the same files.
 
-Changes of what a storage has, one at a time, and each to its end, also when whoever asked gives up.
-
-A thread goes on all the same when a caller is gone: a replica that it made and that nobody puts to work would be refused
-until the next start.
-
-Digests of what a replica holds, a piece at a time.
-
-Each piece is read and hashed in a turn of its own on a thread for readers, so that whoever else reads comes between, and
-appends, which have other threads, are never held up. An answer ends after so many bytes or seconds: it says how far it
-came, and the caller goes on from there. So a call has an end however long the log is and however slow the disk.
-
-The storage daemon without its network: every call that a server or an operator can make, as an awaitable.
-
-Reads run beside the lanes and never take an appender's turn. A flush that fails ends the process, from wherever it is
-noticed: `on_fatal` does not come back.
+A flush that fails ends the process, from wherever it is noticed: `on_fatal` never returns in a daemon.
 """
 
 from __future__ import annotations
@@ -57,7 +45,7 @@ from waltzd.protocol.descriptions import PartitionDescription, ReplicaStatus, Se
 from waltzd.protocol.peers import Link
 from waltzd.storage.lane import Lane, RunBlocking, Stream, refuse
 from waltzd.storage.offline.verify import Marks, PartitionReport, verify_partition
-from waltzd.storage.replica.directory import Directory, PartitionLine
+from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.healing import Installation
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import check_jump
@@ -67,63 +55,15 @@ from waltzd.wire.frames import PIECE_BYTES
 
 T = TypeVar("T")
 PIECE_SECONDS = 60.0
-"""How long a sender may take for its next piece."""
-
-
-class Arrivals:
-    def __init__(
-        self, *, run_writing: RunBlocking, on_fatal: Callable[[BaseException], None], check_open: Callable[[], None]
-    ) -> None:
-        """`check_open` raises when the daemon takes no more work."""
-        self._run_writing = run_writing
-        self._on_fatal = on_fatal
-        self._check_open = check_open
-        self._turns: dict[int, object] = {}
-
-    async def take(
-        self, lane: Lane, session: int, contact: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
-    ) -> ReplicaStatus:
-        partition = lane.partition
-        turn = self._turns[partition.number] = object()
-        begun: list[Installation] = []
-
-        def begin() -> None:
-            begun.append(partition.begin_installation(session, first_id, file_bytes, contact))
-
-        try:
-            await self._whole(lane.call(begin))
-            installation = begun[0]
-            async for piece in _timely(pieces):
-                self._check_open()
-                partition.check_installation(session, installation)
-                if self._turns.get(partition.number) is not turn:
-                    raise Displaced(
-                        f"another segment file for partition {partition.number} was begun",
-                        not_done="nothing of this file was kept",
-                        next_step="send one file at a time to each replica",
-                    )
-                await self._whole(self._run_writing(installation.write, piece))
-            await self._whole(self._run_writing(installation.prove))
-            return await self._whole(lane.call(lambda: partition.install(session, installation)))
-        finally:
-            if self._turns.get(partition.number) is turn:
-                del self._turns[partition.number]
-            for installation in begun:  # once it has its place this does nothing
-                await self._whole(self._run_writing(installation.abandon))
-
-    async def _whole(self, work: Awaitable[T]) -> T:
-        """To its end, also when the caller has gone: no two threads may have a hand in the same files."""
-        step = asyncio.ensure_future(work)
-        try:
-            return await asyncio.shield(step)
-        except FlushFailed as error:
-            self._on_fatal(error)
-            raise
-        except asyncio.CancelledError:
-            await asyncio.wait((step,))
-            if not step.cancelled() and isinstance(failure := step.exception(), FlushFailed):
-                self._on_fatal(failure)
-            raise
+"""A sender of a segment file that is silent for so long is given up."""
+ANSWER_BYTES_MAX = 64 << 20
+ANSWER_SECONDS_MAX = 5.0
+"""Of one digest: so a call has an end however long the log is and however slow the disk."""
+APPENDERS_MAX = 16
+"""Append streams for each partition: each may have one message in memory beside what is queued, and an owner has one or two
+of them, with those that a broken connection has not ended yet."""
+READERS_MAX = 256
+"""Streams that read, on the whole storage: each may have one frame in memory."""
 
 
 async def _timely(pieces: AsyncIterator[Buffer]) -> AsyncIterator[Buffer]:
@@ -140,65 +80,6 @@ async def _timely(pieces: AsyncIterator[Buffer]) -> AsyncIterator[Buffer]:
                 not_done="nothing of the file was kept",
             ) from None
         yield piece
-
-
-class Changes:
-    def __init__(self) -> None:
-        self.turn = asyncio.Lock()
-        """For whoever wants no change meanwhile."""
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    async def whole(self, may_begin: Callable[[], None], change: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """`may_begin` raises when it is too late for one."""
-        await self.turn.acquire()
-        try:
-            may_begin()
-            task = asyncio.create_task(change())
-        except BaseException:
-            self.turn.release()
-            raise
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        self.turn.release()
-        if not task.cancelled():
-            task.exception()  # who asked may not be there to hear of it
-
-
-ANSWER_BYTES_MAX = 64 << 20
-ANSWER_SECONDS_MAX = 5.0
-
-
-async def hashed(
-    read: Callable[[int], Awaitable[Run]], run_blocking: Callable[..., Awaitable[None]], first_id: int, last_id: int
-) -> Digest:
-    """`read` gives sound records from an id on. What is damaged or not known to be committed ends the digest in front of
-    it, and is an error where the digest would begin."""
-    if not 0 <= first_id <= last_id:
-        raise BadArgument(f"ids {first_id} to {last_id} are no range")
-    hashing, clock = Hashing(first_id), asyncio.get_running_loop().time
-    ends = clock() + ANSWER_SECONDS_MAX
-    while hashing.next_id <= last_id:
-        try:
-            run = await read(hashing.next_id)
-        except (PartitionDamaged, BeyondLog):
-            if hashing.next_id == first_id:
-                raise
-            break
-        await run_blocking(hashing.add, run)
-        if hashing.bytes >= ANSWER_BYTES_MAX or clock() >= ends:
-            break
-    return hashing.digest()
-
-
-APPENDERS_MAX = 16
-"""Append streams for each partition: each may have one message in memory beside what is queued, and an owner has one or two
-of them, with those that a broken connection has not ended yet."""
-READERS_MAX = 256
-"""Streams that read, on the whole storage: each may have one frame in memory."""
 
 
 class StorageCalls:
@@ -223,8 +104,10 @@ class StorageCalls:
         self._queued = Budget(config.queue_bytes_max)
         self._readers = 0
         self._piece_bytes = min(config.read_chunk_bytes, PIECE_BYTES)
-        self._changes = Changes()
-        self._arrivals = Arrivals(run_writing=run_writing, on_fatal=on_fatal, check_open=self._check_open)
+        self._changing = asyncio.Lock()
+        """Held by each change of the directory, and by work that allows none meanwhile."""
+        self._arriving: dict[int, object] = {}
+        """The newest segment file on its way to each partition."""
         self._proving = asyncio.Semaphore(max(1, config.flush_threads // 2))
         self._started_ns = monotonic_ns()
         self.statistics = Statistics()
@@ -246,19 +129,19 @@ class StorageCalls:
         lane.start()
 
     def refuse_new(self) -> None:
-        """No new calls; append streams end once what they queued is done."""
+        """No new calls; append streams end once their queued frames are done."""
         self.is_draining = True
         for stream in self._streams:
             stream.leave(Draining("the storage is shutting down"))
 
     async def close(self) -> None:
-        """Finish what is queued and leave clean marks. A partition that is just being made or removed is finished first."""
-        async with self._changes.turn:
+        """Finish queued work and leave clean marks. A partition that is just being made or removed is finished first."""
+        async with self._changing:
             for lane in self._lanes.values():
                 await lane.close()
-            await self._run_writing(self._directory.close)
+            await self._write(self._directory.close)
 
-    # -- who asks, for what
+    # -- checks of every call
 
     @property
     def directory(self) -> Directory:
@@ -278,9 +161,34 @@ class StorageCalls:
         if key != ours:
             raise ForeignCluster(f"this storage belongs to the cluster {ours}; the caller says {key}", key=ours)
 
+    async def _write(self, function: Callable[..., T], *arguments: Any) -> T:
+        """On a thread that writes, outside of the lanes."""
+        return await self._whole(self._run_writing(function, *arguments))
+
+    async def _whole(self, work: Awaitable[T]) -> T:
+        """To its end, also when the caller has gone. A flush that fails ends the process."""
+        step, gone = asyncio.ensure_future(work), None
+        while not step.done():
+            try:
+                await asyncio.wait((step,))
+            except asyncio.CancelledError as error:
+                gone = error
+        failure = None if step.cancelled() else step.exception()
+        if isinstance(failure, FlushFailed):
+            self._on_fatal(failure)
+        elif gone is not None:
+            raise gone
+        return step.result()
+
+    async def _change(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """One at a time, and none after the end has begun."""
+        async with self._changing:
+            self._check_open()
+            return await self._whole(change())
+
     async def take_name(self, name: str) -> None:
-        async with self._changes.turn:
-            await self._run_writing(self._directory.take_name, name)
+        async with self._changing:
+            await self._write(self._directory.take_name, name)
 
     def _lane(self, number: int) -> Lane:
         self._directory.partition(number)  # says why there is none
@@ -292,7 +200,7 @@ class StorageCalls:
     # -- the replica protocol
 
     def status(self, number: int) -> ReplicaStatus:
-        """Where the replica stands. It is bound to nothing by that, and nothing is proven."""
+        """Where the replica stands. It promises nothing by that, and proves nothing."""
         return self._lane(number).partition.status()
 
     async def open_session(
@@ -307,7 +215,7 @@ class StorageCalls:
         return await self._contact(number, session, caller)
 
     async def fence(self, number: int, session: int) -> ReplicaStatus:
-        """For an operator's rescue: also where a higher session was promised."""
+        """For an operator's rescue: also below a promised session that has not begun."""
         return await self._contact(number, session, by_operator=True)
 
     async def _contact(self, number: int, session: int, caller: int = 0, *, by_operator: bool = False) -> ReplicaStatus:
@@ -315,8 +223,8 @@ class StorageCalls:
         partition = lane.partition
         contact = await lane.call(lambda: partition.fence(session, caller, by_operator=by_operator))
         lane.fence()
-        # A tail can be long. Proving it takes a turn for each segment and half of the threads, so that everybody else's
-        # appends find theirs.
+        # A tail can be long. Proving it takes a turn for each segment, and half of the threads: the rest stays free for the
+        # appends of other partitions.
         is_more = True
         while is_more:
             async with self._proving:
@@ -335,12 +243,43 @@ class StorageCalls:
     async def install_segment(
         self, number: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer], *, contact: int = 0
     ) -> ReplicaStatus:
-        """A whole segment file, to stand behind the last id or where one is damaged. The first piece is asked for when
-        the replica has agreed to take it."""
-        return await self._arrivals.take(self._lane(number), session, contact, first_id, file_bytes, pieces)
+        """Take a whole segment file, behind the last id or in the place of a damaged one. The first piece is asked for when
+        the replica has a place for it.
+
+        The file is received and proven beside the log; only its begin and its end take a turn of the lane. A newer file for
+        the same replica ends the one before, whose sender has gone or will ask again."""
+        lane = self._lane(number)
+        partition = lane.partition
+        turn = self._arriving[number] = object()
+        installation: Installation | None = None
+
+        def begin() -> Installation:
+            nonlocal installation  # set also when the caller gives up meanwhile
+            installation = partition.begin_installation(session, first_id, file_bytes, contact)
+            return installation
+
+        try:
+            installation = await self._whole(lane.call(begin))
+            async for piece in _timely(pieces):
+                self._check_open()
+                partition.check_installation(session, installation)
+                if self._arriving.get(number) is not turn:
+                    raise Displaced(
+                        f"another segment file for partition {number} was begun",
+                        not_done="nothing of this file was kept",
+                        next_step="send one file at a time to each replica",
+                    )
+                await self._write(installation.write, piece)
+            await self._write(installation.prove)
+            return await self._whole(lane.call(lambda: partition.install(session, installation)))
+        finally:
+            if self._arriving.get(number) is turn:
+                del self._arriving[number]
+            if installation is not None:  # once it has its place this does nothing
+                await self._write(installation.abandon)
 
     async def append(self, number: int, session: int, link: Link, *, contact: int = 0) -> None:
-        """Serve one append stream until the sender has no more, or something ends it; the sender is told what."""
+        """Serve one append stream until its end, or an error, which the sender is told."""
         try:
             lane = self._lane(number)
             lane.partition.check_session(session, contact)
@@ -362,7 +301,7 @@ class StorageCalls:
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[None]:
-        """A place among those that read: what each of them has in memory is bounded, and so are they."""
+        """Bounds the number of readers; what each of them has in memory is bounded, too."""
         if self._readers >= READERS_MAX:
             raise TooManyCallers(
                 f"{READERS_MAX} readers are being served already", next_step="try again when others are done"
@@ -377,34 +316,28 @@ class StorageCalls:
         self, number: int, session: int | None, first_id: int, last_id: int | None, frame_bytes: int
     ) -> AsyncIterator[Run]:
         with self._reader():
-            async for run in self._read(number, session, first_id, last_id, frame_bytes):
+            lane = self._lane(number)
+            partition = lane.partition
+            size = min(frame_bytes or self._config.read_chunk_bytes, self._config.frame_bytes_max)
+            if size < 0 or (last_id is not None and last_id < first_id):
+                raise BadArgument(f"ids {first_id} to {last_id} in frames of {frame_bytes} bytes make no range")
+            limit = partition.readable_to(session)
+            last_id = limit if last_id is None else last_id
+            if first_id == limit + 1 and last_id == limit:
+                if session is not None:
+                    partition.check_session(session)
+                return
+            at = first_id
+            while at <= last_id:
+                run = await self._read_one(lane, at, last_id, size, session)
+                self.statistics.read_records += len(run)
+                self.statistics.read_bytes += len(run.data)
                 yield run
-
-    async def _read(
-        self, number: int, session: int | None, first_id: int, last_id: int | None, frame_bytes: int
-    ) -> AsyncIterator[Run]:
-        lane = self._lane(number)
-        partition = lane.partition
-        size = min(frame_bytes or self._config.read_chunk_bytes, self._config.frame_bytes_max)
-        if size < 0 or (last_id is not None and last_id < first_id):
-            raise BadArgument(f"ids {first_id} to {last_id} in frames of {frame_bytes} bytes make no range")
-        limit = partition.last_id if session is not None else min(partition.last_id, partition.visible_mark)
-        last_id = limit if last_id is None else last_id
-        if first_id == limit + 1 and last_id == limit:
-            if session is not None:
-                partition.check_session(session)
-            return
-        at = first_id
-        while at <= last_id:
-            run = await self._read_one(lane, at, last_id, size, session)
-            self.statistics.read_records += len(run)
-            self.statistics.read_bytes += len(run.data)
-            yield run
-            at = run.last_id + 1
-            if at > limit:
-                limit = partition.last_id if session is not None else min(partition.last_id, partition.visible_mark)
-                if at > limit and at <= last_id:
-                    raise BeyondLog(f"partition {number} ends at id {limit}; id {at} is not here", last_id=limit)
+                at = run.last_id + 1
+                if at > limit:
+                    limit = partition.readable_to(session)
+                    if limit < at <= last_id:
+                        raise BeyondLog(f"partition {number} ends at id {limit}; id {at} is not here", last_id=limit)
 
     async def _read_one(self, lane: Lane, first_id: int, last_id: int, size: int, session: int | None) -> Run:
         partition = lane.partition
@@ -413,21 +346,20 @@ class StorageCalls:
             return partition.read(first_id, last_id, size, session=session)
 
         try:
-            found: Run = await self._run_reading(read)
+            return await self._run_reading(read)
         except Suspect as question:
             await self._examine(lane, question.first_id)
             try:
-                found = await self._run_reading(read)
+                return await self._run_reading(read)
             except Suspect:
                 raise PartitionDamaged(
                     f"partition {partition.number}: what is read from the segment at id {question.first_id} is not what "
                     "stands there"
                 ) from None
-        return found
 
     async def _examine(self, lane: Lane, first_id: int) -> None:
-        """Damage ends the append streams: the owner opens the replica again, learns of it and heals it, also where nothing
-        is written at the moment."""
+        """Damage ends the append streams: the owner opens the replica again, learns of it and heals it, even while no
+        record is written."""
         partition = lane.partition
         await lane.call(lambda: partition.examine(first_id))
         status = partition.status()
@@ -442,15 +374,27 @@ class StorageCalls:
             )
 
     async def digest(self, number: int, first_id: int, last_id: int) -> Digest:
-        """A hash of records that are known to be committed, from `first_id` as far as one answer goes."""
+        """A hash of committed records. It ends after so many bytes or seconds, or in front of a damaged or uncommitted id,
+        and says how far it came: the caller goes on from there. It is refused when it cannot even begin.
+
+        Each piece is read and hashed in a turn of its own, so that other readers come between."""
         lane = self._lane(number)
+        if not 0 <= first_id <= last_id:
+            raise BadArgument(f"ids {first_id} to {last_id} are no range")
+        hashing, clock = Hashing(first_id), asyncio.get_running_loop().time
+        ends = clock() + ANSWER_SECONDS_MAX
         with self._reader():
-            return await hashed(
-                lambda at: self._read_one(lane, at, last_id, self._config.read_chunk_bytes, None),
-                self._run_reading,
-                first_id,
-                last_id,
-            )
+            while hashing.next_id <= last_id:
+                try:
+                    run = await self._read_one(lane, hashing.next_id, last_id, self._config.read_chunk_bytes, None)
+                except (PartitionDamaged, BeyondLog):
+                    if hashing.next_id == first_id:
+                        raise
+                    break
+                await self._run_reading(hashing.add, run)
+                if hashing.bytes >= ANSWER_BYTES_MAX or clock() >= ends:  # one piece at least, so that the caller gets on
+                    break
+        return hashing.digest()
 
     def segments(self, number: int, session: int | None) -> list[tuple[int, int, int]]:
         partition = self._lane(number).partition
@@ -463,7 +407,7 @@ class StorageCalls:
         ]
 
     async def fetch_segment(self, number: int, session: int, first_id: int) -> AsyncGenerator[bytes, None]:
-        """A sealed segment as it is. Its records are proven by whoever receives it."""
+        """A sealed segment as it is. The receiver proves its records."""
         with self._reader():
             partition = self._lane(number).partition
             partition.check_session(session)
@@ -471,7 +415,7 @@ class StorageCalls:
             try:
                 offset, size = 0, file.size()
                 while offset < size:
-                    data: bytes = await self._run_reading(file.read, offset, self._piece_bytes)
+                    data = await self._run_reading(file.read, offset, self._piece_bytes)
                     if not data:
                         raise ReadFailed(f"{file.path} had {size} bytes and ends at {offset} now")
                     yield data
@@ -487,15 +431,11 @@ class StorageCalls:
 
     async def _make(self, make: Callable[[int], Partition | None], number: int) -> None:
         async def change() -> None:
-            try:
-                partition: Partition | None = await self._run_writing(make, number)
-            except FlushFailed as error:
-                self._on_fatal(error)
-                raise
+            partition = await self._write(make, number)
             if partition is not None:
                 self._start_lane(partition)
 
-        await self._changes.whole(self._check_open, change)
+        await self._change(change)
 
     async def remove_partition(self, number: int, *, delete_files: bool) -> str | None:
         async def change() -> str | None:
@@ -503,43 +443,24 @@ class StorageCalls:
             if lane is not None:
                 await lane.close()
                 lane.refuse_all(NoSuchPartition(f"partition {number} was taken off this storage"))
-            try:
-                aside: str | None = await self._run_writing(
-                    lambda: self._directory.remove_partition(number, delete_files=delete_files)
-                )
-            except FlushFailed as error:
-                self._on_fatal(error)
-                raise
-            return aside
+            return await self._write(lambda: self._directory.remove_partition(number, delete_files=delete_files))
 
-        return await self._changes.whole(self._check_open, change)
+        return await self._change(change)
 
     async def delete_aside(self, names: Sequence[str]) -> tuple[SetAside, ...]:
-        async def change() -> tuple[SetAside, ...]:
-            try:
-                deleted: tuple[SetAside, ...] = await self._run_writing(self._directory.delete_aside, names)
-            except FlushFailed as error:
-                self._on_fatal(error)
-                raise
-            return deleted
-
-        return await self._changes.whole(self._check_open, change)
+        return await self._change(lambda: self._write(self._directory.delete_aside, names))
 
     async def set_available(self, number: int, available: bool) -> None:
-        async with self._changes.turn:
+        async with self._changing:
             if number in self._lanes:
                 await self._lanes[number].call(lambda: self._directory.set_available(number, available))
             else:  # its data is refused, its flags can be set
-                try:
-                    await self._run_writing(self._directory.set_available, number, available)
-                except FlushFailed as error:
-                    self._on_fatal(error)
-                    raise
+                await self._write(self._directory.set_available, number, available)
 
     async def verify(self, number: int) -> AsyncIterator[Finding | PartitionReport]:
-        """Everything of one partition that is on the disk, while it goes on being written; the report comes last.
+        """Check one partition up to its last id while it is written on: findings, and the report at last.
 
-        What is found is examined in its turn: from then on the replica knows of it, so that its owner heals it."""
+        Each finding is examined in a turn of the lane: the replica learns of it, so that its owner heals it."""
         lane = self._lane(number)
         partition = lane.partition
         cuts = partition.cuts
@@ -567,16 +488,15 @@ class StorageCalls:
             yield result
 
     async def check_in_place(self) -> None:
-        async with self._changes.turn:
-            await self._run_reading(self._directory.check_in_place)
+        async with self._changing:
+            await self._whole(self._run_reading(self._directory.check_in_place))
 
     async def keep_reserve(self) -> None:
-        await self._run_writing(self._directory.keep_reserve)
+        await self._write(self._directory.keep_reserve)
 
     async def unready(self) -> list[str]:
-        """Why it is of little use now; nothing when it is ready."""
-        found: list[str] = await self._run_reading(self._unready)
-        return found
+        """Why it is of little use now; empty when it is ready."""
+        return await self._run_reading(self._unready)
 
     def _unready(self) -> list[str]:
         directory = self._directory
@@ -585,19 +505,18 @@ class StorageCalls:
             free_bytes=self._disk.free_bytes(directory.path),
             free_bytes_min=self._config.free_bytes_min,
             full=[partition.number for partition in directory.partitions() if partition.status().is_full],
-            refused={line.partition: line.error.message for line in directory.lines() if line.error is not None},
+            refused={number: error.message for number, error in directory.errors().items() if error is not None},
         )
 
     async def troubles(self) -> dict[int, list[Trouble]]:
-        """What is wrong with replicas, by partition."""
-        found: dict[int, list[Trouble]] = await self._run_reading(self._troubles)
-        return found
+        """By partition."""
+        return await self._run_reading(self._troubles)
 
     def _troubles(self) -> dict[int, list[Trouble]]:
         found = {
-            line.partition: alarm.of_replica(damage=None, refused=line.error.message, code=line.error.code)
-            for line in self._directory.lines()
-            if line.error is not None
+            number: alarm.of_replica(damage=None, refused=error.message, code=error.code)
+            for number, error in self._directory.errors().items()
+            if error is not None
         }
         for partition in self._directory.partitions():
             if partition.findings:
@@ -606,8 +525,7 @@ class StorageCalls:
         return found
 
     async def describe(self) -> StorageDescription:
-        found: StorageDescription = await self._run_reading(self._describe)
-        return found
+        return await self._run_reading(self._describe)
 
     def _describe(self) -> StorageDescription:
         directory, header = self._directory, self._directory.control.header
@@ -615,11 +533,11 @@ class StorageCalls:
             cluster_key=header.key,
             partitions=header.partitions,
             directory=directory.path,
-            version=version("waltz"),
+            version=version("waltzd"),
             free_bytes=self._disk.free_bytes(directory.path),
             uptime_ms=(monotonic_ns() - self._started_ns) // 1_000_000,
             is_draining=self.is_draining,
-            assigned=tuple(self._describe_one(line) for line in directory.lines()),
+            assigned=tuple(self._describe_one(number, refused) for number, refused in directory.errors().items()),
             statistics=self.statistics,
             instance=directory.instance,
             free_bytes_min=self._config.free_bytes_min,
@@ -627,8 +545,8 @@ class StorageCalls:
             set_aside=directory.aside(),
         )
 
-    def _describe_one(self, line: PartitionLine) -> PartitionDescription:
-        number, refused, lane = line.partition, line.error, self._lanes.get(line.partition)
+    def _describe_one(self, number: int, refused: WaltzError | None) -> PartitionDescription:
+        lane = self._lanes.get(number)
         if refused is not None or lane is None:
             story = f"partition {number}: refused, {refused.message}" if refused else f"partition {number}: being changed"
             return PartitionDescription(

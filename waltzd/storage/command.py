@@ -1,7 +1,7 @@
-"""The storage daemon as a process: from a configuration to two listening services, and to a clean end.
+"""The storage daemon as a process: from a configuration to listening services, and to a clean end.
 
 It ends with 0 after SIGTERM or SIGINT, with the exit code of the error that kept it from starting, and with
-`EXIT_DISK_FAULT` the moment a flush fails: then nothing more is acknowledged, by not being there any more.
+`EXIT_DISK_FAULT` the moment a flush fails: a process that is gone acknowledges nothing more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, BadArgument, BadConfig, Flu
 from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.partition import PartitionSettings
+from waltzd.storage.replica.site import PartitionSettings
 from waltzd.storage.service import Ports, start_services
 from waltzd.storage.threads import Threads
 from waltzd.wire.tls import Tls, tls_for
@@ -39,7 +39,7 @@ log = logging.getLogger("waltz.storage")
 
 
 def run(config: StorageConfig, *, is_renamed: bool = False) -> None:
-    """Serve until told to stop. `is_renamed`: the directory may be that of another storage, and becomes this one's."""
+    """Serve until a signal. `is_renamed`: the directory may be that of another storage, and becomes this one's."""
     logs.configure(config.log_format, config.log_level)
     faulthandler.enable()
     allow_open_files()
@@ -93,8 +93,7 @@ def _name(config: StorageConfig, tls: Tls | None) -> str:
 
 
 def end_at_once(error: BaseException) -> NoReturn:
-    """Nobody knows what the disk holds now, or what this program does: say it, and be gone before anything else is
-    acknowledged."""
+    """The state of the disk, or of this program, is unknown: log it, and end before anything else is acknowledged."""
     if not isinstance(error, FlushFailed):
         log.critical("a mistake in Waltz itself. Ending with exit code %d.", EXIT_BUG, exc_info=error)
         logging.shutdown()
@@ -145,7 +144,7 @@ async def _serve(
     alarms, reserve_at = alarm.Alarms(), 0.0
     while not stop.is_set():
         now = loop.time()
-        await _check_in_place(calls)
+        await calls.check_in_place()
         alarm.log_all(log, alarms.look(now, await calls.troubles()))
         if now >= reserve_at:
             reserve_at = now + RESERVE_SECONDS
@@ -157,14 +156,16 @@ async def _serve(
             continue
     supervisor.stopping("finishing what is under way")
     log.info("stopping: finishing what is under way, for at most %d seconds", config.drain_seconds)
-    await _drain(config, calls, ports)
+    calls.refuse_new()
+    await ports.stop(config.drain_seconds)
+    await calls.close()
     if http is not None:
         await http.stop()
     log.info("stopped: everything that was acknowledged is on the disk, and marked so")
 
 
 async def _watch(config: StorageConfig, calls: StorageCalls, expiry: Expiry, unready: Unready) -> HttpPort | None:
-    """The port for those who watch, if there is to be one; what it needs is loaded only then."""
+    """The port for health and metrics, if one is configured; its modules are loaded only then."""
     if config.http_listen is None:
         return None
     from waltzd.daemon import metrics
@@ -181,32 +182,14 @@ async def _watch(config: StorageConfig, calls: StorageCalls, expiry: Expiry, unr
 
 
 def _story(calls: StorageCalls) -> str:
-    """What this storage does, in a sentence for the service manager."""
+    """For the service manager."""
     text = f"keeps {len(calls.directory.partitions())} partitions in {calls.directory.path}"
     return f"finishing what is under way; {text}" if calls.is_draining else text
 
 
-async def _check_in_place(calls: StorageCalls) -> None:
-    try:
-        await calls.check_in_place()
-    except FlushFailed as error:
-        end_at_once(error)
-
-
 async def _keep_reserve(calls: StorageCalls) -> None:
-    """A reserve that cannot be kept is a worry for the next start, not a reason to end this one."""
+    """A reserve that cannot be kept is a worry for the next start, no reason to end this process."""
     try:
         await calls.keep_reserve()
-    except FlushFailed as error:
-        end_at_once(error)
     except WaltzError as error:
         log.warning("%s the reserve for a start on a full disk cannot be kept: %s", error.code, error.message)
-
-
-async def _drain(config: StorageConfig, calls: StorageCalls, ports: Ports) -> None:
-    calls.refuse_new()
-    await ports.stop(config.drain_seconds)
-    try:
-        await calls.close()
-    except FlushFailed as error:
-        end_at_once(error)

@@ -1,14 +1,13 @@
-"""The lane of one replica: what changes it happens here, one thing after the other, on a thread.
+"""The lane of one replica, in which its changes come one after the other on a thread, and the append streams that feed it.
 
-Appends that wait are taken together: written with one call and flushed once, whatever number of frames they came in.
-While the disk is busy with one group the next one gathers, so load makes groups larger and flushes rarer; there is no
-timer. What a stream may have waiting is bounded, and a sender above the bound waits.
+The walk of an append: `Stream` receives a frame and queues it in the `Lane`, up to a bound, above which the sender waits.
+While the disk is busy with one group the next one gathers, so load makes groups larger and flushes rarer, without a timer.
+On a thread the lane checks the records of a group and calls `Partition.append` once, which writes and flushes once,
+however many frames came in. Then the stream sends the mark.
 
-One append stream: frames come in, marks go out, and whatever ends it is said in the stream itself.
-
-A status could be overtaken by a frame that is still on its way here, so a refusal is a message behind the marks, and what
-still comes afterwards is read and ignored until the caller has noticed. A read that is under way is never cancelled as
-long as the stream is to go on: the transport would not survive it.
+A stream ends by a message behind its marks, because a gRPC status could overtake a mark. Frames that still come are read
+and ignored until the sender has noticed. A pending read is never cancelled as long as the stream is to go on: the transport
+would not survive it.
 """
 
 from __future__ import annotations
@@ -18,30 +17,33 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from time import monotonic_ns
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from waltzd.daemon.config import StorageConfig
 from waltzd.errors import BadFrame, DiskFull, Draining, FlushFailed, TooLarge, WaltzError
 from waltzd.format.record import Run, first_bad
 from waltzd.protocol.descriptions import Statistics
-from waltzd.protocol.peers import Frame, Link
+from waltzd.protocol.peers import Link, RecordsFrame
 from waltzd.storage.replica.partition import Partition
 from waltzd.wire.budget import Budget
 from waltzd.wire.tasks import tell_failure
 
 T = TypeVar("T")
 GROUP_BYTES_MAX = 2 << 20
-"""Written and flushed at once: more makes no append faster, and the first of them waits longer."""
+"""Of one flush: more makes no append faster, and the first of them waits longer."""
 
 PARTS = 4
-"""One lane may fill this part of the room for all."""
+"""One lane may fill this part of the queue of a storage."""
 
-RunBlocking: TypeAlias = Callable[..., Awaitable[Any]]
-"""Runs a plain call without blocking the loop: on a thread, or at once in a simulation."""
+
+class RunBlocking(Protocol):
+    """Runs a plain call without blocking the loop: on a thread, or at once in a simulation."""
+
+    def __call__(self, function: Callable[..., T], /, *arguments: Any) -> Awaitable[T]: ...
 
 
 class Appender(Protocol):
-    """Who sent frames and waits for marks."""
+    """The sender of frames, which waits for marks."""
 
     session: int
     contact: int
@@ -53,11 +55,11 @@ class Appender(Protocol):
 @dataclass
 class _Group:
     appender: Appender
-    frames: list[Frame] = field(default_factory=list)
+    frames: list[RecordsFrame] = field(default_factory=list)
     bytes: int = 0
 
     def bytes_between(self, above: int, up_to: int) -> int:
-        """Of the records with these ids: what is sent again is not counted again."""
+        """Of the records with these ids, each counted once."""
         found = 0
         for run in (frame.run for frame in self.frames):
             first, last = max(run.first_id, above + 1), min(run.last_id, up_to)
@@ -83,8 +85,8 @@ class Lane:
         statistics: Statistics,
         budget: Budget,
     ) -> None:
-        """`budget`: for the appends that wait, over all lanes of a storage. A lane takes a part of it at most, so one that
-        is flooded leaves some to the others, and one frame of each lane may always wait."""
+        """`budget`: of queued bytes, for all lanes of a storage. A lane takes a part of it at most, so a flooded one leaves
+        some to the others, and one frame of each lane may always wait."""
         self.partition = partition
         self._run_blocking = run_blocking
         self._on_fatal = on_fatal
@@ -101,13 +103,13 @@ class Lane:
         tell_failure(self._task, self._on_fatal)
 
     async def close(self) -> None:
-        """Everything that is queued is done first."""
+        """Everything in the queue is done first."""
         self._is_closing = True
         self._work.set()
         if self._task is not None:
             await self._task
 
-    # -- what others put in
+    # -- the queue
 
     @property
     def queued_bytes(self) -> int:
@@ -122,8 +124,8 @@ class Lane:
             self._queue.remove(item)
             self._budget.give(item.bytes)
 
-    async def append(self, appender: Appender, frame: Frame) -> None:
-        """Queue a frame; waits while too much is queued already. The outcome comes through the appender."""
+    async def append(self, appender: Appender, frame: RecordsFrame) -> None:
+        """Queue a frame; waits while the queue is full. The appender gets the outcome."""
         size = len(frame.run.data)
         await self._budget.take(size)
         last = self._queue[-1] if self._queue else None
@@ -144,7 +146,7 @@ class Lane:
         return await answer
 
     def fence(self) -> None:
-        """The replica was opened: whoever still appends for an earlier opening is told at once."""
+        """The replica was opened: refuse appenders of an earlier opening at once."""
         for appender in list(self._appenders):
             try:
                 self.partition.check_session(appender.session, appender.contact)
@@ -152,7 +154,7 @@ class Lane:
                 appender.refuse(error)
 
     def refuse_all(self, error: WaltzError) -> None:
-        """Nothing more is taken from anybody: the partition goes away, or its owner has to look at it again."""
+        """The partition goes away, or its owner has to open it again."""
         for appender in self._appenders:
             appender.refuse(error)
 
@@ -210,8 +212,9 @@ class Lane:
             group.appender.refuse(error)
 
     def _append_group(self, group: _Group) -> tuple[int | None, WaltzError | None]:
-        """On the thread: check the records, write what is sound. Returns how far this appender's own records are on the
-        disk (never more: what was here before it came was not compared with anything that it sent), and what was wrong."""
+        """On the thread: check the records, write the sound ones. Returns how far this appender's own records are on the
+        disk, and the error. Never more than its own: records that were here before were compared with nothing that it
+        sent."""
         runs: list[Run] = []
         error: WaltzError | None = None
         for frame in group.frames:
@@ -238,7 +241,7 @@ class Lane:
 
 
 REFUSED_SECONDS = 2.0
-"""How long a caller may take to notice that it was refused."""
+"""So long a refused caller may take to notice."""
 
 
 class Stream:
@@ -261,10 +264,10 @@ class Stream:
     def is_of(self, lane: Lane) -> bool:
         return self._lane is lane
 
-    # -- told by the lane, and by the daemon
+    # -- called by the lane and the daemon
 
     def acknowledge(self, durable_id: int) -> None:
-        """Also when it is the mark of before: whoever sends a record again waits for it again."""
+        """Also when it is the mark of before: a sender that repeats a record waits for its mark again."""
         self._durable_id = durable_id
         self._owes_mark = True
         self._changed.set()
@@ -275,7 +278,7 @@ class Stream:
             self._finish()
 
     def leave(self, error: WaltzError) -> None:
-        """Take no more frames; end with this error when those that are queued are done."""
+        """Take no more frames; end with this error when the queued ones are done."""
         self._leave_with = error
         self._leaving.set()
 
@@ -286,7 +289,7 @@ class Stream:
     # -- the work
 
     async def serve(self) -> None:
-        """Until the caller has no more, or something ends it; raises what ended it, after having told the caller."""
+        """Until the caller ends the stream, or an error does, which is sent to the caller and raised."""
         self._lane.join(self)
         sending = asyncio.create_task(self._send_marks())
         receiving = asyncio.create_task(self._receive_frames())
@@ -336,7 +339,7 @@ class Stream:
             except WaltzError as error:
                 self.refuse(error)
 
-    def _check(self, frame: Frame) -> None:
+    def _check(self, frame: RecordsFrame) -> None:
         size, count = len(frame.run.data), len(frame.run)
         if count == 0:
             raise BadFrame("a frame without records")
@@ -347,7 +350,7 @@ class Stream:
 
 
 async def refuse(link: Link, error: WaltzError, receiving: asyncio.Task[None] | None = None) -> None:
-    """Tell the caller why, and ignore what still comes until it stops or has had the time to."""
+    """Send the error, and ignore further frames until the caller stops or has had the time to."""
     await link.refuse(error)
     ignoring = receiving or asyncio.create_task(_ignore(link))
     await asyncio.wait((ignoring,), timeout=REFUSED_SECONDS)
@@ -361,7 +364,7 @@ async def _ignore(link: Link) -> None:
             if await link.receive() is None:
                 return
         except WaltzError:
-            continue  # it was refused already; one more reason changes nothing
+            continue  # it was refused already
 
 
 def _nothing() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 from uuid import UUID
 
 import grpc.aio
@@ -21,15 +22,9 @@ from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.stream_port import StreamPort
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import (
-    detail_of,
-    key_of,
-    to_message,
-    uuid_of,
-)
+from waltzd.wire.codec import detail_of, key_of, run_message, to_message, uuid_of
 from waltzd.wire.grpc import INSTANCE_KEY, STORAGE_KEY, Server, abort, caller_of
-from waltzd.wire.listener import Listener
-from waltzd.wire.rpc_server import REQUEST_BYTES_MAX
+from waltzd.wire.listener import REQUEST_BYTES_MAX, Listener
 from waltzd.wire.tls import Tls
 from waltzd.wire.wire_pb2_grpc import (
     ReplicaServicer,
@@ -42,14 +37,8 @@ ADMIN = wire.DESCRIPTOR.services_by_name["StorageAdmin"].full_name
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
-def _session(target: wire.Target) -> int:
-    if not target.HasField("session"):
-        raise BadFrame("this call needs a session")
-    return target.session
-
-
 def meant_of(context: Context) -> tuple[str, UUID | None]:
-    """Which storage the caller means, and which process of it: empty and None where it does not say."""
+    """The storage that the caller means, and the process of it: empty and None where it does not say."""
     said = dict(context.invocation_metadata() or ())
     name, instance = said.get(STORAGE_KEY, b""), said.get(INSTANCE_KEY)
     assert isinstance(name, bytes)
@@ -57,15 +46,14 @@ def meant_of(context: Context) -> tuple[str, UUID | None]:
     return name.decode("utf-8", "replace"), None if instance is None else uuid_of(instance, "an instance")
 
 
-async def _learn_name(calls: StorageCalls, context: Context) -> None:
-    """The first who puts a storage to work says what it is called; its directory remembers that."""
-    name, _ = meant_of(context)
-    if name and not calls.directory.name:
-        await calls.take_name(name)
+def _session(target: wire.Target) -> int:
+    if not target.HasField("session"):
+        raise BadFrame("this call needs a session")
+    return target.session
 
 
 def _optional_session(target: wire.Target, context: Context) -> int | None:
-    """Who says a session sees what is not committed yet, so a reader of another kind may not."""
+    """A reader with a session sees records that are not committed yet, so only a server may say one."""
     if not target.HasField("session"):
         return None
     caller = caller_of(context)
@@ -74,108 +62,120 @@ def _optional_session(target: wire.Target, context: Context) -> int | None:
     return target.session
 
 
-class ReplicaService(ReplicaServicer):
-    def __init__(self, calls: StorageCalls, stream_port: int) -> None:
+class _Service:
+    def __init__(self, calls: StorageCalls) -> None:
         self._calls = calls
+
+    def _check(self, key: bytes, context: Context) -> None:
+        """The call is meant for this cluster, this storage and this process."""
+        self._calls.check_key(key_of(key))
+        self._calls.directory.check_meant(*meant_of(context))
+
+    async def _learn_name(self, context: Context) -> None:
+        """The first caller that puts a storage to work says its name; its directory remembers that."""
+        name, _ = meant_of(context)
+        if name and not self._calls.directory.name:
+            await self._calls.take_name(name)
+
+    async def refuse(self, context: Context, error: WaltzError) -> NoReturn:
+        await abort(context, error)
+
+
+S = TypeVar("S", bound=_Service)
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+def _answered(call: Callable[[S, Q, Context], Awaitable[R]]) -> Callable[[S, Q, Context], Coroutine[Any, Any, R]]:
+    """One request, one reply; an error becomes the status of the call."""
+
+    @functools.wraps(call)
+    async def answer(self: S, request: Q, context: Context) -> R:
+        try:
+            return await call(self, request, context)
+        except WaltzError as error:
+            await self.refuse(context, error)
+
+    return answer
+
+
+class ReplicaService(_Service, ReplicaServicer):
+    def __init__(self, calls: StorageCalls, stream_port: int) -> None:
+        super().__init__(calls)
         self._stream_port = stream_port
 
-    def _check(self, target: wire.Target, context: Context) -> int:
-        self._calls.check_key(key_of(target.cluster_key))
-        self._calls.directory.check_meant(*meant_of(context))
-        return target.partition
-
-    async def _refuse(self, context: Context, error: WaltzError) -> None:
+    async def refuse(self, context: Context, error: WaltzError) -> NoReturn:
         self._calls.statistics.refused_calls += 1
         await abort(context, error)
 
+    @_answered
     async def Open(self, request: wire.OpenRequest, context: Context) -> wire.ReplicaStatus:
-        try:
-            number = self._check(request.target, context)
-            if request.target.HasField("session"):
-                session = request.target.session
-                await _learn_name(self._calls, context)
-                status = await self._calls.open_session(
-                    number, session, request.partitions, create=request.create, caller=request.caller
-                )
-            else:
-                status = self._calls.status(number)
-            message = to_message(wire.ReplicaStatus, status)
-            message.stream_port = self._stream_port
-            return message
-        except WaltzError as error:
-            await self._refuse(context, error)
-            raise
+        target = request.target
+        self._check(target.cluster_key, context)
+        if target.HasField("session"):
+            await self._learn_name(context)
+            status = await self._calls.open_session(
+                target.partition, target.session, request.partitions, create=request.create, caller=request.caller
+            )
+        else:
+            status = self._calls.status(target.partition)
+        message = to_message(wire.ReplicaStatus, status)
+        message.stream_port = self._stream_port
+        return message
 
+    @_answered
     async def SetLowMark(self, request: wire.MarkRequest, context: Context) -> wire.ReplicaStatus:
         return await self._mark(self._calls.set_low_mark, request, context)
 
+    @_answered
     async def Truncate(self, request: wire.MarkRequest, context: Context) -> wire.ReplicaStatus:
         return await self._mark(self._calls.truncate, request, context)
 
     async def _mark(
         self, call: Callable[..., Awaitable[ReplicaStatus]], request: wire.MarkRequest, context: Context
     ) -> wire.ReplicaStatus:
-        try:
-            number, session = self._check(request.target, context), _session(request.target)
-            return to_message(wire.ReplicaStatus, await call(number, session, request.mark, contact=request.target.contact))
-        except WaltzError as error:
-            await self._refuse(context, error)
-            raise
+        target = request.target
+        self._check(target.cluster_key, context)
+        status = await call(target.partition, _session(target), request.mark, contact=target.contact)
+        return to_message(wire.ReplicaStatus, status)
 
     async def Read(self, request: wire.ReadRequest, context: Context) -> AsyncIterator[wire.RunFrame]:
         try:
-            number, session = self._check(request.target, context), _optional_session(request.target, context)
-            last_id = request.last_id if request.HasField("last_id") else None
-            async for run in self._calls.read(number, session, request.first_id, last_id, request.frame_bytes):
-                yield wire.RunFrame(first_id=run.first_id, lengths=run.sent_lengths, records=bytes(run.data))
+            target = request.target
+            self._check(target.cluster_key, context)
+            session, last_id = _optional_session(target, context), request.last_id if request.HasField("last_id") else None
+            async for run in self._calls.read(target.partition, session, request.first_id, last_id, request.frame_bytes):
+                yield run_message(run)
         except WaltzError as error:
-            await self._refuse(context, error)
+            await self.refuse(context, error)
 
+    @_answered
     async def ListSegments(self, request: wire.SegmentsRequest, context: Context) -> wire.SegmentList:
-        try:
-            number, session = self._check(request.target, context), _optional_session(request.target, context)
-            found = self._calls.segments(number, session)
-        except WaltzError as error:
-            await self._refuse(context, error)
-            raise
+        self._check(request.target.cluster_key, context)
+        found = self._calls.segments(request.target.partition, _optional_session(request.target, context))
         return wire.SegmentList(
             segments=[wire.Segment(first_id=first, last_id=last, bytes=size) for first, last, size in found]
         )
 
 
-class StorageAdminService(StorageAdminServicer):
-    def __init__(self, calls: StorageCalls) -> None:
-        self._calls = calls
-
+class StorageAdminService(_Service, StorageAdminServicer):
+    @_answered
     async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.StorageDescription:
-        try:
-            self._calls.directory.check_meant(*meant_of(context))
-            return to_message(wire.StorageDescription, replace(await self._calls.describe(), vitals=vitals()))
-        except WaltzError as error:  # a partition went away while it was looked at
-            await abort(context, error)
+        self._calls.directory.check_meant(*meant_of(context))
+        return to_message(wire.StorageDescription, replace(await self._calls.describe(), vitals=vitals()))
 
+    @_answered
     async def Events(self, request: wire.EventsRequest, context: Context) -> wire.EventsReply:
-        try:
-            self._calls.directory.check_meant(*meant_of(context))
-        except WaltzError as error:
-            await abort(context, error)
+        self._calls.directory.check_meant(*meant_of(context))
         return to_message(wire.EventsReply, logs.RECENT.after(request.after))
 
     async def _for_each(
-        self,
-        key: bytes,
-        partitions: Sequence[int],
-        context: Context,
-        call: Callable[[int], Awaitable[str | None]],
+        self, key: bytes, partitions: Sequence[int], context: Context, call: Callable[[int], Awaitable[str | None]]
     ) -> wire.PartitionsReply:
         """Each partition by itself: one that fails does not keep the others from being done."""
-        try:
-            self._calls.check_key(key_of(key))
-            self._calls.directory.check_meant(*meant_of(context))
-            if len(partitions) > self._calls.directory.control.header.partitions:
-                raise TooLarge(f"{len(partitions)} partitions were named; the cluster has fewer")
-        except WaltzError as error:
-            await abort(context, error)
+        self._check(key, context)
+        if len(partitions) > self._calls.directory.control.header.partitions:
+            raise TooLarge(f"{len(partitions)} partitions were named; the cluster has fewer")
         results: list[wire.PartitionResult] = []
         for number in partitions:
             try:
@@ -184,87 +184,79 @@ class StorageAdminService(StorageAdminServicer):
                 results.append(wire.PartitionResult(partition=number, error=detail_of(error)))
         return wire.PartitionsReply(results=results)
 
+    @_answered
     async def CreatePartitions(self, request: wire.PartitionsRequest, context: Context) -> wire.PartitionsReply:
         async def create(number: int) -> None:
-            await _learn_name(self._calls, context)
+            await self._learn_name(context)
             await self._calls.create_partition(number)
 
         return await self._for_each(request.cluster_key, request.partitions, context, create)
 
+    @_answered
     async def RemovePartitions(self, request: wire.RemoveRequest, context: Context) -> wire.PartitionsReply:
         async def remove(number: int) -> str | None:
             return await self._calls.remove_partition(number, delete_files=request.delete_files)
 
         return await self._for_each(request.cluster_key, request.partitions, context, remove)
 
+    @_answered
     async def SetAvailable(self, request: wire.AvailabilityRequest, context: Context) -> wire.PartitionsReply:
         async def change(number: int) -> None:
             await self._calls.set_available(number, request.available)
 
         return await self._for_each(request.cluster_key, request.partitions, context, change)
 
+    @_answered
     async def Fence(self, request: wire.FenceRequest, context: Context) -> wire.ReplicaStatus:
-        try:
-            self._calls.check_key(key_of(request.cluster_key))
-            self._calls.directory.check_meant(*meant_of(context))
-            return to_message(wire.ReplicaStatus, await self._calls.fence(request.partition, request.session))
-        except WaltzError as error:
-            await abort(context, error)
+        self._check(request.cluster_key, context)
+        return to_message(wire.ReplicaStatus, await self._calls.fence(request.partition, request.session))
 
+    @_answered
     async def DeleteSetAside(self, request: wire.SetAsideRequest, context: Context) -> wire.SetAsideReply:
-        try:
-            self._calls.check_key(key_of(request.cluster_key))
-            self._calls.directory.check_meant(*meant_of(context))
-            deleted = await self._calls.delete_aside(request.names)
-        except WaltzError as error:
-            await abort(context, error)
+        self._check(request.cluster_key, context)
+        deleted = await self._calls.delete_aside(request.names)
         return wire.SetAsideReply(deleted=[to_message(wire.SetAside, one) for one in deleted])
 
+    @_answered
     async def Digest(self, request: wire.DigestRequest, context: Context) -> wire.DigestReply:
-        try:
-            self._calls.check_key(key_of(request.cluster_key))
-            self._calls.directory.check_meant(*meant_of(context))
-            found = await self._calls.digest(request.partition, request.first_id, request.last_id)
-        except WaltzError as error:
-            await abort(context, error)
+        self._check(request.cluster_key, context)
+        found = await self._calls.digest(request.partition, request.first_id, request.last_id)
         return wire.DigestReply(hash=found.hash, last_id=found.last_id, records=found.records, bytes=found.bytes)
 
     async def Verify(self, request: wire.VerifyRequest, context: Context) -> AsyncIterator[wire.VerifyReply]:
         try:
-            self._calls.check_key(key_of(request.cluster_key))
-            self._calls.directory.check_meant(*meant_of(context))
-            for number in request.partitions or [line.partition for line in self._calls.directory.lines()]:
+            self._check(request.cluster_key, context)
+            for number in request.partitions or self._calls.directory.errors():
                 async for found in self._calls.verify(number):
                     if isinstance(found, Finding):
                         yield wire.VerifyReply(finding=to_message(wire.Finding, found))
                     else:
-                        yield wire.VerifyReply(
-                            summary=wire.VerifySummary(
-                                partition=number,
-                                segments=found.segments,
-                                records=found.records,
-                                bytes=found.bytes,
-                                findings=len(found.findings),
-                            )
+                        summary = wire.VerifySummary(
+                            partition=number,
+                            segments=found.segments,
+                            records=found.records,
+                            bytes=found.bytes,
+                            findings=len(found.findings),
                         )
+                        yield wire.VerifyReply(summary=summary)
         except WaltzError as error:
-            await abort(context, error)
+            await self.refuse(context, error)
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Where a storage listens: for servers, for what they append, and for operators."""
+    """The listeners of a storage: for servers, for their append streams, and for operators."""
 
     replicas: Listener
     streams: StreamPort
     admin: Listener
 
     async def knock(self) -> list[str]:
-        """Why nobody gets in."""
+        """Why a caller does not get in."""
         return [*await self.replicas.knock(), *await self.admin.knock()]
 
     async def stop(self, seconds: float) -> None:
-        """No new calls; those that run may go on for so long."""
+        """No new calls; running ones may go on for so long."""
         await asyncio.gather(self.replicas.stop(seconds), self.streams.stop(seconds), self.admin.stop(seconds))
 
 

@@ -1,7 +1,7 @@
 """The port of streams: connections to calls, errors to the last frame. It decides nothing.
 
-A connection is one stream: of records that are appended, or of one segment file, in or out. It has some seconds to say who
-calls; what it says is checked like every other call, and with certificates only servers are let in.
+A connection is one stream: of records that are appended, or of one segment file, in or out. Its first frame, within some
+seconds, says who calls, and is checked like every other call; with certificates only servers are let in.
 """
 
 from __future__ import annotations
@@ -14,29 +14,18 @@ from typing import Any
 
 from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, WaltzError
 from waltzd.protocol.address import Address
-from waltzd.protocol.peers import Frame
+from waltzd.protocol.peers import RecordsFrame
 from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.lane import refuse
-from waltzd.wire.codec import packed_status
-from waltzd.wire.frames import (
-    FIRST_BYTES_MAX,
-    Connection,
-    FileHello,
-    FileSender,
-    Hello,
-    Kind,
-    mark_bytes,
-    received,
-    records_of,
-    refusal_bytes,
-)
+from waltzd.wire.codec import packed_error, packed_status
+from waltzd.wire.frames import FIRST_BYTES, Connection, FileSender, Hello, Kind, mark_bytes, received, records_of
 from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import Tls
 
 HELLO_SECONDS = 5.0
 CONNECTIONS_MAX = 8192
-"""More are closed at once: one server has one stream for each of its partitions."""
+"""Further ones are closed at once: one server has one stream for each of its partitions."""
 
 
 class _FramedLink:
@@ -45,13 +34,13 @@ class _FramedLink:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def receive(self) -> Frame | None:
+    async def receive(self) -> RecordsFrame | None:
         try:
             found = await self._connection.receive()
-        except CannotConnect:  # whoever has gone has no more
+        except CannotConnect:  # the caller has gone
             return None
         match found:
-            case None | (Kind.END, _):
+            case None:
                 return None
             case Kind.RECORDS, content:
                 return records_of(content)
@@ -62,12 +51,12 @@ class _FramedLink:
         await self._connection.send(Kind.MARK, (mark_bytes(durable_id),))
 
     async def refuse(self, error: WaltzError) -> None:
-        await self._connection.send(Kind.REFUSED, (refusal_bytes(error),))
+        await self._connection.send(Kind.REFUSED, (packed_error(error),))
 
 
 @asynccontextmanager
 async def _telling(link: _FramedLink) -> AsyncGenerator[None, None]:
-    """Whoever calls is told why it is refused, unless it has gone."""
+    """A caller that is still there is told why it is refused."""
     try:
         yield
     except CannotConnect:
@@ -94,7 +83,7 @@ class StreamPort:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: Connection(self._calls.config.message_bytes_max, self._accept, first_max=FIRST_BYTES_MAX),
+                lambda: Connection(self._calls.config.message_bytes_max, self._accept, first_max=FIRST_BYTES),
                 self.address.host,
                 self.address.port,
                 ssl=self._tls.answering() if self._tls is not None else None,
@@ -123,21 +112,22 @@ class StreamPort:
             async with _telling(link):
                 call = await self._call(connection)
                 match call:
-                    case Kind.FETCH, FileHello() as file:
-                        await self._send(file, connection)
-                    case Kind.INSTALL, FileHello() as file:
-                        await self._take(file, connection)
-            if isinstance(call, Hello):
-                await self._calls.append(call.partition, call.session, link, contact=call.contact)
-        except CannotConnect:  # whoever called has gone
+                    case Kind.FETCH, hello:
+                        await self._send(hello, connection)
+                    case Kind.INSTALL, hello:
+                        await self._take(hello, connection)
+            if call is not None and call[0] is Kind.HELLO:
+                hello = call[1]
+                await self._calls.append(hello.partition, hello.session, link, contact=hello.contact)
+        except CannotConnect:  # the caller has gone
             pass
         except WaltzError:
             self._calls.statistics.refused_calls += 1
         finally:
             connection.close()
 
-    async def _call(self, connection: Connection) -> Hello | tuple[Kind, FileHello] | None:
-        """Who calls, and for what; None for somebody who does not say it."""
+    async def _call(self, connection: Connection) -> tuple[Kind, Hello] | None:
+        """The first frame; None when it does not come."""
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 found = await connection.receive()
@@ -151,36 +141,28 @@ class StreamPort:
             if why is not None:
                 raise NotPermitted(f"the certificate of {caller.name} {why}")
         match found:
-            case Kind.HELLO, content:
+            case (Kind.HELLO | Kind.FETCH | Kind.INSTALL) as kind, content:
                 hello = Hello.decode(content)
                 self._calls.check_key(hello.key)
                 self._calls.directory.check_meant(hello.storage)
                 connection.admit()
-                return hello
-            case (Kind.FETCH | Kind.INSTALL) as kind, content:
-                file = FileHello.decode(content)
-                self._calls.check_key(file.hello.key)
-                self._calls.directory.check_meant(file.hello.storage)
-                connection.admit()
-                return kind, file
+                return kind, hello
             case _:
                 raise BadFrame("a stream begins with who calls")
 
-    async def _send(self, file: FileHello, connection: Connection) -> None:
-        hello = file.hello
-        async with aclosing(self._calls.fetch_segment(hello.partition, hello.session, file.first_id)) as pieces:
+    async def _send(self, hello: Hello, connection: Connection) -> None:
+        async with aclosing(self._calls.fetch_segment(hello.partition, hello.session, hello.first_id)) as pieces:
             await FileSender(connection, receiver=connection.peer).send(pieces)
 
-    async def _take(self, file: FileHello, connection: Connection) -> None:
-        hello = file.hello
+    async def _take(self, hello: Hello, connection: Connection) -> None:
         async with aclosing(received(connection)) as pieces:
             status = await self._calls.install_segment(
-                hello.partition, hello.session, file.first_id, file.file_bytes, pieces, contact=hello.contact
+                hello.partition, hello.session, hello.first_id, hello.file_bytes, pieces, contact=hello.contact
             )
         await connection.send(Kind.STATUS, (packed_status(status),))
 
     async def stop(self, seconds: float) -> None:
-        """No new streams; those that are there may finish for so long."""
+        """No new streams; the present ones may finish for so long."""
         if self._server is not None:
             self._server.close()
         serving = list(self._serving)

@@ -1,4 +1,4 @@
-"""Threads that wait for the disk, so that the loop need not.
+"""Threads that wait for the disk in place of the loop.
 
 A call goes to whichever thread is free, and its result comes back to the loop that asked. An executor of the standard
 library does the same for twice the processor time, and there is such a call for every flush.
@@ -24,13 +24,13 @@ class Threads:
             thread.start()
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        """Call it on a thread. Whoever gives up waiting does not stop it."""
+        """Call it on a thread. It goes on when the caller gives up waiting."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls.put((answer, function, arguments))
         return answer
 
     def close(self) -> None:
-        """Everything that was asked for is done first."""
+        """All calls are done first."""
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads:
@@ -48,7 +48,7 @@ class Threads:
             loop = answer.get_loop()
             try:
                 result = function(*arguments)
-            except BaseException as error:  # noqa: BLE001  # it belongs to whoever asked
+            except BaseException as error:  # noqa: BLE001  # it belongs to the caller
                 loop.call_soon_threadsafe(_settle, answer, None, error)
             else:
                 loop.call_soon_threadsafe(_settle, answer, result, None)

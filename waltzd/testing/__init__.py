@@ -4,8 +4,8 @@
         cluster.force_next_lock_failure()
         await client.submit(context)
 
-With pytest, the fixture `waltz_cluster` is such a cluster. What goes wrong in production goes wrong here when it is asked
-to: locks that fail, a feed that stands still, owners that die, storages that do not answer, answers that get lost.
+With pytest, the fixture `waltz_cluster` is such a cluster. What goes wrong in production goes wrong here on request: locks
+that fail, a feed that stands still, owners that die, storages that do not answer, outcomes that get lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["LocalCluster"]
 
 
 def __getattr__(name: str) -> Any:
-    """Only when it is asked for: every pytest on a machine with Waltz loads this package for its plugin."""
+    """On demand: every pytest on a machine with Waltz loads this package for its plugin."""
     if name in __all__:
         return getattr(importlib.import_module("waltzd.testing.cluster"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

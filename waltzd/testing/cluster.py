@@ -1,9 +1,8 @@
-"""`LocalCluster`: storages, coordinator and servers of one process, put together like the daemons put theirs together.
+"""`LocalCluster`: storages, coordinator and servers of one process, put together as the daemons put theirs together.
 
 The code is that of the daemons; only what is around it is exchanged: disks in memory, a coordinator in memory, doors
-instead of sockets. A mistake of ours in any part is kept and raised when the cluster is closed, so that no test passes
-over it.
-"""
+instead of sockets. A bug of Waltz itself that shows up anywhere is kept and raised when the cluster is closed, so that no
+test passes over it."""
 
 from __future__ import annotations
 
@@ -16,18 +15,17 @@ from uuid import UUID, uuid4
 
 from waltzd.client.client import Client
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ClusterMeta, ReplicaSets, Role, StorageMeta
-from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
+from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, StorageMeta
+from waltzd.cluster.memory import MemoryTree
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BadArgument, CannotConnect, NotOwner, NotReady
 from waltzd.format.record import Record, Run
 from waltzd.server.clients.pipeline import Pipeline
-from waltzd.server.ownership import PartitionOwner
 from waltzd.server.session.settings import SessionSettings
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.partition import PartitionSettings
+from waltzd.storage.replica.site import PartitionSettings
 from waltzd.testing.server import LocalServer
 from waltzd.testing.server_port import Luck, ServerDoor, ServerPort
 from waltzd.testing.storage_port import StorageDoor, StoragePort
@@ -38,13 +36,37 @@ LOOK_SECONDS = 0.005
 
 
 async def _inline(function: Callable[..., Any], *arguments: Any) -> Any:
-    """A disk in memory does not keep anybody waiting."""
+    """Without a thread: a disk in memory never blocks."""
     return function(*arguments)
 
 
 class LocalCluster:
+    """A whole cluster in the process of a test: real servers and storages, without network, files or ZooKeeper.
+
+    Use it as an async context manager, or give `run` a coroutine function. Its clients must live on its event loop. With
+    pytest, the fixture `waltz_cluster` is such a cluster; the mark `waltz` takes the arguments below.
+
+    Example:
+        ```python
+        async with LocalCluster(partitions=2) as cluster, cluster.client(handler=view) as client:
+            cluster.force_next_lock_failure(partition=0)
+            await client.submit(context)
+            assert await cluster.log(0)
+        ```
+    """
+
     def __init__(self, *, partitions: int = 1, servers: int = 2, storages: int = 3, storage_seconds: float = 5.0) -> None:
-        """Every storage holds every partition. `storage_seconds`: how long a server waits for a storage that is paused."""
+        """Every storage holds every partition.
+
+        Args:
+            partitions: How many there are.
+            servers: How many; with two, one can take over from the other.
+            storages: How many; a majority of them commits.
+            storage_seconds: How long a server waits for a storage that is paused.
+
+        Raises:
+            BadArgument: A number is below 1.
+        """
         for name, value in (("partitions", partitions), ("servers", servers), ("storages", storages)):
             if value < 1:
                 raise BadArgument(f"{name} must be at least 1, not {value}")
@@ -57,16 +79,20 @@ class LocalCluster:
         self._storage_names = [f"storage-{number + 1}" for number in range(storages)]
         self._under_way: set[asyncio.Task[None]] = set()
         self.mistakes: list[BaseException] = []
-        """Of ours; the first is raised by `close`."""
+        """Bugs of Waltz that showed up; the first is raised by `close`."""
 
     # -- life
 
     async def start(self) -> None:
-        """Until every partition can be written."""
+        """Start everything, and wait until every partition takes transactions.
+
+        Raises:
+            NotReady: It took longer than 30 seconds; the message says what each partition does.
+        """
         for name in self._storage_names:
             self._storages[name] = await self._make_storage(name)
         everywhere = {
-            partition: dict.fromkeys(self._storage_names, Role.MEMBER) for partition in range(self.meta.partitions)
+            partition: dict.fromkeys(self._storage_names, Membership.MEMBER) for partition in range(self.meta.partitions)
         }
         coordinator = self.tree.connect()
         await Cluster.create(
@@ -84,7 +110,7 @@ class LocalCluster:
         await self.wait_until_ready()
 
     async def close(self) -> None:
-        """End in order; raises a mistake of ours that was met on the way."""
+        """End in order. Raises a bug of Waltz itself that showed up meanwhile."""
         for door in self._storages.values():
             door.resume()
         await asyncio.gather(*self._under_way)
@@ -112,7 +138,14 @@ class LocalCluster:
         await self.close()
 
     def run(self, story: Callable[[LocalCluster], Coroutine[Any, Any, T]]) -> T:
-        """For tests that are plain functions: start, run the story, close."""
+        """For tests that are plain functions: start, run the story, close.
+
+        Args:
+            story: A coroutine function that is given this cluster.
+
+        Returns:
+            What the story returns.
+        """
 
         async def whole() -> T:
             async with self:
@@ -122,10 +155,11 @@ class LocalCluster:
 
     @property
     def is_running(self) -> bool:
+        """Whether it was started and not closed."""
         return bool(self._storages)
 
     async def wait_until_ready(self, seconds: float = READY_SECONDS) -> None:
-        """Until `is_ready`."""
+        """Wait until `is_ready`; `NotReady` when that takes longer than `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 while not self.is_ready:
@@ -137,7 +171,7 @@ class LocalCluster:
 
     @property
     def is_ready(self) -> bool:
-        """Every partition has an owner that takes transactions."""
+        """Whether every partition has an owner that takes transactions."""
         return all(self._is_open(partition) for partition in range(self.meta.partitions))
 
     def _is_open(self, partition: int) -> bool:
@@ -148,7 +182,7 @@ class LocalCluster:
         return True
 
     def story(self) -> str:
-        """What every partition is doing."""
+        """What every partition is doing, for messages of tests."""
         return "; ".join(
             f"{server.name} partition {owned.partition}: {owned.step} {owned.waiting}".rstrip()
             for server in self._living()
@@ -162,7 +196,7 @@ class LocalCluster:
         self.mistakes.append(error)
 
     async def _make_storage(self, name: str) -> StorageDoor:
-        disk = SimDisk(zlib.crc32(name.encode()))  # what it draws must not be what another one draws
+        disk = SimDisk(zlib.crc32(name.encode()))  # each draws its own random numbers
         disk.make_directory(name)
         config = StorageConfig(directory=name, free_bytes_min=0)
         directory = Directory.open(
@@ -178,7 +212,7 @@ class LocalCluster:
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Addresses; they mean something to `connect` only."""
+        """The addresses of all servers; only `connect` understands them."""
         return tuple(_address(name) for name in self._servers)
 
     def connect(self, address: str, key: UUID | None) -> ServerPort:
@@ -189,28 +223,28 @@ class LocalCluster:
         for server in self._living():
             if _address(server.name) == address:
                 return server.door
-        raise CannotConnect(f"nobody listens at {address}")
+        raise CannotConnect(f"no server listens at {address}")
 
     def client(self, **settings: Any) -> Client:
-        """A client of this cluster, with the settings of `Client`; use it with `async with`."""
+        """A `waltzd.Client` of this cluster, with its keyword arguments; use it with `async with`."""
         return Client(self.servers, connect=self.connect, **settings)
 
     async def log(self, partition: int = 0) -> list[Record]:
-        """Everything that is committed."""
+        """Every committed transaction of a partition, as records."""
         return [run.record(number) async for run in self.runs(partition) for number in range(len(run))]
 
     async def runs(self, partition: int = 0) -> AsyncIterator[Run]:
-        """The same as it is stored, a run at a time."""
+        """The same as it is stored, one run of records at a time."""
         port = self.connect(_address(self.owner(partition)), None)
         async for run in port.fetch(partition, 0):
             yield run
 
     def owner(self, partition: int = 0) -> str:
-        """The name of the server that has the partition open."""
+        """The name of the server that has the partition open; `NotReady` when none has."""
         return self._open(partition)[0].name
 
     def high_water_mark(self, partition: int = 0) -> int:
-        """The highest committed id."""
+        """The highest committed id of a partition, -1 when it is empty."""
         return self._open(partition)[1].committed
 
     def _open(self, partition: int) -> tuple[_Server, Pipeline]:
@@ -219,47 +253,50 @@ class LocalCluster:
                 return server, server.owner.pipeline(partition, None)
             except (NotOwner, NotReady):
                 continue
-        raise NotReady(f"nobody has partition {partition} open: {self.story()}")
+        raise NotReady(f"no server has partition {partition} open: {self.story()}")
 
     # -- bad luck for applications
 
     def force_next_lock_failure(self, partition: int = 0, *, times: int = 1) -> None:
-        """The next transaction with a READ or WRITE lock is refused as if it had lagged too far behind."""
+        """The next `times` transactions with a READ or WRITE lock are rejected, as if their client lagged too far
+        behind."""
         self._check_luck(partition, times)
         self.luck.lock_failures[partition] = self.luck.lock_failures.get(partition, 0) + times
 
     def lose_next_acknowledgement(self, partition: int = 0, *, times: int = 1) -> None:
-        """What is committed next stays committed, but the connection breaks in front of the answer."""
+        """The connection breaks in front of the next `times` outcomes: what is committed stays committed, unanswered."""
         self._check_luck(partition, times)
         self.luck.lost_answers[partition] = self.luck.lost_answers.get(partition, 0) + times
 
     def _check_luck(self, partition: int | None, times: int = 1) -> None:
-        """A fault that can never come would let a test pass that tests nothing."""
+        """A fault that cannot happen would let a test pass that tests nothing."""
         if partition is not None and partition not in range(self.meta.partitions):
             raise BadArgument(f"there is no partition {partition!r}; there are {self.meta.partitions}, from 0 on")
         if times < 1:
             raise BadArgument(f"times must be at least 1, not {times}")
 
     def suspend_feed(self) -> None:
-        """Outcomes still arrive; no view learns anything new."""
+        """No view is fed from now on; outcomes still arrive."""
         self.luck.is_feed_suspended = True
 
     def resume_feed(self) -> None:
+        """Feed again, from where it stopped."""
         self.luck.is_feed_suspended = False
         for server in self._living():
             server.door.look()
 
     def break_connections(self, partition: int | None = None) -> None:
-        """Every client of the partition, or of all, loses its mount and whatever is on its way."""
+        """Every client of the partition, or of all partitions, loses its mount and what is on its way."""
         self._check_luck(partition)
         for server in self._living():
             server.door.break_connections(partition)
 
     def pause_storage(self, number: int) -> None:
-        """The storage with this number, from 0 on, answers nobody; with most of them paused nothing is committed."""
+        """The storage with this number, from 0 on, does not answer. With most of them paused nothing is committed."""
         self._storage(number).pause()
 
     def resume_storage(self, number: int) -> None:
+        """It answers again, also what it was asked meanwhile."""
         self._storage(number).resume()
 
     def _storage(self, number: int) -> StorageDoor:
@@ -268,15 +305,18 @@ class LocalCluster:
         return self._storages[self._storage_names[number]]
 
     async def kill_owner(self, partition: int = 0) -> str:
-        """The server that owns the partition is gone, with all its connections, without a word. Another one takes over
-        if there is one; `start_server` brings it back. Returns its name."""
+        """Kill the server that owns the partition (see `kill_server`). Another one takes over if there is one.
+
+        Returns:
+            Its name, for `start_server`.
+        """
         name = self.owner(partition)
         await self.kill_server(name)
         return name
 
     @property
     def server_names(self) -> tuple[str, ...]:
-        """Of all servers, whether they run or not."""
+        """The names of all servers, whether they run or not."""
         return tuple(self._servers)
 
     def is_alive(self, name: str) -> bool:
@@ -288,33 +328,37 @@ class LocalCluster:
             raise BadArgument(f"there is no server {name!r}; there are {', '.join(self._servers)}")
         return self._servers[name]
 
+    def _running(self, name: str) -> _Server:
+        server = self._server(name)
+        if server is None:
+            raise BadArgument(f"{name} does not run")
+        return server
+
     async def _finished(self, work: Coroutine[Any, Any, None]) -> None:
-        """Also when the test does not wait for it any more: a server that is half dead would keep its partitions."""
+        """Also when the test is cancelled meanwhile: a server that is half dead would keep its partitions."""
         task = asyncio.create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         await asyncio.shield(task)
 
     async def kill_server(self, name: str) -> None:
-        server = self._server(name)
-        if server is None:
-            raise BadArgument(f"{name} does not run")
+        """The server is gone with all its connections, without a word. `BadArgument` when it does not run."""
+        server = self._running(name)
         self._servers[name] = None
         await self._finished(server.kill())
 
     async def stop_server(self, name: str) -> None:
-        """In order: its partitions are handed over first, if there is anybody to take them."""
-        server = self._server(name)
-        if server is None:
-            raise BadArgument(f"{name} does not run")
-        await server.drain()
+        """The server hands its partitions over, if another one runs, and ends. `BadArgument` when it does not run."""
+        server = self._running(name)
+        await server.drain(READY_SECONDS)
         self._servers[name] = None
         await server.stop()
 
     async def start_server(self, name: str) -> None:
+        """Start a server that was killed or stopped. `BadArgument` when it runs already."""
         if self._server(name) is not None:
             raise BadArgument(f"{name} runs already")
-        server = _Server(name, self, self.tree.connect(), self._storages, self._on_fatal)
+        server = _Server(name, self)
         self._servers[name] = server
         await self._finished(server.start())
 
@@ -323,67 +367,47 @@ def _address(name: str) -> str:
     return f"{name}:1"
 
 
-class _Server:
+class _Server(LocalServer):
     """A server, its door, and its connections to the storages."""
 
-    def __init__(
-        self,
-        name: str,
-        local: LocalCluster,
-        coordinator: MemoryCoordinator,
-        storages: dict[str, StorageDoor],
-        on_fatal: Callable[[BaseException], None],
-    ) -> None:
-        self.name = name
-        self.coordinator = coordinator
-        self._storages = storages
-        self._key = local.meta.key
+    def __init__(self, name: str, local: LocalCluster) -> None:
+        self._coordinator = local.tree.connect()
+        self._doors = local._storages
         self._ports: list[StoragePort] = []
-        settings = SessionSettings(
-            partitions=local.meta.partitions,
-            key=local.meta.key,
-            storage_seconds=local.storage_seconds,
-            retry_seconds=0.02,
-            hand_over_seconds=0.5,
-        )
-        self._server = LocalServer(
+        super().__init__(
             name,
             local.meta,
-            coordinator,
+            self._coordinator,
             address=_address(name),
             instance=uuid4(),
-            connect=self._connect,
-            settings=settings,
-            on_fatal=on_fatal,
+            connect=self._port,
+            settings=SessionSettings(
+                partitions=local.meta.partitions,
+                key=local.meta.key,
+                storage_seconds=local.storage_seconds,
+                retry_seconds=0.02,
+                hand_over_seconds=0.5,
+            ),
+            on_fatal=local._on_fatal,
         )
-        self.door = ServerDoor(_address(name), self._server.calls, local.luck, on_fatal)
-
-    @property
-    def owner(self) -> PartitionOwner[Pipeline]:
-        return self._server.owner
-
-    async def start(self) -> None:
-        await self._server.start()
-
-    async def drain(self) -> None:
-        await self._server.drain(READY_SECONDS)
+        self.door = ServerDoor(_address(name), self.calls, local.luck, local._on_fatal)
 
     async def stop(self) -> None:
         await self.owner.close()
         await self.door.slam()
-        await self._server.end()
-        await self.coordinator.close()
+        await self.end()
+        await self._coordinator.close()
 
     async def kill(self) -> None:
-        """Connections first: nothing that is still said or written in here arrives anywhere."""
-        self.coordinator.disconnect()
+        """Connections first: what is still said or written in here arrives nowhere."""
+        self._coordinator.disconnect()
         for port in self._ports:
             port.cut()
         await self.door.slam()
-        await self._server.kill()
-        self.coordinator.expire()
+        await super().kill()
+        self._coordinator.expire()
 
-    def _connect(self, storage: StorageMeta) -> StoragePort:
-        port = StoragePort(self._storages[storage.listen], self._key)
+    def _port(self, storage: StorageMeta) -> StoragePort:
+        port = StoragePort(self._doors[storage.listen], self._settings.key)
         self._ports.append(port)
         return port

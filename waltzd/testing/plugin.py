@@ -1,4 +1,4 @@
-"""The pytest fixture `waltz_cluster`, there for every test as soon as `waltz` is installed.
+"""The pytest fixture `waltz_cluster`, which every test has when `waltzd` is installed.
 
     @pytest.mark.waltz(partitions=4)
     def test_transfer(waltz_cluster):
@@ -7,8 +7,8 @@
 
         waltz_cluster.run(story)
 
-A test that is a coroutine itself uses `async with waltz_cluster as cluster`. The mark takes what `LocalCluster` takes.
-"""
+A test that is a coroutine itself uses `async with waltz_cluster as cluster`. The mark takes the arguments of
+`LocalCluster`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def waltz_cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
-    """A cluster within this process; the test starts and ends it."""
+    """A `LocalCluster`; the test starts and ends it."""
     # Not at the top: this module is loaded with every pytest on the machine.
     make = importlib.import_module("waltzd.testing.cluster").LocalCluster
     mark = request.node.get_closest_marker("waltz")

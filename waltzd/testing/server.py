@@ -1,4 +1,4 @@
-"""One server with everything that the process of the same name has, except the process and the network."""
+"""One server with every part of the daemon, except process and network."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.server.clients.calls import ServerCalls
-from waltzd.server.clients.limits import Capacity
-from waltzd.server.clients.pipeline import Pipeline, PipelineSettings
+from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.election import Election
 from waltzd.server.ownership import PartitionOwner
 from waltzd.server.registration import Registration
-from waltzd.server.session.owned import OpenSession, OwnedLog
+from waltzd.server.session.owned import OwnedLog
+from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.session.wake import Ticker
 from waltzd.wire.tasks import tell_failure
@@ -28,8 +28,8 @@ LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 
 MOUNTS_MAX = 10_000
 
 
-async def _nobody(server: ServerMeta) -> bool:
-    """Names are given out by whoever starts servers: what is left of one is of a server that was killed."""
+async def _never_alive(server: ServerMeta) -> bool:
+    """Names are unique here, so a registration that is left belongs to a server that was killed."""
     return False
 
 
@@ -46,12 +46,12 @@ class LocalServer:
         settings: SessionSettings,
         on_fatal: Callable[[BaseException], None],
         pipeline: PipelineSettings | None = None,
-        is_alive: Callable[[ServerMeta], Awaitable[bool]] = _nobody,
+        is_alive: Callable[[ServerMeta], Awaitable[bool]] = _never_alive,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self.name = name
         self.meta = ServerMeta(
-            name=name, listen=address, admin_listen=f"{name} admin", instance=instance, version=version("waltz")
+            name=name, listen=address, admin_listen=f"{name} admin", instance=instance, version=version("waltzd")
         )
         self._on_fatal = on_fatal
         self._connect = connect
@@ -64,7 +64,7 @@ class LocalServer:
         self.owned_logs: list[OwnedLog[Pipeline]] = []
         self._registration = Registration(self._cluster, self.meta, is_alive=is_alive)
         self._election = Election(self._cluster, name, meta.partitions)
-        self.owner: PartitionOwner[Pipeline] = PartitionOwner(
+        self.owner: PartitionOwner = PartitionOwner(
             self._cluster, meta, self._registration, make_owned_log=self._make_owned_log
         )
         self.calls = ServerCalls(self.owner)
@@ -86,7 +86,7 @@ class LocalServer:
         return task
 
     async def drain(self, seconds: float) -> None:
-        """Give the partitions away, if there is anybody to take them."""
+        """Give the partitions away, if another server can take them."""
         await self.owner.drain(seconds)
 
     async def stop(self) -> None:
@@ -99,7 +99,7 @@ class LocalServer:
         return self._capacity.callers
 
     async def kill(self) -> None:
-        """Close nothing in order. Its connections have to be cut before."""
+        """Close nothing in order. Cut its connections before."""
         await asyncio.gather(*[owned.close(hand_over=False) for owned in self.owned_logs])
         if self._hosting is not None:
             self._hosting.cancel()
@@ -113,7 +113,7 @@ class LocalServer:
 
     # -- what the parts are given
 
-    def _make_owned_log(self, partition: int, generation: int, *, previous_owner_alive: bool) -> OwnedLog[Pipeline]:
+    def _make_owned_log(self, partition: int, generation: int, previous_owner_alive: bool) -> OwnedLog[Pipeline]:
         owned: OwnedLog[Pipeline] = OwnedLog(
             partition,
             generation,
@@ -128,5 +128,5 @@ class LocalServer:
         self.owned_logs.append(owned)
         return owned
 
-    def _make_pipeline(self, session: OpenSession) -> Pipeline:
+    def _make_pipeline(self, session: Log) -> Pipeline:
         return Pipeline(session, self._pipeline, self._capacity, on_fatal=self._on_fatal)

@@ -1,7 +1,7 @@
 """A server as a client sees it, within one process: calls go straight through, frames are handed over uncopied.
 
-Every mount runs through here, so this is where an application's bad luck is made: a lock that fails, a feed that stands
-still, a connection that breaks in front of an answer. The server behind it is the real one and knows nothing of that.
+Every mount runs through here, so faults are injected here: a lock that fails, a feed that stands still, a connection that
+breaks in front of an outcome. The server behind it is the real one and knows nothing of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MESSAGES_MAX = 4
 
 @dataclass
 class Luck:
-    """What is to go wrong, for each partition, and how often."""
+    """Faults to inject: how often, by partition."""
 
     lock_failures: dict[int, int] = field(default_factory=dict)
     lost_answers: dict[int, int] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class ServerDoor:
     @property
     def calls(self) -> ServerCalls:
         if self.is_shut:
-            raise CannotConnect(f"nobody listens at {self.address}")
+            raise CannotConnect(f"no server listens at {self.address}")
         return self._calls
 
     def serve(self, mount: DirectMount) -> None:
@@ -84,7 +84,7 @@ class ServerDoor:
             self._on_fatal(error)
             raise
         finally:
-            mount.ended()
+            mount.link.end()
 
     def give_up(self, mount: DirectMount) -> None:
         if mount in self._mounts:
@@ -93,7 +93,7 @@ class ServerDoor:
     def look(self) -> None:
         """The luck has changed."""
         for mount in self._mounts:
-            mount.look()
+            mount.link.bell.ring()
 
     def break_connections(self, partition: int | None = None) -> None:
         for mount in list(self._mounts):
@@ -108,8 +108,8 @@ class ServerDoor:
 
 
 class ServerPort:
-    """What `waltzd.wire.servers.ServerClient` is over gRPC. The door is looked up at each call: a server may be a new
-    one."""
+    """What `waltzd.wire.servers.ServerClient` is over gRPC. The door is looked up at each call: the server may have
+    restarted."""
 
     def __init__(self, find: Callable[[], ServerDoor], key: UUID | None) -> None:
         self._find = find
@@ -156,7 +156,7 @@ class DirectMount:
         self._find = find
         self._door: ServerDoor | None = None
         self._held: deque[ServerFrame] = deque()
-        """Feed that is kept back; the credit of the client bounds it."""
+        """Feed that is held back; the credit of the client bounds it."""
         self._broken: WaltzError | None = None
 
     # -- as the client uses it
@@ -174,7 +174,7 @@ class DirectMount:
             case [MountRequest(partition=partition)]:
                 self.partition = partition
         door = self._find()
-        door.calls.locate()  # somebody must be there
+        door.calls.locate()  # raises when no server is there
         self._door = door
         door.serve(self)
 
@@ -206,12 +206,6 @@ class DirectMount:
     def _is_suspended(self) -> bool:
         return self._door is not None and self._door.luck.is_feed_suspended
 
-    def look(self) -> None:
-        self.link.bell.ring()
-
-    def ended(self) -> None:
-        self.link.end()
-
     def break_off(self) -> None:
         """As when a cable is cut: what is on its way is lost, both ways."""
         assert self._door is not None
@@ -233,7 +227,7 @@ class DirectMount:
         return [frame for frame in message if not isinstance(frame, Feed | HeadFeed)]
 
     def _unlucky(self, frames: Sequence[ClientFrame]) -> Iterator[Sequence[ClientFrame]]:
-        """The same frames; or, when a lock is to fail, what is in front of that transaction and what is behind it."""
+        """The same frames; or, when a lock is to fail, what is in front of its transaction and what is behind it."""
         assert self._door is not None
         luck = self._door.luck
         batches = [frame for frame in frames if isinstance(frame, AppendBatch)]
@@ -292,7 +286,7 @@ class _MountLink:
         self.bell.ring()
 
     def answer(self, frame: ServerFrame) -> None:
-        """Something that the server did not say."""
+        """Put in a frame that the server did not send."""
         self._down.append([frame])
         self.bell.ring()
 
@@ -336,7 +330,7 @@ def rows(batch: AppendBatch, start: int, stop: int) -> AppendBatch:
 
 
 def _refusal(batch: AppendBatch, row: int) -> Refusals:
-    """As if the lock table did not reach back far enough: that may happen to anybody at any time."""
+    """As if the lock table did not reach back far enough, which may happen to any client at any time."""
     locks = np.concatenate([[0], np.cumsum(batch.lock_counts)])
     modes = batch.lock_modes[int(locks[row]) : int(locks[row + 1])]
     lock = int(locks[row]) + int(np.flatnonzero(modes != int(Mode.APPEND))[0])

@@ -1,6 +1,6 @@
 """A storage as a server sees it, within one process: calls go straight through, runs are handed over uncopied.
 
-What a network does is done by hand: `pause` lets every call, frame and mark wait, `resume` lets them go on.
+`pause` makes every call, frame and mark wait, `resume` lets them go on.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.protocol.peers import Frame
+from waltzd.protocol.peers import RecordsFrame
 from waltzd.server.session.wake import Bell
 from waltzd.storage.calls import StorageCalls
 
 T = TypeVar("T")
 _numbers = itertools.count(1)
 FRAMES_MAX = 4
-"""How many frames are on their way before the sender waits."""
+"""Frames on their way before the sender waits."""
 
 
 class StorageDoor:
-    """The way to one storage: open, or with everybody waiting in front of it."""
+    """The way to one storage: open, or paused with every caller waiting in front of it."""
 
     def __init__(self, name: str, calls: StorageCalls, on_fatal: Callable[[BaseException], None]) -> None:
         self.name = name
@@ -36,10 +36,6 @@ class StorageDoor:
         self._open = asyncio.Event()
         self._open.set()
         self._streams: dict[asyncio.Task[None], None] = {}
-
-    @property
-    def is_paused(self) -> bool:
-        return not self._open.is_set()
 
     def pause(self) -> None:
         self._open.clear()
@@ -154,7 +150,7 @@ class StoragePort:
             stream.cancel()
 
     def cut(self) -> None:
-        """The server is dead: nothing of what it still does arrives."""
+        """The server is dead: what it still does arrives nowhere."""
         self._is_cut = True
         for stream in self._streams:
             stream.cancel()
@@ -190,13 +186,10 @@ class DirectStream:
 
     async def send(self, run: Run, committed: int) -> None:
         await self.start()
-        await self._link.put(Frame(run, committed))
+        await self._link.put(RecordsFrame(run, committed))
 
     async def receive(self) -> int | None:
         return await self._link.take()
-
-    async def finish(self) -> None:
-        await self._link.put(None)
 
     def cancel(self) -> None:
         self._link.end(CannotConnect(f"the append stream to {self._door.name} was given up here"))
@@ -210,14 +203,14 @@ class _StorageLink:
     def __init__(self, door: StorageDoor) -> None:
         self.is_over = False
         self._door = door
-        self._frames: deque[Frame | None] = deque()
+        self._frames: deque[RecordsFrame] = deque()
         self._mark: int | None = None
         self._refused: WaltzError | None = None
         self._bell = Bell()
 
     # -- the storage's end
 
-    async def receive(self) -> Frame | None:
+    async def receive(self) -> RecordsFrame | None:
         while not self._frames:
             if self.is_over:
                 return None
@@ -244,7 +237,7 @@ class _StorageLink:
             self.is_over, self._refused = True, error
             self._bell.ring()
 
-    async def put(self, frame: Frame | None) -> None:
+    async def put(self, frame: RecordsFrame) -> None:
         while len(self._frames) >= FRAMES_MAX and not self.is_over:
             await self._bell.wait(self._bell.rings)
         if self.is_over:

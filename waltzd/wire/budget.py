@@ -1,4 +1,4 @@
-"""So much may be under way; who wants more waits its turn.
+"""So many bytes may be under way; a taker of more waits its turn.
 
 This is how back pressure is made: a receiver takes from a budget before it keeps anything, and does not receive more while
 it waits. One thing that is larger than the whole budget passes when nothing else is under way, so that no waiter waits for
@@ -29,11 +29,11 @@ class Budget:
         self._beside = beside
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._parts: dict[Budget, None] = {}
-        """Those of them in which somebody waits."""
+        """Those of them that have takers waiting."""
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """How many takers wait."""
         return len(self._queue)
 
     async def take(self, size: int, seconds: float | None = None) -> None:
@@ -67,7 +67,7 @@ class Budget:
                 part.admit()
 
     def admit(self) -> None:
-        """Whoever fits now, in the order in which they came."""
+        """Let in the waiting takers that fit now, in the order in which they came."""
         while self._queue:
             size, turn = self._queue[0]
             if not turn.done():  # else it was given up, and its task has not run since

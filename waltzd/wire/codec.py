@@ -14,7 +14,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import numpy as np
@@ -22,18 +22,16 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from numpy.typing import NDArray
 
+from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, CannotConnect, WaltzError, tree
-from waltzd.format.record import HEAD, HeadArray, Run
+from waltzd.format.record import HEAD, HeadArray, Run, first_bad
 from waltzd.protocol.batches import (
     AppendBatch,
     ClientFrame,
     Committals,
     Credit,
     Feed,
-    Flush,
-    Flushed,
     HeadFeed,
-    Limits,
     Mounted,
     MountRequest,
     Refusals,
@@ -80,9 +78,9 @@ def packed_error(error: WaltzError) -> bytes:
     return detail_of(error).SerializeToString()
 
 
-def unpacked_error(raw: bytes) -> WaltzError:
+def unpacked_error(raw: Buffer) -> WaltzError:
     try:
-        return error_of_detail(ErrorDetail.FromString(raw))
+        return error_of_detail(ErrorDetail.FromString(bytes(raw)))
     except DecodeError:
         return CannotConnect("the other side gave a reason that cannot be read")
 
@@ -178,25 +176,52 @@ def _member(kind: type[enum.Enum], raw: Any, name: str) -> enum.Enum:
         raise BadFrame(f"the field `{name}` is {raw!a:.60}, which this version does not know") from None
 
 
-Column: TypeAlias = NDArray[Any]
+# -- columns -----------------------------------------------------------------------------------------------------------
 
 
-def _column(raw: bytes, kind: str, name: str) -> Column:
-    """A column of big-endian numbers."""
-    width = np.dtype(kind).itemsize
-    if len(raw) % width:
-        raise BadFrame(f"the column `{name}` has {len(raw)} bytes, which is no multiple of {width}")
-    return np.frombuffer(raw, kind)
+@dataclass(frozen=True)
+class _Column:
+    """Numbers that a message holds big-endian, and a value as the machine has them."""
+
+    name: str
+    sent: str
+    held: type[np.generic]
 
 
-def _raw(column: Column, kind: str) -> bytes:
-    return column.astype(kind).tobytes()
+_ROWS = (
+    _Column("marks", ">i8", np.int64),
+    _Column("headers", ">i4", np.int32),
+    _Column("lengths", ">u4", np.int64),
+    _Column("data_crcs", ">u4", np.uint32),
+)
+_LOCK_COUNTS = _Column("lock_counts", ">u4", np.int64)
+_LOCKS = (_Column("lock_ids", ">u8", np.uint64), _Column("lock_modes", "u1", np.uint8))
+_COMMITTALS = (_Column("sequences", ">i4", np.int64), _Column("ids", ">i8", np.int64))
+_REFUSALS = (
+    _Column("sequences", ">i4", np.int64),
+    _Column("reasons", "u1", np.uint8),
+    _Column("conflict_ids", ">i8", np.int64),
+    _Column("locks", ">u8", np.uint64),
+)
 
 
-def _check_equal(**columns: Column) -> None:
-    if len({len(column) for column in columns.values()}) > 1:
-        sizes = ", ".join(f"{name} {len(column)}" for name, column in columns.items())
+def _fill(message: Any, frame: Any, *columns: _Column) -> None:
+    for column in columns:
+        setattr(message, column.name, getattr(frame, column.name).astype(column.sent).tobytes())
+
+
+def _taken(message: Any, *columns: _Column) -> dict[str, NDArray[Any]]:
+    """Columns that belong together: one row for each of the same things."""
+    found: dict[str, NDArray[Any]] = {}
+    for column in columns:
+        raw, width = getattr(message, column.name), np.dtype(column.sent).itemsize
+        if len(raw) % width:
+            raise BadFrame(f"the column `{column.name}` has {len(raw)} bytes, which is no multiple of {width}")
+        found[column.name] = np.frombuffer(raw, column.sent).astype(column.held)
+    if len({len(rows) for rows in found.values()}) > 1:
+        sizes = ", ".join(f"{name} {len(rows)}" for name, rows in found.items())
         raise BadFrame(f"columns that belong together have different numbers of rows: {sizes}")
+    return found
 
 
 def bytes_of(run: Run) -> bytes:
@@ -219,8 +244,6 @@ def client_message(frames: Sequence[ClientFrame]) -> wire.ClientFrame:
                 message.credit = frame.bytes
             case AppendBatch():
                 _fill_batch(message.append.add(), frame)
-            case Flush():
-                message.flush = frame.number
     return message
 
 
@@ -232,8 +255,6 @@ def client_frames(message: wire.ClientFrame) -> list[ClientFrame]:
     if message.HasField("credit"):
         frames.append(Credit(message.credit))
     frames += map(_batch_of, message.append)
-    if message.HasField("flush"):
-        frames.append(Flush(message.flush))
     if not frames:
         raise BadFrame("a message with nothing in it")
     return frames
@@ -242,40 +263,17 @@ def client_frames(message: wire.ClientFrame) -> list[ClientFrame]:
 def _fill_batch(message: wire.AppendBatch, batch: AppendBatch) -> None:
     """In place: a message that is made first and put in then would copy all payloads once more."""
     message.first_sequence = batch.first_sequence
-    message.marks = _raw(batch.marks, ">i8")
-    message.headers = _raw(batch.headers, ">i4")
-    message.lengths = _raw(batch.lengths, ">u4")
-    message.data_crcs = _raw(batch.data_crcs, ">u4")
+    _fill(message, batch, *_ROWS)
     if len(batch.lock_ids):
-        message.lock_counts = _raw(batch.lock_counts, ">u4")
-        message.lock_ids = _raw(batch.lock_ids, ">u8")
-        message.lock_modes = _raw(batch.lock_modes, "u1")
+        _fill(message, batch, _LOCK_COUNTS, *_LOCKS)
     message.payloads = batch.payloads if isinstance(batch.payloads, bytes) else bytes(batch.payloads)
 
 
 def _batch_of(message: wire.AppendBatch) -> AppendBatch:
-    marks = _column(message.marks, ">i8", "marks")
-    headers = _column(message.headers, ">i4", "headers")
-    lengths = _column(message.lengths, ">u4", "lengths")
-    data_crcs = _column(message.data_crcs, ">u4", "data_crcs")
-    lock_counts = _column(message.lock_counts, ">u4", "lock_counts")
-    if not len(lock_counts):
-        lock_counts = np.zeros(len(marks), ">u4")
-    _check_equal(marks=marks, headers=headers, lengths=lengths, data_crcs=data_crcs, lock_counts=lock_counts)
-    lock_ids = _column(message.lock_ids, ">u8", "lock_ids")
-    lock_modes = _column(message.lock_modes, "u1", "lock_modes")
-    _check_equal(lock_ids=lock_ids, lock_modes=lock_modes)
-    return AppendBatch(
-        first_sequence=message.first_sequence,
-        marks=marks.astype(np.int64),
-        headers=headers.astype(np.int32),
-        lengths=lengths.astype(np.int64),
-        data_crcs=data_crcs.astype(np.uint32),
-        lock_counts=lock_counts.astype(np.int64),
-        lock_ids=lock_ids.astype(np.uint64),
-        lock_modes=lock_modes,
-        payloads=message.payloads,
-    )
+    rows = _taken(message, *_ROWS, *([_LOCK_COUNTS] if message.lock_counts else []))
+    rows.setdefault("lock_counts", np.zeros(len(rows["marks"]), np.int64))
+    locks = _taken(message, *_LOCKS)
+    return AppendBatch(first_sequence=message.first_sequence, payloads=message.payloads, **rows, **locks)
 
 
 # -- from the server ---------------------------------------------------------------------------------------------------
@@ -287,26 +285,15 @@ def server_message(frames: Sequence[ServerFrame]) -> wire.ServerFrame:
     for frame in frames:
         match frame:
             case Mounted():
-                message.mounted.session, message.mounted.barrier = frame.session, frame.barrier
-                message.mounted.payload_bytes_max = frame.limits.payload_bytes_max
-                message.mounted.locks_max = frame.limits.locks_max
-                message.mounted.frame_bytes_max = frame.limits.frame_bytes_max
+                message.mounted.CopyFrom(to_message(wire.Mounted, frame))
             case Committals():
-                message.committals.sequences = _raw(frame.sequences, ">i4")
-                message.committals.ids = _raw(frame.ids, ">i8")
+                _fill(message.committals, frame, *_COMMITTALS)
             case Refusals():
-                message.refusals.sequences = _raw(frame.sequences, ">i4")
-                message.refusals.reasons = _raw(frame.reasons, "u1")
-                message.refusals.conflict_ids = _raw(frame.conflict_ids, ">i8")
-                message.refusals.locks = _raw(frame.locks, ">u8")
+                _fill(message.refusals, frame, *_REFUSALS)
             case Feed():
-                message.feed.first_id = frame.run.first_id
-                message.feed.lengths = frame.run.sent_lengths
-                message.feed.records = bytes_of(frame.run)
+                _fill_run(message.feed, frame.run)
             case HeadFeed():
                 message.heads = frame.heads.tobytes()
-            case Flushed():
-                message.flushed.number, message.flushed.mark = frame.number, frame.mark
             case Refused():
                 message.refused.CopyFrom(detail_of(frame.error))
                 if frame.untaken is not None:
@@ -318,17 +305,15 @@ def server_frames(message: wire.ServerFrame) -> list[ServerFrame]:
     """In the order in which they are to be taken."""
     frames: list[ServerFrame] = []
     if message.HasField("mounted"):
-        frames.append(_mounted_of(message.mounted))
+        frames.append(to_value(Mounted, message.mounted))
     if message.HasField("committals"):
-        frames.append(_committals_of(message.committals))
+        frames.append(Committals(**_taken(message.committals, *_COMMITTALS)))
     if message.HasField("refusals"):
         frames.append(_refusals_of(message.refusals))
     if message.HasField("feed"):
-        frames.append(Feed(run_of(message.feed.first_id, message.feed.lengths, message.feed.records)))
+        frames.append(Feed(_run_of(message.feed)))
     if message.HasField("heads"):
         frames.append(HeadFeed(heads_of(message.heads)))
-    if message.HasField("flushed"):
-        frames.append(Flushed(message.flushed.number, message.flushed.mark))
     if message.HasField("refused"):
         untaken = message.untaken if message.HasField("untaken") else None
         frames.append(Refused(error_of_detail(message.refused), untaken))
@@ -337,30 +322,11 @@ def server_frames(message: wire.ServerFrame) -> list[ServerFrame]:
     return frames
 
 
-def _mounted_of(message: wire.Mounted) -> Mounted:
-    limits = Limits(
-        payload_bytes_max=message.payload_bytes_max,
-        locks_max=message.locks_max,
-        frame_bytes_max=message.frame_bytes_max,
-    )
-    return Mounted(session=message.session, barrier=message.barrier, limits=limits)
-
-
-def _committals_of(message: wire.Committals) -> Committals:
-    sequences, ids = _column(message.sequences, ">i4", "sequences"), _column(message.ids, ">i8", "ids")
-    _check_equal(sequences=sequences, ids=ids)
-    return Committals(sequences.astype(np.int64), ids.astype(np.int64))
-
-
 def _refusals_of(message: wire.Refusals) -> Refusals:
-    sequences = _column(message.sequences, ">i4", "sequences")
-    reasons = _column(message.reasons, "u1", "reasons")
-    conflict_ids = _column(message.conflict_ids, ">i8", "conflict_ids")
-    locks = _column(message.locks, ">u8", "locks")
-    _check_equal(sequences=sequences, reasons=reasons, conflict_ids=conflict_ids, locks=locks)
-    if len(reasons) and not (min(Reason) <= int(reasons.min()) and int(reasons.max()) <= max(Reason)):
+    found = Refusals(**_taken(message, *_REFUSALS))
+    if len(found.reasons) and not (min(Reason) <= int(found.reasons.min()) and int(found.reasons.max()) <= max(Reason)):
         raise BadFrame("a refusal has a reason that this version does not know")
-    return Refusals(sequences.astype(np.int64), reasons, conflict_ids.astype(np.int64), locks.astype(np.uint64))
+    return found
 
 
 def heads_of(raw: bytes) -> HeadArray:
@@ -369,8 +335,27 @@ def heads_of(raw: bytes) -> HeadArray:
     return np.frombuffer(raw, HEAD)
 
 
-# -- by id, and where things are ---------------------------------------------------------------------------------------
+# -- by id -------------------------------------------------------------------------------------------------------------
 
 
 def run_message(run: Run) -> wire.RunFrame:
-    return wire.RunFrame(first_id=run.first_id, lengths=run.sent_lengths, records=bytes_of(run))
+    message = wire.RunFrame()
+    _fill_run(message, run)
+    return message
+
+
+def _fill_run(message: wire.RunFrame, run: Run) -> None:
+    message.first_id, message.lengths, message.records = run.first_id, run.sent_lengths, bytes_of(run)
+
+
+def _run_of(message: wire.RunFrame) -> Run:
+    return run_of(message.first_id, message.lengths, message.records)
+
+
+def checked_run(message: wire.RunFrame, address: str) -> Run:
+    """With every checksum compared: what the network did to a record shows."""
+    run = _run_of(message)
+    bad = first_bad(run)
+    if bad is not None:
+        raise BadFrame(f"record {run.first_id + bad} from {address} was damaged on the way")
+    return run

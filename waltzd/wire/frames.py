@@ -1,20 +1,15 @@
-"""Frames over a plain connection: a length, a kind, and bytes. For what carries everything that is written: records as they
-are appended, and segment files.
+"""Frames over a plain connection, a length, a kind and bytes each: records as they are appended, and segment files.
 
-gRPC costs some hundred microseconds a message, which is more than a storage needs to write it; this costs a tenth. A frame
-that is large is received straight into memory of its own, and sent without being copied. There is no flow control besides
-that of the connection: whoever does not take frames stops reading, and the sender waits.
+gRPC costs some hundred microseconds a message, which is more than a storage needs to write it; this costs a tenth. A large
+frame is received straight into memory of its own, and sent without being copied. There is no flow control besides that of
+the connection: an end that does not take frames stops reading, and the sender waits.
 
-A connection on which nothing is heard is asked for a sign of life, and lost when none comes: a process that was stopped
-keeps its connections, and a cable that was cut tells nobody.
+A quiet connection is asked for a heartbeat, and lost when none comes: a process that was stopped keeps its connections, and
+a cable that was cut is silent.
 
-What is said on the streams of a storage, as bytes: who calls, records, marks, pieces of files, and why a stream ends.
-
-Segment files over a plain connection, a piece at a time.
-
-Whoever receives gives leave for each piece, so that only a few are in memory at either end however slow one of them is,
-and nobody stops reading: who does not read gives no sign of life. The sender of a file hears at once when the other side
-wants no more of it.
+Segment files travel a piece at a time. The receiver gives leave for each piece, so that only a few are in memory at either
+end however slow one of them is, and both keep reading: an end that does not read gives no heartbeat. The sender of a file
+hears at once when the other side wants no more of it.
 """
 
 from __future__ import annotations
@@ -32,9 +27,9 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, CannotConnect, WaltzError
 from waltzd.format.checksum import crc32
 from waltzd.format.record import Run
-from waltzd.protocol.peers import Frame, run_of
+from waltzd.protocol.peers import RecordsFrame, run_of
 from waltzd.protocol.role import Identity
-from waltzd.wire.codec import packed_error, unpacked_error
+from waltzd.wire.codec import unpacked_error
 from waltzd.wire.tls import Tls, certificate_of, identity_of
 
 HEAD = struct.Struct(">IB")
@@ -45,28 +40,28 @@ WAITING_MAX = 1 << 20
 FRAME_COST = 100
 """What a frame that waits costs beside its content: a flood of empty ones is bounded, too."""
 TURN_BYTES = 64 << 10
-"""After so much was sent others on the loop have their turn: a connection that takes everything makes nobody wait."""
+"""After so much was sent others on the loop have their turn: a connection that takes everything holds none of them up."""
 QUIET_SECONDS = 5.0
-"""After so long without a word a sign of life is asked for, and after twice that the connection is lost."""
+"""After so long without a word a heartbeat is asked for, and after twice that the connection is lost."""
 
 
 class Kind(enum.IntEnum):
     HELLO = 1
     """Who calls, and will append; the first frame, and only the first."""
     RECORDS = 2
-    END = 3
-    """No more records will come."""
     MARK = 4
     REFUSED = 5
     """The last frame: why."""
     ASKED = 6
+    """A heartbeat is asked for,"""
     ALIVE = 7
+    """and given."""
     FETCH = 8
-    """In the place of HELLO: who calls, and which segment file is to be sent."""
+    """In the place of HELLO: the caller wants a segment file."""
     INSTALL = 9
-    """In the place of HELLO: who calls, and which segment file will come."""
+    """In the place of HELLO: the caller sends a segment file."""
     GO_ON = 10
-    """From whoever receives a segment file: one more piece may come."""
+    """From the receiver of a segment file: one more piece may come."""
     PIECE = 11
     """Of a segment file."""
     WHOLE = 12
@@ -111,7 +106,7 @@ class Connection(asyncio.BufferedProtocol):
         """Why nothing more comes or goes."""
         self._nonsense: BadFrame | None = None
         self._is_ended = False
-        """The other side has closed its end, or said what nobody understands."""
+        """The other side has closed its end, or sent nonsense."""
         self._sent_in_turn = 0
         self._refusal: Callable[[], str | None] = lambda: None
         self._heard = 0.0
@@ -153,7 +148,7 @@ class Connection(asyncio.BufferedProtocol):
             self._came.set()
 
     def _take_whole(self) -> None:
-        """Whatever is whole in the shared buffer."""
+        """All frames that are whole in the shared buffer."""
         at = 0
         while self._filled - at >= HEAD.size and not self._is_held:
             length, number = HEAD.unpack_from(self._buffer, at)
@@ -180,7 +175,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take(self, kind: Kind, content: Buffer) -> None:
         assert self._transport is not None
-        if kind is Kind.ASKED and self._may_write.is_set():  # who takes nothing would not hear it
+        if kind is Kind.ASKED and self._may_write.is_set():  # an end that takes nothing would not hear it
             self._put(Kind.ALIVE, ())
         if kind in (Kind.ASKED, Kind.ALIVE):
             return
@@ -208,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._may_write.set()
 
-    # -- signs of life
+    # -- heartbeats
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
@@ -231,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def peer(self) -> str:
         found = self._transport.get_extra_info("peername") if self._transport is not None else None
-        return f"{found[0]}:{found[1]}" if found else "somebody"
+        return f"{found[0]}:{found[1]}" if found else "the other side"
 
     @property
     def identity(self) -> Identity | None:
@@ -327,24 +322,28 @@ class Connection(asyncio.BufferedProtocol):
         self._may_write.set()
 
 
+# -- what the frames of a storage's streams hold -----------------------------------------------------------------------
+
+
 VERSION = 1
-_HELLO = struct.Struct(">B16siqq64s")
+_HELLO = struct.Struct(">B16siqq64sqq")
 _RECORDS = struct.Struct(">qqI")
 _MARK = struct.Struct(">q")
-_FILE = struct.Struct(">qq")
 _PIECE = struct.Struct(">qI")
 _WHOLE = struct.Struct(">q")
-FIRST_BYTES_MAX = _HELLO.size + _FILE.size
+FIRST_BYTES = _HELLO.size
 """Of the frame that a stream begins with."""
 PIECE_BYTES = 500 << 10
 """Of a segment file at once. Two of them and what belongs to them are not more than a connection takes in before it stops
-reading: whoever stops reading gives no sign of life."""
+reading: an end that stops reading gives no sign of life."""
 PIECES_AHEAD = 2
 """So many may be on their way before the receiver has taken the first."""
 
 
 @dataclass(frozen=True)
 class Hello:
+    """Who calls, and for what."""
+
     key: UUID
     partition: int
     session: int
@@ -352,51 +351,37 @@ class Hello:
     """Of the answer to `Open`; 0: the present one, whichever it is."""
     storage: str = ""
     """The name of the storage that is meant; empty where the caller does not know it."""
-
-    def encode(self) -> bytes:
-        name = self.storage.encode("ascii")
-        return _HELLO.pack(VERSION, self.key.bytes, self.partition, self.session, self.contact, name)
-
-    @staticmethod
-    def decode(content: Buffer) -> Hello:
-        if len(content) != _HELLO.size:
-            raise BadFrame(f"a stream begins with {len(content)} bytes; {_HELLO.size} say who calls")
-        version, key, partition, session, contact, storage = _HELLO.unpack(content)
-        if version != VERSION:
-            raise BadFrame(f"a stream of version {version}; this storage knows {VERSION}")
-        if not storage.isascii():
-            raise BadFrame("a stream begins with a name that is none")
-        return Hello(UUID(bytes=key), partition, session, contact, storage.rstrip(b"\0").decode("ascii"))
-
-
-@dataclass(frozen=True)
-class FileHello:
-    """Who calls, for which segment file."""
-
-    hello: Hello
-    first_id: int
+    first_id: int = 0
+    """Of the segment, for the stream of a file."""
     file_bytes: int = 0
     """How large a file that comes will be; 0 where the sender does not know."""
 
     def encode(self) -> bytes:
-        return self.hello.encode() + _FILE.pack(self.first_id, self.file_bytes)
+        name = self.storage.encode("ascii")
+        return _HELLO.pack(
+            VERSION, self.key.bytes, self.partition, self.session, self.contact, name, self.first_id, self.file_bytes
+        )
 
     @staticmethod
-    def decode(content: Buffer) -> FileHello:
-        if len(content) != FIRST_BYTES_MAX:
-            raise BadFrame(f"a stream begins with {len(content)} bytes; {FIRST_BYTES_MAX} say which file is meant")
-        view = memoryview(content)
-        first_id, file_bytes = _FILE.unpack(view[_HELLO.size :])
+    def decode(content: Buffer) -> Hello:
+        if len(content) != _HELLO.size:
+            raise BadFrame(f"a stream begins with {len(content)} bytes; {_HELLO.size} say who calls, and for what")
+        version, key, partition, session, contact, storage, first_id, file_bytes = _HELLO.unpack(content)
+        if version != VERSION:
+            raise BadFrame(f"a stream of version {version}; this storage knows {VERSION}")
+        if not storage.isascii():
+            raise BadFrame("a stream begins with a name that is none")
         if first_id < 0 or file_bytes < 0:
             raise BadFrame(f"no segment file begins at the id {first_id} and has {file_bytes} bytes")
-        return FileHello(Hello.decode(view[: _HELLO.size]), first_id, file_bytes)
+        name = storage.rstrip(b"\0").decode("ascii")
+        return Hello(UUID(bytes=key), partition, session, contact, name, first_id, file_bytes)
 
 
 def records_parts(run: Run, committed: int) -> list[Buffer]:
     return [_RECORDS.pack(run.first_id, committed, len(run)), run.sent_lengths, run.data]
 
 
-def records_of(content: Buffer) -> Frame:
+def records_of(content: Buffer) -> RecordsFrame:
     if len(content) < _RECORDS.size:
         raise BadFrame(f"a frame of records has {len(content)} bytes; its head alone has {_RECORDS.size}")
     first_id, committed, count = _RECORDS.unpack_from(content)
@@ -404,7 +389,7 @@ def records_of(content: Buffer) -> Frame:
     behind = _RECORDS.size + 4 * count
     if behind > len(content):
         raise BadFrame(f"a frame says that it has {count} records, and has {len(content)} bytes")
-    return Frame(run_of(first_id, view[_RECORDS.size : behind], view[behind:]), committed)
+    return RecordsFrame(run_of(first_id, view[_RECORDS.size : behind], view[behind:]), committed)
 
 
 def mark_bytes(mark: int) -> bytes:
@@ -415,14 +400,6 @@ def mark_of(content: Buffer) -> int:
     if len(content) != _MARK.size:
         raise BadFrame(f"a mark has {len(content)} bytes")
     return int(_MARK.unpack(content)[0])
-
-
-def refusal_bytes(error: WaltzError) -> bytes:
-    return packed_error(error)
-
-
-def refusal_of(content: Buffer) -> WaltzError:
-    return unpacked_error(bytes(content))
 
 
 def piece_parts(offset: int, data: Buffer) -> list[Buffer]:
@@ -465,7 +442,7 @@ async def received(connection: Connection) -> AsyncGenerator[Buffer, None]:
                 check_whole(content, offset)
                 return
             case Kind.REFUSED, content:
-                raise refusal_of(content)
+                raise unpacked_error(content)
             case None:
                 raise BadFrame(f"a segment file ended early, at byte {offset}")
             case kind, _:

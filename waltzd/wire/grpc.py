@@ -1,9 +1,8 @@
-"""What goes over gRPC: errors that keep their class, channels, servers, and the settings that matter.
+"""gRPC, and its calling side: errors that keep their class, channels that check the other side's certificate, a deadline
+for each call.
 
 Errors travel as an `ErrorDetail` in the trailing metadata; the gRPC status beside it is for tools that know nothing of
-Waltz.
-
-What every client of one of our gRPC services has: a channel, a deadline for each call, errors that keep their class.
+Waltz. The answering side is `listener`.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from waltzd.protocol.role import Identity, Role, dns_name
 from waltzd.wire.codec import packed_error, unpacked_error
 from waltzd.wire.tls import Credentials, Tls, certificate_at, speaks_tls
 
+MESSAGE_BYTES_MAX = 64 << 20
+"""Of an answer."""
 ERROR_KEY = "waltz-error-bin"
 STORAGE_KEY, INSTANCE_KEY = "waltz-storage-bin", "waltz-instance-bin"
 """With every call to a storage: its name, and its process, as far as the caller knows them. Any other one refuses it."""
@@ -42,8 +43,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: WaltzError) 
 
 
 def error_of(error: grpc.aio.AioRpcError, *, who: str = "", seconds: float | None = None) -> WaltzError:
-    """What the other side meant, or that it could not be reached. Who did not answer, and after how many seconds that was
-    too late, gRPC does not say."""
+    """What the other side meant, or that it could not be reached. gRPC does not say `who` did not answer, nor within how
+    many `seconds`."""
     for name, value in error.trailing_metadata() or ():
         if name == ERROR_KEY:
             assert isinstance(value, bytes)
@@ -54,7 +55,7 @@ def error_of(error: grpc.aio.AioRpcError, *, who: str = "", seconds: float | Non
     if status is grpc.StatusCode.DEADLINE_EXCEEDED and seconds is not None:
         return CannotConnect(f"{who} did not answer within {seconds:g} seconds", seconds=f"{seconds:g}")
     if status is grpc.StatusCode.UNIMPLEMENTED:
-        return WrongPeer(f"{who or 'whoever answers'} does not know this call: another port is there, or another program")
+        return WrongPeer(f"{who or 'the other side'} does not know this call: another port is there, or another program")
     return CannotConnect(f"the call failed: {status.name.lower().replace('_', ' ')}: {error.details()}")
 
 
@@ -83,7 +84,7 @@ Server: TypeAlias = grpc.aio.Server
 
 
 def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> Identity | None:
-    """Who calls, by their certificate; None without one, on a connection in plain text."""
+    """The identity in the caller's certificate; None without one, on a connection in plain text."""
     # gRPC's own list of names mixes all types: only the certificate says which of them are URIs.
     found = certificate_of(context)
     return None if found is None else Identity.among(found.uris)
@@ -99,46 +100,12 @@ def _read(pem: bytes) -> x509.Certificate | None:
     return x509.certificate(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")))
 
 
-def open_channel(
-    address: str,
-    message_bytes_max: int = 64 << 20,
-    *,
-    tls: Tls | None = None,
-    peer: Role | None = None,
-    name: str | None = None,
-) -> Any:
-    """A channel to one address. With TLS only to a `peer` of that role, in our own cluster, and of that name if it is
-    given, which `prove` makes sure of before a call; and when our certificate was replaced, new calls use the new one."""
-    if tls is None:
-        return grpc.aio.insecure_channel(address, options=options_for(message_bytes_max))
-    assert peer is not None
-    return ProvenChannel(address, options_for(message_bytes_max), tls, peer, name)
-
-
-async def prove(channel: Any, seconds: float) -> None:
-    """Before a call: whoever answers on this channel is who is meant. Costs nothing while it is connected."""
-    if isinstance(channel, ProvenChannel):
-        await channel.prove(seconds)
-
-
-def doubt(channel: Any) -> None:
-    """After a call that could not be made: whoever answers is looked at again, because it may have another certificate."""
-    if isinstance(channel, ProvenChannel):
-        channel.doubt()
-
-
-def expect(channel: Any, name: str | None) -> None:
-    """From now on only the one of this name may answer."""
-    if isinstance(channel, ProvenChannel):
-        channel.name = name
-
-
 async def knocked(address: str, tls: Tls | None, seconds: float) -> str | None:
-    """Why a call of a daemon to itself is not answered; None when it is, with the word that nobody knows such a call."""
+    """Why a daemon's call to itself is not answered; None when the answer comes, which is that there is no such call."""
     role, name = (tls.identity.role, tls.identity.name) if tls is not None else (None, None)
-    channel = open_channel(address, tls=tls, peer=role, name=name)
+    channel = Channel(address, tls=tls, peer=role, name=name)
     try:
-        await prove(channel, seconds)
+        await channel.prove(seconds)
         await channel.unary_unary("/waltz.v1.Door/Knock")(b"", timeout=seconds)
     except WaltzError as error:
         return error.message
@@ -154,55 +121,65 @@ RETIRED_SECONDS = 3600.0
 _LOST = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 
 
-class ProvenChannel:
-    """As much of a channel as stubs use. gRPC compares DNS names only and cannot be asked for the certificate of whoever
-    answers, so a handshake of our own looks at it first, and the channel then trusts that one certificate and no authority.
-    It is looked at again whenever the channel is not connected: whoever answers may have another one by now. gRPC reads
-    certificates when a channel is made; so there is one channel for each of ours, and of the other side's."""
+class Channel:
+    """As much of a gRPC channel as stubs use, to one address.
 
-    def __init__(self, address: str, options: list[tuple[str, int]], tls: Tls, peer: Role, name: str | None) -> None:
+    With TLS only to a `peer` of that role, in our own cluster, and of that name if it is given. gRPC compares DNS names
+    only and cannot be asked for the other side's certificate. So a handshake of our own looks at it first (`prove`), and
+    the channel then trusts that one certificate and no authority. It is looked at again whenever the channel is not
+    connected: the other side may have another one by now. gRPC reads certificates when a channel is made, so there is a new
+    channel for each new certificate of either side."""
+
+    def __init__(self, address: str, *, tls: Tls | None = None, peer: Role | None = None, name: str | None = None) -> None:
         self._address = address
-        self._options = [*options, ("grpc.ssl_target_name_override", dns_name(tls.identity.key, peer, name))]
         self._tls = tls
         self._peer = peer
         self.name = name
+        """The only one that may answer, from the next `prove` on."""
         self._credentials: Credentials | None = None
         self._trusted = b""
         """The other side's certificate."""
         self._proven: tuple[str | None] | None = None
         """The name that was asked for when it was looked at."""
-        self._channel: grpc.aio.Channel | None = None
+        self._channel = grpc.aio.insecure_channel(address, options=options_for(MESSAGE_BYTES_MAX)) if tls is None else None
         self._proving = asyncio.Lock()
         self._retired: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
 
     async def prove(self, seconds: float) -> None:
+        """Before a call: the other side is the one that is meant. Costs nothing while it is connected."""
+        if self._tls is None:
+            return
         try:
             async with asyncio.timeout(seconds), self._proving:
-                if not self._is_proven():
+                if not self._is_proven(self._tls):
                     found, name = self._tls.current(), self.name
+                    assert self._peer is not None
                     place = parse_address(self._address)
-                    self._trust(found, await certificate_at(self._tls, place, role=self._peer, name=name))
+                    certificate = await certificate_at(self._tls, place, role=self._peer, name=name)
+                    self._trust(found, certificate, dns_name(found.identity.key, self._peer))
                     self._proven = (name,)
         except TimeoutError:
             raise CannotConnect(f"{self._address} did not show its certificate within {seconds:g} seconds") from None
 
     def doubt(self) -> None:
+        """After a call that could not be made: the other side is looked at again, it may have another certificate."""
         self._proven = None
 
-    def _is_proven(self) -> bool:
-        if self._channel is None or self._proven != (self.name,) or self._credentials is not self._tls.current():
+    def _is_proven(self, tls: Tls) -> bool:
+        if self._channel is None or self._proven != (self.name,) or self._credentials is not tls.current():
             return False
-        if self._tls.refusal(x509.certificate(self._trusted)) is not None:
+        if tls.refusal(x509.certificate(self._trusted)) is not None:
             return False
         return self._channel.get_state() not in _LOST
 
-    def _trust(self, credentials: Credentials, certificate: bytes) -> None:
+    def _trust(self, credentials: Credentials, certificate: bytes, answers_as: str) -> None:
         if self._channel is None or self._credentials is not credentials or self._trusted != certificate:
             if self._channel is not None:
                 self._retire(self._channel)
             pem = ssl.DER_cert_to_PEM_cert(certificate).encode()
             secured = grpc.ssl_channel_credentials(pem, credentials.key, credentials.certificate)
-            self._channel = grpc.aio.secure_channel(self._address, secured, options=self._options)
+            options = [*options_for(MESSAGE_BYTES_MAX), ("grpc.ssl_target_name_override", answers_as)]
+            self._channel = grpc.aio.secure_channel(self._address, secured, options=options)
             self._credentials, self._trusted = credentials, certificate
         self._channel.get_state(try_to_connect=True)
 
@@ -211,24 +188,19 @@ class ProvenChannel:
         self._retired[channel] = ending
         ending.add_done_callback(lambda _: self._retired.pop(channel, None))
 
-    def unary_unary(self, *about: Any, **named: Any) -> Any:
-        return self._following("unary_unary", about, named)
+    def _call(self, kind: str, *about: Any, **named: Any) -> Callable[..., Any]:
+        """A call over the channel of the moment at which it is made."""
 
-    def unary_stream(self, *about: Any, **named: Any) -> Any:
-        return self._following("unary_stream", about, named)
-
-    def stream_unary(self, *about: Any, **named: Any) -> Any:
-        return self._following("stream_unary", about, named)
-
-    def stream_stream(self, *about: Any, **named: Any) -> Any:
-        return self._following("stream_stream", about, named)
-
-    def _following(self, kind: str, about: tuple[Any, ...], named: dict[str, Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **settings: Any) -> Any:
             assert self._channel is not None, "`prove` comes first"
             return getattr(self._channel, kind)(*about, **named)(*arguments, **settings)
 
         return call
+
+    unary_unary = functools.partialmethod(_call, "unary_unary")
+    unary_stream = functools.partialmethod(_call, "unary_stream")
+    stream_unary = functools.partialmethod(_call, "stream_unary")
+    stream_stream = functools.partialmethod(_call, "stream_stream")
 
     async def close(self) -> None:
         ending = list(self._retired.items())
@@ -244,20 +216,20 @@ class Caller:
     service: ClassVar[Any]
     """The generated stub."""
     peer: ClassVar[Role]
-    """Who must answer, when there are certificates."""
+    """The role of the other side, when there are certificates."""
 
     def __init__(
         self, address: str, *, seconds: float, tls: Tls | None, name: str | None = None, instance: UUID | None = None
     ) -> None:
-        """With `tls`, whoever answers must have the role `peer` in our cluster; with a `name`, be the one of that name.
+        """With `tls`, the other side must have the role `peer` in our cluster; with a `name`, be the one of that name.
         `instance`: of a storage, the very process that is meant."""
         self.address = address
         self._who = f"the {self.peer} {name} at {address}" if name is not None else f"the {self.peer} at {address}"
         self._seconds = seconds
-        self._channel = open_channel(address, tls=tls, peer=self.peer, name=name)
+        self._channel = Channel(address, tls=tls, peer=self.peer, name=name)
         self._stub: Any = self.service(self._channel)
         self._may_want_tls = tls is None
-        """As long as nobody has answered in plain text."""
+        """As long as no answer has come in plain text."""
         self._meant: list[tuple[str, bytes]] = []
         if self.peer is Role.STORAGE:  # also where there are no certificates
             self._meant += [(STORAGE_KEY, name.encode())] if name is not None else []
@@ -276,7 +248,7 @@ class Caller:
 
     async def _call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
         limit = self._seconds if seconds is None else seconds
-        await prove(self._channel, limit)
+        await self._channel.prove(limit)
         try:
             answer = await method(request, timeout=limit, metadata=self._meant)
         except grpc.aio.AioRpcError as error:
@@ -286,7 +258,7 @@ class Caller:
 
     async def _lost(self, cause: grpc.aio.AioRpcError, error: WaltzError) -> WaltzError:
         if isinstance(error, CannotConnect):
-            doubt(self._channel)
+            self._channel.doubt()
             # Why there is no connection, gRPC tells in words of its own: the address is asked once more.
             if self._may_want_tls and cause.code() is grpc.StatusCode.UNAVAILABLE and await speaks_tls(self.address):
                 return TlsMismatch(f"{self.address} speaks TLS, and no certificate was given")
@@ -297,9 +269,9 @@ class Caller:
         return error
 
     async def _stream(self, method: Any, request: Any) -> AsyncGenerator[Any, None]:
-        """To be closed by whoever may stop early (`aclosing`): a call that nobody reads to its end would stay open, and a
+        """A reader that may stop early closes it (`aclosing`): a call that is not read to its end would stay open, and a
         connection carries a thousand of them."""
-        await prove(self._channel, self._seconds)
+        await self._channel.prove(self._seconds)
         call = method(request, metadata=self._meant)
         try:
             async for message in call:

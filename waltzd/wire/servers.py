@@ -1,11 +1,9 @@
-"""A server as applications see it: where things are, a client id, mounts, and reading by id, over gRPC.
+"""A server as its callers see it: as applications do (places, client ids, mounts, reading by id), and as operators do.
 
-It says what the server said and decides nothing: who mounts again, when, and what became of a request whose answer is
-missing is the business of `waltzd.client.client`. `CannotConnect` means that the outcome is not known. A server refuses a
-mount with a frame in the stream, behind everything that it had decided, because a status could arrive before what is still
-on its way; this end takes that frame as the end of the stream.
-
-A server through its port for operators, as tools and other servers see it; and its messages as values and back.
+It says what the server said and decides nothing: `waltzd.client` decides when to mount again, and what became of a request
+whose answer is missing. `CannotConnect` means that the outcome is not known. A server refuses a mount with a frame in the
+stream, behind everything that it had decided, because a status could arrive before what is still on its way; this end takes
+that frame as the end of the stream.
 """
 
 from __future__ import annotations
@@ -18,15 +16,14 @@ from uuid import UUID
 import grpc.aio
 
 from waltzd.errors import BadFrame, CannotConnect, ForeignCluster, WaltzError
-from waltzd.format.record import Run, first_bad
+from waltzd.format.record import Run
 from waltzd.protocol.batches import ClientFrame, Refused, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import Events, ServerDescription
 from waltzd.protocol.locks import LockExplanation
-from waltzd.protocol.peers import run_of
 from waltzd.protocol.role import Role
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import client_message, server_frames, to_value
-from waltzd.wire.grpc import Caller, error_of, expect, prove
+from waltzd.wire.codec import checked_run, client_message, server_frames, to_value
+from waltzd.wire.grpc import Caller, error_of
 from waltzd.wire.tls import Tls
 from waltzd.wire.wire_pb2_grpc import LogStub, ServerAdminStub
 
@@ -48,7 +45,7 @@ class ServerClient(Caller):
         self._key = tls.identity.key if key is None and tls is not None else key
 
     def expect(self, name: str | None) -> None:
-        expect(self._channel, name)
+        self._channel.name = name
 
     async def locate(self) -> Topology:
         topology = to_value(Topology, await self._call(self._stub.Locate, wire.LocateRequest()))
@@ -62,16 +59,15 @@ class ServerClient(Caller):
         return topology
 
     async def register(self) -> Registration:
-        """A client id that nobody else ever had or will have. It is good with the certificate that we have now."""
+        """A client id that no other client ever has. It is good with the certificate that we have now."""
         request = wire.RegisterRequest(cluster_key=await self._known_key())
-        found = await self._call(self._stub.Register, request)
-        return Registration(int(found.client), bytes(found.token))
+        return to_value(Registration, await self._call(self._stub.Register, request))
 
     def mount(self) -> MountStream:
         return MountStream(self._begin_mount, self.address)
 
     async def _begin_mount(self) -> Any:
-        await prove(self._channel, self._seconds)
+        await self._channel.prove(self._seconds)
         return self._stub.Mount()
 
     async def high_water_mark(self, partition: int) -> int:
@@ -82,10 +78,9 @@ class ServerClient(Caller):
         """Committed records, checked here, too: what the network did to them shows."""
         next_id = first_id
         async for message in self._fetch(partition, first_id, last_id):
-            run = run_of(message.first_id, message.lengths, message.records)
-            bad = first_bad(run)
-            if run.first_id != next_id or len(run) == 0 or bad is not None:
-                raise BadFrame(f"record {next_id + (bad or 0)} from {self.address} was damaged on the way")
+            run = checked_run(message, self.address)
+            if run.first_id != next_id or len(run) == 0:
+                raise BadFrame(f"record {next_id} from {self.address} was damaged on the way")
             next_id = run.last_id + 1
             yield run
         if last_id is not None and next_id != last_id + 1:
@@ -94,7 +89,7 @@ class ServerClient(Caller):
     async def _fetch(self, partition: int, first_id: int, last_id: int | None) -> AsyncIterator[wire.RunFrame]:
         key = await self._known_key()
         request = wire.FetchRecordsRequest(cluster_key=key, partition=partition, first_id=first_id, last_id=last_id)
-        await prove(self._channel, self._seconds)
+        await self._channel.prove(self._seconds)
         call = self._stub.Fetch(request)
         try:
             while True:
@@ -122,7 +117,7 @@ class MountStream:
     def __init__(self, begin: Callable[[], Awaitable[Any]], address: str) -> None:
         self._begin = begin
         self._call: Any = None
-        """Begun by the first thing that is asked of it: who answers is looked at before."""
+        """Begun by the first thing that is asked of it: the other side's certificate is looked at before."""
         self._address = address
         self._over: WaltzError | None = None
         """Why this end knows that there is nothing more to say."""
@@ -202,7 +197,7 @@ class ServerAdminClient(Caller):
         self._key = key
 
     async def describe(self) -> ServerDescription:
-        """Whatever cluster it belongs to."""
+        """Also of a server of another cluster."""
         return to_value(ServerDescription, await self._call(self._stub.Describe, wire.DescribeServerRequest()))
 
     async def drain(self, is_draining: bool) -> list[int]:

@@ -1,9 +1,7 @@
-"""Storages as everybody else sees them: the calls of a server, an operator's tool or an exporter to one storage.
+"""A storage as its callers see it: servers, exporters, and operators through a port of their own.
 
 Answers are plain values, errors are the classes that the storage raised. `AppendStream` is the hot one: frames go out as
 fast as the storage takes them, marks come back.
-
-A storage through its port for operators, as tools and other daemons see it.
 """
 
 from __future__ import annotations
@@ -19,14 +17,13 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, CannotConnect, WaltzError, WrongPeer
 from waltzd.format.digest import HASH_BYTES, Digest
 from waltzd.format.finding import Finding
-from waltzd.format.record import Run, first_bad
+from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.descriptions import Events, ReplicaStatus, SetAside, StorageDescription, VerifySummary
-from waltzd.protocol.peers import run_of
 from waltzd.protocol.role import Role, dns_name
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import error_of_detail, to_value
-from waltzd.wire.frames import Connection, FileHello, FileSender, Hello, Kind, mark_of, received, records_parts, refusal_of
+from waltzd.wire.codec import checked_run, error_of_detail, to_value, unpacked_error
+from waltzd.wire.frames import Connection, FileSender, Hello, Kind, mark_of, received, records_parts
 from waltzd.wire.grpc import Caller
 from waltzd.wire.tls import Tls, check_peer
 from waltzd.wire.wire_pb2_grpc import ReplicaStub, StorageAdminStub
@@ -95,8 +92,9 @@ class ReplicaClient(Caller):
         request = wire.MarkRequest(target=self._target(partition, session), mark=mark)
         return to_value(ReplicaStatus, await self._call(self._stub.Truncate, request))
 
-    def _hello(self, partition: int, session: int) -> Hello:
-        return Hello(self._key, partition, session, self._contacts.get(partition, 0), self._name or "")
+    def _hello(self, partition: int, session: int, first_id: int = 0, file_bytes: int = 0) -> Hello:
+        contact = self._contacts.get(partition, 0)
+        return Hello(self._key, partition, session, contact, self._name or "", first_id, file_bytes)
 
     def append(self, partition: int, session: int) -> AppendStream:
         """The replica was opened by this client before: the storage said then where its streams go."""
@@ -113,11 +111,7 @@ class ReplicaClient(Caller):
         )
         async with aclosing(self._stream(self._stub.Read, request)) as messages:
             async for message in messages:
-                run = run_of(message.first_id, message.lengths, message.records)
-                bad = first_bad(run)
-                if bad is not None:
-                    raise BadFrame(f"record {run.first_id + bad} from {self.address} was damaged on the way")
-                yield run
+                yield checked_run(message, self.address)
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         """First id, last id and size of each sealed segment."""
@@ -127,8 +121,7 @@ class ReplicaClient(Caller):
 
     async def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
         """The bytes of a sealed segment file. The replica was opened by this client before, as for `append`."""
-        hello = FileHello(self._hello(partition, session), first_id)
-        connection = await self._connect(Kind.FETCH, hello.encode())
+        connection = await self._connect(Kind.FETCH, self._hello(partition, session, first_id))
         try:
             async with aclosing(received(connection)) as pieces:
                 async for piece in pieces:
@@ -141,9 +134,8 @@ class ReplicaClient(Caller):
     ) -> ReplicaStatus:
         """Send a whole segment file. The pieces are asked for when the storage has agreed to take it; `file_bytes` is 0
         where the size is not known before. What is wrong with the pieces themselves is raised as it is."""
-        hello = FileHello(self._hello(partition, session), first_id, file_bytes)
         try:
-            connection = await self._connect(Kind.INSTALL, hello.encode())
+            connection = await self._connect(Kind.INSTALL, self._hello(partition, session, first_id, file_bytes))
             try:
                 answer = await FileSender(connection, receiver=self.address, seconds=self._seconds).send(pieces)
             finally:
@@ -155,17 +147,17 @@ class ReplicaClient(Caller):
             case Kind.STATUS, content:
                 return to_value(ReplicaStatus, wire.ReplicaStatus.FromString(bytes(content)))
             case Kind.REFUSED, content:
-                raise refusal_of(content)
+                raise unpacked_error(content)
             case None:
                 raise CannotConnect(f"{self.address} closed the stream of a segment file")
             case kind, _:
                 raise BadFrame(f"a storage answered a segment file with a frame of the kind {kind.name}")
 
-    async def _connect(self, kind: Kind, hello: bytes) -> Connection:
+    async def _connect(self, kind: Kind, hello: Hello) -> Connection:
         assert self._stream_port, "open the replica first"
         try:
             async with asyncio.timeout(self._seconds):
-                return await connect(self._host, self._stream_port, kind, hello, tls=self._tls, name=self._name)
+                return await connect(self._host, self._stream_port, kind, hello.encode(), tls=self._tls, name=self._name)
         except TimeoutError:
             raise CannotConnect(f"cannot open a stream to {self.address} within {self._seconds:.0f} seconds") from None
 
@@ -206,7 +198,6 @@ class AppendStream:
         self._tls = tls
         self._name = name
         self._connecting: asyncio.Task[Connection] | None = None
-        self._is_finished = False
         self._refusal: WaltzError | None = None
 
     async def _connection(self) -> Connection:
@@ -214,11 +205,11 @@ class AppendStream:
             self._connecting = asyncio.create_task(
                 connect(self._host, self._port, Kind.HELLO, self._hello.encode(), tls=self._tls, name=self._name)
             )
-            self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever waits raises it
+            self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # a waiter raises it
         return await asyncio.shield(self._connecting)
 
     async def start(self) -> None:
-        """Say who calls without sending records yet: what is wrong with the session shows before the first record."""
+        """Send the hello without records yet: what is wrong with the session shows before the first record."""
         await self._connection()
 
     async def send(self, run: Run, committed: int) -> None:
@@ -232,30 +223,23 @@ class AppendStream:
                 raise self._refusal from None
             raise
 
-    async def receive(self) -> int | None:
-        """What was sent here up to this id is on the storage's disk; None when all that was sent is, after `finish`."""
+    async def receive(self) -> int:
+        """What was sent here up to this id is on the storage's disk."""
         if self._refusal is not None:
             raise self._refusal
         connection = await self._connection()
         found = await connection.receive()
-        if found is None and not self._is_finished:
-            raise CannotConnect(f"{self._host}:{self._port} closed the stream")
         match found:
             case None:
-                return None
+                raise CannotConnect(f"{self._host}:{self._port} closed the stream")
             case Kind.MARK, content:
                 return mark_of(content)
             case Kind.REFUSED, content:
-                self._refusal = refusal_of(content)
+                self._refusal = unpacked_error(content)
                 connection.close()
                 raise self._refusal
             case kind, _:
                 raise BadFrame(f"a storage sent a frame of the kind {kind.name} on an append stream")
-
-    async def finish(self) -> None:
-        """No more records will come."""
-        self._is_finished = True
-        await (await self._connection()).send(Kind.END)
 
     def cancel(self) -> None:
         connecting = self._connecting
@@ -305,7 +289,7 @@ class AdminClient(Caller):
         return self._results(await self._call(self._stub.SetAvailable, request))
 
     async def fence(self, partition: int, session: int) -> ReplicaStatus:
-        """Let its replica promise itself to this session, whatever it has promised before; where it then stands, proven."""
+        """Let its replica promise itself to this session, also below an earlier promise; where it then stands, proven."""
         request = wire.FenceRequest(cluster_key=self._key.bytes, partition=partition, session=session)
         return to_value(ReplicaStatus, await self._call(self._stub.Fence, request, FENCE_SECONDS))
 

@@ -1,4 +1,4 @@
-"""What becomes of a task that nobody waits for."""
+"""What becomes of a task that is not awaited."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Certificates from files, which may be replaced while a process runs.
 
 Three files in PEM: the certificate of this process (with intermediate ones behind it), its key, and the certificates of
-those whose word counts. They are tried out before they are used: a handshake of the process with itself, in memory, shows
-that the key belongs to the certificate, that it is signed and in date, and what it says about role and cluster. Files that
-fail this later, half replaced perhaps, change nothing: what was loaded before stays in use, and the log says why. They are
-looked at for every new connection, and read in any case when somebody asks for it (`reload`, by SIGHUP).
+the authorities. They are tried out before they are used: a handshake of the process with itself, in memory, shows that the
+key belongs to the certificate, that it is signed and in date, and what it says about role and cluster. Files that fail this
+later, half replaced perhaps, change nothing: what was loaded before stays in use, and the log says why. They are looked at
+for every new connection, and read in any case on demand (`reload`, by SIGHUP).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Files(Protocol):
 def tls_for(files: Files, role: Role, cluster: UUID | None) -> Tls | None:
     """What a daemon of this role in this cluster secures its connections with; None where it listens without. Raises
     `BadConfig` when its files cannot be used: they are missing, do not fit together, or say another role or cluster. A
-    server hears from the coordinator which cluster it is in: None, as long as nobody has asked."""
+    server hears from the coordinator which cluster it is in: None before that."""
     if files.tls_certificate is None or files.tls_key is None or files.tls_ca is None:
         return None
     paths = files.tls_certificate, files.tls_key, files.tls_ca
@@ -75,7 +75,7 @@ def tls_for(files: Files, role: Role, cluster: UUID | None) -> Tls | None:
 
 
 class Tls:
-    """The certificate of this process. `role` and `cluster` are what it must say; None is whatever it says at first."""
+    """The certificate of this process. `role` and `cluster` are what it must say; with None, what it says at first."""
 
     def __init__(
         self,
@@ -149,8 +149,8 @@ class Tls:
         return None
 
     def answering(self) -> ssl.SSLContext:
-        """For connections that are accepted: nobody gets in without a certificate. It knows none by itself; each handshake
-        is given what the files say by then."""
+        """For connections that are accepted, with a certificate only. It knows none by itself; each handshake is given what
+        the files say by then."""
         context = _strict(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
         def newest(handshake: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
@@ -160,7 +160,7 @@ class Tls:
         return context
 
     def calling(self) -> ssl.SSLContext:
-        """For connections that we make: whoever answers must be valid for the name that is asked for. `check_peer` follows:
+        """For connections that we make: the other side must be valid for the name that is asked for. `check_peer` follows:
         a DNS name alone is no proof."""
         return self.current().calling
 
@@ -191,7 +191,7 @@ class Tls:
         identity, ends = _proven(*self._paths)
         answering = _strict(self._context(ssl.PROTOCOL_TLS_SERVER))
         calling = self._context(ssl.PROTOCOL_TLS_CLIENT)
-        calling.set_alpn_protocols(["h2"])  # ports of gRPC talk to nobody else
+        calling.set_alpn_protocols(["h2"])  # ports of gRPC refuse callers without it
         if self._signature() != seen:
             raise BadConfig(f"{', '.join(self._paths)} changed while they were read")
         if self._role is not None and identity.role is not self._role:
@@ -207,8 +207,8 @@ def moment(seconds: float) -> str:
 
 
 def _strict(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Whoever connects is checked, every time. A session that is resumed would not be: who was let in before their
-    authority was taken away could come back for hours. Version 1.2 cannot be told to resume none; all who connect here are
+    """Each caller is checked, every time. A session that is resumed would not be: a caller that was let in before its
+    authority was taken away could come back for hours. Version 1.2 cannot be told to resume none; all callers here are
     processes of ours, and know version 1.3."""
     context.verify_mode = ssl.CERT_REQUIRED
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -243,7 +243,7 @@ def _check_secret(path: str) -> None:
         raise BadConfig(f"{path} can be read or changed by every user of this machine; make it private: chmod 600 {path}")
 
 
-# -- who is at the other end -------------------------------------------------------------------------------------------
+# -- the other end -----------------------------------------------------------------------------------------------------
 
 
 def certificate_of(side: ssl.SSLObject | None) -> x509.Certificate | None:
@@ -265,8 +265,8 @@ def check_valid(tls: Tls, side: ssl.SSLObject | None, address: str) -> None:
 
 
 def check_peer(identity: Identity | None, address: str, *, key: UUID, role: Role, name: str | None) -> None:
-    """Whoever answers at an address must be what is meant. An impostor there says nothing about other addresses, so this
-    is as if nobody had answered."""
+    """The process at an address must be the one that is meant. An impostor there says nothing about other addresses, so
+    this is as if no answer had come."""
     if identity is not None and (identity.key, identity.role) == (key, role) and name in (None, identity.name):
         return
     who = "has no identity" if identity is None else f"is that of {identity.uri}"
@@ -275,7 +275,7 @@ def check_peer(identity: Identity | None, address: str, *, key: UUID, role: Role
 
 
 async def certificate_at(tls: Tls, address: Address, *, role: Role, name: str | None) -> bytes:
-    """The certificate, in DER, of whoever answers there; refused when that is somebody else. Nothing is asked."""
+    """The certificate, in DER, of the process at an address; refused when another one is meant. Nothing is asked."""
     expected = dns_name(tls.identity.key, role)
     try:
         _, writer = await asyncio.open_connection(address.host, address.port, ssl=tls.calling(), server_hostname=expected)
@@ -305,7 +305,7 @@ async def speaks_tls(address: str) -> bool | None:
             _, writer = await asyncio.open_connection(place.host, place.port, ssl=context)
     except ssl.SSLError as error:
         return False if error.reason in _NOT_TLS else None
-    except (OSError, ValueError):  # nobody there, nobody answers, no address
+    except (OSError, ValueError):  # no connection, no answer, no address
         return None
     writer.transport.abort()
     return True

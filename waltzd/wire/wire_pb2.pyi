@@ -1028,7 +1028,7 @@ class Place(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     server: _builtins.str
-    """Absent: nobody owns it at the moment."""
+    """Absent: it has no owner at the moment."""
     address: _builtins.str
     def __init__(
         self,
@@ -1101,7 +1101,7 @@ class Registration(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     client: _builtins.int
     token: _builtins.bytes
-    """Proves that the id was given to whoever shows it, together with the certificate of this caller where there is one."""
+    """Proves that the id was given to this caller, together with its certificate where it has one."""
     def __init__(
         self,
         *,
@@ -1197,11 +1197,8 @@ class ClientFrame(_message.Message):
     MOUNT_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     APPEND_FIELD_NUMBER: _builtins.int
-    FLUSH_FIELD_NUMBER: _builtins.int
     credit: _builtins.int
     """So many more bytes of feed may be sent."""
-    flush: _builtins.int
-    """Answer with `flushed` of this number when everything before it is decided."""
     @_builtins.property
     def mount(self) -> Global___MountRequest:
         """First, and only first."""
@@ -1216,20 +1213,14 @@ class ClientFrame(_message.Message):
         mount: Global___MountRequest | None = ...,
         credit: _builtins.int | None = ...,
         append: _abc.Iterable[Global___AppendBatch] | None = ...,
-        flush: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "_flush", b"_flush", "credit", b"credit", "flush", b"flush", "mount", b"mount"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "credit", b"credit", "mount", b"mount"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "_flush", b"_flush", "append", b"append", "credit", b"credit", "flush", b"flush", "mount", b"mount"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "append", b"append", "credit", b"credit", "mount", b"mount"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__credit: _TypeAlias = _typing.Literal["credit"]  # noqa: Y015
     _WhichOneofArgType__credit: _TypeAlias = _typing.Literal["_credit", b"_credit"]  # noqa: Y015
-    _WhichOneofReturnType__flush: _TypeAlias = _typing.Literal["flush"]  # noqa: Y015
-    _WhichOneofArgType__flush: _TypeAlias = _typing.Literal["_flush", b"_flush"]  # noqa: Y015
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__credit) -> _WhichOneofReturnType__credit | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__flush) -> _WhichOneofReturnType__flush | None: ...
 
 Global___ClientFrame: _TypeAlias = ClientFrame  # noqa: Y015
 
@@ -1341,7 +1332,6 @@ class ServerFrame(_message.Message):
     REFUSALS_FIELD_NUMBER: _builtins.int
     FEED_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
-    FLUSHED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     UNTAKEN_FIELD_NUMBER: _builtins.int
     heads: _builtins.bytes
@@ -1357,8 +1347,6 @@ class ServerFrame(_message.Message):
     @_builtins.property
     def feed(self) -> Global___RunFrame: ...
     @_builtins.property
-    def flushed(self) -> Global___Flushed: ...
-    @_builtins.property
     def refused(self) -> Global___ErrorDetail:
         """The last of a stream."""
 
@@ -1370,13 +1358,12 @@ class ServerFrame(_message.Message):
         refusals: Global___Refusals | None = ...,
         feed: Global___RunFrame | None = ...,
         heads: _builtins.bytes | None = ...,
-        flushed: Global___Flushed | None = ...,
         refused: Global___ErrorDetail | None = ...,
         untaken: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "_untaken", b"_untaken", "committals", b"committals", "feed", b"feed", "flushed", b"flushed", "heads", b"heads", "mounted", b"mounted", "refusals", b"refusals", "refused", b"refused", "untaken", b"untaken"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "_untaken", b"_untaken", "committals", b"committals", "feed", b"feed", "heads", b"heads", "mounted", b"mounted", "refusals", b"refusals", "refused", b"refused", "untaken", b"untaken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "_untaken", b"_untaken", "committals", b"committals", "feed", b"feed", "flushed", b"flushed", "heads", b"heads", "mounted", b"mounted", "refusals", b"refusals", "refused", b"refused", "untaken", b"untaken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "_untaken", b"_untaken", "committals", b"committals", "feed", b"feed", "heads", b"heads", "mounted", b"mounted", "refusals", b"refusals", "refused", b"refused", "untaken", b"untaken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__heads: _TypeAlias = _typing.Literal["heads"]  # noqa: Y015
     _WhichOneofArgType__heads: _TypeAlias = _typing.Literal["_heads", b"_heads"]  # noqa: Y015
@@ -1395,30 +1382,52 @@ class Mounted(_message.Message):
 
     SESSION_FIELD_NUMBER: _builtins.int
     BARRIER_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
+    barrier: _builtins.int
+    @_builtins.property
+    def limits(self) -> Global___Limits: ...
+    def __init__(
+        self,
+        *,
+        session: _builtins.int = ...,
+        barrier: _builtins.int = ...,
+        limits: Global___Limits | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "limits", b"limits", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Mounted: _TypeAlias = Mounted  # noqa: Y015
+
+@_typing.final
+class Limits(_message.Message):
+    """What the server takes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
     PAYLOAD_BYTES_MAX_FIELD_NUMBER: _builtins.int
     LOCKS_MAX_FIELD_NUMBER: _builtins.int
     FRAME_BYTES_MAX_FIELD_NUMBER: _builtins.int
-    session: _builtins.int
-    barrier: _builtins.int
     payload_bytes_max: _builtins.int
     locks_max: _builtins.int
     frame_bytes_max: _builtins.int
     def __init__(
         self,
         *,
-        session: _builtins.int = ...,
-        barrier: _builtins.int = ...,
         payload_bytes_max: _builtins.int = ...,
         locks_max: _builtins.int = ...,
         frame_bytes_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "frame_bytes_max", b"frame_bytes_max", "locks_max", b"locks_max", "payload_bytes_max", b"payload_bytes_max", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_bytes_max", b"frame_bytes_max", "locks_max", b"locks_max", "payload_bytes_max", b"payload_bytes_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Mounted: _TypeAlias = Mounted  # noqa: Y015
+Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
 class Committals(_message.Message):
@@ -1475,28 +1484,6 @@ class Refusals(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Refusals: _TypeAlias = Refusals  # noqa: Y015
-
-@_typing.final
-class Flushed(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: _builtins.int
-    MARK_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    mark: _builtins.int
-    def __init__(
-        self,
-        *,
-        number: _builtins.int = ...,
-        mark: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mark", b"mark", "number", b"number"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Flushed: _TypeAlias = Flushed  # noqa: Y015
 
 @_typing.final
 class DescribeServerRequest(_message.Message):

@@ -755,7 +755,7 @@ class LogServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Register(self, request, context):
-        """A client id that nobody else ever had or will have.
+        """A client id that no other client ever has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -231,7 +231,7 @@ class LogStub:
     Locate: _grpc.UnaryUnaryMultiCallable[_wire_pb2.LocateRequest, _wire_pb2.Topology]
     """Where the partitions are. Any server answers."""
     Register: _grpc.UnaryUnaryMultiCallable[_wire_pb2.RegisterRequest, _wire_pb2.Registration]
-    """A client id that nobody else ever had or will have."""
+    """A client id that no other client ever has."""
     Mount: _grpc.StreamStreamMultiCallable[_wire_pb2.ClientFrame, _wire_pb2.ServerFrame]
     """One client on one partition: appends in, outcomes and feed out."""
     HighWaterMark: _grpc.UnaryUnaryMultiCallable[_wire_pb2.PartitionRequest, _wire_pb2.MarkReply]
@@ -249,7 +249,7 @@ class LogAsyncStub(LogStub):
     Locate: _aio.UnaryUnaryMultiCallable[_wire_pb2.LocateRequest, _wire_pb2.Topology]  # type: ignore[assignment]
     """Where the partitions are. Any server answers."""
     Register: _aio.UnaryUnaryMultiCallable[_wire_pb2.RegisterRequest, _wire_pb2.Registration]  # type: ignore[assignment]
-    """A client id that nobody else ever had or will have."""
+    """A client id that no other client ever has."""
     Mount: _aio.StreamStreamMultiCallable[_wire_pb2.ClientFrame, _wire_pb2.ServerFrame]  # type: ignore[assignment]
     """One client on one partition: appends in, outcomes and feed out."""
     HighWaterMark: _aio.UnaryUnaryMultiCallable[_wire_pb2.PartitionRequest, _wire_pb2.MarkReply]  # type: ignore[assignment]
@@ -276,7 +276,7 @@ class LogServicer(metaclass=_abc_1.ABCMeta):
         request: _wire_pb2.RegisterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.Registration, _abc.Awaitable[_wire_pb2.Registration]]:
-        """A client id that nobody else ever had or will have."""
+        """A client id that no other client ever has."""
 
     @_abc_1.abstractmethod
     def Mount(

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from typer import Argument, Option
 
 from waltz_spark.engine.spark_choice import Conf, JavaHome, Master
-from waltz_spark.exporting.options import Log, origin_of
-from waltzctl.options import Output
-from waltzctl.show import terminal
-from waltzctl.show.forms import put_json
+from waltz_spark.exporting.options import Log
+from waltzctl.show.forms import AnyForm, Column, Columns, Listing, Page, grid, put
+from waltzctl.show.terminal import count
 from waltzd.errors import EXIT_OK, BadArgument
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from waltz_spark.analysis.replay import Branch
 
 
@@ -30,7 +31,7 @@ def replay_(
         str | None,
         Option("--partitions", metavar="0-3,7", help="Only these; all that the view, or else the archive, has by default."),
     ] = None,
-    output: Output = "table",
+    output: AnyForm = "table",
 ) -> int:
     """Replay the bank example out of an export: apply its transfers one after the other, partition by partition, and
     compare the balances with those of its SQL view. Shows that an export holds everything.
@@ -44,8 +45,7 @@ def replay_(
       waltzctl analysis replay /data/export --view /data/bank.db --partitions 0 -o json
     """
     from waltz_spark.analysis import replay
-    from waltz_spark.exporting.destination import destination_of
-    from waltz_spark.exporting.export import the_manifest
+    from waltz_spark.exporting.destination import destination_of, the_manifest
     from waltz_spark.log.selection import partitions_of
 
     place = destination_of(archive)
@@ -59,9 +59,34 @@ def replay_(
     return EXIT_OK
 
 
-def _show_replay(branches: list[Branch], archive: str, view: Path | None, output: str) -> None:
-    if output == "json":
-        parts = {
+class _Balance(NamedTuple):
+    branch: Branch
+    account: int
+    balance: int
+
+
+BALANCES: Columns[_Balance] = (
+    Column("branch", lambda row: row.branch.partition, is_right=True, cell=str),
+    Column("transfers", lambda row: row.branch.next_id, is_right=True),
+    Column("account", lambda row: row.account, is_right=True, cell=str),
+    Column("balance", lambda row: row.balance, is_right=True),
+)
+
+
+def _show_replay(branches: Sequence[Branch], archive: str, view: Path | None, output: str) -> None:
+    rows = [_Balance(branch, *each) for branch in branches for each in sorted(branch.balances.items())]
+
+    def draw(out: Console) -> None:
+        said = "the log was replayed" if view is None else "the log and the view agree"
+        transfers = count(sum(branch.next_id for branch in branches), "transfer")
+        out.print(f"{said}: {transfers}, nobody overdrew, all money is there", soft_wrap=True)
+        grid(out, BALANCES, rows)
+
+    told = {
+        "archive": archive,
+        "view": None if view is None else str(view),
+        "agrees": None if view is None else True,
+        "partitions": {
             str(branch.partition): {
                 "last": branch.next_id - 1,
                 "transfers": branch.next_id,
@@ -70,24 +95,9 @@ def _show_replay(branches: list[Branch], archive: str, view: Path | None, output
                 "balances": {str(number): balance for number, balance in sorted(branch.balances.items())},
             }
             for branch in branches
-        }
-        put_json(
-            {"archive": archive, "view": None if view is None else str(view), "agrees": None if view is None else True,
-             "partitions": parts}
-        )  # fmt: skip
-        return
-    from waltzctl.show.terminal import table
-
-    out = terminal.console()
-    said = "the log was replayed" if view is None else "the log and the view agree"
-    transfers = sum(branch.next_id for branch in branches)
-    out.print(f"{said}: {terminal.count(transfers, 'transfer')}, nobody overdrew, all money is there", soft_wrap=True)
-    rows = [
-        (str(branch.partition), f"{branch.next_id:,}", str(number), f"{balance:,}")
-        for branch in branches
-        for number, balance in sorted(branch.balances.items())
-    ]
-    table(out, ("branch", "transfers", "account", "balance"), rows, right=("branch", "transfers", "account", "balance"))
+        },
+    }
+    put(Page(draw=draw, things=Listing(kind="balances", columns=BALANCES, rows=rows), told=told), output)
 
 
 def report_(
@@ -106,7 +116,7 @@ def report_(
     conf: Conf = (),
     java_home: JavaHome = None,
     meant: Log,
-    output: Output = "table",
+    output: AnyForm = "table",
 ) -> int:
     """Count what a log holds: transactions and bytes, by partition, header, client and time, and how large payloads are.
     Spark reads an export (ARCHIVE), the directories of storages (--source), or the running cluster that is meant.
@@ -121,8 +131,9 @@ def report_(
       waltzctl analysis report /data/export --partitions 0 --top 3 -o json
     """
     from waltz_spark.analysis import render_report, report, report_chart
-    from waltz_spark.engine.java import find_java, place_of
-    from waltz_spark.engine.session import SparkSettings, check_master, conf_of, default_master
+    from waltz_spark.engine.session import check_master, conf_of, default_master
+    from waltz_spark.engine.shipping import ALWAYS
+    from waltz_spark.engine.spark_choice import SparkChoice
     from waltz_spark.log.selection import partitions_of
 
     if archive is not None and meant.allow_uncommitted:
@@ -136,24 +147,17 @@ def report_(
         raise BadArgument("--time-column needs ARCHIVE: a log itself has no columns of an application")
     if chart is not None:
         report_chart.check(chart)
-    chosen = master or default_master()
     wanted = None if partitions is None else partitions_of(partitions)
     if archive is not None:
         log: report.Log = report.archive_log(archive, wanted, time_column)
     else:
-        log = report.origin_log(origin_of(meant), wanted)
-    settings_of_user = conf_of(conf)
-    check_master(chosen)
-    java = find_java(java_home)
-    flags = place_of(java, os.environ).flags()
-    settings = SparkSettings(master=chosen, java=java, conf=settings_of_user, java_flags=flags)
-    found = report.made_by(settings, log, top=top)
+        log = report.origin_log(meant.origin(), wanted)
+    spark = SparkChoice(master=master or default_master(), conf=conf_of(conf), java_home=java_home)
+    check_master(spark.master)
+    found = report.made_by(spark.settings(ALWAYS), log, top=top)
     if chart is not None:
         report_chart.draw(found, chart)
-    if output == "json":
-        put_json(report.as_json(found))
-    else:
-        render_report.show(found)
-        if chart is not None:
-            typer.echo(f"The picture is in {chart}.", err=True)
+    render_report.show(found, output)
+    if chart is not None and output in ("table", "wide"):
+        typer.echo(f"The picture is in {chart}.", err=True)
     return EXIT_OK

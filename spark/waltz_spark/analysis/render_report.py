@@ -1,56 +1,84 @@
-"""How a report looks for people."""
+"""How a report looks: for people the hottest partitions and the latest times, for programs all of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from waltz_spark.analysis.report import Part, Report
-from waltzctl.show import terminal
-from waltzctl.show.terminal import table
+from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, put
+from waltzctl.show.terminal import count, size
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 PARTITIONS_MAX, TIMES_MAX = 20, 48
-_NUMBERS = ("transactions", "bytes", "p50", "p99", "max")
+MEASURES: Columns[Part] = (
+    Column("transactions", lambda part: part.measure.transactions, is_right=True),
+    Column("bytes", lambda part: part.measure.bytes, is_right=True, is_size=True),
+    Column("p50", lambda part: part.measure.p50, is_right=True, is_size=True),
+    Column("p99", lambda part: part.measure.p99, is_right=True, is_size=True),
+    Column("max", lambda part: part.measure.max, is_right=True, is_size=True),
+)
 
 
-def show(report: Report) -> None:
-    out = terminal.console()
+def _numbered(kind: str) -> Column[Part]:
+    return Column(kind, lambda part: int(part.name), is_right=True, cell=str)
+
+
+def show(report: Report, output: str) -> None:
     total = report.total
-    out.print(f"{terminal.count(total.transactions, 'transaction')}, {terminal.size(total.bytes)} of payload, in "
-              f"{terminal.count(len(report.partitions), 'partition')}: {report.source}", soft_wrap=True)  # fmt: skip
-    if not total.transactions:
-        return
-    out.print(
-        f"payloads: p50 {terminal.size(total.p50)}, p99 {terminal.size(total.p99)}, max {terminal.size(total.max)}",
-        soft_wrap=True,
+    partitions: Columns[Part] = (
+        _numbered("partition"),
+        Column("first", lambda part: part.first, is_right=True, is_wide=True),
+        Column("last", lambda part: part.last, is_right=True, is_wide=True),
+        Column("share", lambda part: round(report.share(part), 4), is_right=True, cell=lambda share: f"{share:.1%}"),
+        *MEASURES,
     )
-    hottest = report.hottest()[:PARTITIONS_MAX]
-    rows = [(part.name, f"{report.share(part):.1%}", *_numbers(part)) for part in hottest]
-    table(out, ("partition", "share", *_NUMBERS), rows, right=("partition", "share", *_NUMBERS))
-    _more(report.partitions, hottest, "partition")
-    for name, parts, count in (
-        ("header", report.headers, report.header_count),
-        ("client", report.clients, report.client_count),
-    ):
-        table(out, (name, *_NUMBERS), [(part.name, *_numbers(part)) for part in parts], right=(name, *_NUMBERS))
-        if count > len(parts):
-            out.print(f"and {terminal.count(count - len(parts), f'more {name}')}; --top shows more", soft_wrap=True)
-    if not report.time_unit:
-        out.print("Nothing here says when: no time column, and no segment with a day.", soft_wrap=True)
-        return
-    latest = report.times[-TIMES_MAX:]
-    rows = [(part.name or "unknown", *_numbers(part)) for part in latest]
-    table(out, (report.time_unit, *_NUMBERS), rows, right=_NUMBERS)
-    _more(report.times, latest, report.time_unit)
+    headers, clients = (_numbered("header"), *MEASURES), (_numbered("client"), *MEASURES)
+    unit: Column[Part] = Column(
+        report.time_unit or "time", lambda part: part.name, json="time", cell=lambda name: name or "unknown"
+    )
+    times = (unit, *MEASURES)
+
+    def draw(out: Console) -> None:
+        out.print(f"{count(total.transactions, 'transaction')}, {size(total.bytes)} of payload, in "
+                  f"{count(len(report.partitions), 'partition')}: {report.source}", soft_wrap=True)  # fmt: skip
+        if not total.transactions:
+            return
+        out.print(f"payloads: p50 {size(total.p50)}, p99 {size(total.p99)}, max {size(total.max)}", soft_wrap=True)
+        hottest = report.hottest()[:PARTITIONS_MAX]
+        grid(out, partitions, hottest)
+        _say_more(out, report.partitions, hottest, "partition")
+        for name, columns, parts, number in (
+            ("header", headers, report.headers, report.header_count),
+            ("client", clients, report.clients, report.client_count),
+        ):
+            grid(out, columns, parts)
+            if number > len(parts):
+                out.print(f"and {count(number - len(parts), f'more {name}')}; --top shows more", soft_wrap=True)
+        if not report.time_unit:
+            out.print("Nothing here says when: no time column, and no segment with a day.", soft_wrap=True)
+            return
+        latest = report.times[-TIMES_MAX:]
+        grid(out, times, latest)
+        _say_more(out, report.times, latest, report.time_unit)
+
+    told: dict[str, Any] = {
+        "source": report.source,
+        "total": asdict(total),
+        "partitions": objects(partitions, report.partitions),
+        "headers": objects(headers, report.headers),
+        "header_count": report.header_count,
+        "clients": objects(clients, report.clients),
+        "client_count": report.client_count,
+        "time_unit": report.time_unit or None,
+        "times": objects(times, report.times),
+    }
+    put(Page(draw=draw, things=Listing(kind="partitions", columns=partitions, rows=report.partitions), told=told), output)
 
 
-def _more(parts: Sequence[Part], shown: Sequence[Part], name: str) -> None:
+def _say_more(out: Console, parts: Sequence[Part], shown: Sequence[Part], name: str) -> None:
     if len(parts) > len(shown):
-        terminal.console().print(
-            f"and {terminal.count(len(parts) - len(shown), f'more {name}')}; -o json has all", soft_wrap=True
-        )
-
-
-def _numbers(part: Part) -> tuple[str, ...]:
-    measure = part.measure
-    sizes = (measure.bytes, measure.p50, measure.p99, measure.max)
-    return (f"{measure.transactions:,}", *map(terminal.size, sizes))
+        out.print(f"and {count(len(parts) - len(shown), f'more {name}')}; -o json has all", soft_wrap=True)

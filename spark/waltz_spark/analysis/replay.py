@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from waltz_spark.exporting import form
+from waltz_spark.exporting.archive import form_in, records
 from waltz_spark.exporting.destination import Destination
 from waltz_spark.exporting.manifest import Manifest, check_whole
-from waltz_spark.log.origin import Span
+from waltz_spark.log.decode import record_batch
 from waltz_spark.payloads.decoders import decoder_of
 from waltz_spark.payloads.payload import ERROR_COLUMN, Decoder
-from waltzd.errors import ExportDamaged, NoSuchPartition, NotReplayable, PathMissing, ReplayDiffers
+from waltzd.errors import ArchiveUnfit, NoSuchPartition, PathMissing, ReplayDiffers
 
 COLUMNS = {"from": "bigint", "to": "bigint", "amount": "bigint"}
 """The members of a transfer as `tests/examples/bank.py` writes it, a JSON object, and their types as decoders call them."""
@@ -47,7 +47,7 @@ class View:
 
 @dataclass(kw_only=True)
 class Branch:
-    """One partition, while it is replayed."""
+    """The state of one partition while it is replayed."""
 
     partition: int
     next_id: int = 0
@@ -73,36 +73,14 @@ def replay(archive: Destination, found: Manifest, ends: Mapping[int, int]) -> It
     decoder = transfers()
     for partition, end in sorted(ends.items()):
         branch = Branch(partition=partition)
-        for batch in _batches(archive, found, partition, end):
-            apply(branch, decoder.decode(batch))
+        for piece in found.pieces:
+            if piece.partition != partition or piece.span.first > end:
+                continue
+            for run in records(archive, form_in(found), piece, not_done="the rest was not replayed"):
+                wanted = run.part(0, max(0, min(len(run), end - run.first_id + 1)))
+                apply(branch, decoder.decode(record_batch(wanted, partition)))
         assert branch.next_id == end + 1
         yield branch
-
-
-def _batches(archive: Destination, found: Manifest, partition: int, end: int) -> Iterator[pa.RecordBatch]:
-    how = form.Form(format=found.shape.format, compression=found.shape.compression)
-    for piece in found.pieces:
-        if piece.partition != partition or piece.span.first > end:
-            continue
-        place = f"{archive.place}/{piece.path}"
-        next_id = piece.span.first
-        with archive.open(piece.path) as source:
-            for batch in form.read_batches(how, source, place):
-                ids = batch.column("txid").to_numpy()
-                if (ids != np.arange(next_id, next_id + len(ids))).any():
-                    raise _not_said(place, piece.span)
-                next_id += len(ids)
-                if len(ids) and ids[0] <= end:
-                    yield batch.slice(0, end - int(ids[0]) + 1)
-        if next_id != piece.span.last + 1:
-            raise _not_said(place, piece.span)
-
-
-def _not_said(place: str, span: Span) -> ExportDamaged:
-    return ExportDamaged(
-        f"{place} does not hold the ids {span.first} to {span.last} that the manifest says",
-        next_step="`waltzctl export verify` says more",
-    )
 
 
 def apply(branch: Branch, batch: pa.RecordBatch) -> None:
@@ -154,10 +132,12 @@ def _columns(batch: pa.RecordBatch, ids: NDArray[Any]) -> dict[str, NDArray[np.i
     return found
 
 
-def _no_transfer(batch: pa.RecordBatch, ids: NDArray[Any], at: int, why: str) -> NotReplayable:
-    return NotReplayable(
-        f"transaction {ids[at]} of partition {batch.column('partition')[at]} is no transfer of the bank: {why}"
-    )
+def _no_transfer(batch: pa.RecordBatch, ids: NDArray[Any], at: int, why: str) -> ArchiveUnfit:
+    return _unfit(f"transaction {ids[at]} of partition {batch.column('partition')[at]} is no transfer of the bank: {why}")
+
+
+def _unfit(message: str, next_step: str = "name the database and the partitions of the bank example") -> ArchiveUnfit:
+    return ArchiveUnfit(message, not_done="nothing was compared", next_step=next_step)
 
 
 # -- against the view --------------------------------------------------------------------------------------------------
@@ -173,7 +153,7 @@ def view_of(path: Path) -> View:
             marks = connection.execute(f"SELECT partition_id, mark FROM {MARKS}").fetchall()
             rows = connection.execute(f"SELECT branch, number, balance FROM {ACCOUNTS}").fetchall()
     except sqlite3.Error as error:
-        raise NotReplayable(f"{path} is no database of the bank example: {error}") from error
+        raise _unfit(f"{path} is no database of the bank example: {error}") from error
     return View(marks=dict(marks), balances={(branch, number): balance for branch, number, balance in rows})
 
 
@@ -190,13 +170,13 @@ def ends_of(found: Manifest, view: View | None, partitions: Iterable[int] | None
                                   next_step=f"it holds {', '.join(map(str, totals)) or 'none at all'}")  # fmt: skip
         span = totals[number].span
         if span.first != 0:
-            raise NotReplayable(
+            raise _unfit(
                 f"the export begins at id {span.first} of partition {number}, and the balances before it are not known",
                 next_step="export the whole partition, from id 0 on",
             )
         mark = span.last if view is None else view.marks.get(number, -1)
         if mark > span.last:
-            raise NotReplayable(
+            raise _unfit(
                 f"the view has applied id {mark} of partition {number}, and the export ends at id {span.last}",
                 next_step="run the export again, which adds what is missing",
             )
@@ -205,7 +185,6 @@ def ends_of(found: Manifest, view: View | None, partitions: Iterable[int] | None
 
 
 def compare(branches: Iterable[Branch], view: View) -> None:
-    """Raises the first difference."""
     for branch in branches:
         there = {number: balance for (at, number), balance in view.balances.items() if at == branch.partition}
         for number in sorted(there.keys() | branch.balances.keys()):

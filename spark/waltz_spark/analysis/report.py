@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from waltz_spark.exporting.destination import Destination, destination_of
-from waltz_spark.exporting.export import the_manifest
+from waltz_spark.exporting.destination import Destination, destination_of, the_manifest
 from waltz_spark.exporting.manifest import Manifest, Piece
 from waltz_spark.log.origin import Origin
-from waltzd.errors import ArchiveUnfit, ExportDamaged, NoSuchName, NoSuchPartition, WaltzError
+from waltzd.errors import ArchiveUnfit, ExportDamaged, NoSuchName, NoSuchPartition
 from waltzd.format.layout import FileHeader
 from waltzd.format.record import OVERHEAD_BYTES
 
@@ -36,7 +35,7 @@ _TOTAL, _PARTITION, _HEADER, _CLIENT, _TIME = 0b1111, 0b0111, 0b1011, 0b1101, 0b
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """Of some transactions. Bytes are those of payloads."""
+    """Bytes are those of payloads."""
 
     transactions: int
     bytes: int
@@ -144,7 +143,7 @@ class OriginLog:
 
 
 def archive_log(text: str, partitions: Collection[int] | None, time_column: str | None) -> ArchiveLog:
-    """Of an export. What cannot be is refused here, before there is a Spark."""
+    """Refuses what a report cannot read, before there is a Spark."""
     archive = destination_of(text)
     found = the_manifest(archive)
     if found.shape.format not in _FORMATS:
@@ -222,6 +221,8 @@ def made_by(settings: SparkSettings, log: Log, *, top: int) -> Report:
 
 def gather(spark: Any, log: Log, *, top: int) -> Report:
     """In the session's time zone."""
+    from waltz_spark.exporting.tasks import error_told
+
     rows = spark.sql(
         f"""
         WITH counted AS (
@@ -242,7 +243,7 @@ def gather(spark: Any, log: Log, *, top: int) -> Report:
     by_set: dict[int, list[Any]] = {}
     for row in rows:
         if row.wrong is not None:
-            raise _error_of(row.wrong)
+            raise error_told(row.wrong)
         by_set.setdefault(row.which, []).append(row)
 
     def parts(which: int, column: str) -> list[Part]:
@@ -262,12 +263,6 @@ def gather(spark: Any, log: Log, *, top: int) -> Report:
     )
 
 
-def _error_of(answer: str) -> WaltzError:
-    from waltz_spark.exporting.tasks import error_told
-
-    return error_told(answer)
-
-
 def _kinds(rows: Sequence[Any] | None) -> int:
     return rows[0].kinds if rows else 0
 
@@ -278,30 +273,3 @@ def _part(row: Any, name: str) -> Part:
     p50, p99 = row.percentiles
     measure = Measure(transactions=row.transactions, bytes=row.bytes, p50=p50, p99=p99, max=row.largest)
     return Part(name=name, first=row.first, last=row.last, measure=measure)
-
-
-# -- for scripts -------------------------------------------------------------------------------------------------------
-
-
-def as_json(report: Report) -> dict[str, Any]:
-    def listed(parts: Sequence[Part], key: str) -> list[dict[str, Any]]:
-        return [{key: part.name, **asdict(part.measure)} for part in parts]
-
-    def numbered(parts: Sequence[Part], key: str) -> list[dict[str, Any]]:
-        return [{key: int(part.name), **asdict(part.measure)} for part in parts]
-
-    return {
-        "source": report.source,
-        "total": asdict(report.total),
-        "partitions": [
-            {"partition": int(part.name), "first": part.first, "last": part.last, "share": round(report.share(part), 4),
-             **asdict(part.measure)}
-            for part in report.partitions
-        ],
-        "headers": numbered(report.headers, "header"),
-        "header_count": report.header_count,
-        "clients": numbered(report.clients, "client"),
-        "client_count": report.client_count,
-        "time_unit": report.time_unit or None,
-        "times": listed(report.times, "time"),
-    }  # fmt: skip

@@ -18,7 +18,7 @@ _TICKS_MAX = 12
 
 
 def check(path: Path) -> None:
-    """Whether the picture can be drawn: asked before anything is read."""
+    """Refuses a picture that cannot be drawn, before anything is read."""
     if path.suffix not in chart.FORMATS:
         raise BadArgument(f"--chart {path}: it has to end in {', '.join(chart.FORMATS)}", not_done="nothing was read")
     if not path.absolute().parent.is_dir():
@@ -65,7 +65,7 @@ def _bars(axes: Any, parts: Sequence[Part], color: str, label: str) -> None:
 
 
 def _thin_ticks(axes: Any) -> None:
-    """So many names that they would cover each other: every so manieth."""
+    """Hides names that would cover each other."""
     labels = axes.get_xticklabels()
     step = -(-len(labels) // _TICKS_MAX) or 1
     for number, label in enumerate(labels):

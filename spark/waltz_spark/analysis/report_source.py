@@ -1,7 +1,7 @@
 """An origin as a table for `report`: what there is to count, and not the payloads.
 
 An origin cannot be said in options of the data source, so it is packed and goes along as it is. An error of ours is an
-answer, too, as in an export: Spark would make of it a text in which nobody finds what was wrong. It has its own column.
+answer, too, as in an export: Spark would make a traceback of it. It has its own column.
 """
 
 from __future__ import annotations

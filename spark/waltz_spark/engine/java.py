@@ -119,7 +119,7 @@ _SUFFIX, _NOTE_SUFFIX = ".classes", ".json"
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of a small export, from nothing."""
+    """Of a small export, with the start of Java."""
 
     cpu: float
     seconds: float
@@ -154,7 +154,7 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where the archive of one Java and one Spark is, if there is one."""
+    """The archive of one Java and one Spark, if there is one."""
 
     folder: Path
     java: Java
@@ -202,7 +202,7 @@ class Place:
         )  # fmt: skip
 
     def publish(self, made: Path, note: Note) -> None:
-        """`made` is on the same file system. Between the two steps nobody uses either of them: they do not agree."""
+        """`made` is on the same file system. Between the two steps neither is used: they do not agree."""
         written = made.with_name("note")
         with _alone(self.folder):
             written.write_text(note.encode(), encoding="utf-8")
@@ -227,7 +227,6 @@ def folder_of(environment: Mapping[str, str]) -> Path:
 
 
 def build_flags(java: Java, path: Path) -> str:
-    """What tells Java to write down its classes at its end."""
     _check(java, path)
     name = "AOTCacheOutput" if _has_caches(java) else "ArchiveClassesAtExit"
     return f"{_QUIET} {_flag(name, path)}"
@@ -261,7 +260,6 @@ def _check(java: Java, path: Path) -> None:
 
 
 def checksum(path: Path) -> int:
-    """A few hundredths of a second for what saves seconds."""
     crc = 0
     buffer = memoryview(bytearray(_READ_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -280,7 +278,7 @@ def made_folder(place: Place) -> Path:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Of two who build at the same time, one puts both of its files there, then the other one."""
+    """Of two builds at the same time, one puts both of its files there, then the other one."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(number, fcntl.LOCK_EX)
@@ -296,7 +294,6 @@ class Removed:
 
 
 def remove_all(environment: Mapping[str, str]) -> Removed:
-    """Of all Javas and Sparks."""
     folder, removed = folder_of(environment), Removed()
     if not folder.is_dir():
         return removed
@@ -311,5 +308,5 @@ def remove_all(environment: Mapping[str, str]) -> Removed:
     except OSError as error:
         raise translate(error, f"removing archives of classes from {folder}") from error
     with suppress(OSError):
-        folder.rmdir()  # somebody may be building in it
+        folder.rmdir()  # another build may be at work in it
     return removed

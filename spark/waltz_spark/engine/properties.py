@@ -19,7 +19,7 @@ _SECRET = re.compile(r"secret|passw|token|key|credential", re.IGNORECASE)
 
 
 class BadLine(ValueError):
-    """What is wrong, in words."""
+    """A line that is no setting, and why."""
 
 
 def parse(text: str) -> dict[str, str]:
@@ -41,12 +41,12 @@ def trimmed(text: str) -> str:
 
 
 def secret_names(settings: Mapping[str, str]) -> list[str]:
-    """Those whose values nobody else should see, by what they are called."""
+    """Settings whose values are secrets, judged by their names."""
     return sorted(name for name, value in settings.items() if value and _SECRET.search(name.removeprefix(PREFIX)))
 
 
 def _lines(text: str) -> Iterator[str]:
-    """What belongs together, without comments and blanks."""
+    """Logical lines, without comments and blank lines."""
     begun = ""
     is_going_on = False
     for natural in re.split(r"\r\n|\r|\n", text):

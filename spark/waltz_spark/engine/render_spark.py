@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from waltz_spark.engine.java import Note, Place, Removed
-from waltzctl.show.forms import put_json
+from waltzctl.show.forms import Column, Columns, Listing, Page, put, put_json
 from waltzctl.show.terminal import console, count, size
 from waltzd.errors import WaltzError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PROGRAMS: Columns[dict[str, Any]] = (Column("name"), Column("version"), Column("place"), Column("home"))
+
 
 def described(place: Place | WaltzError) -> dict[str, Any]:
-    """For JSON."""
     if isinstance(place, WaltzError):
         return {"error": {"code": place.code, "message": place.message, "next_step": place.detail_next_step}}
     note = place.note()
@@ -36,15 +40,17 @@ def java_lines(place: Place | WaltzError) -> list[str]:
 
 
 def found(place: Place, output: str) -> None:
-    if output == "json":
-        put_json(described(place))
-        return
-    out = console()
-    for line in lines(place):
-        out.print(line, soft_wrap=True)
+    told = described(place)
+    rows = [{"name": name, "home": "", **told[name]} for name in ("java", "spark")]
+
+    def draw(out: Console) -> None:
+        for line in _lines(place):
+            out.print(line, soft_wrap=True)
+
+    put(Page(draw=draw, things=Listing(kind="programs", columns=PROGRAMS, rows=rows), told=told), output)
 
 
-def lines(place: Place) -> list[str]:
+def _lines(place: Place) -> list[str]:
     java, note = place.java, place.note()
     said = [f"Java {java.version}: {java.home} (from {java.place})", f"Spark {place.spark_version}: {place.spark_place}"]
     if note is None:

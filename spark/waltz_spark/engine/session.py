@@ -1,14 +1,14 @@
 """One Spark for one command: started when it is certain that it is needed, and gone with the command.
 
 Without a master, Spark runs in a process of its own on this machine. What Spark says goes to a file, which is named when
-something fails and removed when nothing did. Settings go to it in a file that only this user can read, because a command
-line can be read by everybody on the machine. On a cluster, what `shipping` says travels with the job, and who
-runs the tasks is watched. The driver is here; where it is on the cluster, `submission` is what starts it.
+something fails and removed when nothing did. Settings go to it in a file that only this user can read, because all users of
+a machine can read a command line. On a cluster, what `shipping` says travels with the job, and its executors are watched.
+The driver is here; where it is on the cluster, `submission` starts it.
 
-What a run needs only while it lives is in a directory of its own, and the run holds a lock on that directory. The system
-takes the lock away with the process, however that ended, and gives it to nobody else, as it does with the numbers of
-processes. So a directory whose lock can be had belongs to nobody. A log is locked by all who can still write to it (Java
-and its workers); of those that nobody writes to, the newest stay, for whoever wants to know why a run failed.
+The temporary files of a run are in a directory of its own, on which the run holds a lock. The system drops the lock with
+the process, however that ended, and unlike a process number it is never given again: a directory whose lock can be taken
+was left behind. A log is locked by every process that can still write to it (Java and its workers); of the others the
+newest stay, so that a failed run can be explained.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _CAUSE = re.compile(r"Exception in |Error: |Error occurred |Caused by: ")
 _POLL_SECONDS = 0.5
 """A Java that was killed needs a moment to be gone."""
 _ATTEMPTS = 3
-"""Of a task that failed by itself, on this machine; clusters have their own number."""
+"""Of a failed task, on this machine; clusters have their own number."""
 _MASTERS = ("local", "spark://", "yarn", "k8s://")
 _GRPC_SPEAKS = "GRPC_VERBOSITY"
 _FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -80,9 +80,9 @@ class SparkSettings:
     needs: tuple[Need, ...] = ALWAYS
     """What a Python has to have to run the tasks."""
     executor_seconds: float = EXECUTOR_SECONDS
-    """How long a cluster may have nobody who runs tasks, at the start and later."""
+    """How long a cluster may be without executors, at the start and later."""
     is_behind_others: bool = True
-    """On this machine: takes the processor only when nobody else wants it."""
+    """On this machine: takes the processor only when no other process wants it."""
     java_flags: str = ""
     """For a faster start (`waltz_spark.engine.java`)."""
     end_seconds: float = END_SECONDS
@@ -96,7 +96,7 @@ class SparkSettings:
 
     @property
     def python(self) -> str:
-        """That runs the tasks."""
+        """The interpreter that runs the tasks."""
         named = self.conf.get("spark.pyspark.python")
         return named or (None if self.is_local else os.environ.get("PYSPARK_PYTHON")) or sys.executable
 
@@ -110,7 +110,7 @@ def default_master() -> str:
 
 
 def check_deploy_mode(mode: str, master: str) -> None:
-    """Whether the driver can be where it is wanted."""
+    """Refuses a deploy mode that the master does not have."""
     if mode not in ("client", "cluster"):
         raise BadArgument(
             f"spark.submit.deployMode is {mode}: it has to be client or cluster", not_done="nothing was written"
@@ -126,7 +126,7 @@ def check_deploy_mode(mode: str, master: str) -> None:
 
 
 def check_master(master: str) -> None:
-    """Whether it can be one at all."""
+    """Refuses what cannot be a master."""
     if not master.startswith(_MASTERS):
         raise BadArgument(
             f"--master {master}: that is no master", next_step="say local[N], spark://HOST:PORT, yarn or k8s://…"
@@ -138,7 +138,7 @@ def check_master(master: str) -> None:
 
 
 def knock(master: str) -> None:
-    """Where it is easy to see whether anybody is there."""
+    """Whether one of a standalone master's addresses takes a connection."""
     wrong = []
     for address in _addresses(master):
         host, _, port = address.rpartition(":")
@@ -157,7 +157,6 @@ def _addresses(master: str) -> list[str]:
 
 
 def conf_of(given: Sequence[str]) -> dict[str, str]:
-    """Of --conf NAME=VALUE."""
     found = {}
     for text in given:
         name, is_there, value = text.partition("=")
@@ -207,7 +206,7 @@ def running(settings: SparkSettings, log: Path) -> Iterator[Any]:
     finally:
         try:
             _end(session, settings.end_seconds)
-        finally:  # also if somebody does not want to wait for Java
+        finally:  # also after a second Ctrl-C, which does not wait for Java
             places.close()
             if not has_failed:
                 with suppress(OSError):  # it may be on a file system that is full by now
@@ -307,7 +306,7 @@ def _quiet(context: Any, log: Path) -> None:
 
 
 class _OfPy4J(logging.Filter):
-    """It logs each call that a Java that is gone does not answer, in the name of nobody. Whoever made the call is told."""
+    """Py4J logs each call that a Java that is gone does not answer, by the root logger. The caller gets an error anyway."""
 
     def __init__(self, log: Path) -> None:
         super().__init__()
@@ -332,8 +331,8 @@ def _py4j_into(log: Path) -> Iterator[None]:
 
 
 def ended(settings: SparkSettings, is_first: bool) -> None:
-    """Somebody told the command to end. On this machine Java has nothing that would be missed; a cluster is told that its
-    work is over, which whoever says so again does not want to wait for."""
+    """The command was told to end. On this machine Java is killed, as it has nothing that would be missed; a cluster is
+    told first that its work is over, unless this is the second Ctrl-C."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -358,8 +357,8 @@ def _standing_in(folder: Path, settings: SparkSettings) -> Iterator[None]:
 
 @contextmanager
 def _quiet_workers() -> Iterator[None]:
-    """In what is started meanwhile, gRPC says nothing: it tells of forks that harm nobody, for each worker. Errors of its
-    calls come back by themselves. In this process it speaks as before."""
+    """gRPC is silent in processes that are started meanwhile: it would log harmless forks for each worker. Errors of calls
+    are still raised, and in this process it logs as before."""
     if _GRPC_SPEAKS in os.environ:
         yield
         return
@@ -409,7 +408,7 @@ def _end(session: Any, seconds: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    except KeyboardInterrupt:  # told once more, where nobody keeps that away: nobody wants to wait for it
+    except KeyboardInterrupt:  # a second Ctrl-C, where the command does not hold it back: do not wait
         process.kill()
         process.wait()
         raise
@@ -417,7 +416,7 @@ def _end(session: Any, seconds: float) -> None:
 
 
 def _gone(log: Path) -> WaltzError | None:
-    """Java itself, which nobody told to end."""
+    """Whether Java itself ended unasked."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -437,7 +436,7 @@ def cause_in(said: str) -> str:
 
 
 def told(error: Exception, log: Path | str) -> WaltzError:
-    """What went wrong, in our words."""
+    """An error of Spark as one of ours."""
     text = str(error)
     ours = raised_by_us(text)
     if ours is not None:
@@ -469,7 +468,7 @@ _NOT_DONE, _NEXT, _LOOKUP = "Not done: ", "Next: ", "`waltzctl errors lookup "
 
 
 def raised_by_us(text: str) -> WaltzError | None:
-    """The last that is in it: what caused it stands above."""
+    """The last error of ours in a traceback: its causes stand above."""
     kinds = {kind.__name__: kind for kind in tree().values()}
     lines = text.splitlines()
     for at in reversed(range(len(lines))):
@@ -524,7 +523,7 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
 
 
 def _made(parent: Path | None) -> tuple[Path, int]:
-    while True:  # whoever clears up just now may find it before it is locked, and takes it away
+    while True:  # another run that clears up may remove it before it is locked
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         lock = _locked(path)
         if lock is not None:
@@ -532,7 +531,7 @@ def _made(parent: Path | None) -> tuple[Path, int]:
 
 
 def clear_up(parents: Sequence[Path] = ()) -> None:
-    """Directories of runs that are over, among temporary files and in these. What cannot be removed harms nobody."""
+    """Directories of runs that are over, among temporary files and in these. What cannot be removed stays."""
     for parent in (Path(tempfile.gettempdir()), *parents):
         for path in parent.glob(f"{PREFIX}*"):
             lock = _locked(path)
@@ -542,7 +541,7 @@ def clear_up(parents: Sequence[Path] = ()) -> None:
 
 
 def clear_logs(folder: Path, kept: int = LOGS_KEPT) -> None:
-    """Their names begin with the time."""
+    """Removes all but the newest: names begin with the time."""
     free = [path for path in sorted(folder.glob("*.log"), reverse=True) if _is_free(path)]
     for path in free[kept:]:
         with suppress(OSError):
@@ -550,12 +549,12 @@ def clear_logs(folder: Path, kept: int = LOGS_KEPT) -> None:
 
 
 def lock_log(number: int) -> None:
-    """For as long as anybody has this open file, by whatever number."""
+    """Until the last process has closed this open file."""
     fcntl.flock(number, fcntl.LOCK_SH)
 
 
 def _locked(path: Path) -> int | None:
-    """Ours alone from here on; None where it is somebody's, or gone."""
+    """Ours alone from here on; None where another process has it, or it is gone."""
     number = _opened(path, os.O_DIRECTORY)
     if number is None:
         return None
@@ -589,13 +588,11 @@ def _opened(path: Path, flags: int) -> int | None:
 
 
 # -- behind everything else --------------------------------------------------------------------------------------------
-# What Spark does on this machine gets the processor when nobody else wants it. An export reads and packs as fast as it is
-# let, on every core; whoever runs one on the machine of a storage does not want appends to wait for that. Linux has a class
-# for such work. It belongs to a thread, and what that thread starts has it, too: so Java is started by a thread of its own,
-# and so are, by Java, the workers. What they write is behind as well, as far as the disk's scheduler knows classes. But the
-# class counts only among the processes of one session: many a Linux shares the processor between sessions first, each a
-# group of its own. So Java begins a session, and gives it the least share. Nothing is lost where the machine has nothing
-# else to do.
+# Spark gets this machine's processor only when no other process wants it: an export uses every core, and on the machine of
+# a storage appends must not wait for that. Linux has a scheduling class for such work (SCHED_IDLE). It belongs to a thread
+# and is inherited: so Java is started by a thread of its own, and the workers by Java. Their writes are behind as well,
+# where the disk's scheduler knows classes. The class counts only within one session, because autogroups share the processor
+# between sessions first: so Java begins a session, and gives it the least share. On an idle machine nothing is lost.
 
 PRIORITY = "WALTZ_SPARK_PRIORITY"
 """`normal` in the environment: what runs on this machine competes for the processor like any other process."""
@@ -611,7 +608,7 @@ IN_A_SESSION: dict[str, Any] = {"start_new_session": True}
 
 def java_behind(home: str, folder: Path) -> str:
     """A JAVA_HOME with the same Java, whose whole session has the least share. `folder`: for it, and for this run alone.
-    Many a machine lets nobody run what lies among temporary files: there, it is the Java itself."""
+    Where temporary files may not be run (noexec), it is the Java itself."""
     program = folder / "java" / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(_SCRIPT.format(java=f"{home}/bin/java".replace("'", "'\\''")))
@@ -620,21 +617,21 @@ def java_behind(home: str, folder: Path) -> str:
 
 
 def behind_others(start: Callable[[], object]) -> None:
-    """Call it so that what it starts has the processor only when nobody else wants it."""
+    """Call it so that what it starts has the processor only when no other process wants it."""
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
             _step_back()
             start()
-        except BaseException as error:  # noqa: BLE001  # it belongs to whoever asked
+        except BaseException as error:  # noqa: BLE001  # raised again in the caller
             failures.append(error)
 
     thread = threading.Thread(target=work, name="waltz spark start")
     thread.start()
     try:
         thread.join()
-    except BaseException:  # told to end: what has just been started must be known to whoever ends it
+    except BaseException:  # Ctrl-C: what has just been started must be known before it is ended
         thread.join()
         raise
     if failures:
@@ -642,7 +639,7 @@ def behind_others(start: Callable[[], object]) -> None:
 
 
 def _step_back() -> None:
-    """On Linux both are of the calling thread alone; elsewhere of the process, and so are not touched."""
+    """On Linux both belong to the calling thread; elsewhere to the process, and so are not touched."""
     if hasattr(os, "SCHED_IDLE"):
         with suppress(OSError):  # a sandbox may forbid it: an export is as right in front of others
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -1,13 +1,13 @@
-"""What a job takes along to machines that have no Waltz, what it has to find there, and those who run its tasks.
+"""What a job takes along to machines that have no Waltz, what it has to find there, and whether it has executors.
 
 Waltz is plain Python: what tasks need of it travels as one zip, out of which it is imported. Packages with machine code
 cannot travel that way; they have to be there, for a Python of the version that plans the job. A packed environment that
 Spark unpacks wherever a task runs (`--archives`) is named by a path that means nothing on the machine that plans: there, a
 small script in its place leads to our own Python.
 
-A master that answers may have nobody to give, at the start or later, when workers or the master itself were lost. Spark
-waits for ever then, so somebody has to count. The first task asks whoever runs it what its Python has: its waiting is the
-waiting for executors, also where there are none before there is work.
+A master that answers may have no executors to give, at the start or later, when workers or the master itself were lost.
+Spark then waits without a timeout, so one is kept here. The first task asks its executor what its Python has: waiting for
+it is waiting for executors, also where there are none before there is work.
 
 The workers import this module before it is known what they have: it needs nothing but the standard library.
 """
@@ -55,13 +55,12 @@ class Need:
 
 ALWAYS = (Need("numpy", "numpy", "2.0"), Need("pyarrow", "pyarrow", "18"))
 OF_CLUSTERS = (Need("grpc", "grpcio", "1.85.1"), Need("google.protobuf", "protobuf", "7.35.1"))
-"""Where the log is read from daemons that run. kazoo is not needed: only who plans asks ZooKeeper."""
+"""Where the log is read from daemons that run. kazoo is not needed: only the planner asks ZooKeeper."""
 _OF_DECODERS = {"avro": (Need("fastavro", "fastavro"),), "protobuf": (Need("google.protobuf", "protobuf"),)}
 _OWN_DECODERS = ("json", "text", "binary")
 
 
 def needs_of(*, is_live: bool, decoder: str) -> tuple[Need, ...]:
-    """`decoder`: as it was named."""
     kind, _, _ = decoder.removeprefix("cells:").partition(":")
     found = [*ALWAYS, *(OF_CLUSTERS if is_live else ())]
     if kind in _OF_DECODERS:
@@ -72,7 +71,7 @@ def needs_of(*, is_live: bool, decoder: str) -> tuple[Need, ...]:
 
 
 def lacking(needs: Sequence[Need]) -> list[str]:
-    """What of it this Python does not have; runs on the workers."""
+    """The needs that this Python does not meet; runs on the workers."""
     return [f"{need}{had}" for need in needs if (had := _lacks(need)) is not None]
 
 
@@ -91,7 +90,7 @@ def _lacks(need: Need) -> str | None:
     try:
         version = metadata.version(need.package)
     except metadata.PackageNotFoundError:
-        return None  # it was put there by hand, and nobody knows which one it is
+        return None  # it was put there by hand, without a version
     return None if _numbers(version) >= _numbers(need.version_min) else f" (it has {version})"
 
 
@@ -100,12 +99,10 @@ def _numbers(version: str) -> list[int]:
 
 
 def machine_and_lacking(needs: Sequence[Need], _: object) -> tuple[str, list[str]]:
-    """The answer of one task."""
     return socket.gethostname(), lacking(needs)
 
 
 def check_answers(answers: Sequence[tuple[str, list[str]]], log: Path | str) -> None:
-    """What the workers said of themselves."""
     wrong = {machine: missing for machine, missing in sorted(answers) if missing}
     if not wrong:
         return
@@ -220,7 +217,7 @@ def stand_in(folder: Path, python: str) -> bool:
     return True
 
 
-# -- those who run the tasks -------------------------------------------------------------------------------------------
+# -- executors ---------------------------------------------------------------------------------------------------------
 
 _LOOK_SECONDS, _CANCEL_SECONDS = 1.0, 0.2
 _ASKED_EACH = 2
@@ -229,7 +226,7 @@ _ASKED_MAX = 64
 
 
 class Watch:
-    """Nobody there for so long: everything that waits for them is cancelled, again and again, until it is closed."""
+    """After so long without an executor, cancels all jobs that wait for one, again and again, until it is closed."""
 
     def __init__(self, spark: Any, master: str, seconds: float, log: Path | str) -> None:
         self._scala = spark.sparkContext._jsc.sc()
@@ -237,21 +234,21 @@ class Watch:
         self._master, self._seconds, self._log = master, seconds, log
         self._is_over = threading.Event()
         self._since = time.monotonic()
-        self._was_somebody = False
-        self._is_nobody = False
+        self._had_executors = False
+        self._is_over_time = False
         self._thread = threading.Thread(target=self._run, name="waltz spark executors", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         from py4j.protocol import Py4JError
 
-        with suppress(Py4JError, OSError):  # Java has ended: whoever works with it is told, too
+        with suppress(Py4JError, OSError):  # Java has ended: its other callers are told, too
             while not self._is_over.wait(min(_LOOK_SECONDS, self._seconds / 5)):
                 now = time.monotonic()
                 if self._count():
-                    self._since, self._was_somebody = now, True
+                    self._since, self._had_executors = now, True
                 elif now - self._since > self._seconds:
-                    self._is_nobody = True
+                    self._is_over_time = True
                     self._context.cancelAllJobs()
 
     def _count(self) -> int:
@@ -264,9 +261,9 @@ class Watch:
 
     @property
     def error(self) -> MasterUnreachable | None:
-        if not self._is_nobody:
+        if not self._is_over_time:
             return None
-        what = "has had no executor for" if self._was_somebody else "gave no executor within"
+        what = "has had no executor for" if self._had_executors else "gave no executor within"
         return MasterUnreachable(
             f"the master {self._master} {what} {self._seconds:g} s. What Spark said is in {self._log}",
             next_step="look whether the master has workers with enough free cores and memory; --executor-wait waits longer",
@@ -275,7 +272,7 @@ class Watch:
 
 @contextmanager
 def watched(spark: Any, master: str, seconds: float, needs: Sequence[Need], log: Path | str) -> Iterator[None]:
-    """Somebody is there, and has what is needed; and is watched from then on."""
+    """There are executors, and they have what is needed; and they are watched from then on."""
     watch = Watch(spark, master, seconds, log)
     try:
         try:
@@ -299,7 +296,7 @@ def _ask(spark: Any, needs: Sequence[Need], log: Path | str) -> None:
         return found
 
     pool = ThreadPoolExecutor(1, thread_name_prefix="waltz spark asking")
-    future = pool.submit(answers)  # whoever waits for it here can be interrupted
+    future = pool.submit(answers)  # Ctrl-C reaches the thread that waits for it
     try:
         check_answers(future.result(), log)
     finally:

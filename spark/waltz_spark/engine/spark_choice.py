@@ -17,7 +17,7 @@ import typer
 from typer import Option
 
 from waltz_spark.engine.session import EXECUTOR_SECONDS
-from waltzctl.options import SPARK, From, positive
+from waltzctl.shell.options import SPARK, From, positive
 from waltzd.errors import BadArgument, WaltzError
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ JavaHome = Annotated[
 @dataclass(frozen=True, kw_only=True)
 class SparkChoice:
     master: str
-    deploy_mode: str
+    deploy_mode: str = "client"
     conf: Mapping[str, str]
-    py_files: Sequence[str]
-    archives: Sequence[str]
-    shared_path: bool
-    executor_seconds: float
-    program: str | None
+    py_files: Sequence[str] = ()
+    archives: Sequence[str] = ()
+    shared_path: bool = False
+    executor_seconds: float = EXECUTOR_SECONDS
+    program: str | None = None
     """The spark-submit that was named."""
     java_home: str | None
 
@@ -76,7 +76,7 @@ class SparkChoice:
             return error
 
     def settings(self, needs: tuple[Need, ...]) -> SparkSettings:
-        """Ready to be started, as far as that can be seen from here."""
+        """Refuses what can be seen from here to fail: master, Java, Python."""
         from waltz_spark.engine.java import find_java, place_of
         from waltz_spark.engine.session import SparkSettings, knock
         from waltz_spark.engine.shipping import check_python
@@ -127,7 +127,7 @@ def chosen(
             "--executor-wait",
             parser=positive,
             metavar="SECONDS",
-            help=f"How long a master may have nobody who runs the tasks; {EXECUTOR_SECONDS:g} by default.",
+            help=f"How long a master may be without executors; {EXECUTOR_SECONDS:g} by default.",
         ),
     ] = None,
     spark_submit: Annotated[

@@ -3,8 +3,8 @@
 The manifest counts, and the table follows it: a commit adds the files that one manifest has more than the one before, and
 carries the manifest's number as its application transaction. So a manifest is committed once, however often it is tried,
 and a table never has a file that no manifest has. What is to be added is never found out by comparing the table with the
-manifest: whoever compacted the table or took files out of it has done so on purpose or by mistake, and neither is for an
-export to undo. `differences` finds it, for `waltzctl export verify`.
+manifest: an operator may have compacted it or taken files out, and an export does not undo that. `differences` finds it,
+for `waltzctl export verify`.
 
 deltalake writes the log and keeps it exact among several writers; it does not flush what it wrote, so that is done here. It
 is imported when there is a table, and not before. It reads Parquet with threads that can abort the process at its end
@@ -27,8 +27,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pyarrow as pa
 from pyarrow import types
 
-from waltz_spark.exporting.destination import Destination, flush
-from waltz_spark.exporting.export import newest_manifest
+from waltz_spark.exporting.destination import Destination, flush, newest_manifest
 from waltz_spark.exporting.manifest import Manifest, Piece, decode, manifest_path
 from waltzd.errors import BadArgument, NotInstalled, TableDiffers, TableFailed
 
@@ -42,30 +41,31 @@ _S3_OPTIONS = frozenset({"region", "endpoint_override", "scheme"})
 @dataclass(frozen=True, kw_only=True)
 class TableState:
     version: int
-    """As Delta counts: one more for each commit, whoever made it."""
+    """As Delta counts: one more for each commit, of any writer."""
     manifest: int
     """The newest that is in it."""
 
 
 def application(manifest: Manifest) -> str:
-    """Whose transactions the commits are."""
+    """The id of this export's transactions in the Delta log."""
     return f"waltz-export-{manifest.export}"
 
 
 @dataclass(frozen=True)
 class DeltaTable:
-    """A table that is written: what a run tells of its manifests."""
+    """A table that is written: what a run tells of its manifests, each one after it was published."""
 
     destination: Destination
     columns: pa.Schema
 
     def __post_init__(self) -> None:
-        """Whatever can be refused is refused before anything is written."""
+        """Refuses what cannot become a table, before anything is written."""
         _deltalake()
         table_schema(self.columns)
         address_of(self.destination)
 
     def is_behind(self, newest: Manifest | None) -> bool:
+        """Whether it does not say yet what this manifest says. Refuses a table that is not this export's."""
         table = _opened(self.destination)
         if newest is None:
             if table is not None and newest_manifest(self.destination) is None:
@@ -74,6 +74,7 @@ class DeltaTable:
         return _reached(table, newest, self.destination) < newest.number
 
     def follow(self, newest: Manifest) -> None:
+        """Makes it say what this manifest says; idempotent."""
         table = _opened(self.destination)
         reached = _reached(table, newest, self.destination)
         if reached == newest.number:
@@ -102,7 +103,7 @@ class DeltaTable:
         transaction.create_table_with_add_actions(
             address, schema, actions, mode="error", storage_options=options, commit_properties=properties,
             description=f"The log of the Waltz cluster {newest.cluster}",
-            configuration={"delta.appendOnly": "true"},  # a log: nobody deletes or changes rows of it by mistake
+            configuration={"delta.appendOnly": "true"},  # a log: its rows are not deleted or changed by mistake
         )  # fmt: skip
 
 
@@ -122,7 +123,6 @@ def addition(piece: Piece, now_ms: int) -> dict[str, Any]:
 
 
 def state_of(destination: Destination, manifest: Manifest) -> TableState | None:
-    """None where there is no table, or none yet."""
     table = _opened(destination) if manifest.shape.format == "delta" else None
     if table is None:
         return None
@@ -216,7 +216,6 @@ def _deltalake() -> Any:
 
 
 def _opened(destination: Destination) -> Any:
-    """None where there is no table."""
     deltalake = _deltalake()
     if not destination.names(LOG):
         return None
@@ -274,7 +273,7 @@ def _unfit(place: str, why: str) -> BadArgument:
 
 
 def _flush(log: Path) -> None:
-    """What the newest commit wrote: itself, and now and then a checkpoint."""
+    """Flushes what the newest commit wrote: itself, and sometimes a checkpoint."""
     numbered = [name for name in os.listdir(log) if name[:_NUMBER_DIGITS].isdecimal() and name.endswith(".json")]
     newest = max(numbered)[:_NUMBER_DIGITS]
     for path in (*log.glob(f"{newest}.*"), log / "_last_checkpoint", log, log.parent):
@@ -287,30 +286,18 @@ def _flush(log: Path) -> None:
 # is looked at before anything is written, and what has no place in Delta is refused by name. A type fits if the Parquet
 # file of an export holds it as Delta's readers expect it: a file is never converted for the table's sake.
 
-_PLAIN = (
-    (types.is_boolean, "boolean"),
-    (types.is_int8, "byte"),
-    (types.is_int16, "short"),
-    (types.is_int32, "integer"),
-    (types.is_int64, "long"),
-    (types.is_float32, "float"),
-    (types.is_float64, "double"),
-    (types.is_date, "date"),
-    (types.is_string, "string"),
-    (types.is_large_string, "string"),
-    (types.is_string_view, "string"),
-    (types.is_binary, "binary"),
-    (types.is_large_binary, "binary"),
-    (types.is_binary_view, "binary"),
-    (types.is_fixed_size_binary, "binary"),
-)
+_PLAIN = {
+    pa.bool_(): "boolean", pa.int8(): "byte", pa.int16(): "short", pa.int32(): "integer", pa.int64(): "long",
+    pa.float32(): "float", pa.float64(): "double", pa.date32(): "date", pa.date64(): "date",
+    **dict.fromkeys((pa.string(), pa.large_string(), pa.string_view()), "string"),
+    **dict.fromkeys((pa.binary(), pa.large_binary(), pa.binary_view()), "binary"),
+}  # fmt: skip
 _LISTS = (types.is_list, types.is_large_list, types.is_fixed_size_list)
 _FORBIDDEN = frozenset(" ,;{}()\n\t=")
 """In names of columns: what readers without a mapping of columns, as most are, do not take."""
 
 
 def table_schema(columns: pa.Schema) -> str:
-    """As JSON, which is how a Delta log has it."""
     return json.dumps(_struct(list(columns), ""))
 
 
@@ -324,7 +311,7 @@ def _struct(fields: list[pa.Field], within: str) -> dict[str, Any]:
             raise _refused(place, "Delta does not tell apart names that differ in case only")
     if not fields:
         raise _refused(within.rstrip("."), "Delta has no structure without a field")
-    # Nullable, all of them: that a value is always there is the export's word, and no constraint for whoever adds columns.
+    # Nullable, all of them: that a value is always there is the export's word, and no constraint on columns that are added.
     return {
         "type": "struct",
         "fields": [
@@ -335,9 +322,8 @@ def _struct(fields: list[pa.Field], within: str) -> dict[str, Any]:
 
 
 def _type(given: pa.DataType, place: str) -> str | dict[str, Any]:
-    for fits, name in _PLAIN:
-        if fits(given):
-            return name
+    if given in _PLAIN or types.is_fixed_size_binary(given):
+        return _PLAIN.get(given, "binary")
     if types.is_timestamp(given) and given.unit != "ns":
         return "timestamp" if given.tz else "timestamp_ntz"
     if types.is_decimal128(given) and 0 <= given.scale <= given.precision:

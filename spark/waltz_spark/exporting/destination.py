@@ -1,10 +1,9 @@
 """Where an export is written: a directory of this machine, or an object store or HDFS by PyArrow's file systems.
 
-Nothing that has a name in an export is ever written over. A file is made under a name that nobody looks at and then takes
-its own, which fails if that is taken; a manifest likewise, so of two exporters that both think that they are alone one is
-told. On a local file system both are a link, which is atomic, and everything is on the disk before its name is. An object
-store has no such call for everybody: there, a name is looked for first, and a lock with a lease keeps the second exporter
-away.
+Nothing that has a name in an export is ever written over. A file is made under a hidden name and then takes its own, which
+fails if that is taken; a manifest likewise, so of two concurrent exporters one fails. On a local file system this is a
+link, which is atomic, and everything is flushed before it has its name. Not every object store has a conditional put:
+there, a name is looked for first, and a lease keeps the second exporter away.
 
 A destination is a value: it is pickled and sent to the tasks.
 """
@@ -27,9 +26,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import unquote, urlparse
 
-from waltz_spark.exporting.manifest import LOCK, UNFINISHED
+from waltz_spark.exporting.manifest import HIDDEN, LOCK, MANIFESTS, UNFINISHED, Manifest, decode, manifest_path
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, DiskFull, ExportHeld, NoPermission, PathMissing, StoreFailed, WaltzError
+from waltzd.errors import (
+    BadArgument,
+    DiskFull,
+    ExportDamaged,
+    ExportHeld,
+    NoPermission,
+    NoSuchName,
+    NotOurExport,
+    PathMissing,
+    StoreFailed,
+    WaltzError,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +49,7 @@ _ALIASES = {"s3a": "s3", "s3n": "s3", "gs": "gs"}
 
 READ_BYTES = 4 << 20
 STEP_BYTES = 64 << 10
-"""A flush of much at the end keeps others from the disk for as long as it takes. Of so little, nobody feels it."""
+"""One large flush at the end would delay other writers of the disk; flushes of so little do not."""
 
 
 class Output(Protocol):
@@ -52,7 +62,7 @@ class Output(Protocol):
 
 
 class Hold(Protocol):
-    """That nobody else writes to the output."""
+    """The exclusive right to write to the output."""
 
     def check(self) -> None:
         """Raises when that is not certain any more."""
@@ -83,7 +93,7 @@ class Destination(Protocol):
         ...
 
     def create(self, path: str, *, in_small_steps: bool = False) -> Output:
-        """`in_small_steps`: whoever else writes to the same disk is not to wait for this."""
+        """`in_small_steps`: flushed often, so that other writers of the disk do not wait long."""
         ...
 
     def move_new(self, old: str, new: str) -> bool:
@@ -152,7 +162,51 @@ def who_is(text: bytes | None) -> str:
         return "another process"
 
 
+# -- what counts there -----------------------------------------------------------------------------------------------
+
+
+def newest_manifest(destination: Destination) -> Manifest | None:
+    """None where there is no export yet. What is there and is no export is refused."""
+    names = destination.names(MANIFESTS)
+    numbers = sorted(int(name[:8]) for name in names if len(name) == 13 and name[:8].isdecimal() and name.endswith(".json"))
+    if not numbers:
+        foreign = [name for name in destination.names() if name != HIDDEN]
+        if foreign and HIDDEN not in destination.names():
+            raise NotOurExport(
+                f"{destination.place} exists and holds {foreign[0]}, but no export",
+                next_step="name a new directory, or an empty one",
+            )
+        return None
+    path = manifest_path(numbers[-1])
+    text = destination.read(path)
+    if text is None:  # another run went on meanwhile and cleared up
+        return newest_manifest(destination)
+    found = decode(text, f"{destination.place}/{path}")
+    if found.number != numbers[-1]:
+        raise ExportDamaged(f"{destination.place}/{path} says that it is number {found.number}")
+    return found
+
+
+def the_manifest(destination: Destination) -> Manifest:
+    found = newest_manifest(destination)
+    if found is None:
+        raise NoSuchName(
+            f"there is no export in {destination.place}",
+            not_done="nothing was read",
+            next_step="check the path; `waltzctl spark-export` makes one",
+        )
+    return found
+
+
 # -- this machine ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _doing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise failure(error, what) from error
 
 
 @dataclass(frozen=True)
@@ -164,28 +218,19 @@ class LocalDestination:
         return Path(self.place, path)
 
     def read(self, path: str) -> bytes | None:
-        try:
+        with _doing(f"reading {self._path(path)}"), suppress(FileNotFoundError):
             return self._path(path).read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise failure(error, f"reading {self._path(path)}") from error
+        return None
 
     def names(self, path: str = "") -> list[str]:
-        try:
+        with _doing(f"reading the directory {self._path(path)}"), suppress(FileNotFoundError):
             return sorted(os.listdir(self._path(path)))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise failure(error, f"reading the directory {self._path(path)}") from error
+        return []
 
     def size(self, path: str) -> int | None:
-        try:
+        with _doing(f"looking at {self._path(path)}"), suppress(FileNotFoundError):
             return self._path(path).stat().st_size
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise failure(error, f"looking at {self._path(path)}") from error
+        return None
 
     def put_new(self, path: str, content: bytes) -> bool:
         beside = f"{UNFINISHED}/{uuid.uuid4().hex}.new"
@@ -198,68 +243,53 @@ class LocalDestination:
 
     def create(self, path: str, *, in_small_steps: bool = False) -> Output:
         target = self._path(path)
-        try:
+        with _doing(f"writing {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             return _Flushed(target, STEP_BYTES if in_small_steps else None)
-        except OSError as error:
-            raise failure(error, f"writing {target}") from error
 
     def move_new(self, old: str, new: str) -> bool:
         source, target = self._path(old), self._path(new)
-        try:
+        with _doing(f"naming {target}"), suppress(FileExistsError):
             target.parent.mkdir(parents=True, exist_ok=True)
             os.link(source, target)  # unlike a rename, never takes the place of another file
             source.unlink()
             flush(target.parent)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            raise failure(error, f"naming {target}") from error
-        return True
+            return True
+        return False
 
     def remove(self, path: str) -> None:
-        try:
+        with _doing(f"removing {self._path(path)}"):
             self._path(path).unlink(missing_ok=True)
-        except OSError as error:
-            raise failure(error, f"removing {self._path(path)}") from error
 
     def remove_tree(self, path: str) -> None:
         target = self._path(path)
-        try:
+        with _doing(f"removing {target}"):
             if target.is_dir():
                 shutil.rmtree(target, ignore_errors=True)  # a task of a run that was killed may still be at it
             else:
                 target.unlink(missing_ok=True)
-        except OSError as error:
-            raise failure(error, f"removing {target}") from error
 
     def open(self, path: str) -> pa.NativeFile:
         import pyarrow as pa
 
-        try:
+        with _doing(f"reading {self._path(path)}"):
             return pa.OSFile(str(self._path(path)), "rb")
-        except OSError as error:
-            raise failure(error, f"reading {self._path(path)}") from error
 
     @contextmanager
     def hold(self, who: str) -> Iterator[Hold]:
-        """A lock of the operating system: it ends with the process, however that ends, and nobody has to wait for it."""
+        """An flock: it ends with the process, however that ends."""
         path = self._path(LOCK)
-        try:
+        with _doing(f"writing {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("a+b")
-        except OSError as error:
-            raise failure(error, f"writing {path}") from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ExportHeld(f"{who_is(self.read(LOCK))} is writing to {self.place}") from error
-            try:
+            with _doing(f"writing {path}"):
                 os.ftruncate(file.fileno(), 0)
                 os.write(file.fileno(), who.encode())
-            except OSError as error:
-                raise failure(error, f"writing {path}") from error
             yield _Certain()
 
 
@@ -277,10 +307,8 @@ class _Flushed:
         self._file = path.open("xb")
 
     def write(self, data: Any) -> int:
-        try:
+        with _doing(f"writing {self._path}"):
             return self._file.write(data) if self._step is None else self._write_in_steps(memoryview(data).cast("B"))
-        except OSError as error:
-            raise failure(error, f"writing {self._path}") from error
 
     def _write_in_steps(self, data: memoryview) -> int:
         assert self._step is not None
@@ -304,10 +332,9 @@ class _Flushed:
         if self._file.closed:
             return
         try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise failure(error, f"writing {self._path}") from error
+            with _doing(f"writing {self._path}"):
+                self._file.flush()
+                os.fsync(self._file.fileno())
         finally:
             self._drop()
 
@@ -318,21 +345,18 @@ class _Flushed:
 
 
 def flush(path: Path) -> None:
-    """A directory, or a file that somebody else wrote."""
-    try:
+    """Flushes a directory, or a file that another process wrote."""
+    with _doing(f"writing {path}"):
         number = os.open(path, os.O_RDONLY)
         try:
             os.fsync(number)
         finally:
             os.close(number)
-    except OSError as error:
-        raise failure(error, f"writing {path}") from error
 
 
 # -- an object store, or HDFS ------------------------------------------------------------------------------------------
-# A name is looked for before it is taken, because not every store can refuse to write over one. What keeps two exporters
-# apart is therefore the lock: a small file with an end, which whoever writes renews, and asks for before each thing that
-# counts.
+# A name is looked for before it is taken, because not every store can refuse to write over one. So two exporters are kept
+# apart by a lease: a small file with an end, which the exporter renews, and checks before each step that counts.
 
 LEASE_SECONDS, RENEWAL_SECONDS = 60.0, 15.0
 
@@ -450,7 +474,7 @@ class RemoteDestination:
 
 
 class _Lease:
-    """A small file that says who writes and until when; whoever writes renews it, and stops when it is not theirs."""
+    """A small file that says who writes and until when; its owner renews it, and stops writing when it has lost it."""
 
     def __init__(self, destination: RemoteDestination, who: str) -> None:
         self._destination = destination
@@ -491,7 +515,7 @@ class _Lease:
         while not self._over.wait(RENEWAL_SECONDS):
             try:
                 if not self._is_ours():
-                    self._lost = "somebody else has taken it over"
+                    self._lost = "another exporter has taken it over"
                     return
                 self._write()
             except (WaltzError, ValueError) as error:

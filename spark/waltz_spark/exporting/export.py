@@ -1,17 +1,18 @@
 """The protocol of an export: what is missing, who writes it, and when it counts.
 
 Nothing counts before a manifest says so. A run looks at the newest manifest, plans the ids behind it, and writes the plan
-down before its first file; tasks write under names that nobody looks at; the run gives finished files their names, in the
-order of their ids, and then publishes a manifest with all of them. A run that dies leaves the newest manifest as it was,
-and its plan says which names it may have given: the next run removes those that no manifest has. So each id is in exactly
-one file, whenever a run was stopped, and a run that was stopped goes on from its last manifest.
+down before its first file; tasks write under hidden names; the run gives finished files their names, in the order of their
+ids, and then publishes a manifest with all of them. A run that dies leaves the newest manifest as it was, and its plan says
+which names it may have given: the next run removes those that no manifest has. So each id is in exactly one file, whenever
+a run was stopped, and a run that was stopped goes on from its last manifest.
 
-Spark is known to `by_spark` alone: whoever runs the tasks is a function from tasks to answers.
+Spark is known to `by_spark` alone: a runner is a function from tasks to answers.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -19,13 +20,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from waltz_spark.exporting.destination import Destination, Hold, who_we_are
+from waltz_spark.exporting.destination import Destination, Hold, newest_manifest, who_we_are
 from waltz_spark.exporting.manifest import (
-    HIDDEN,
-    MANIFESTS,
     PLANS,
     SPARK,
     UNFINISHED,
@@ -33,27 +32,19 @@ from waltz_spark.exporting.manifest import (
     Piece,
     Shape,
     below_output,
-    decode,
     encode,
     manifest_path,
 )
 from waltz_spark.exporting.tasks import Assignment, Job, Watch, Written, assignments_of, run_waves, unseen
 from waltz_spark.log.origin import Catalog, Span
 from waltz_spark.log.plan import Sizing, Split, plan
-from waltzd.errors import (
-    BadArgument,
-    BeyondLog,
-    ExportGap,
-    ExportHeld,
-    ManifestDamaged,
-    NoSuchName,
-    NoSuchPartition,
-    NotOurExport,
-)
+from waltzd.errors import BadArgument, BeyondLog, ExportDamaged, ExportGap, ExportHeld, NoSuchPartition, NotOurExport
+
+if TYPE_CHECKING:
+    from waltz_spark.exporting.delta import DeltaTable
 
 PUBLISH_SECONDS, PUBLISH_SHARE = 2.0, 0.05
-"""A run that is killed loses so much work. Publishing is never more than this share of all: a manifest of many files takes
-its time."""
+"""How often a run publishes: a run that is killed loses so much work. Publishing takes at most this share of the time."""
 KEPT_MANIFESTS = 3
 _NOT_WRITTEN = "nothing was written"
 
@@ -63,8 +54,6 @@ Runner = Callable[[Job, Sequence[Assignment]], Generator[Written, None, None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """What ids were asked for."""
-
     partitions: tuple[int, ...] | None = None
     first: Mapping[int, int] = field(default_factory=dict)
     last: Mapping[int, int] = field(default_factory=dict)
@@ -81,42 +70,8 @@ class Range:
 # -- what there is and what is missing ---------------------------------------------------------------------------------
 
 
-def newest_manifest(destination: Destination) -> Manifest | None:
-    """None where there is no export yet. What is there and is no export is refused."""
-    names = destination.names(MANIFESTS)
-    numbers = sorted(int(name[:8]) for name in names if len(name) == 13 and name[:8].isdecimal() and name.endswith(".json"))
-    if not numbers:
-        foreign = [name for name in destination.names() if name != HIDDEN]
-        if foreign and HIDDEN not in destination.names():
-            raise NotOurExport(
-                f"{destination.place} exists and holds {foreign[0]}, but no export",
-                next_step="name a new directory, or an empty one",
-            )
-        return None
-    path = manifest_path(numbers[-1])
-    text = destination.read(path)
-    if text is None:  # another run went on meanwhile and cleared up
-        return newest_manifest(destination)
-    found = decode(text, f"{destination.place}/{path}")
-    if found.number != numbers[-1]:
-        raise ManifestDamaged(f"{destination.place}/{path} says that it is number {found.number}")
-    return found
-
-
-def the_manifest(destination: Destination) -> Manifest:
-    """The newest, where there has to be one."""
-    found = newest_manifest(destination)
-    if found is None:
-        raise NoSuchName(
-            f"there is no export in {destination.place}",
-            not_done="nothing was read",
-            next_step="check the path; `waltzctl spark-export` makes one",
-        )
-    return found
-
-
 def check_same(before: Manifest, *, cluster: UUID, shape: Shape, place: str) -> None:
-    """An export goes on as it began."""
+    """Refuses a run whose files would differ from those that are there."""
     if before.cluster != cluster:
         raise NotOurExport(f"{place} is an export of the cluster {before.cluster}, and what is to be read is {cluster}")
     there = before.shape
@@ -195,7 +150,7 @@ def planned(
 
 
 def _together(splits: Iterable[Split], bytes_max: int) -> list[Split]:
-    """Neighbours in one file, as long as it does not become too large."""
+    """Joins neighbours into splits of up to so many bytes."""
     grown: dict[int, list[Split]] = {}
     for split in sorted(splits, key=lambda split: (split.partition, split.span)):
         there = grown.setdefault(split.partition, [])
@@ -221,7 +176,7 @@ class Finished:
         self._told: set[int] = set()
 
     def add(self, written: Written) -> None:
-        """One that was told already is told again where Spark ran a task twice."""
+        """Idempotent: Spark may run a task twice."""
         given = self._open[written.number]
         assert written.piece is not None
         assert (written.piece.partition, written.piece.span) == (given.partition, given.span)
@@ -230,7 +185,7 @@ class Finished:
             self._done[written.number] = written
 
     def ready(self) -> list[Written]:
-        """Those that have no gap before them. They are not given again."""
+        """Takes out those that have no gap before them."""
         found = []
         for queue in self._order.values():
             while queue and queue[0].number in self._done:
@@ -242,37 +197,19 @@ class Finished:
         return len(self._done)
 
 
-Watcher = Callable[[Written], None]
-"""Told of each file that is finished."""
-
-
-def unwatched(_written: Written) -> None:
-    """What is published is in the output."""
-
-
-class Table(Protocol):
-    """Says to readers of another kind what the manifests say: what an export is beside its files."""
-
-    def is_behind(self, newest: Manifest | None) -> bool:
-        """Whether it does not say yet what this manifest says. Refuses a table that is not this export's."""
-        ...
-
-    def follow(self, newest: Manifest) -> None:
-        """Makes it say what this manifest says, which is published. Does nothing if it does already."""
-        ...
-
-
 @dataclass(kw_only=True)
 class Run:
-    """What does a job: one run over a destination."""
+    """One run of a job over a destination."""
 
     job: Job
     before: Manifest | None
     assignments: Sequence[Assignment]
-    watch: Watcher = unwatched
-    table: Table | None = None
+    watch: Watch = unseen
+    table: DeltaTable | None = None
+    task_seconds: tuple[float, float] = (math.inf, -math.inf)
+    """When the first task began and the last one ended, by the clocks of the machines that ran them."""
     _foreign: frozenset[str] = frozenset()
-    """A name that somebody else took while this run was at work."""
+    """A name that was taken by others while this run was at work."""
 
     def __post_init__(self) -> None:
         if self.before is not None:
@@ -284,7 +221,6 @@ class Run:
 
     @property
     def paths(self) -> list[str]:
-        """The names that the files will get."""
         return [given.path(self.job.form) for given in self.assignments]
 
     def carry_out(self, runner: Runner) -> Manifest | None:
@@ -294,14 +230,20 @@ class Run:
             self._check_names()
             text = json.dumps({"run": self.job.run, "paths": sorted(self.paths)}).encode()
             is_new = self.destination.put_new(f"{PLANS}/{self.job.run}.json", text)
-            assert is_new, "the name of a run is nobody else's"
+            assert is_new, "the name of a run is unique"
             try:
                 return self._write(runner, hold, newest)
             finally:
                 self._clear_up(hold)
 
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether a run that was killed left something, or did not tell its table."""
+        is_behind = self.table is not None and self.table.is_behind(self.before)
+        return has_leftovers(self.destination) or is_behind
+
     def tidy(self) -> None:
-        """Only what an earlier run left."""
+        """Clears up after an earlier run."""
         with self.destination.hold(who_we_are(self.job.run)):
             self._settle()
 
@@ -315,8 +257,8 @@ class Run:
         return newest
 
     def _clear_up(self, hold: Hold) -> None:
-        """What counts is what is there, whatever this run believes that it published. Who has lost the lock leaves that to
-        whoever has it now, whose plans and unfinished files these may be."""
+        """By the newest manifest that is there, whatever this run believes that it published. Without the lock nothing is
+        removed: plans and unfinished files may be those of the run that has it now."""
         try:
             hold.check()
         except ExportHeld:
@@ -346,7 +288,9 @@ class Run:
                 if written.error is not None:
                     raise written.error
                 finished.add(written)
-                self.watch(written)
+                first, last = self.task_seconds
+                self.task_seconds = min(first, written.started), max(last, written.ended)
+                self.watch([written.number])
                 ready += finished.ready()
                 start = time.monotonic()
                 if start >= due:
@@ -385,8 +329,8 @@ class Run:
         return following
 
     def _tell_table(self, newest: Manifest | None) -> None:
-        """After a manifest is published, never before: nobody reads in a table what no manifest has. A run may die between
-        the two, so the next one begins with it; one that could not do it ends. A table is one manifest behind at most."""
+        """After a manifest is published, never before: a table never has what no manifest has. A run may die between the
+        two, so the next one begins with it, and ends if it fails. A table is one manifest behind at most."""
         if self.table is not None and newest is not None:
             self.table.follow(newest)
 
@@ -430,7 +374,7 @@ def _paths_in(text: bytes | None, place: str) -> list[str]:
     try:
         return [below_output(path) for path in json.loads(text or b'{"paths": []}')["paths"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise ManifestDamaged(
+        raise ExportDamaged(
             f"{place} cannot be understood, so nobody knows which files a run left that was killed",
             next_step="remove files that `waltzctl export verify` does not know, then that plan, and run it again",
         ) from error

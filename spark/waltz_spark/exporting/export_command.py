@@ -7,10 +7,11 @@ with nothing to do costs what looking costs.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+import time
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -18,39 +19,27 @@ from typer import Argument, Option
 from waltz_spark.engine.spark_choice import Spark
 from waltz_spark.exporting.options import (
     Log,
-    Wish,
+    Wanted,
     check_apart,
     check_ends,
     data_bytes_of,
     make_importable,
-    origin_of,
     query_of,
-    range_of,
     shape_of,
-    size_of_option,
 )
-from waltzctl.interruption import EXIT_INTERRUPTED, ending_in_order
-from waltzctl.options import Output
-from waltzctl.progress import Shown, ShownProgress
-from waltzd.errors import (
-    EXIT_FINDINGS,
-    EXIT_OK,
-    BadArgument,
-    Unfinished,
-    WaltzError,
-)
-
-FILE_BYTES_MIN = 4096
-"""Smaller ones would be nothing but their heads."""
+from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
+from waltzctl.shell.options import Output
+from waltzctl.shell.progress import Shown, ShownProgress
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, NotOurExport, Unfinished, WaltzError
 
 if TYPE_CHECKING:
     from waltz_spark.engine.session import SparkSettings
     from waltz_spark.engine.spark_choice import SparkChoice
     from waltz_spark.exporting.delta import TableState
     from waltz_spark.exporting.destination import Destination
-    from waltz_spark.exporting.export import Range, Run, Table
+    from waltz_spark.exporting.export import Range, Run
     from waltz_spark.exporting.manifest import Manifest
-    from waltz_spark.exporting.render_export import Clock
+    from waltz_spark.exporting.options import Asked, Wish
     from waltz_spark.exporting.tasks import Assignment, Job, Watch, Written
     from waltz_spark.log.origin import Catalog, Origin, Span
 
@@ -58,70 +47,7 @@ if TYPE_CHECKING:
 def spark_export(
     *,
     output: Annotated[str, Argument(metavar="OUTPUT")],
-    format_: Annotated[
-        Literal["parquet", "delta", "orc", "json", "csv"] | None,
-        Option("--format", help="parquet by default; delta is parquet and a Delta table of it."),
-    ] = None,
-    compression: Annotated[
-        str | None,
-        Option(
-            "--compression", metavar="CODEC[:LEVEL]", help="zstd:3 by default for parquet, zstd for orc, gzip for text."
-        ),
-    ] = None,
-    partitions: Annotated[str | None, Option("--partitions", metavar="LIST", help="Only these, as in 0-3,7.")] = None,
-    from_txn: Annotated[
-        str | None,
-        Option(
-            "--from-txn", metavar="ID", help="The first id of each partition, or P=ID,… for some; the first that is there."
-        ),
-    ] = None,
-    to_txn: Annotated[
-        str | None,
-        Option(
-            "--to-txn", metavar="ID", help="The last id of each partition, or P=ID,… for some; the last that is committed."
-        ),
-    ] = None,
-    incremental: Annotated[
-        bool,
-        Option(
-            "--incremental/--no-incremental",
-            help="Go on from what OUTPUT has (the default), or refuse an OUTPUT that has something.",
-        ),
-    ] = True,
-    lossless: Annotated[
-        bool | None, Option("--lossless", help="Parquet from which `archive restore` makes the same segments.")
-    ] = None,
-    decode: Annotated[
-        str | None,
-        Option(
-            "--decode",
-            metavar="DECODER",
-            help="Columns out of payloads: json:'a bigint, b string', text, binary, avro:FILE, protobuf:FILE#MESSAGE, "
-            "MODULE:FUNCTION; cells:DECODER for CSV that a spreadsheet opens.",
-        ),
-    ] = None,
-    where: Annotated[
-        str | None,
-        Option("--where", metavar="SQL", help="Only these records: a condition over the columns, in Spark's SQL."),
-    ] = None,
-    select: Annotated[
-        str | None,
-        Option(
-            "--select",
-            metavar="SQL",
-            help="These columns in place of all: expressions with commas between, in Spark's SQL.",
-        ),
-    ] = None,
-    engine: Annotated[
-        Literal["arrow", "spark"] | None,
-        Option("--engine", help="Who writes the files: arrow by default, Spark's own writers with --where and --select."),
-    ] = None,
-    file_size: Annotated[
-        str | None, Option("--target-file-size", metavar="SIZE", help="About so large files, as 256MB.")
-    ] = None,
-    rate: Annotated[
-        str | None, Option("--rate", metavar="SIZE", help="Read at most so much of the log a second, as 50MB.")
-    ] = None,
+    wish: Wanted,
     dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be exported.")] = False,
     log: Log,
     spark: Spark,
@@ -142,36 +68,34 @@ def spark_export(
       waltzctl spark-export /tmp/orders --decode text --partitions 0-1 --rate 50MB
       waltzctl spark-export /tmp/few --where 'header = 0' --select 'partition, txid, data'
     """
-    from waltz_spark.exporting.export import newest_manifest
-    from waltz_spark.exporting.render_export import Clock, exported, planned
+    from waltz_spark.exporting.destination import newest_manifest
+    from waltz_spark.exporting.render_export import exported, planned
 
-    clock = Clock()
-    destination = _destination(output, log.sources, spark)
-    wish = Wish(
-        format=format_, compression=compression, decode=decode, lossless=lossless, engine=engine, select=select,
-        where=where, bytes_per_second=size_of_option("--rate", rate), file_bytes=_file_bytes(file_size),
-        ids=range_of(partitions, from_txn, to_txn),
-    )  # fmt: skip
+    started = time.monotonic()
+    destination, asked = _destination(output, log.sources, spark), wish.ids()
     make_importable(spark.py_files)
     before = newest_manifest(destination)
-    if not incremental:
-        _check_new(destination, before)
-    is_live = not log.sources
-    run, spans = _run(destination, before, wish, partial(origin_of, log), is_live=is_live)
+    if before is not None and not wish.incremental:
+        raise NotOurExport(
+            f"{destination.place} holds an export already",
+            next_step="leave --no-incremental out to add what is new, or name another output",
+        )
+    run, spans = _run(destination, before, wish, asked, log)
     if dry_run:
         planned(run, spans, spark.place() if run.assignments else None, shown)
         if run.job.query.select or run.job.query.where:
             typer.echo("The SQL was not checked: only Spark can do that, and it was not started.", err=True)
         return EXIT_OK
     if run.assignments:
-        return _carry_out(run, spark, clock, shown, progress, is_live=is_live)
-    _tidy(run)
-    exported(run, before, None, clock.seconds, shown, _table_state(run, before))
+        return _carry_out(run, spark, started, shown, progress, is_live=not log.sources)
+    if run.has_leftovers:
+        run.tidy()
+    exported(run, before, time.monotonic() - started, shown, _table_state(run, before))
     return EXIT_OK
 
 
 def _destination(output: str, sources: tuple[str, ...], spark: SparkChoice) -> Destination:
-    """That is not a part of what is read, and that the executors can reach."""
+    """Refuses one that lies within what is read, or that executors cannot reach."""
     from waltz_spark.exporting.destination import destination_of
 
     if not output.strip():
@@ -183,26 +107,8 @@ def _destination(output: str, sources: tuple[str, ...], spark: SparkChoice) -> D
     return destination
 
 
-def _file_bytes(typed: str | None) -> int | None:
-    found = size_of_option("--target-file-size", typed)
-    if found is not None and found < FILE_BYTES_MIN:
-        raise BadArgument(f"--target-file-size {typed}: a file has at least {FILE_BYTES_MIN} bytes")
-    return found
-
-
-def _check_new(destination: Destination, before: Manifest | None) -> None:
-    if before is None:
-        return
-    from waltzd.errors import NotOurExport
-
-    raise NotOurExport(
-        f"{destination.place} holds an export already",
-        next_step="leave --no-incremental out to add what is new, or name another output",
-    )
-
-
 def _run(
-    destination: Destination, before: Manifest | None, wish: Wish, opened: Callable[[], Origin], *, is_live: bool
+    destination: Destination, before: Manifest | None, wish: Wish, asked: Range, log: Asked
 ) -> tuple[Run, dict[int, Span]]:
     """What there is to do, with everything that had to be found out for it, and the ids that are to be added."""
     from waltz_spark.exporting.export import Run, planned, wanted
@@ -213,11 +119,11 @@ def _run(
 
     form, decoder, is_lossless = shape_of(wish, before)
     query = query_of(wish, before, form, is_lossless=is_lossless)
-    origin = opened()
-    catalog = origin.catalog(wish.ids.partitions)
-    spans = wanted(catalog, before, wish.ids)
-    _say_beginnings(catalog, before, wish.ids)
-    _say_ends(catalog, before, origin, is_live=is_live)
+    origin = log.origin()
+    catalog = origin.catalog(asked.partitions)
+    spans = wanted(catalog, before, asked)
+    _say_beginnings(catalog, before, asked)
+    _say_ends(catalog, before, origin, is_live=not log.sources)
     file_data = None if wish.file_bytes is None else data_bytes_of(form, wish.file_bytes)
     assignments = planned(catalog, spans, is_lossless=is_lossless, file_data_bytes=file_data)
     job = Job(
@@ -225,7 +131,13 @@ def _run(
         query=query, columns=tuple(before.shape.schema) if before and query.engine == SPARK else (),
         throttle=Throttle(wish.bytes_per_second),
     )  # fmt: skip
-    run = Run(job=job, before=before, assignments=assignments, table=_table(job, before))
+    table = None
+    if form.is_table:
+        from waltz_spark.exporting.delta import DeltaTable
+
+        table = DeltaTable(destination, job.schema)
+        table.is_behind(before)  # what there is against it is found here
+    run = Run(job=job, before=before, assignments=assignments, table=table)
     if assignments and is_lossless:
         segment_head(origin, assignments[0].split.parts[0].extent)
     if assignments and query.engine != SPARK:
@@ -233,7 +145,7 @@ def _run(
     return run, spans
 
 
-def _carry_out(run: Run, spark: SparkChoice, clock: Clock, shown: str, progress_shown: str, *, is_live: bool) -> int:
+def _carry_out(run: Run, spark: SparkChoice, started: float, shown: str, progress_shown: str, *, is_live: bool) -> int:
     from waltz_spark.engine.session import ended
     from waltz_spark.engine.shipping import needs_of
     from waltz_spark.exporting.manifest import SPARK
@@ -246,19 +158,16 @@ def _carry_out(run: Run, spark: SparkChoice, clock: Clock, shown: str, progress_
 
         settings = replace(settings, conf=conf_for(settings.conf), computes=True)
     progress = Progress(run.assignments, is_quiet=shown == "json", shown=progress_shown)
-    run.watch = progress.watch
+    run.watch = progress.ended
     with ending_in_order(partial(ended, settings)) as ending:
         try:
             with progress:
                 if spark.is_driver_there:
                     newest: Manifest | None = _handed_over(spark.program, settings, run)
                 else:
-                    newest = run.carry_out(partial(_tasks, settings, progress.ended))
+                    newest = run.carry_out(partial(_tasks, settings, run.watch))
         except KeyboardInterrupt as interruption:
-            if spark.is_driver_there:
-                _say_abandoned(interruption)
-            else:
-                _say_interrupted(run)
+            _say_interrupted(run, _abandoned(interruption) if spark.is_driver_there else "")
             return EXIT_INTERRUPTED
         except WaltzError as error:
             if ending.was_told:  # this is only what Spark said when it was ended
@@ -266,25 +175,38 @@ def _carry_out(run: Run, spark: SparkChoice, clock: Clock, shown: str, progress_
                 return EXIT_INTERRUPTED
             _explain(error, run)
             raise
-    exported(run, newest, progress, clock.seconds, shown, _table_state(run, newest))
+    exported(run, newest, time.monotonic() - started, shown, _table_state(run, newest))
     return EXIT_OK
 
 
-def _say_interrupted(run: Run) -> None:
-    from waltz_spark.exporting.export import newest_manifest
+def _say_interrupted(run: Run, abandoned: str = "") -> None:
+    if abandoned:
+        said = abandoned
+    elif _published(run) is not None:
+        said = "What was finished is in the export, and the same command goes on from there."
+    else:
+        said = "The export is as it was; the same command begins again."
+    typer.echo(f"Interrupted. {said}", err=True)
+
+
+def _abandoned(interruption: KeyboardInterrupt) -> str:
+    from waltz_spark.exporting.submission import Abandoned
+
+    stop = interruption.stop if isinstance(interruption, Abandoned) else ""
+    how = f"`{stop}` ends it." if stop else "the cluster's own tools end it."
+    return f"The job is not waited for any more, and may go on where it is; {how}"
+
+
+def _published(run: Run) -> Manifest | None:
+    """The newest manifest, if it is of this run."""
+    from waltz_spark.exporting.destination import newest_manifest
 
     reached = newest_manifest(run.destination)
-    kept = (reached.number if reached else 0) > (run.before.number if run.before else 0)
-    typer.echo(
-        "Interrupted. What was finished is in the export, and the same command goes on from there."
-        if kept
-        else "Interrupted. The export is as it was; the same command begins again.",
-        err=True,
-    )
+    return None if reached is None or (run.before and reached.number == run.before.number) else reached
 
 
 def _say_beginnings(catalog: Catalog, before: Manifest | None, asked: Range) -> None:
-    """Nobody asked for less than everything, so who begins with less is told."""
+    """Says where a log has lost its beginning, which was not left out by an option."""
     known = {} if before is None else before.partitions
     wanted = catalog.spans if asked.partitions is None else asked.partitions
     news = [number for number in sorted(wanted) if number not in known and asked.first_of(number) is None]
@@ -310,10 +232,8 @@ def _say_ends(catalog: Catalog, before: Manifest | None, origin: Origin, *, is_l
 
 def _explain(error: WaltzError, run: Run) -> None:
     """A failure after something was published is another one, unless it says that something is damaged."""
-    from waltz_spark.exporting.export import newest_manifest
-
-    reached = newest_manifest(run.destination)
-    if reached is None or reached.number == (run.before.number if run.before else 0):
+    reached = _published(run)
+    if reached is None:
         return
     records = sum(total.span.count for total in reached.partitions.values())
     if error.exit_code == EXIT_FINDINGS:
@@ -327,7 +247,6 @@ def _explain(error: WaltzError, run: Run) -> None:
 def _tasks(
     settings: SparkSettings, watch: Watch, job: Job, assignments: Sequence[Assignment]
 ) -> Generator[Written, None, None]:
-    """The one place where Spark is started here."""
     from waltz_spark.engine.session import new_log, running, scratch
     from waltz_spark.exporting.export import by_spark
 
@@ -336,7 +255,6 @@ def _tasks(
 
 
 def _handed_over(program: str | None, settings: SparkSettings, run: Run) -> Manifest:
-    """To a driver that the cluster runs."""
     from waltz_spark.engine.session import new_log
     from waltz_spark.exporting.submission import Spec, carried_out, spark_submit
 
@@ -345,40 +263,9 @@ def _handed_over(program: str | None, settings: SparkSettings, run: Run) -> Mani
     return carried_out(spec, settings, found, new_log(os.environ), is_own=program is None)
 
 
-def _say_abandoned(interruption: KeyboardInterrupt) -> None:
-    from waltz_spark.exporting.submission import Abandoned
-
-    stop = interruption.stop if isinstance(interruption, Abandoned) else ""
-    typer.echo(
-        "Interrupted. The job is not waited for any more, and may go on where it is"
-        + (f"; `{stop}` ends it." if stop else "; the cluster's own tools end it."),
-        err=True,
-    )
-
-
-def _table(job: Job, before: Manifest | None) -> Table | None:
-    """Of `--format delta`. What there is against it is found here."""
-    if not job.form.is_table:
-        return None
-    from waltz_spark.exporting.delta import DeltaTable
-
-    found = DeltaTable(job.destination, job.schema)
-    found.is_behind(before)
-    return found
-
-
 def _table_state(run: Run, newest: Manifest | None) -> TableState | None:
     if run.table is None or newest is None:
         return None
     from waltz_spark.exporting.delta import state_of
 
     return state_of(run.destination, newest)
-
-
-def _tidy(run: Run) -> None:
-    """Where there is nothing to do, a run that was killed may have left something all the same, or not told its table."""
-    from waltz_spark.exporting.export import has_leftovers
-
-    is_behind = run.table is not None and run.table.is_behind(run.before)
-    if has_leftovers(run.destination) or is_behind:
-        run.tidy()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -65,8 +66,6 @@ _STREAM_SUFFIX = {"gzip": ".gz", "zstd": ".zst", "none": ""}
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """A format and a compression."""
-
     format: str
     compression: str
 
@@ -99,7 +98,6 @@ class Form:
 
 
 def form_of(format_: str, compression: str | None) -> Form:
-    """From what a user said."""
     kind = KINDS[format_]
     said = compression or kind.codecs[0]
     codec, _, level = said.partition(":")
@@ -118,8 +116,6 @@ def form_of(format_: str, compression: str | None) -> Form:
 
 
 class Sink(Protocol):
-    """What PyArrow can write to."""
-
     def write(self, data: Any, /) -> int | None: ...
 
 
@@ -135,7 +131,7 @@ def open_writer(form: Form, sink: Sink, schema: pa.Schema, metadata: Mapping[str
         case "parquet" | "delta":
             return _Parquet(form, sink, schema.with_metadata(dict(metadata)))
         case "orc":
-            return _Orc(form, sink, schema)
+            return _orc(form, sink, schema)
         case "json":
             return _Json(form, sink)
         case _:
@@ -145,32 +141,39 @@ def open_writer(form: Form, sink: Sink, schema: pa.Schema, metadata: Mapping[str
 class _Gathering:
     """Batches until they are worth a row group."""
 
-    def __init__(self, schema: pa.Schema, put: Callable[[pa.Table], None]) -> None:
+    def __init__(self, schema: pa.Schema, writer: Any) -> None:
         self._schema = schema
-        self._put = put
+        self._writer = writer
         self._held: list[pa.RecordBatch] = []
         self._bytes = self._rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         if self._held and self._rows + batch.num_rows > ROW_GROUP_ROWS:
-            self.flush()
+            self._flush()
         self._held.append(batch)
         self._bytes += batch.nbytes
         self._rows += batch.num_rows
         if self._bytes >= ROW_GROUP_BYTES or self._rows >= ROW_GROUP_ROWS:
-            self.flush()
+            self._flush()
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         if self._held:
             self._put(pa.Table.from_batches([batch.cast(self._schema) for batch in self._held], self._schema))
         self._held, self._bytes, self._rows = [], 0, 0
 
+    def _put(self, table: pa.Table) -> None:
+        self._writer.write(table)
 
-class _Parquet:
+    def close(self, metadata: Mapping[str, str]) -> None:
+        self._flush()
+        self._writer.close()
+
+
+class _Parquet(_Gathering):
     def __init__(self, form: Form, sink: Sink, schema: pa.Schema) -> None:
         import pyarrow.parquet as pq
 
-        self._writer = pq.ParquetWriter(
+        writer = pq.ParquetWriter(
             sink,
             schema,
             compression=form.codec,
@@ -179,31 +182,22 @@ class _Parquet:
             column_encoding=dict.fromkeys(_DELTA, "DELTA_BINARY_PACKED"),
             write_statistics=[name for name in schema.names if name != "data"],
         )
-        self._rows = _Gathering(schema, lambda table: self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS))
+        super().__init__(schema, writer)
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._rows.write(batch)
+    def _put(self, table: pa.Table) -> None:
+        self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
 
     def close(self, metadata: Mapping[str, str]) -> None:
-        self._rows.flush()
+        self._flush()
         self._writer.add_key_value_metadata(dict(metadata))
-        self._writer.close()
+        super().close(metadata)
 
 
-class _Orc:
-    def __init__(self, form: Form, sink: Sink, schema: pa.Schema) -> None:
-        from pyarrow import orc
+def _orc(form: Form, sink: Sink, schema: pa.Schema) -> _Gathering:
+    from pyarrow import orc
 
-        codec = "uncompressed" if form.codec == "none" else form.codec
-        self._writer = orc.ORCWriter(sink, compression=codec, dictionary_key_size_threshold=0.0)
-        self._rows = _Gathering(schema, self._writer.write)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._rows.write(batch)
-
-    def close(self, metadata: Mapping[str, str]) -> None:
-        self._rows.flush()
-        self._writer.close()
+    codec = "uncompressed" if form.codec == "none" else form.codec
+    return _Gathering(schema, orc.ORCWriter(sink, compression=codec, dictionary_key_size_threshold=0.0))
 
 
 def _stream(form: Form, sink: Sink) -> Any:
@@ -271,35 +265,9 @@ def _takes(form: Form, field: pa.Field) -> bool:
 def _try(form: Form, schema: pa.Schema) -> None:
     nothing = {field.name: pa.array([b"" if pa.types.is_binary(field.type) else 0], field.type) for field in SCHEMA}
     columns = [nothing[field.name] if field.name in nothing else pa.nulls(1, field.type) for field in schema]
-    writer = open_writer(form, _Nowhere(), schema, {})
+    writer = open_writer(form, io.BytesIO(), schema, {})
     writer.write(pa.RecordBatch.from_arrays(columns, schema=schema))
     writer.close({})
-
-
-class _Nowhere:
-    """As much of a file as PyArrow's writers want."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._size = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        count = memoryview(data).nbytes
-        self._size += count
-        return count
-
-    def tell(self) -> int:
-        return self._size
-
-    def flush(self) -> None:
-        """There is nothing to keep."""
-
-    def close(self) -> None:
-        self.closed = True
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -433,7 +401,6 @@ _READERS = {"parquet": _read_parquet, "delta": _read_parquet, "orc": _read_orc, 
 
 
 def _plain(form: Form, source: pa.NativeFile) -> Any:
-    """The text of a file, or its bytes as they are."""
     return source if form.codec == "none" else pa.CompressedInputStream(source, form.codec)
 
 
@@ -492,7 +459,6 @@ def base64_of(column: pa.Array) -> pa.Array:
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Of whatever width."""
     of = pa.types
     return bool(of.is_binary(kind) or of.is_large_binary(kind) or of.is_fixed_size_binary(kind) or of.is_binary_view(kind))
 
@@ -521,7 +487,7 @@ def bytes_of(column: pa.Array, place: str) -> pa.Array:
 
 
 def as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Binary columns as base64; the others as they are."""
+    """Binary columns as base64."""
     columns = [base64_of(column) if is_bytes(column.type) else column for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
@@ -551,7 +517,6 @@ def _wide(text: str) -> pa.Scalar:
 
 
 def _json(column: pa.Array) -> pa.Array:
-    """Each value as JSON."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _json(column.dictionary_decode())
@@ -574,7 +539,7 @@ def _json(column: pa.Array) -> pa.Array:
 
 
 def _json_value(value: Any) -> Any:
-    """What nests, by the rules of the columns that do not."""
+    """Values that nest, by the same rules."""
     match value:
         case dict():
             return {str(name): _json_value(inner) for name, inner in value.items()}

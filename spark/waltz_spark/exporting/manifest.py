@@ -31,7 +31,7 @@ from uuid import UUID
 
 from waltz_spark.log.decode import SCHEMA
 from waltz_spark.log.origin import Span
-from waltzd.errors import ArchiveUnfit, BadSql, ManifestDamaged, UnknownVersion
+from waltzd.errors import ArchiveUnfit, BadSql, ExportDamaged, UnknownVersion
 from waltzd.format.checksum import multiply_mod
 from waltzd.format.layout import HEADER_BYTES
 
@@ -51,7 +51,7 @@ _WHOLE = (1 << 63) - 1
 
 
 # -- what SQL makes of a log -------------------------------------------------------------------------------------------
-# Which records, which columns, and who writes them. The SQL is Spark's, and what it means only Spark can say. What is
+# Which records, which columns, and which engine. The SQL is Spark's, and what it means only Spark can say. What is
 # decided here needs no Spark: where one expression of a list ends, and whether the files still hold the records as the log
 # has them, so that records can be made of rows again. Where that is not certain, the answer is no.
 
@@ -72,7 +72,6 @@ class Query:
 
     @property
     def items(self) -> tuple[str, ...]:
-        """The expressions of the list of columns."""
         return items_of(self.select) if self.select else ("*",)
 
     @property
@@ -212,7 +211,7 @@ class Shape:
     schema: Sequence[tuple[str, str]]
     """Names and types of all columns."""
     query: Query = field(default=Query())
-    """What SQL made of the log, and who wrote the files."""
+    """What SQL made of the log, and by which engine."""
 
     @property
     def fingerprint(self) -> str:
@@ -245,7 +244,7 @@ class Manifest:
         return {partition: part.span.last + 1 for partition, part in self.partitions.items()}
 
     def extended(self, pieces: Iterable[Piece], *, source: str, written: str) -> Manifest:
-        """The next manifest: these files, too."""
+        """The next manifest, with these files."""
         grown = sorted((*self.pieces, *pieces), key=_order)
         following = replace(self, number=self.number + 1, source=source, written=written, pieces=tuple(grown))
         assert following.partitions.keys() >= self.partitions.keys()
@@ -313,7 +312,7 @@ def totals_of(pieces: Iterable[Piece]) -> dict[int, Total]:
             )
             continue
         if piece.span.first != part.span.last + 1:
-            raise ManifestDamaged(
+            raise ExportDamaged(
                 f"{piece.path} begins at id {piece.span.first} of partition {piece.partition}, and the file before it ends "
                 f"at id {part.span.last}"
             )
@@ -373,7 +372,7 @@ def _columns(value: Any) -> tuple[tuple[str, str], ...]:
 
 
 def below_output(value: Any) -> str:
-    """A manifest that somebody made must not lead a reader or a remover out of the export."""
+    """A forged manifest must not lead a reader or a remover out of the export."""
     path = _text(value)
     if not path or path.startswith(("/", HIDDEN)) or "\0" in path or {"..", ".", ""} & set(path.split("/")):
         raise ValueError(f"{path!r} is no path below the output")
@@ -408,7 +407,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def _digest(value: Mapping[str, Any]) -> str:
-    """Of everything else in the manifest: files of files rot as others do."""
+    """Of everything else in the manifest, to find bit rot."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -421,12 +420,12 @@ def _manifest_json(manifest: Manifest) -> dict[str, Any]:
         **_put(_MANIFEST, manifest),
         # An export without SQL is written as it was before there was any.
         "shape": {**_put(_SHAPE, shape), "schema_fingerprint": shape.fingerprint, **_put(said, shape.query)},
-        "partitions": {str(partition): _total_json(part) for partition, part in manifest.partitions.items()},
-        "files": [_piece_json(piece) for piece in manifest.pieces],
+        "partitions": {str(partition): total_json(part) for partition, part in manifest.partitions.items()},
+        "files": [piece_json(piece) for piece in manifest.pieces],
     }
 
 
-def _total_json(part: Total) -> dict[str, Any]:
+def total_json(part: Total) -> dict[str, Any]:
     return {
         "first": part.span.first,
         "last": part.span.last,
@@ -440,7 +439,7 @@ def _total_json(part: Total) -> dict[str, Any]:
     }
 
 
-def _piece_json(piece: Piece) -> dict[str, Any]:
+def piece_json(piece: Piece) -> dict[str, Any]:
     found = _put(_PIECE, piece, first=piece.span.first, last=piece.span.last, bytes=piece.size)
     if piece.row_count != piece.span.count:
         found["rows"] = piece.rows
@@ -454,22 +453,22 @@ def decode(text: bytes, place: str) -> Manifest:
     try:
         value = json.loads(text)
         if not isinstance(value, dict) or value.get("format") != MARK:
-            raise ManifestDamaged(f"{place} is not the manifest of an export")
+            raise ExportDamaged(f"{place} is not the manifest of an export")
         if value.get("version") != VERSION:
             raise UnknownVersion(f"{place} is a manifest of version {value.get('version')!r}; this program knows {VERSION}")
         said = value.pop("sha256", None)
         if said != _digest(value):
-            raise ManifestDamaged(f"{place} does not have the checksum that it carries")
+            raise ExportDamaged(f"{place} does not have the checksum that it carries")
         shape = value["shape"]
         found = Manifest(
             **_taken(_MANIFEST, value),
             shape=Shape(**_taken(_SHAPE, shape), query=_query_of(shape)),
-            pieces=tuple(map(_piece_of, value["files"])),
+            pieces=tuple(map(piece_of, value["files"])),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ManifestDamaged(f"{place} cannot be understood: {error}") from error
+        raise ExportDamaged(f"{place} cannot be understood: {error}") from error
     if _manifest_json(found) != value:
-        raise ManifestDamaged(f"{place} does not agree with itself: its sums are not those of its files")
+        raise ExportDamaged(f"{place} does not agree with itself: its sums are not those of its files")
     return found
 
 
@@ -481,7 +480,7 @@ def _query_of(shape: Mapping[str, Any]) -> Query:
     return found
 
 
-def _piece_of(value: Mapping[str, Any]) -> Piece:
+def piece_of(value: Mapping[str, Any]) -> Piece:
     said, segment, rows = _taken(_PIECE, value), value.get("segment"), value.get("rows")
     span = Span(said.pop("first"), said.pop("last"))
     if span.count == 0:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from waltz_spark.exporting.options import Log, origin_of
-from waltzctl.options import Output
-from waltzctl.progress import Progress, Shown, ShownProgress
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument
+from waltz_spark.exporting.options import Log
+from waltzctl.shell.progress import Progress, Shown, ShownProgress
+from waltzctl.show.forms import AnyForm
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, ForeignCluster
+
+if TYPE_CHECKING:
+    from waltz_spark.exporting.manifest import Manifest, Piece
+    from waltz_spark.exporting.verification import Checked, Finding
 
 
-def status(*, output: Annotated[str, Argument(metavar="OUTPUT")], shown: Output = "table") -> int:
+def status(*, output: Annotated[str, Argument(metavar="OUTPUT")], shown: AnyForm = "table") -> int:
     """Show what an export holds, as its manifest says. The files are not read: `export verify` does that.
 
     \b
@@ -21,13 +28,14 @@ def status(*, output: Annotated[str, Argument(metavar="OUTPUT")], shown: Output 
       waltzctl export status /tmp/export -o json
     """
     from waltz_spark.exporting.delta import state_of
-    from waltz_spark.exporting.destination import destination_of
-    from waltz_spark.exporting.export import has_leftovers, the_manifest
+    from waltz_spark.exporting.destination import destination_of, the_manifest
+    from waltz_spark.exporting.export import has_leftovers
     from waltz_spark.exporting.render_export import state
 
     destination = destination_of(output)
     manifest = the_manifest(destination)
-    state(destination.place, manifest, state_of(destination, manifest), has_leftovers(destination), shown)
+    table, is_unfinished = state_of(destination, manifest), has_leftovers(destination)
+    state(destination.place, manifest, table, is_unfinished=is_unfinished, output=shown)
     return EXIT_OK
 
 
@@ -38,7 +46,7 @@ def verify(
         bool, Option("--against-log", help="Compare with the log as well: of the cluster that is meant, or of --source.")
     ] = False,
     log: Log,
-    shown: Output = "table",
+    shown: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
     """Check every file of an export: its size, its hash, and that its rows are the records that were exported, byte for
@@ -50,44 +58,43 @@ def verify(
       waltzctl export verify /tmp/export
       waltzctl export verify /tmp/export --against-log
     """
-    from waltz_spark.exporting.destination import destination_of
-    from waltz_spark.exporting.export import the_manifest
-    from waltz_spark.exporting.render_export import Clock, verified
+    from waltz_spark.exporting.destination import destination_of, the_manifest
+    from waltz_spark.exporting.render_export import verified
     from waltz_spark.exporting.verification import Finding, check_files, check_log, check_table, strays
     from waltz_spark.log.origin import Span
 
     if log.sources and not against_log:
         raise BadArgument("--source needs --against-log: without it, only the files are checked")
-    clock = Clock()
+    started = time.monotonic()
     destination = destination_of(output)
     manifest = the_manifest(destination)
     findings = [
-        Finding(path=name, partition=-1, span=Span(0, -1), detail="no manifest has it; whoever reads all files reads it")
+        Finding(
+            path=name, partition=-1, span=Span(0, -1), detail="no manifest has it; readers of the directory read it, too"
+        )
         for name in strays(destination, manifest)
     ]
     findings += check_table(destination, manifest)
-    total = sum(piece.size for piece in manifest.pieces)
-    with Progress("verifying", progress) as course:
-        done = 0
-        for checked in check_files(destination, manifest):
-            done += checked.piece.size
-            course.update(done, total)
-            findings += [checked.finding] if checked.finding else []
+    findings += _found("verifying", progress, check_files(destination, manifest), manifest, attrgetter("size"))
     against = None
     if against_log:
-        origin = origin_of(log)
+        origin = log.origin()
         against = origin.describe()
         catalog = origin.catalog(sorted(manifest.partitions))
         if catalog.key != manifest.cluster:
-            from waltzd.errors import ForeignCluster
-
             raise ForeignCluster(f"{destination.place} is an export of {manifest.cluster}; {against} is {catalog.key}")
-        total = sum(piece.data_bytes for piece in manifest.pieces)
-        with Progress("comparing", progress) as course:
-            done = 0
-            for checked in check_log(origin, catalog, manifest):
-                done += checked.piece.data_bytes
-                course.update(done, total)
-                findings += [checked.finding] if checked.finding else []
-    verified(destination.place, manifest, findings, against, clock.seconds, shown)
+        findings += _found("comparing", progress, check_log(origin, catalog, manifest), manifest, attrgetter("data_bytes"))
+    verified(destination.place, manifest, findings, against, time.monotonic() - started, shown)
     return EXIT_FINDINGS if findings else EXIT_OK
+
+
+def _found(
+    doing: str, shown: Shown, checks: Iterator[Checked], manifest: Manifest, weight: Callable[[Piece], int]
+) -> list[Finding]:
+    findings, done, total = [], 0, sum(map(weight, manifest.pieces))
+    with Progress(doing, shown) as course:
+        for checked in checks:
+            done += weight(checked.piece)
+            course.update(done, total)
+            findings += [checked.finding] if checked.finding else []
+    return findings

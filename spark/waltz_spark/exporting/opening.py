@@ -2,7 +2,7 @@
 
 One of three things says where the log is: `path` (directories of storages, or an export), `bootstrap.servers` (addresses of
 servers), `coordinator` (addresses of ZooKeeper). Spark gives the names of options in lower case, so case means nothing. A
-name that nobody knows is refused with the nearest one that somebody does: a misspelt limit would read everything.
+name that is not known is refused with the nearest one that is: a misspelt limit would read everything.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _instead_of(name: str, canonical: Mapping[str, str]) -> str:
 
 
 def open_origin(options: Mapping[str, str], *, disk: Disk | None = None) -> Origin:
-    """Nothing of a cluster is asked yet; of files, only what kind they are."""
+    """Sends nothing to a cluster yet; of files, only finds out what kind they are."""
     given = given_options(options)
     if PATHS in given:
         if PATH in given:
@@ -147,7 +147,7 @@ def _storages(disk: Disk, place: str) -> list[str]:
 
 
 def _export(places: list[str], exports: list[str], *, is_plain: bool) -> Origin:
-    from waltz_spark.exporting.archive_origin import ArchiveOrigin
+    from waltz_spark.exporting.archive import ArchiveOrigin
 
     if len(places) > 1:
         raise BadArgument(f"{PATH} names several places, and {exports[0]} is an export", not_done=_NOT_READ,

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from waltzctl.options import From
-from waltzctl.reach import Cluster
+from waltz_spark.log.plan import size_of
+from waltzctl.shell.options import From
+from waltzctl.shell.reach import ClusterOptions
 from waltzd.errors import BadArgument, ExportGap
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from waltz_spark.exporting.manifest import Manifest, Query
     from waltz_spark.log.origin import Origin
     from waltz_spark.payloads.payload import Decoder
+
+
+FILE_BYTES_MIN = 4096
+"""Smaller ones would be nothing but their heads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,54 +45,134 @@ class Asked:
         ),
     ] = ()
     allow_uncommitted: Annotated[
-        bool, Option("--allow-uncommitted", help="With --source: also what nobody knows to be committed.")
+        bool, Option("--allow-uncommitted", help="With --source: also what is not known to be committed.")
     ] = False
-    cluster: Cluster
+    cluster: ClusterOptions
+
+    def origin(self) -> Origin:
+        from waltz_spark.exporting import opening
+
+        if self.sources:
+            for option in self.cluster.typed:
+                raise BadArgument(
+                    f"--source and {option} name two logs", not_done="nothing was read", next_step="say one of them only"
+                )
+            places = [source if "://" in source else str(Path(source).absolute()) for source in self.sources]
+            options = {opening.PATHS: json.dumps(places)}
+            if self.allow_uncommitted:
+                options[opening.ALLOW_UNCOMMITTED] = "true"
+            return opening.open_origin(options)
+        if self.allow_uncommitted:
+            raise BadArgument("--allow-uncommitted needs --source: a running cluster gives only what is committed")
+        there = self.cluster.reach()
+        options = {opening.COORDINATOR: there.hosts, opening.ROOT: there.root}
+        names = {"tls_certificate": opening.TLS_CERTIFICATE, "tls_key": opening.TLS_KEY, "tls_ca": opening.TLS_CA}
+        options |= {names[name]: value for name, (value, _) in there.origins.items() if name in names}
+        return opening.open_origin(options)
 
 
 Log = Annotated[Asked, From(Asked)]
 
 
-def origin_of(log: Asked) -> Origin:
-    from waltz_spark.exporting import opening
+def _rate(text: str) -> int:
+    return size_of("--rate", text.removesuffix("/s"))
 
-    if log.sources:
-        for option in log.cluster.typed:
-            raise BadArgument(
-                f"--source and {option} name two logs", not_done="nothing was read", next_step="say one of them only"
-            )
-        places = [source if "://" in source else str(Path(source).absolute()) for source in log.sources]
-        options = {opening.PATHS: json.dumps(places)}
-        if log.allow_uncommitted:
-            options[opening.ALLOW_UNCOMMITTED] = "true"
-        return opening.open_origin(options)
-    if log.allow_uncommitted:
-        raise BadArgument("--allow-uncommitted needs --source: a running cluster gives only what is committed")
-    there = log.cluster.reach()
-    options = {opening.COORDINATOR: there.hosts, opening.ROOT: there.root}
-    names = {"tls_certificate": opening.TLS_CERTIFICATE, "tls_key": opening.TLS_KEY, "tls_ca": opening.TLS_CA}
-    options |= {names[name]: value for name, (value, _) in there.origins.items() if name in names}
-    return opening.open_origin(options)
+
+def _file_size(text: str) -> int:
+    found = size_of("--target-file-size", text)
+    if found < FILE_BYTES_MIN:
+        raise BadArgument(f"--target-file-size {text}: a file has at least {FILE_BYTES_MIN} bytes")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What was asked of an export; None where nothing was said."""
+    """What an export is to be; None where nothing was said."""
 
-    format: str | None
-    compression: str | None
-    decode: str | None
-    lossless: bool | None
-    engine: str | None
-    select: str | None
-    where: str | None
-    bytes_per_second: int | None
-    file_bytes: int | None
-    ids: Range
+    format: Annotated[
+        Literal["parquet", "delta", "orc", "json", "csv"] | None,
+        Option("--format", help="parquet by default; delta is parquet and a Delta table of it."),
+    ] = None
+    compression: Annotated[
+        str | None,
+        Option(
+            "--compression", metavar="CODEC[:LEVEL]", help="zstd:3 by default for parquet, zstd for orc, gzip for text."
+        ),
+    ] = None
+    partitions: Annotated[str | None, Option("--partitions", metavar="LIST", help="Only these, as in 0-3,7.")] = None
+    from_txn: Annotated[
+        str | None,
+        Option(
+            "--from-txn", metavar="ID", help="The first id of each partition, or P=ID,… for some; the first that is there."
+        ),
+    ] = None
+    to_txn: Annotated[
+        str | None,
+        Option(
+            "--to-txn", metavar="ID", help="The last id of each partition, or P=ID,… for some; the last that is committed."
+        ),
+    ] = None
+    incremental: Annotated[
+        bool,
+        Option(
+            "--incremental/--no-incremental",
+            help="Go on from what OUTPUT has (the default), or refuse an OUTPUT that has something.",
+        ),
+    ] = True
+    lossless: Annotated[
+        bool | None, Option("--lossless", help="Parquet from which `archive restore` makes the same segments.")
+    ] = None
+    decode: Annotated[
+        str | None,
+        Option(
+            "--decode",
+            metavar="DECODER",
+            help="Columns out of payloads: json:'a bigint, b string', text, binary, avro:FILE, protobuf:FILE#MESSAGE, "
+            "MODULE:FUNCTION; cells:DECODER for CSV that a spreadsheet opens.",
+        ),
+    ] = None
+    where: Annotated[
+        str | None,
+        Option("--where", metavar="SQL", help="Only these records: a condition over the columns, in Spark's SQL."),
+    ] = None
+    select: Annotated[
+        str | None,
+        Option(
+            "--select",
+            metavar="SQL",
+            help="These columns in place of all: expressions with commas between, in Spark's SQL.",
+        ),
+    ] = None
+    engine: Annotated[
+        Literal["arrow", "spark"] | None,
+        Option("--engine", help="Who writes the files: arrow by default, Spark's own writers with --where and --select."),
+    ] = None
+    file_bytes: Annotated[
+        int | None,
+        Option("--target-file-size", parser=_file_size, metavar="SIZE", help="About so large files, as 256MB."),
+    ] = None
+    bytes_per_second: Annotated[
+        int | None,
+        Option("--rate", parser=_rate, metavar="SIZE", help="Read at most so much of the log a second, as 50MB."),
+    ] = None
+
+    def ids(self) -> Range:
+        from waltz_spark.exporting.export import Range
+        from waltz_spark.log.selection import partitions_of
+
+        first, first_of_others = _ids("--from-txn", self.from_txn)
+        last, last_of_others = _ids("--to-txn", self.to_txn)
+        return Range(
+            partitions=None if self.partitions is None else partitions_of(self.partitions),
+            first=first, last=last, first_of_others=first_of_others, last_of_others=last_of_others,
+        )  # fmt: skip
+
+
+Wanted = Annotated[Wish, From(Wish)]
 
 
 def shape_of(wish: Wish, before: Manifest | None) -> tuple[Form, Decoder | None, bool]:
-    """What nobody said is as it was when the export began."""
+    """What was not said is as it was when the export began."""
     from waltz_spark.exporting.form import form_of
 
     there = None if before is None else before.shape
@@ -109,7 +194,7 @@ def shape_of(wish: Wish, before: Manifest | None) -> tuple[Form, Decoder | None,
 
 
 def query_of(wish: Wish, before: Manifest | None, form: Form, *, is_lossless: bool) -> Query:
-    """What nobody said is as it was when the export began. What needs no Spark to be refused is refused here."""
+    """What was not said is as it was when the export began. What needs no Spark to be refused is refused here."""
     from waltz_spark.exporting.manifest import ARROW, SPARK, Query
 
     there = Query() if before is None else before.shape.query
@@ -141,24 +226,6 @@ def query_of(wish: Wish, before: Manifest | None, form: Form, *, is_lossless: bo
 def data_bytes_of(form: Form, file_bytes: int) -> int:
     """About so many bytes of log make a file of that size."""
     return max(1, int(file_bytes * file_bytes / max(1, form.guess(file_bytes))))
-
-
-def size_of_option(name: str, text: str | None) -> int | None:
-    from waltz_spark.log.plan import size_of
-
-    return None if text is None else size_of(name, text.removesuffix("/s"))
-
-
-def range_of(partitions: str | None, from_txn: str | None, to_txn: str | None) -> Range:
-    from waltz_spark.exporting.export import Range
-    from waltz_spark.log.selection import partitions_of
-
-    first, first_of_others = _ids("--from-txn", from_txn)
-    last, last_of_others = _ids("--to-txn", to_txn)
-    return Range(
-        partitions=None if partitions is None else partitions_of(partitions),
-        first=first, last=last, first_of_others=first_of_others, last_of_others=last_of_others,
-    )  # fmt: skip
 
 
 def _ids(option: str, text: str | None) -> tuple[dict[int, int], int | None]:

@@ -67,7 +67,6 @@ def build(place: Place, say: Callable[[str], None], rehearse: Rehearse | None = 
 
 
 def rehearsed(settings: SparkSettings) -> Cost:
-    """What it cost, from starting Java to its end."""
     from waltz_spark.exporting.destination import LocalDestination
     from waltz_spark.exporting.export import Range, planned, wanted
     from waltz_spark.exporting.form import form_of
@@ -92,7 +91,7 @@ def rehearsed(settings: SparkSettings) -> Cost:
 
 
 def _cpu_seconds() -> float:
-    """Of us and of all that we have waited for."""
+    """Of this process and of its children that have ended."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(each.ru_utime + each.ru_stime for each in used)
 

@@ -1,9 +1,8 @@
 """How an export, its state and its verification look: while it runs, and after.
 
 While it runs, a terminal gets a few lines that are written over: the partitions, and below them all together with an
-estimate. What is no terminal gets a line every some seconds, as soon as there is something to tell; who wants the result as
-JSON gets none, and who asks for objects gets one whenever tasks have ended. A task counts when it has ended, once, whoever
-tells it first: Spark, or the task itself with what it wrote.
+estimate. A log gets a line every some seconds, unless the result is wanted as JSON; `--progress json` gives an object
+whenever tasks have ended. A task counts once, whether Spark says that it ended or the file that it wrote.
 """
 
 from __future__ import annotations
@@ -19,28 +18,62 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from waltz_spark.exporting.manifest import SPARK, Manifest, Total
-from waltz_spark.exporting.tasks import Assignment, Written
+from waltz_spark.exporting.manifest import SPARK, Manifest, total_json
+from waltz_spark.exporting.tasks import Assignment
 from waltz_spark.log.origin import Span
-from waltzctl.progress import Amount, Course, Shown, duration, event
-from waltzctl.show.forms import put_json
-from waltzctl.show.terminal import console, count, rate, size, table
+from waltzctl.shell.progress import Amount, Course, Shown, duration, event
+from waltzctl.show.forms import Column, Columns, Listing, Page, grid, put, put_json
+from waltzctl.show.terminal import console, count, rate, size
 from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from waltz_spark.engine.java import Place
     from waltz_spark.exporting.delta import TableState
     from waltz_spark.exporting.export import Run
     from waltz_spark.exporting.verification import Finding
 
+Row = Mapping[str, Any]
 
-class Clock:
-    def __init__(self) -> None:
-        self._started = time.monotonic()
 
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._started
+def _ids(row: Row) -> str:
+    return f"{row['first']:,} to {row['last']:,}" if row["last"] >= row["first"] else "none"
+
+
+PARTITION: Columns[Row] = (
+    Column("partition", is_right=True),
+    Column("ids", _ids, json=""),
+    Column("first", is_right=True, is_wide=True),
+    Column("last", is_right=True, is_wide=True),
+)
+PLANNED: Columns[Row] = (
+    *PARTITION,
+    Column("records", is_right=True),
+    Column("log", is_right=True, is_size=True, json="data_bytes"),
+    Column("files", is_right=True),
+    Column("about", is_right=True, is_size=True, json="bytes_guessed"),
+)
+FINDING: Columns[Row] = (Column("path"), *PARTITION, Column("detail"))
+
+
+def totals_of(manifest: Manifest | None) -> list[Row]:
+    there = manifest.partitions if manifest else {}
+    return [{"partition": number, "rows": total.rows, **total_json(total)} for number, total in there.items()]
+
+
+def partitions(manifest: Manifest | None) -> Listing[Row]:
+    has_where = manifest is not None and bool(manifest.shape.query.where)
+    columns: Columns[Row] = (
+        *PARTITION,
+        Column("records", is_right=True),
+        Column("rows", is_right=True, is_wide=not has_where),
+        Column("log", is_right=True, is_size=True, json="data_bytes"),
+        Column("crc", is_right=True, is_wide=True),
+        Column("files", is_right=True),
+        Column("size", is_right=True, is_size=True, json="bytes"),
+    )
+    return Listing(kind="partitions", columns=columns, rows=totals_of(manifest))
 
 
 # -- spark-export ------------------------------------------------------------------------------------------------------
@@ -51,8 +84,7 @@ def planned(run: Run, spans: Mapping[int, Span], java: Place | WaltzError | None
     from waltz_spark.engine.render_spark import described, java_lines
 
     place, source, form, assignments = run.destination.place, run.job.origin.describe(), run.job.form, run.assignments
-    sizes: dict[int, int] = dict.fromkeys(spans, 0)
-    files = dict.fromkeys(spans, 0)
+    sizes, files = dict.fromkeys(spans, 0), dict.fromkeys(spans, 0)
     for given in assignments:
         sizes[given.partition] += given.split.bytes
         files[given.partition] += 1
@@ -68,73 +100,58 @@ def planned(run: Run, spans: Mapping[int, Span], java: Place | WaltzError | None
         return
     out = console()
     if not assignments:
-        out.print(f"{place} is up to date with {source}: nothing would be exported.", soft_wrap=True)
+        _say(out, f"{place} is up to date with {source}: nothing would be exported.")
         return
-    cells = [
-        (str(row["partition"]), ids(spans[int(row["partition"])]), f"{row['records']:,}", size(int(row["data_bytes"])),
-         f"{row['files']:,}", size(int(row["bytes_guessed"])))
-        for row in rows if row["records"]
-    ]  # fmt: skip
-    table(
-        out,
-        ("partition", "ids", "records", "log", "files", "about"),
-        cells,
-        right=("partition", "records", "log", "files", "about"),
-    )
-    out.print(f"Would be written to {place} as {form.format} ({form.compression}), from {source}. Nothing was written.",
-              soft_wrap=True)  # fmt: skip
+    grid(out, PLANNED, [row for row in rows if row["records"]])
+    _say(out, f"Would be written to {place} as {form.format} ({form.compression}), from {source}. Nothing was written.")
     for line in () if java is None else java_lines(java):
-        out.print(line, soft_wrap=True)
+        _say(out, line)
 
 
-def exported(
-    run: Run, newest: Manifest | None, progress: Progress | None, seconds: float, output: str, table_: TableState | None
-) -> None:
-    place, source, before = run.destination.place, run.job.origin.describe(), run.before
-    added = progress or Progress(())
+def exported(run: Run, newest: Manifest | None, seconds: float, output: str, table: TableState | None) -> None:
+    place, source = run.destination.place, run.job.origin.describe()
+    before, now = _sums(run.before), _sums(newest)
+    added = {name: now[name] - before[name] for name in now}
+    first, last = run.task_seconds
     if output == "json":
         put_json({
-            "result": "exported" if added.files else "nothing new",
+            "result": "exported" if added["files"] else "nothing new",
             "output": place,
             "source": source,
-            "exported": {"records": added.records, "data_bytes": added.data_bytes, "files": added.files,
-                         "rows": _rows(newest) - _rows(before),
-                         "bytes": _bytes(newest) - _bytes(before), "seconds": round(seconds, 3),
-                         "megabytes_per_second": rate(added.data_bytes, seconds),
-                         "task_seconds": round(added.task_seconds, 3)},
-            **state_json(newest, table_),
+            "exported": {**added, "seconds": round(seconds, 3),
+                         "megabytes_per_second": rate(added["data_bytes"], seconds),
+                         "task_seconds": round(max(0.0, last - first), 3)},
+            **described_state(newest, table),
         })  # fmt: skip
         return
     out = console()
-    if not added.files:
-        out.print(f"{place} is up to date with {source}: nothing was exported.", soft_wrap=True)
-        _table(newest, table_)
-        return
-    _partitions(newest)
-    written = f"{size(_bytes(newest) - _bytes(before))} in {count(added.files, 'file')}"
-    if newest and newest.shape.query.where:
-        written = f"{count(_rows(newest) - _rows(before), 'row')}, {written}"
-    out.print(
-        f"Exported {count(added.records, 'record')}, {size(added.data_bytes)} of log, as {written}, "
-        f"in {seconds:.1f} s ({rate(added.data_bytes, seconds)} MB/s).",
-        soft_wrap=True,
-    )
-    out.print(f"{place} is complete up to these ids: manifest {newest.number if newest else 0}.", soft_wrap=True)
-    _table(newest, table_)
+    if not added["files"]:
+        _say(out, f"{place} is up to date with {source}: nothing was exported.")
+    else:
+        assert newest is not None
+        partitions(newest).draw(out)
+        rows = f"{count(added['rows'], 'row')}, " if newest.shape.query.where else ""
+        _say(out, f"Exported {count(added['records'], 'record')}, {size(added['data_bytes'])} of log, as {rows}"
+                  f"{size(added['bytes'])} in {count(added['files'], 'file')}, in {seconds:.1f} s "
+                  f"({rate(added['data_bytes'], seconds)} MB/s).")  # fmt: skip
+        _say(out, f"{place} is complete up to these ids: manifest {newest.number}.")
+    _say_table(out, newest, table)
 
 
-def _bytes(manifest: Manifest | None) -> int:
-    return 0 if manifest is None else sum(total.size for total in manifest.partitions.values())
+def _sums(manifest: Manifest | None) -> dict[str, int]:
+    rows = totals_of(manifest)
+    return {name: sum(row[name] for row in rows) for name in ("records", "data_bytes", "files", "rows", "bytes")}
 
 
-def _rows(manifest: Manifest | None) -> int:
-    return 0 if manifest is None else sum(total.rows for total in manifest.partitions.values())
+def _say(out: Console, sentence: str) -> None:
+    """Not wrapped: a path in it can be copied."""
+    out.print(sentence, soft_wrap=True)
 
 
 # -- export status -----------------------------------------------------------------------------------------------------
 
 
-def state_json(manifest: Manifest | None, table_: TableState | None) -> dict[str, Any]:
+def described_state(manifest: Manifest | None, table: TableState | None) -> dict[str, Any]:
     if manifest is None:
         return {"manifest": None, "partitions": []}
     shape = manifest.shape
@@ -151,41 +168,37 @@ def state_json(manifest: Manifest | None, table_: TableState | None) -> dict[str
         "select": shape.query.select or None,
         "where": shape.query.where or None,
         "columns": [{"name": name, "type": type_} for name, type_ in shape.schema],
-        "table": None if table_ is None else {"version": table_.version, "manifest": table_.manifest},
-        "partitions": [_total_row(number, total) for number, total in manifest.partitions.items()],
+        "table": None if table is None else {"version": table.version, "manifest": table.manifest},
+        "partitions": totals_of(manifest),
     }
 
 
-def _total_row(number: int, total: Total) -> dict[str, Any]:
-    return {"partition": number, "first": total.span.first, "last": total.span.last, "records": total.span.count,
-            "data_bytes": total.data_bytes, "crc": f"{total.crc:08x}", "files": total.files,
-            "rows": total.rows, "bytes": total.size}  # fmt: skip
+def state(place: str, manifest: Manifest, table: TableState | None, *, is_unfinished: bool, output: str) -> None:
+    shape, things = manifest.shape, partitions(manifest)
+
+    def draw(out: Console) -> None:
+        things.draw(out)
+        made = [f"{shape.format} ({shape.compression})"]
+        made += ["lossless"] * shape.lossless
+        made += [f"decoded by {shape.decoder}"] * bool(shape.decoder)
+        made += ["by Spark's own writers"] * (shape.query.engine == SPARK)
+        _say(out, f"Manifest {manifest.number} of {manifest.written}: {', '.join(made)}.")
+        for name, text in (("--where", shape.query.where), ("--select", shape.query.select)):
+            if text:
+                _say(out, f"{name} {text}")
+        _say(out, f"Cluster {manifest.cluster}, last read from {manifest.source}.")
+        _say_table(out, manifest, table)
+        if is_unfinished:
+            _say(
+                out,
+                "A run is at work, or ended before it was done: what it left does not count, and the next one removes it.",
+            )
+
+    told = {"output": place, "source": manifest.source, "unfinished": is_unfinished, **described_state(manifest, table)}
+    put(Page(draw=draw, things=things, told=told), output)
 
 
-def state(place: str, manifest: Manifest, table_: TableState | None, is_unfinished: bool, output: str) -> None:
-    if output == "json":
-        put_json({"output": place, "source": manifest.source, "unfinished": is_unfinished,
-                  **state_json(manifest, table_)})  # fmt: skip
-        return
-    out = console()
-    shape = manifest.shape
-    _partitions(manifest)
-    made = [f"{shape.format} ({shape.compression})"]
-    made += ["lossless"] * shape.lossless
-    made += [f"decoded by {shape.decoder}"] * bool(shape.decoder)
-    made += ["by Spark's own writers"] * (shape.query.engine == SPARK)
-    out.print(f"Manifest {manifest.number} of {manifest.written}: {', '.join(made)}.", soft_wrap=True)
-    for name, text in (("--where", shape.query.where), ("--select", shape.query.select)):
-        if text:
-            out.print(f"{name} {text}", soft_wrap=True)
-    out.print(f"Cluster {manifest.cluster}, last read from {manifest.source}.", soft_wrap=True)
-    _table(manifest, table_)
-    if is_unfinished:
-        out.print("A run is at work, or ended before it was done: what it left does not count, the next one removes it.",
-                  soft_wrap=True)  # fmt: skip
-
-
-def _table(manifest: Manifest | None, there: TableState | None) -> None:
+def _say_table(out: Console, manifest: Manifest | None, there: TableState | None) -> None:
     if manifest is None or manifest.shape.format != "delta":
         return
     if there is None:
@@ -193,29 +206,7 @@ def _table(manifest: Manifest | None, there: TableState | None) -> None:
     else:
         is_behind = there.manifest < manifest.number
         said = f"version {there.version}, up to manifest {there.manifest}" + "; the next run adds what it lacks" * is_behind
-    console().print(f"Delta table: {said}.", soft_wrap=True)
-
-
-def _partitions(manifest: Manifest | None) -> None:
-    has_rows = manifest is not None and bool(manifest.shape.query.where)
-    rows = [
-        (
-            str(number),
-            ids(total.span),
-            f"{total.span.count:,}",
-            *([f"{total.rows:,}"] if has_rows else []),
-            size(total.data_bytes),
-            f"{total.files:,}",
-            size(total.size),
-        )
-        for number, total in (manifest.partitions.items() if manifest else ())
-    ]
-    heads = ("partition", "ids", "records", *(["rows"] if has_rows else []), "log", "files", "size")
-    table(console(), heads, rows, right=(*heads[:1], *heads[2:]))
-
-
-def ids(span: Span) -> str:
-    return f"{span.first:,} to {span.last:,}" if span.count else "none"
+    _say(out, f"Delta table: {said}.")
 
 
 # -- export verify -----------------------------------------------------------------------------------------------------
@@ -224,35 +215,34 @@ def ids(span: Span) -> str:
 def verified(
     place: str, manifest: Manifest, findings: Sequence[Finding], against: str | None, seconds: float, output: str
 ) -> None:
-    records = sum(total.span.count for total in manifest.partitions.values())
-    bytes_ = _bytes(manifest)
-    has_records = manifest.shape.query.keeps_records
-    if output == "json":
-        put_json({
-            "result": "findings" if findings else "clean", "output": place, "against": against, "manifest": manifest.number,
-            "summary": {"files": len(manifest.pieces), "records": records, "bytes": bytes_, "seconds": round(seconds, 3),
-                        "findings": len(findings), "rows": _rows(manifest), "records_checked": has_records},
-            "findings": [{"path": found.path, "partition": found.partition, "first": found.span.first,
-                          "last": found.span.last, "detail": found.detail} for found in findings],
-        })  # fmt: skip
-        return
-    out = console()
-    out.print(
-        "clean" if not findings else count(len(findings), "finding"), style="bold green" if not findings else "bold red"
-    )
-    for found in findings:
-        out.print()
-        out.print(found.path, style="bold", soft_wrap=True)
-        if found.span.count:
-            out.print(f"  partition {found.partition}, ids {ids(found.span)}", soft_wrap=True)
-        out.print(f"  {found.detail}", soft_wrap=True)
-    out.print(
-        f"{count(len(manifest.pieces), 'file')}, {count(records, 'record')}, {size(bytes_)} in {seconds:.1f} s"
-        + (f"; compared with {against}" if against else ""),
-        soft_wrap=True,
-    )
-    if not has_records:
-        out.print("SQL was at these files, so they were checked by sizes, hashes and numbers of rows.", soft_wrap=True)
+    sums, has_records = _sums(manifest), manifest.shape.query.keeps_records
+    rows: list[Row] = [
+        {"path": found.path, "partition": found.partition, "first": found.span.first, "last": found.span.last,
+         "detail": found.detail}
+        for found in findings
+    ]  # fmt: skip
+
+    def draw(out: Console) -> None:
+        out.print(count(len(rows), "finding") if rows else "clean", style="bold red" if rows else "bold green")
+        for row in rows:
+            out.print()
+            out.print(row["path"], style="bold", soft_wrap=True)
+            if row["last"] >= row["first"]:
+                _say(out, f"  partition {row['partition']}, ids {_ids(row)}")
+            _say(out, f"  {row['detail']}")
+        _say(out, f"{count(sums['files'], 'file')}, {count(sums['records'], 'record')}, {size(sums['bytes'])} in "
+                  f"{seconds:.1f} s" + (f"; compared with {against}" if against else ""))  # fmt: skip
+        if not has_records:
+            _say(out, "SQL was at these files, so they were checked by sizes, hashes and numbers of rows.")
+
+    told = {
+        "result": "findings" if rows else "clean", "output": place, "against": against, "manifest": manifest.number,
+        "summary": {"files": sums["files"], "records": sums["records"], "bytes": sums["bytes"],
+                    "seconds": round(seconds, 3), "findings": len(rows), "rows": sums["rows"],
+                    "records_checked": has_records},
+        "findings": rows,
+    }  # fmt: skip
+    put(Page(draw=draw, things=Listing(kind="findings", columns=FINDING, rows=rows), told=told), output)
 
 
 # -- while it runs -----------------------------------------------------------------------------------------------------
@@ -342,12 +332,8 @@ class Tasks:
 
 
 class Progress:
-    """On standard error."""
-
     def __init__(self, assignments: Sequence[Assignment], *, is_quiet: bool = False, shown: str = Shown.AUTO) -> None:
-        """`is_quiet`: no lines where there is no terminal, unless somebody asked for objects."""
-        self.records = self.data_bytes = self.files = 0
-        self._first = self._last = 0.0
+        """`is_quiet`: no lines where there is no terminal, unless objects were asked for."""
         self._tasks = Tasks(assignments)
         self._said = self._started = time.monotonic()
         self._is_live = shown == Shown.AUTO and sys.stderr.isatty()
@@ -382,21 +368,6 @@ class Progress:
         found["records"], found["records_total"] = tasks.records_done, tasks.records
         found["partitions"] = {str(number): part.records_done for number, part in tasks.parts.items()}
         return found
-
-    def watch(self, written: Written) -> None:
-        if written.piece is None:
-            return
-        self._first = min(self._first or written.started, written.started)
-        self._last = max(self._last, written.ended)
-        self.files += 1
-        self.records += written.piece.span.count
-        self.data_bytes += written.piece.data_bytes
-        self.ended([written.number])
-
-    @property
-    def task_seconds(self) -> float:
-        """From the start of the first task to the end of the last: without what starting Spark takes."""
-        return self._last - self._first
 
     def _picture(self) -> Any:
         now = time.monotonic()

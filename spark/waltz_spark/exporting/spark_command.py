@@ -9,9 +9,10 @@ import typer
 from typer import Option
 
 from waltz_spark.engine.spark_choice import JavaHome
-from waltzctl.interruption import EXIT_INTERRUPTED, ending_in_order
-from waltzctl.options import Output
-from waltzctl.progress import Shown, ShownProgress, Waiting
+from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
+from waltzctl.shell.options import Output
+from waltzctl.shell.progress import Shown, ShownProgress, Waiting
+from waltzctl.show.forms import AnyForm
 from waltzd.errors import EXIT_OK
 
 
@@ -51,7 +52,7 @@ def warmup(
     return EXIT_OK
 
 
-def status(*, java_home: JavaHome = None, shown: Output = "table") -> int:
+def status(*, java_home: JavaHome = None, shown: AnyForm = "table") -> int:
     """Show what an export on this machine would run on: which Java, which Spark, and whether an archive of their classes
     makes it start faster. Starts no Spark.
 

@@ -5,7 +5,7 @@ between partitions, and other SQL is refused before a record is read. So the num
 in it. Where Spark makes no file, because it kept no row, an empty one of its own takes the place: ids that were looked at
 have a file, as everywhere.
 
-Rows that SQL has been at do not prove that all records were read. That is told past Spark: whoever reads for an assignment
+Rows that SQL has been at do not prove that all records were read. That is told past Spark: the task of an assignment
 puts down, under the assignment's number, the checksum of all that it read, or what stood in its way. A task that runs twice
 tells the same, and what went wrong in any of them counts. What is told is looked at when Spark has ended.
 """
@@ -76,8 +76,6 @@ _NOT_SAID = ("==", "'", "+-")
 
 
 class SparkEngine:
-    """Of one run."""
-
     def __init__(self, spark: Any, job: Job) -> None:
         self._spark = spark
         self._job = job
@@ -158,7 +156,7 @@ class SparkEngine:
             hadoop = self._spark._jsc.hadoopConfiguration()
             system = self._spark._jvm.org.apache.hadoop.fs.Path(place).getFileSystem(hadoop)
             if self._job.destination.is_on_this_machine:
-                system.setWriteChecksum(False)  # a file beside each file, which nobody would look at
+                system.setWriteChecksum(False)  # no .crc file beside each file
         except Py4JJavaError as error:
             raise BadArgument(
                 f"Spark cannot write to {place}: {error.java_exception.getMessage()}",
@@ -197,7 +195,6 @@ class SparkEngine:
             raise _failed(error, self._job.destination.place) from error
 
     def _parts(self, place: str) -> dict[int, str]:
-        """Where the file of each task is."""
         found: dict[int, str] = {}
         for name in self._job.destination.names(place):
             if name.startswith((".", "_")):
@@ -244,11 +241,11 @@ class SparkEngine:
                 self._empty = self._empty_file()
         place = f"{UNFINISHED}/{self._job.run}/empty-{given.number}"
         is_new = self._job.destination.put_new(place, self._empty)
-        assert is_new, "the name of a run is nobody else's"
+        assert is_new, "the name of a run is unique"
         return place
 
     def _empty_file(self) -> bytes:
-        """As Spark itself makes it, so that it is like the others."""
+        """Made by Spark, so that it is like the others."""
         place = f"{UNFINISHED}/{self._job.run}/empty"
         frame = self._frame((), frozenset())
         self._save(self._spark.createDataFrame([], frame.schema), place)
@@ -257,14 +254,14 @@ class SparkEngine:
         return found
 
     def _settled(self, place: str) -> tuple[int, str]:
-        """Its size and hash. Spark does not see to it that a file is on the disk."""
+        """Its size and hash, once it is flushed: Spark does not flush."""
         if isinstance(self._job.destination, LocalDestination):
             flush(Path(self._job.destination.place, place))
         return measured(self._job.destination, place)
 
 
 def _looked_at(plan: Any) -> frozenset[str]:
-    """By an optimized plan, which names no column more than it has to."""
+    """The columns that an optimized plan reads."""
     found = _names(plan.output())
     while (inner := plan.children()).size():
         found |= _names(plan.references().toSeq())
@@ -285,7 +282,7 @@ def _listed(columns: Sequence[tuple[str, str]]) -> str:
 
 @contextmanager
 def _telling_sql(option: str, text: str) -> Iterator[None]:
-    """What is wrong with SQL, with the SQL itself."""
+    """Puts the SQL into the error."""
     try:
         yield
     except PySparkException as error:
@@ -325,7 +322,7 @@ def said_of(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What was read for an assignment: all of it."""
+    """Proof that all of an assignment was read."""
 
     crc: int
     data_bytes: int
@@ -384,7 +381,7 @@ def _wrong(run: str, given: Assignment) -> str:
 
 
 def told_of(job: Job, given: Assignment) -> Told | WaltzError:
-    """When Spark has ended."""
+    """Known when Spark has ended."""
     wrong = job.destination.read(_wrong(job.run, given))
     if wrong is not None:
         return error_told(wrong)

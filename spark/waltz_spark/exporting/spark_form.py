@@ -1,6 +1,6 @@
 """How Spark's own writers make the same files: what a format and a compression are called there, which type has a place.
 
-Spark's defaults differ from those of other tools in ways that nobody would look for in an export: times lose their
+Spark's defaults differ from those of other tools in ways that are not expected of an export: times lose their
 microseconds in text, CSV loses spaces and is quoted with backslashes, JSON leaves out what is null. So everything is said.
 What these writers cannot do is refused before there is a Spark. Pure.
 """
@@ -47,7 +47,7 @@ _PLAIN = frozenset(
 
 
 def options_of(form: Form) -> dict[str, str]:
-    """For one file of this form, whole, in its place or not there."""
+    """Of Spark's writers, for one whole file of this form."""
     codecs = _CODECS.get(form.format)
     if codecs is None:
         raise BadArgument(
@@ -117,7 +117,7 @@ def _unfit(kind: Any) -> str | None:
 
 _OPTIMIZER = "org.apache.spark.sql.catalyst.optimizer"
 NEEDED = {
-    # A condition that is never true would let Spark leave the reading out, and nobody would tell what was read.
+    # A condition that is never true would let Spark leave the reading out, and then no task tells what was read.
     "spark.sql.optimizer.excludedRules": f"{_OPTIMIZER}.PruneFilters,{_OPTIMIZER}.PropagateEmptyRelation",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.chunkBase64String.enabled": "false",
@@ -127,5 +127,5 @@ NEEDED = {
 
 
 def conf_for(user: Mapping[str, str]) -> dict[str, str]:
-    """How a session for this engine begins. What a user says counts more."""
+    """Settings of a session for this engine; those of a user win."""
     return {"spark.driver.memory": "2g", "spark.sql.session.timeZone": "UTC", **user}

@@ -1,9 +1,9 @@
 """A run whose driver is on the cluster: handed over by spark-submit, carried out there, and judged by what it left.
 
-The run that was planned here goes into the zip that travels, beside this code, so that there is nothing that could be
-missing or be of another run. What spark-submit returns differs from one kind of cluster to the next, so it decides nothing:
-an export is complete when its manifest says so, and what ended the driver is in the output, under a name that the next run
-clears away. Settings go in a file that only this user can read, as everywhere. Nothing here needs a tool of operators.
+The run that was planned here goes into the zip that travels, beside this code: nothing of it can be missing or be of
+another run. The exit code of spark-submit differs between kinds of clusters, so it decides nothing: an export is complete
+when its manifest says so, and the error that ended the driver is in the output, under a name that the next run clears away.
+Settings go in a file that only this user can read.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import Any, BinaryIO
 from waltz_spark.engine.properties import encode
 from waltz_spark.engine.session import PATIENCE, SparkSettings, cause_in, scratch, told, write_privately
 from waltz_spark.engine.shipping import Need, watched, zipped
-from waltz_spark.exporting.destination import Destination
-from waltz_spark.exporting.export import Run, by_spark, newest_manifest, unwatched
+from waltz_spark.exporting.destination import newest_manifest
+from waltz_spark.exporting.export import Run, by_spark
 from waltz_spark.exporting.manifest import UNFINISHED, Manifest
-from waltz_spark.exporting.tasks import Written, error_text, error_told
+from waltz_spark.exporting.tasks import error_text, error_told, unseen
 from waltzd.errors import NotInstalled, PathMissing, SparkFailed, WaltzError
 
 END_SECONDS = 20.0
@@ -44,11 +44,11 @@ _OURS = {
     "spark.kubernetes.submission.waitAppCompletion": "true",
     "spark.yarn.maxAppAttempts": "1",
 }
-"""Over what the user says: somebody waits here, and a second driver would find the output changed under it."""
+"""Over what the user says: the command waits here, and a second driver would find the output changed under it."""
 
 
 class Abandoned(KeyboardInterrupt):
-    """Nobody waits any more for a job that was handed over, and that may go on."""
+    """Ctrl-C while a job that was handed over runs: it may go on."""
 
     def __init__(self, said: str) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def is_complete(run: Run, newest: Manifest) -> bool:
 
 
 def _with_place(error: WaltzError, said: str) -> WaltzError:
-    """The driver names its log; how to see it is known here."""
+    """Adds how to see the driver's log, which is known here."""
     see = how_to_see(said)
     if see and OF_DRIVER in error.message:
         error.detail_next_step = f"`{see}` shows that log; {error.detail_next_step}"
@@ -98,7 +98,7 @@ def _with_place(error: WaltzError, said: str) -> WaltzError:
 
 
 class _Follower:
-    """Tells whoever watches the run what was published, as if the driver were here."""
+    """Tells the progress display what was published, as if the driver were here."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -106,10 +106,10 @@ class _Follower:
 
     def look(self) -> None:
         newest = newest_manifest(self._run.destination)
-        for piece in newest.pieces if newest is not None and self._waiting else ():
-            number = self._waiting.pop(piece.path, None)
-            if number is not None:
-                self._run.watch(Written(number=number, piece=piece))
+        published = {piece.path for piece in newest.pieces} if newest is not None and self._waiting else set()
+        known = self._waiting.keys() & published
+        if known:
+            self._run.watch([self._waiting.pop(path) for path in sorted(known)])
 
 
 def _submit(
@@ -137,8 +137,8 @@ def _submit(
 
 
 class _Starting:
-    """A program that is started by another thread: signals come to ours, in the middle of anything, and whoever is told to
-    end has to know whether there is something to end."""
+    """A program that is started by another thread: Ctrl-C comes to the main thread, at any instruction, and must not fall
+    between the start of a process and knowing it."""
 
     def __init__(self, line: Sequence[str], output: BinaryIO, environment: Mapping[str, str]) -> None:
         self._line, self._output, self._environment = line, output, environment
@@ -165,7 +165,7 @@ class _Starting:
         return found
 
     def begun(self) -> subprocess.Popen[bytes] | None:
-        """What was started, if it was; from now on nothing is."""
+        """The process, if it was started; from now on none is."""
         self._orders.put(False)  # the first order counts
         return self._started.result() if self._started.exception() is None else None
 
@@ -195,7 +195,7 @@ def _settings(settings: SparkSettings, code: str) -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Only what waits here."""
+    """Ends the local process only."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     try:
@@ -230,12 +230,12 @@ class Spec:
     executor_seconds: float
 
     def encode(self) -> bytes:
-        """Whoever watches the run here cannot do it there, where what is published is in the output."""
-        return pickle.dumps(replace(self, run=replace(self.run, watch=unwatched)))
+        """Without the progress display, which is here: it follows the output."""
+        return pickle.dumps(replace(self, run=replace(self.run, watch=unseen)))
 
 
 def main() -> None:
-    """On the cluster. The exit code is for its own lists; nobody here goes by it."""
+    """On the cluster. The exit code is for the cluster's own lists."""
     from pyspark.sql import SparkSession
 
     spec = received()
@@ -262,7 +262,7 @@ def received() -> Spec:
 
 @contextmanager
 def leaving(run: Run, log: str) -> Iterator[None]:
-    """What ends the driver is in the output before it ends."""
+    """Leaves the error that ends the driver in the output."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -281,12 +281,11 @@ def _leave(run: Run, error: WaltzError) -> None:
 
 
 def left(run: Run) -> WaltzError | None:
-    """Taken away."""
-    destination: Destination = run.destination
-    text = destination.read(_place(run))
+    """Takes the error that a driver left."""
+    text = run.destination.read(_place(run))
     if text is None:
         return None
-    destination.remove(_place(run))
+    run.destination.remove(_place(run))
     return error_told(text)
 
 
@@ -296,30 +295,22 @@ def _place(run: Run) -> str:
 
 def how_to_see(said: str) -> str:
     """What shows the log of a driver, out of what spark-submit said; empty if it never came so far."""
-    application, namespace, pod = _names(said)
-    if pod:
-        return f"kubectl logs --namespace {namespace} {pod}"
-    return f"yarn logs -applicationId {application}" if application else ""
+    return _command(said, "yarn logs -applicationId {}", "kubectl logs --namespace {} {}")
 
 
 def how_to_stop(said: str) -> str:
-    application, namespace, pod = _names(said)
-    if pod:
-        return f"kubectl delete pod --namespace {namespace} {pod}"
-    return f"yarn application -kill {application}" if application else ""
+    return _command(said, "yarn application -kill {}", "kubectl delete pod --namespace {} {}")
 
 
-def _names(said: str) -> tuple[str, str, str]:
-    """An application of YARN, or a namespace and a pod."""
-    pod = _POD.search(said)
+def _command(said: str, of_yarn: str, of_kubernetes: str) -> str:
+    pod, application = _POD.search(said), _APPLICATION.search(said)
     if pod is not None:
-        return "", pod[1], pod[2]
-    application = _APPLICATION.search(said)
-    return (application[0] if application else ""), "", ""
+        return of_kubernetes.format(*pod.groups())
+    return of_yarn.format(application[0]) if application is not None else ""
 
 
 def failure(said: str, master: str, code: int, log: str) -> SparkFailed:
-    """Where the driver could not tell by itself."""
+    """For a driver that left no error."""
     see = how_to_see(said)
     cause = cause_in(said)
     because = f": {cause}" if cause else ""

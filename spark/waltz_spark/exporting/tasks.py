@@ -1,9 +1,8 @@
 """The tasks of an export: what one of them does, and how Spark carries them out.
 
-Some records in, one file out. A task writes to a name that nobody looks at, and tells what it wrote; only the driver gives
-files their names. So a task may run twice, be stopped anywhere, or live on after its driver: nobody will ever see what it
-left. An error of ours is an answer, too, and not a failure that Spark would try again: its class and its parts come back as
-they were.
+Some records in, one file out. A task writes to a hidden name, and tells what it wrote; only the driver gives files their
+names. So a task may run twice, be stopped anywhere, or outlive its driver: what it left never counts. An error of ours is
+an answer, too, and not a failure that Spark would retry: its class and its parts come back as they were.
 
 On Spark they are the plainest job that there is: a function over a list, on every master, on a driver of ours and on one
 that the cluster runs. Tasks go out in waves, two at a time, so that the next one fills the cores that the last tasks of the
@@ -86,7 +85,6 @@ class Job:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of what is read."""
         return SCHEMA if self.decoder is None else self.decoder.schema(SCHEMA)
 
     @property
@@ -130,7 +128,7 @@ class Written:
     ended: float = 0.0
     """By the clock of the machine that ran it: for showing how fast it went, for nothing else."""
     columns: tuple[tuple[str, str], ...] = ()
-    """Names and types in the file, where nobody could tell before Spark was asked."""
+    """Names and types in the file, where only Spark knows them."""
 
 
 def segment_head(origin: Origin, extent: Extent) -> SegmentHead:
@@ -156,7 +154,7 @@ def segment_head(origin: Origin, extent: Extent) -> SegmentHead:
 
 
 def write(job: Job, given: Assignment) -> Written:
-    """The whole task. Errors of ours are in what it returns."""
+    """The whole task. Returns errors of ours."""
     started = time.time()
     place = f"{UNFINISHED}/{job.run}/{uuid.uuid4().hex}"
     try:
@@ -213,7 +211,7 @@ class Reading:
 
 
 def _fill(job: Job, given: Assignment, head: SegmentHead | None, sink: _Sink) -> tuple[int, int]:
-    """The checksum of the records, and how many bytes they are."""
+    """Returns the checksum of the records and their bytes."""
     decoder, reading = job.decoder, Reading(job, given)
     writer = open_writer(job.form, sink, job.schema, _metadata(job, given, head))
     for run in reading.runs():
@@ -241,7 +239,7 @@ def _metadata(job: Job, given: Assignment, head: SegmentHead | None) -> Mapping[
 
 
 class _Sink(io.RawIOBase):
-    """A file that is hashed while it is written: it need not be read again. Whoever opened the file closes it."""
+    """A file that is hashed while it is written: it need not be read again. The caller closes the file."""
 
     def __init__(self, file: Output) -> None:
         super().__init__()
@@ -251,7 +249,7 @@ class _Sink(io.RawIOBase):
         self._is_abandoned = False
 
     def abandon(self) -> None:
-        """Writers of PyArrow write their ends when they are thrown away, and would complain to nobody that they cannot."""
+        """PyArrow's writers write their ends when they are collected: that must not reach a file that is closed."""
         self._is_abandoned = True
 
     def writable(self) -> bool:
@@ -342,7 +340,7 @@ _NAMES = count()
 
 
 def unseen(_ended: Collection[int]) -> None:
-    """Where nobody waits."""
+    """No progress display."""
 
 
 def carried_out(job: str, assignment: str) -> str:
@@ -396,7 +394,7 @@ def in_waves(
 
 
 def _gone() -> tuple[type[Exception], ...]:
-    """What a Java that is gone, or about to go, answers with."""
+    """What calls to a Java raise that is gone."""
     from py4j.protocol import Py4JError
 
     return Py4JError, OSError
@@ -417,9 +415,9 @@ class _Wave:
 
 
 class TaskProgress:
-    """Which tasks of a wave have ended, before the wave tells what they wrote, which may be minutes later. Spark is asked
-    again and again, for people who wait: nothing that counts depends on it, and an answer that does not come fails no run.
-    Waves come and go in threads of their own; whoever looks does it in another one."""
+    """Which tasks of a wave have ended, before the wave tells what they wrote, which may be minutes later. Polled from
+    Spark for the progress display alone: a poll that fails ends no run. Waves have threads of their own, and so has the
+    poll."""
 
     def __init__(self, spark: Any) -> None:
         self._context = spark.sparkContext
@@ -427,7 +425,7 @@ class TaskProgress:
 
     @contextmanager
     def of(self, assignments: Sequence[Assignment]) -> Iterator[None]:
-        """For the thread that has this wave carried out."""
+        """Entered by the thread of the wave."""
         name = f"waltz wave {next(_NAMES)}"
         self._context.setJobGroup(name, "waltz spark-export")
         self._waves[name] = _Wave([given.number for given in assignments])
@@ -437,9 +435,9 @@ class TaskProgress:
             del self._waves[name]
 
     def ended(self) -> list[int]:
-        """The tasks that have ended since this was asked before."""
+        """The tasks that have ended since the last poll."""
         found: list[int] = []
-        with suppress(*_gone()):  # it is about to end; whoever runs the wave hears why
+        with suppress(*_gone()):  # it is about to end; the thread of the wave is told why
             for name, wave in list(self._waves.items()):
                 found += self._news(name, wave)
         return found

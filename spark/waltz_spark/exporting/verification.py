@@ -1,9 +1,9 @@
 """Whether an export is what its manifest says, from its files alone, and whether it is the log.
 
 A file is right when it has its size and its hash, and when the records that its rows describe have the checksum that the
-log's records had: that is computed anew, byte for byte. The second check needs nobody's word, not even that of whoever
-wrote the file. Where SQL left out columns or records, there is only the number of rows to compare. Against a log, the log's
-records are read and their checksums compared, which does not need the files.
+log's records had: that is computed anew, byte for byte, so a file that was forged with its hash is found, too. Where SQL
+left out columns or records, there is only the number of rows to compare. Against a log, the log's records are read and
+their checksums compared, which does not need the files.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import pyarrow as pa
-
-from waltz_spark.exporting.destination import READ_BYTES, Destination, measured
-from waltz_spark.exporting.form import KINDS, Form, read_batches, row_count
+from waltz_spark.exporting.archive import NotAsWritten, check_bytes, form_in, proven
+from waltz_spark.exporting.destination import READ_BYTES, Destination
+from waltz_spark.exporting.form import KINDS, Form, row_count
 from waltz_spark.exporting.manifest import HIDDEN, Manifest, Piece
-from waltz_spark.log.encode import encode, resealed
 from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Part, Split, runs
 from waltzd.errors import WaltzError
@@ -39,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """One file, or one stretch of a log."""
+    """The verdict on one file, or on one stretch of a log."""
 
     piece: Piece
     finding: Finding | None
@@ -47,8 +45,7 @@ class Checked:
 
 def check_files(destination: Destination, manifest: Manifest) -> Iterator[Checked]:
     """Every file, several at a time, in the order in which they are done."""
-    form = Form(format=manifest.shape.format, compression=manifest.shape.compression)
-    has_records = manifest.shape.query.keeps_records
+    form, has_records = form_in(manifest), manifest.shape.query.keeps_records
     yield from _each(manifest.pieces, lambda piece: _wrong_with(destination, form, piece, has_records=has_records))
 
 
@@ -58,7 +55,7 @@ def check_log(origin: Origin, catalog: Catalog, manifest: Manifest) -> Iterator[
 
 
 def strays(destination: Destination, manifest: Manifest) -> list[str]:
-    """Files that look like ours and are in no manifest: whoever reads the directory would read them, too."""
+    """Files that look like ours and are in no manifest: readers of the directory would read them, too."""
     known = {piece.path for piece in manifest.pieces}
     suffixes = tuple(kind.suffix for kind in KINDS.values())
     return [
@@ -100,40 +97,18 @@ def _each(pieces: Sequence[Piece], wrong: Callable[[Piece], str]) -> Iterator[Ch
 
 
 def _wrong_with(destination: Destination, form: Form, piece: Piece, *, has_records: bool) -> str:
-    """Empty when nothing is."""
-    size = destination.size(piece.path)
-    if size is None:
-        return "the file is missing"
-    if size != piece.size:
-        return f"the file has {size} bytes; {piece.size} were written"
-    if measured(destination, piece.path)[1] != piece.sha256:
-        return "its bytes are not those that were written: its hash is another"
+    """Empty when nothing is wrong."""
+    try:
+        check_bytes(destination, piece)
+        if has_records:
+            for _ in proven(destination, form, piece):
+                pass  # it proves them by reading
+            return ""
+    except NotAsWritten as error:
+        return str(error)
     with destination.open(piece.path) as file:
-        if not has_records:
-            found = row_count(form, file, piece.path)
-            return "" if found == piece.row_count else f"it has {found} rows, and {piece.row_count} were written"
-        return _wrong_rows(piece, read_batches(form, file, piece.path))
-
-
-def _wrong_rows(piece: Piece, batches: Iterator[pa.RecordBatch]) -> str:
-    crc = data_bytes = 0
-    next_id = piece.span.first
-    for batch in batches:
-        if batch.num_rows == 0:
-            continue
-        run = resealed(encode(batch))
-        if run.first_id != next_id:
-            return f"its rows go on with id {run.first_id} where {next_id} was to come"
-        if set(batch.column("partition").unique().to_pylist()) != {piece.partition}:
-            return f"it has rows of another partition than {piece.partition}"
-        if run.last_id > piece.span.last:
-            return f"its rows go on behind id {piece.span.last}, the last one that it is to hold"
-        crc, data_bytes, next_id = crc32(run.data, crc), data_bytes + len(run.data), run.last_id + 1
-    if next_id != piece.span.last + 1:
-        return f"its rows end before id {next_id}, and it is to hold ids up to {piece.span.last}"
-    if (crc, data_bytes) != (piece.crc, piece.data_bytes):
-        return "the records that its rows describe are not those that were read from the log: their checksum is another"
-    return ""
+        found = row_count(form, file, piece.path)
+    return "" if found == piece.row_count else f"it has {found} rows, and {piece.row_count} were written"
 
 
 def _differs(origin: Origin, catalog: Catalog, piece: Piece) -> str:

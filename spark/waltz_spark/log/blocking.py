@@ -1,4 +1,4 @@
-"""Asynchronous streams for those who have no loop, such as a task of Spark: one loop for the process, on its own thread.
+"""Asynchronous streams for synchronous code, such as a task of Spark: one loop for the process, on its own thread.
 
 The thread lives as long as the process and its loop is never closed, because a thread of gRPC may still have something to
 tell it after the last call. What a stream gives next is fetched while its reader works on what came before, and no further
@@ -40,7 +40,7 @@ def _thread() -> LoopThread:
 
 
 def _end(process: int) -> None:
-    """Streams that nobody has read to their end are closed while there is still a thread that can do it."""
+    """Closes streams that were not read to their end, while there is still a thread that can do it."""
     if process == os.getpid():
         wait_for(_cancel_all())
 
@@ -68,7 +68,7 @@ def items(stream: AsyncGenerator[T, None]) -> Generator[T, None, None]:
                 return
             yield found[0]
     finally:
-        if not sys.is_finalizing():  # then the thread does not run any more, and nobody would come back
+        if not sys.is_finalizing():  # then the thread does not run any more, and the call would not return
             wait_for(pump.stop())
 
 

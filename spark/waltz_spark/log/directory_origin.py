@@ -2,7 +2,7 @@
 
 A replica may hold records that were never committed and will be cut. So only what the small files vouch for is given: what
 the owner said is committed, and the low-water mark as far as the replica had it on its disk. The last records before a stop
-may be missing here although they are committed; whoever wants what is there at all says `allowUncommitted`. Where several
+may be missing here although they are committed; `allowUncommitted` gives all that is there. Where several
 directories hold a partition, the one that vouches for most is read, and where its bytes are damaged, another one. What a
 running storage writes meanwhile does not matter: committed records never change.
 
@@ -101,7 +101,6 @@ class Replica:
         return Span(self.first_ids[0] if self.first_ids else 0, self.last_id)
 
     def extents(self, span: Span) -> Iterator[Extent]:
-        """Of its segments, what lies in the span."""
         starts = pairwise([*self.first_ids, self.last_id + 1])
         for (first_id, following), size in zip(starts, self.bytes, strict=True):
             whole = Span(first_id, following - 1)
@@ -115,11 +114,11 @@ class Replica:
 
 
 def shared(replicas: Sequence[Replica]) -> list[tuple[Replica, Span]]:
-    """Who is read for which ids, in the order of the ids. Pure.
+    """Which replica is read for which ids, in the order of the ids. Pure.
 
-    The one that reaches furthest gives all that it has; of what lies before, whoever begins first. Ids between two of them
-    that nobody has are given to the one behind them, which says that they are missing as soon as they are read: who asks
-    for others is not held up by them."""
+    The one that reaches furthest gives all that it has; of the ids before, the one that begins first. A gap between two of
+    them is given to the one behind it, which reports the ids as missing when they are read: a reading of other ids goes
+    on."""
     newest = max(replicas, key=lambda replica: (replica.last_id, -replica.span.first))
     found = [(newest, newest.span)]
     first = newest.span.first
@@ -164,7 +163,7 @@ class DirectoryOrigin:
             if partitions is None and ledger is not None:
                 wanted.update(ledger.structs)
         if unfit and not (wanted and found.keys() >= wanted):
-            raise unfit[0]  # nobody knows what would be there
+            raise unfit[0]  # what it holds is not known
         if not found and not partitions:
             raise NothingHere(f"{', '.join(self.storages)}: no partition is there", not_done="nothing was read")
         if len(keys) > 1:
@@ -244,7 +243,7 @@ class DirectoryOrigin:
         return ControlHeader.decode(read_whole(self.disk, path, HEADER_BYTES), path).key
 
     def _has_control(self, storage: str) -> bool:
-        """False where there are only partitions."""
+        """False for bare partitions."""
         there = self.disk.exists(join(storage, CONTROL_NAME))
         if not there and not self.allows_uncommitted:
             raise MarkUnknown(f"{storage} has no control file, so nothing says what in it is committed")
@@ -289,7 +288,7 @@ class DirectoryOrigin:
         return self._shelved(bare, mark, newest=newest)
 
     def _shelved(self, bare: Replica, last_id: int, *, newest: int = NO_MARK) -> Replica:
-        """With the segments up to the id, from whichever is the first one on."""
+        """The replica with its segments up to the id."""
         entries = {entry.name: entry for entry in self.disk.list(bare.directory)}
         first_ids = [first_id for first_id in segment_ids(entries) if first_id <= last_id + 1]
         if last_id >= 0 and not first_ids:
@@ -333,14 +332,7 @@ class DirectoryOrigin:
                 found = survey(file, first_id=newest, end=file.size())
             finally:
                 file.close()
-            tail = judge_tail(
-                tail_bytes=found.tail_bytes,
-                next_id=found.next_id,
-                is_last=True,
-                has_gaps=bool(found.gaps),
-                floor=floor,
-                rest=found.rest,
-            )
+            tail = judge_tail(found, is_last=True, floor=floor)
             if tail is Tail.DAMAGED and not found.gaps:
                 last_byte = found.end + found.tail_bytes - 1
                 what = f"bytes {found.end} to {last_byte} of {path} are not the record of id {found.next_id}"
@@ -372,7 +364,7 @@ def _sound(replicas: Sequence[Replica]) -> list[Replica]:
 
 
 def _extents(replica: Replica, span: Span) -> Iterator[Extent]:
-    """What one replica is read for, be it that nobody has it."""
+    """What one replica is read for; a gap, too, is an extent."""
     if span.first < replica.span.first:
         yield Extent(partition=replica.partition, span=span, bytes=0, place=replica.place(span.first))
     else:
@@ -520,7 +512,7 @@ class _Segment:
     # -- the slow way
 
     def _offset_of(self, id_: int, batch_bytes: int) -> int:
-        """By all records before it."""
+        """Found by walking all records before it."""
         next_id, offset = self._first_id, HEADER_BYTES
         while next_id < id_:
             run = self._by_walk(next_id, offset, batch_bytes)
@@ -530,8 +522,7 @@ class _Segment:
         return offset
 
     def _by_walk(self, next_id: int, offset: int, bytes_max: int) -> Run:
-        """The records from here on, at least one. Whatever stands here instead is damage: who asks knows that it must be
-        here."""
+        """The records from here on, at least one: the caller knows that they are here, so anything else is damage."""
         window = max(bytes_max, OVERHEAD_BYTES)
         found: list[Run] = []
         while True:

@@ -2,8 +2,8 @@
 
 An owner says up to where its partition is committed, and nothing above that is asked for. The bytes come from replicas,
 which give a reader without a session only what they know to be committed, so reading costs the owners nothing. A replica
-that fails, or does not know enough yet, is followed by the next one, and the owner itself is asked at last. Whoever reads
-is told the addresses by the catalog; only the catalog asks ZooKeeper.
+that fails, or does not know enough yet, is followed by the next one, and the owner itself is asked at last. Tasks get the
+addresses from the catalog; only the catalog asks ZooKeeper.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from zlib import crc32
 from waltz_spark.log.blocking import items, wait_for
 from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.throttle import Throttle
-from waltzd.client.routes import Whereabouts, pause_seconds
-from waltzd.cluster.documents import Role as ReplicaRole
+from waltzd.client.routes import Routes, pause_seconds
+from waltzd.cluster.documents import Membership
 from waltzd.errors import (
     BadArgument,
     BadConfig,
@@ -126,7 +126,7 @@ class _Memory:
         self.key: UUID | None = None
 
     def __reduce__(self) -> tuple[type[_Memory], tuple[()]]:
-        """Elsewhere it begins anew."""
+        """A pickled copy begins empty."""
         return _Memory, ()
 
     def refresh(self, now: float) -> None:
@@ -177,7 +177,7 @@ class LiveOrigin:
     # -- what there is
 
     async def _catalog(self, partitions: Collection[int] | None) -> Catalog:
-        _ = self._identity  # what is wrong with its files is said before anybody is asked
+        _ = self._identity  # what is wrong with its files is said before the first call
         memory = self._memory
         memory.refresh(asyncio.get_running_loop().time())
         try:
@@ -188,7 +188,7 @@ class LiveOrigin:
 
     async def _catalog_by(self, memory: _Memory, partitions: Collection[int] | None) -> Catalog:
         servers, storages = memory.addresses = memory.addresses or await self._addresses()
-        where = Whereabouts(servers, self._server, call_seconds=CALL_SECONDS)
+        where = Routes(servers, self._server, call_seconds=CALL_SECONDS)
         try:
             await where.open(self.seconds)
             topology = where.topology
@@ -215,7 +215,7 @@ class LiveOrigin:
             ),
         )
 
-    async def _mark(self, where: Whereabouts, number: int) -> int:
+    async def _mark(self, where: Routes, number: int) -> int:
         return await where.ask(number, "HighWaterMark", lambda port: port.high_water_mark(number), self.seconds)
 
     async def _addresses(self) -> tuple[tuple[str, ...], _Storages]:
@@ -238,13 +238,13 @@ class LiveOrigin:
             raise NoServerUp(f"{self.describe()} has no server that is up, so nobody says what is committed")
 
         def of(number: int) -> list[tuple[str | None, str]]:
-            replicas = sorted(sets.partitions.get(number, {}).items(), key=lambda each: each[1] is not ReplicaRole.MEMBER)
+            replicas = sorted(sets.partitions.get(number, {}).items(), key=lambda each: each[1] is not Membership.MEMBER)
             return [(name, storages[name].listen) for name, _ in replicas if name in storages]
 
         return addresses, of
 
     async def _sealed(self, routes: Mapping[int, Route]) -> dict[int, _Sealed]:
-        """Where a storage says so: good places for cuts, and what they weigh."""
+        """Segments that storages name: good places for cuts, and what they weigh."""
         silent: set[str] = set()
         replicas: dict[str, ReplicaClient] = {}
 
@@ -304,7 +304,7 @@ class LiveOrigin:
     async def _of_replica(
         self, route: Route, name: str | None, address: str, number: int, span: Span
     ) -> AsyncGenerator[Run, None]:
-        size = FRAME_BYTES if self.bytes_per_second is None else min(FRAME_BYTES, max(1 << 14, self.bytes_per_second // 8))
+        size = min(FRAME_BYTES, self._throttle.batch_bytes)
         async with self._replica(route, name, address) as replica:
             runs = replica.read(number, span.first, span.last, frame_bytes=size)
             while True:
@@ -319,7 +319,7 @@ class LiveOrigin:
 
     async def _of_owner(self, route: Route, number: int, span: Span) -> AsyncGenerator[Run, None]:
         """Through a fail-over, as long as something comes."""
-        where = Whereabouts(route.servers, self._server, call_seconds=CALL_SECONDS)
+        where = Routes(route.servers, self._server, call_seconds=CALL_SECONDS)
         next_id, attempt, loop = span.first, 0, asyncio.get_running_loop()
         try:
             await where.open(self.seconds)
@@ -339,7 +339,7 @@ class LiveOrigin:
             await where.close()
 
     @staticmethod
-    async def _fetched(where: Whereabouts, number: int, span: Span) -> AsyncGenerator[Run, None]:
+    async def _fetched(where: Routes, number: int, span: Span) -> AsyncGenerator[Run, None]:
         place = await where.find(number)
         assert place.address is not None
         try:
@@ -397,7 +397,7 @@ def extents_of(partition: int, mark: int, sealed: _Sealed, place: str) -> Iterat
 
 
 def _gathered(runs: Iterator[Run], batch_bytes: int) -> Iterator[Run]:
-    """Small ones together."""
+    """Joins small runs."""
     waiting: list[Run] = []
     size = 0
     for run in runs:

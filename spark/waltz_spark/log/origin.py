@@ -2,7 +2,7 @@
 
 Each of them tells what there is (`catalog`) and gives it, as runs of whole records whose checksums were checked (`read`).
 Everything above, the data source, the export, the verification, sees only this. An origin is a value: it is pickled and
-sent to whoever reads, and opens what it needs there.
+sent to the tasks, and opens what it needs there.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A split is a stretch of one partition: ids without a gap, perhaps over several extents. One extent is one split, unless it
 is so small that starting a task would cost more than reading it: then neighbours go together. Cuts inside an extent are
-made only when somebody asked for smaller or more splits. Together the splits cover exactly what was selected, each id once.
+made only when smaller or more splits were asked for. Together the splits cover exactly what was selected, each id once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Sizing:
 
 @dataclass(frozen=True)
 class Part:
-    """Of an extent, what one task reads."""
+    """The piece of an extent that one task reads."""
 
     extent: Extent
     span: Span
@@ -83,7 +83,6 @@ class Split:
 
 
 def runs(origin: Origin, split: Split, *, batch_bytes: int) -> Iterator[Run]:
-    """All records of a split."""
     for part in split.parts:
         yield from origin.read(part.extent, part.span, batch_bytes=batch_bytes)
 
@@ -145,7 +144,7 @@ def _parts(span: Span, extents: Iterable[Extent]) -> list[Part]:
 
 
 def _apart(parts: Sequence[Part], sizing: Sizing) -> Iterator[Part]:
-    """Each of them small enough."""
+    """Cuts parts that are too large."""
     for part in parts:
         by_bytes = -(-part.bytes // sizing.bytes_max) if sizing.bytes_max is not None else 1
         by_records = -(-part.span.count // sizing.records_max) if sizing.records_max is not None else 1

@@ -154,7 +154,6 @@ def truth_of(name: str, text: str) -> bool:
 
 
 def number_of(name: str, text: str) -> int:
-    """A number of things, at least one of them."""
     if not re.fullmatch(r"[0-9]{1,18}", text.strip()) or int(text) == 0:
         raise BadArgument(f"{name} is {text!r}; it has to be a whole number above 0")
     return int(text)

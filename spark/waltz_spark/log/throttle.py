@@ -1,8 +1,8 @@
-"""So many bytes a second at most, over all that share it, so that reading harms nobody.
+"""A rate limit in bytes a second, shared by all readers, so that an export leaves the disks and the network to appends.
 
-Whoever has received something, or is about to read it, waits until that much could have come at the agreed rate; the other
-side then feels that nobody takes more. What was not used in a short while before may be caught up with: a task that begins,
-or one slow answer, costs no rate.
+A reader sleeps before or after each batch for as long as that batch takes at the agreed rate; the sender feels
+backpressure. What was not used within the last quarter of a second may be caught up with: a task that begins, or one slow
+answer, costs no rate.
 
 All tasks of one machine can draw from one bucket: a number in a file, the moment from which the next bytes may be read. So
 the rate is kept however many tasks there are and whenever they begin. Tasks on several machines cannot share a file: each
@@ -38,7 +38,7 @@ class Throttle:
         return Throttle, (self._rate, self._bucket)
 
     def shared(self, tasks: int, bucket: Path | None) -> Throttle:
-        """Of each of so many tasks. `bucket`: where all of them run on this machine."""
+        """The share of each task. `bucket`: a file for all of them, on this machine."""
         if self._rate is None:
             return self
         return Throttle(self._rate / tasks) if bucket is None else Throttle(self._rate, str(bucket))
@@ -53,7 +53,7 @@ class Throttle:
         return BATCH_BYTES if self._rate is None else int(min(BATCH_BYTES, max(_LEAST_BYTES, self._rate * _BATCH_SECONDS)))
 
     def delay(self, size: int, now: float) -> float:
-        """How many seconds to wait for having taken so many bytes."""
+        """Seconds to wait after so many bytes."""
         if self._rate is None:
             return 0.0
         if self._bucket:

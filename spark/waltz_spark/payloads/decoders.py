@@ -48,7 +48,6 @@ from waltzd.errors import BadDecoder
 
 
 def decoder_of(text: str) -> Decoder:
-    """What `--decode` says."""
     if text.startswith(CELLS):
         return replace(decoder_of(text.removeprefix(CELLS)), text=text)
     kind, _, rest = text.partition(":")

@@ -81,12 +81,10 @@ class Decoder:
 
     @property
     def columns(self) -> pa.Schema:
-        """What it adds."""
         own = [pa.field(name, field.type) for name, field in zip(self.names, self.method.columns, strict=True)]
         return pa.schema([*own, (ERROR_COLUMN, pa.string())])
 
     def schema(self, before: pa.Schema) -> pa.Schema:
-        """Of rows with these columns, when they are decoded."""
         return pa.schema([*before, *self.columns])
 
     def decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -112,7 +110,6 @@ class Decoder:
         return [column.take(rows) for column in columns], pc.coalesce(reasons, errors.take(rows))
 
     def _apart(self, payloads: pa.Array) -> tuple[Sequence[pa.Array], pa.Array]:
-        """By stretches, from first to last."""
         parts: list[Sequence[pa.Array]] = []
         errors: list[str | None] = []
         waiting = [payloads] if len(payloads) else []

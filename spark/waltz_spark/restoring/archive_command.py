@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Annotated
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from waltzctl.options import Output
-from waltzctl.progress import Progress, Shown, ShownProgress
+from waltzctl.shell.options import Output
+from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.show import terminal
-from waltzctl.show.forms import put_json
-from waltzctl.show.terminal import table
+from waltzctl.show.forms import Column, Columns, grid, put_json
 from waltzd.disk.real import RealDisk
 from waltzd.errors import EXIT_OK
 
+if TYPE_CHECKING:
+    from waltz_spark.restoring.restore import Restored
+
+COLUMNS: Columns[dict[str, int]] = (
+    Column("partition", is_right=True),
+    Column("ids", lambda row: f"{row['first']:,} to {row['last']:,}"),
+    Column("segments", is_right=True),
+    Column("there before", is_right=True, json="were_there"),
+    Column("bytes", is_right=True, is_size=True),
+)
 _WHAT_IT_IS = "This is an archive, not a replica: it has no promise and no vote, and no storage starts on it."
 
 
@@ -40,8 +51,7 @@ def restore_(
       waltzctl archive restore /data/export /data/restored
       waltzctl archive restore /data/export /data/restored-0 --partitions 0 -o json
     """
-    from waltz_spark.exporting.destination import destination_of
-    from waltz_spark.exporting.export import the_manifest
+    from waltz_spark.exporting.destination import destination_of, the_manifest
     from waltz_spark.log.selection import partitions_of
     from waltz_spark.restoring import restore
 
@@ -53,45 +63,31 @@ def restore_(
     with Progress("restore", progress) as course:
         done = list(restore.restore(place, found, segments, RealDisk(), directory, course.update))
     seconds = time.monotonic() - started
-    by_partition = restore.by_partition(done)
+    rows = [_row(partition, list(part)) for partition, part in groupby(done, key=lambda one: one.segment.partition)]
     if output == "json":
-        put_json(
-            {
-                "archive": place.place,
-                "export": str(found.export),
-                "cluster": str(found.cluster),
-                "manifest": found.number,
-                "directory": directory,
-                "partitions": {
-                    str(partition): {
-                        "first": part[0].segment.span.first,
-                        "last": part[-1].segment.span.last,
-                        "segments": len(part),
-                        "were_there": sum(one.was_there for one in part),
-                        "data_bytes": sum(one.segment.data_bytes for one in part),
-                        "bytes": sum(one.segment.bytes for one in part),
-                    }
-                    for partition, part in by_partition.items()
-                },
-                "seconds": round(seconds, 3),
-            }
-        )
+        put_json({
+            "archive": place.place, "export": str(found.export), "cluster": str(found.cluster), "manifest": found.number,
+            "directory": directory,
+            "partitions": {str(row["partition"]): {name: row[name] for name in row if name != "partition"} for row in rows},
+            "seconds": round(seconds, 3),
+        })  # fmt: skip
         return EXIT_OK
     out = terminal.console()
-    size = sum(one.segment.bytes for one in done)
-    out.print(f"restored: {terminal.count(len(done), 'segment')}, {terminal.size(size)}, in {directory}", soft_wrap=True)
-    names = ("partition", "ids", "segments", "there before", "bytes")
-    rows = [
-        (
-            str(partition),
-            f"{part[0].segment.span.first:,} to {part[-1].segment.span.last:,}",
-            f"{len(part):,}",
-            f"{sum(one.was_there for one in part):,}",
-            terminal.size(sum(one.segment.bytes for one in part)),
-        )
-        for partition, part in by_partition.items()
-    ]
-    table(out, names, rows, right=("partition", "segments", "there before", "bytes"))
+    size = terminal.size(sum(one.segment.bytes for one in done))
+    out.print(f"restored: {terminal.count(len(done), 'segment')}, {size}, in {directory}", soft_wrap=True)
+    grid(out, COLUMNS, rows)
     out.print(_WHAT_IT_IS, soft_wrap=True)
     out.print(f"`waltzctl verify-segments {directory}/[0-9]*` checks it.", soft_wrap=True)
     return EXIT_OK
+
+
+def _row(partition: int, part: Sequence[Restored]) -> dict[str, int]:
+    return {
+        "partition": partition,
+        "first": part[0].segment.span.first,
+        "last": part[-1].segment.span.last,
+        "segments": len(part),
+        "were_there": sum(one.was_there for one in part),
+        "data_bytes": sum(one.segment.data_bytes for one in part),
+        "bytes": sum(one.segment.bytes for one in part),
+    }

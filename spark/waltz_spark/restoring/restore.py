@@ -9,18 +9,16 @@ control file and no promise, so it has no vote, and no daemon takes it for a sto
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from waltz_spark.exporting import form
+from waltz_spark.exporting.archive import form_in, records
 from waltz_spark.exporting.destination import Destination
 from waltz_spark.exporting.manifest import Manifest, Piece, SegmentHead, check_whole, joined_crc
-from waltz_spark.log.encode import encode, resealed
 from waltz_spark.log.origin import Span
 from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import (
@@ -41,6 +39,7 @@ MARKER = "waltz-restore.json"
 """Says which export is being restored here."""
 _CHECK_BYTES, _CHECK_ENTRIES = 4 << 20, 1 << 14
 _ID_BYTES = 8
+_NOT_RESTORED = "the segment with these ids was not restored; those before it are whole"
 OnProgress = Callable[[int, int], None]
 
 
@@ -62,7 +61,6 @@ class Segment:
 
     @property
     def crc(self) -> int:
-        """Of its records, as the manifest has it."""
         found = 0
         for piece in self.pieces:
             found = joined_crc(found, piece.crc, piece.data_bytes)
@@ -76,8 +74,6 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """What was done with one segment."""
-
     segment: Segment
     was_there: bool
     """From a restore that was stopped."""
@@ -135,7 +131,7 @@ def _segment(found: Manifest, partition: int, head: SegmentHead | None, pieces: 
 def restore(
     archive: Destination, found: Manifest, segments: Sequence[Segment], disk: Disk, directory: str, on_progress: OnProgress
 ) -> Generator[Restored, None, None]:
-    """Writes the segments, one after the other; nobody else does there until it is over or closed."""
+    """Writes the segments, one after the other, under a lock on the marker."""
     marker, has_begun = _prepare(disk, directory, found)
     try:
         there = [has_begun and _is_there(disk, directory, segment) for segment in segments]
@@ -206,7 +202,7 @@ def _check_directory(disk: Disk, directory: str, segment: Segment) -> None:
 
 
 def _is_there(disk: Disk, directory: str, segment: Segment) -> bool:
-    """Whether a restore before this one finished the segment. What is there and differs is somebody's: it is an error."""
+    """Whether a restore before this one finished the segment. A file that is there and differs is an error."""
     _check_directory(disk, directory, segment)
     path, index_path = _names(directory, segment)
     if not disk.exists(path):
@@ -264,7 +260,7 @@ def _ids_at(file: File, offsets: np.ndarray[Any, Any]) -> int | None:
 
 
 def _write(archive: Destination, found: Manifest, segment: Segment, disk: Disk, directory: str) -> Iterator[int]:
-    """Gives, again and again, how many bytes of records are written."""
+    """Yields how many bytes of records are written so far."""
     path, index_path = _names(directory, segment)
     inner = path.rpartition("/")[0]
     if not disk.exists(inner):
@@ -282,11 +278,11 @@ def _write(archive: Destination, found: Manifest, segment: Segment, disk: Disk, 
         index.write(0, segment.head.index_header or segment.head.header)
         offset, index_offset = HEADER_BYTES, HEADER_BYTES
         for piece in segment.pieces:
-            for data, bounds in _records(archive, found, piece):
-                entries = (bounds[:-1] + offset).astype(">i8").tobytes()
-                file.write(offset, data)
+            for run in records(archive, form_in(found), piece, not_done=_NOT_RESTORED):
+                entries = (run.bounds[:-1] + offset).astype(">i8").tobytes()
+                file.write(offset, run.data)
                 index.write(index_offset, entries)
-                offset, index_offset = offset + len(data), index_offset + len(entries)
+                offset, index_offset = offset + len(run.data), index_offset + len(entries)
                 yield offset - HEADER_BYTES
         file.flush()
         index.flush()
@@ -297,47 +293,3 @@ def _write(archive: Destination, found: Manifest, segment: Segment, disk: Disk, 
     disk.flush_directory(inner)
     disk.rename(path + NEW_SUFFIX, path)
     disk.flush_directory(inner)
-
-
-def _records(archive: Destination, found: Manifest, piece: Piece) -> Iterator[tuple[memoryview, np.ndarray[Any, Any]]]:
-    """The records of one file, and where each begins. Ends with an error unless they are what the manifest says."""
-    place = f"{archive.place}/{piece.path}"
-    crc, next_id, data_bytes = 0, piece.span.first, 0
-    form_ = form.Form(format=found.shape.format, compression=found.shape.compression)
-    with archive.open(piece.path) as source:
-        for batch in _batches(form_, source, place, piece):
-            if batch.num_rows == 0:
-                continue
-            run = resealed(encode(batch))
-            if run.first_id != next_id or batch.column("partition")[0].as_py() != piece.partition:
-                raise _damaged(place, piece, f"it has id {run.first_id} where {next_id} has to be")
-            crc, data_bytes = crc32(run.data, crc), data_bytes + len(run.data)
-            next_id = run.last_id + 1
-            if next_id > piece.span.last + 1 or data_bytes > piece.data_bytes:  # and not one byte of it is written
-                raise _damaged(place, piece, f"its records go on behind id {piece.span.last}, or are longer than they were")
-            yield run.data, run.bounds
-    if next_id != piece.span.last + 1 or data_bytes != piece.data_bytes:
-        raise _damaged(place, piece, f"its records end before id {next_id} and have {data_bytes} bytes")
-    if crc != piece.crc:
-        raise _damaged(place, piece, f"its records have the checksum {crc:08x} and should have {piece.crc:08x}")
-
-
-def _batches(form_: form.Form, source: pa.NativeFile, place: str, piece: Piece) -> Iterator[pa.RecordBatch]:
-    try:
-        yield from form.read_batches(form_, source, place)
-    except ExportDamaged as error:
-        raise _damaged(place, piece, error.message.removeprefix(place).strip()) from error
-
-
-def _damaged(place: str, piece: Piece, what: str) -> ExportDamaged:
-    return ExportDamaged(
-        f"{place}, ids {piece.span.first} to {piece.span.last} of partition {piece.partition}: {what}",
-        not_done="the segment with these ids was not restored; those before it are whole",
-    )
-
-
-def by_partition(restored: Iterable[Restored]) -> Mapping[int, list[Restored]]:
-    found: dict[int, list[Restored]] = {}
-    for one in restored:
-        found.setdefault(one.segment.partition, []).append(one)
-    return found

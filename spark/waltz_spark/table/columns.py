@@ -201,5 +201,4 @@ def _chosen(run: Run, filters: Filters) -> NDArray[np.int64] | None:
 
 
 def columns_of(names: Iterable[str]) -> Projection:
-    """Of these columns, for whoever has no schema at hand."""
     return Projection(pa.schema([_known(name, "the list") for name in names]))

@@ -42,7 +42,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """Of one batch. Neither stops a partition for ever: the turn goes round."""
+    """Of one batch. Neither starves a partition."""
 
     txns: int | None = None
     """Never exceeded."""

@@ -47,7 +47,7 @@ class Task(InputPartition):
 
 @dataclass(frozen=True)
 class Reading:
-    """How tasks read; goes with them to the executors."""
+    """How tasks read; pickled to the executors."""
 
     origin: Origin
     projection: Projection
@@ -95,8 +95,8 @@ def _left(split: Split, filters: Filters) -> Split | None:
 
 
 def tell_losses(losses: Iterable[str]) -> None:
-    """With `failOnDataLoss=false`. Whoever plans has no other way to say something: this is on the standard error of the
-    driver, or in its log."""
+    """With `failOnDataLoss=false`. Planning has no other output: this is on the standard error of the driver, or in its
+    log."""
     for loss in losses:
         _log.warning("%s; passed over, because %s is false", loss, FAIL_ON_DATA_LOSS)
 

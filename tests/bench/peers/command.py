@@ -30,7 +30,7 @@ from tests.bench.peers.report import Row, facts_of, rows_of, text_of
 from tests.bench.peers.system import LANES_MANY, Facts, System
 from tests.bench.peers.waltz import Waltz
 from waltzctl.bench.machine import filesystem_of, this_machine
-from waltzctl.blueprint import free_ports
+from waltzctl.shell.blueprint import free_ports
 from waltzd.errors import WaltzError
 
 SYSTEMS: dict[str, type[System]] = {

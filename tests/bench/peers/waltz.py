@@ -9,7 +9,7 @@ from uuid import UUID
 
 from tests.bench.peers.system import Facts, NotCommittedError, System
 from tests.process.cluster import Cluster
-from waltzctl.playground.zookeeper_process import java_command
+from waltzctl.playground.java import java_command
 from waltzd.client.client import Client
 from waltzd.errors import WaltzError
 from waltzd.protocol.locks import Committed, write_lock
@@ -58,7 +58,7 @@ class Waltz(System):
     @property
     def facts(self) -> Facts:
         return Facts(
-            version=importlib.metadata.version("waltz"),
+            version=importlib.metadata.version("waltzd"),
             durability="flushed to the disks of two of three storages before it is acknowledged",
             caveat="one partition; many in flight go through `append_many`, which coalesces them into frames",
         )

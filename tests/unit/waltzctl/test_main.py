@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.pictures import NOW_MS, partition, storage, well
-from waltzctl import change
 from waltzctl.main import run
-from waltzctl.merged_log import Line
-from waltzctl.placement.cluster import storage_of
+from waltzctl.placement.creation import storage_of
+from waltzctl.shell import change
+from waltzctl.shell.merged_log import Line
 from waltzctl.show import watching
 from waltzctl.show.change import history
 from waltzctl.show.cluster import picture

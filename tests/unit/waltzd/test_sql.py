@@ -15,15 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, orm
 from sqlalchemy.engine import Connection, Engine
 
-from waltzd.errors import (
-    ApplyFailed,
-    BadArgument,
-    DatabaseUnavailable,
-    NotTransactional,
-    OneTransaction,
-    ViewBehind,
-    WaltzError,
-)
+from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, NotTransactional, ViewBehind, WaltzError
 from waltzd.sql import SqlView, sqlite
 
 TABLES = sa.MetaData()
@@ -276,7 +268,7 @@ def commit_behind_a_comment(connection: Connection, given: Given) -> None:
 def swallow(connection: Connection, given: Given) -> None:
     try:
         connection.commit()
-    except OneTransaction:
+    except ApplyFailed:
         connection.execute(sa.insert(ROWS).values(id=1000, text="in a transaction of my own"))
 
 
@@ -325,7 +317,7 @@ def test_the_function_cannot_end_the_transaction(engine: Engine, how: str) -> No
 
 def test_a_refusal_says_what_was_tried(engine: Engine) -> None:
     view = view_of(engine, lambda connection, _: connection.commit())
-    with pytest.raises(OneTransaction, match="tried to commit while applying transaction 0 of partition 0"):
+    with pytest.raises(ApplyFailed, match="tried to commit while applying transaction 0 of partition 0"):
         view.apply_all(feed(0, 0))
 
 

@@ -1,12 +1,12 @@
 """What a server does for applications, without its network: every call as an awaitable.
 
-The gRPC service and a simulated network stand in front of it. Whoever calls is asked for the cluster key first: a client of
-another cluster must not learn more than that it is wrong here.
+The gRPC service and a simulated network stand in front of it. The cluster key is checked first: a client of another cluster
+must not learn more than that it is wrong here.
 
-A client id belongs to whoever registered it. What became of a transaction is found by the client id in the log, so whoever
-could mount under another's id could make that one believe what is not so. An id is given out with a token, a keyed hash
-of the id and of the identity in the certificate; every server has the key, so a mount is checked by any owner, after
-any restart, without asking anybody, and nothing is kept for each client.
+A client id belongs to the client that registered it. What became of a transaction is found by the client id in the log, so
+a client that mounted under another's id could make that one believe what is not so. An id is given out with a token, a
+keyed hash of the id and of the identity in the certificate. Every server has the key, so any owner can check a mount, after
+any restart, and nothing is kept for each client.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Owner(Protocol):
 
     def topology(self) -> Topology: ...
     async def register(self) -> int:
-        """A client id that no other client has that lives."""
+        """A client id that no other living client has."""
         ...
 
     @property
     def client_secret(self) -> bytes:
-        """The same on all servers of the cluster, and known to nobody else."""
+        """The same on all servers of the cluster, and secret."""
         ...
 
     def pipeline(self, partition: int, generation: int | None) -> Pipeline:
@@ -115,5 +115,5 @@ class ServerCalls:
 
 
 def token_of(secret: bytes, client: int, identity: str) -> bytes:
-    """What proves that the client id was given to whoever has this identity and knows the token."""
+    """The proof that the client id was given to a client of this identity, which knows the token."""
     return hmac.digest(secret, f"client {client} of {identity}".encode(), "sha256")

@@ -1,7 +1,7 @@
 """What became of the transactions of one partition for as long as this process owns it, over all of its sessions.
 
-It is told once for each batch or frame, never for each transaction. Only what clients were told is counted: a transaction
-that was in flight when its session ended is an attempt, and nothing else, although the next session may find it in the log.
+Counted once for each batch or frame, never for each transaction, and only what clients were told: a transaction that was in
+flight when its session ended is an attempt, and nothing else, although the next session may find it in the log.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from waltzd.protocol.locks import Reason
 
 
 class AllCounters:
-    """Of all partitions that this process owned since it started."""
+    """Of all partitions that this process has owned."""
 
     def __init__(self) -> None:
         self._newest: dict[int, Counters] = {}
         self._earlier = Histogram()
-        """Of what was given away and came back."""
+        """Of partitions that were given away and came back."""
 
     def begin(self, partition: int) -> Counters:
         """For a partition that is taken over; it was closed here before, if it was ever here."""
@@ -27,7 +27,7 @@ class AllCounters:
         return found
 
     def commit(self) -> Histogram:
-        """It only rises, whatever comes and goes."""
+        """It only rises, whichever partitions come and go."""
         found = self._earlier
         for counters in self._newest.values():
             found = found.plus(counters.statistics().commit)

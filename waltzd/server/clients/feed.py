@@ -1,9 +1,9 @@
 """Committed records for readers: a reader is a place in the log, and holds nothing else.
 
-Whoever is nearly level reads from the tail in memory, without waiting. Whoever is further behind reads from a storage, one
-chunk at a time and in turns with all other such readers, until its place is in the tail: the last chunk ends where the tail
-begins, so nothing is left out and nothing comes twice. Between two chunks a reader costs a few numbers, however long its
-client takes.
+A reader that is nearly level reads from the tail in memory, without waiting. One that is further behind reads from a
+storage, one chunk at a time and in turns with all other such readers, until its place is in the tail: the last chunk ends
+where the tail begins, so no record is left out or comes twice. Between two chunks a reader costs a few numbers, however
+long its client takes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from waltzd.errors import NotReadable
+from waltzd.errors import NotReady
 from waltzd.format.record import Run, heads
 from waltzd.protocol.batches import Feed, FeedMode, HeadFeed
-from waltzd.server.session.owned import OpenSession
+from waltzd.server.session.replica import Log
 
 FIRST_COUNT = 64
 """How many ids the first chunk asks for, while the size of the records is not known."""
@@ -23,7 +23,7 @@ FIRST_COUNT = 64
 class ColdReader:
     """Reads what has left the tail, a chunk at a time."""
 
-    def __init__(self, session: OpenSession, turns: asyncio.Semaphore, chunk_bytes: int) -> None:
+    def __init__(self, session: Log, turns: asyncio.Semaphore, chunk_bytes: int) -> None:
         self._session = session
         self._turns = turns
         self._chunk_bytes = chunk_bytes
@@ -31,7 +31,7 @@ class ColdReader:
 
     async def read(self, first_id: int, last_id: int) -> Run:
         """Records from `first_id` on, about a chunk of them, none above `last_id`. The read ends with its turn: a range
-        that is about as large as a chunk makes sure that a storage seldom reads what nobody takes."""
+        that is about as large as a chunk makes sure that a storage seldom reads in vain."""
         last_id = min(last_id, first_id + self._count - 1)
         async with self._turns:
             runs = self._session.read(first_id, last_id, self._chunk_bytes)
@@ -42,7 +42,7 @@ class ColdReader:
                     await runs.aclose()
         if run is None or len(run) == 0 or run.first_id != first_id or run.last_id > last_id:
             got = "nothing" if run is None else f"{run.first_id} to {run.last_id}"
-            raise NotReadable(f"ids from {first_id} to {last_id} were asked of a replica, and {got} came")
+            raise NotReady(f"ids from {first_id} to {last_id} were asked of a replica, and {got} came")
         self._count = max(1, len(run) * self._chunk_bytes // len(run.data))
         return run
 
@@ -52,7 +52,7 @@ class Cursor:
 
     def __init__(
         self,
-        session: OpenSession,
+        session: Log,
         cold: ColdReader,
         *,
         next_id: int,
@@ -105,7 +105,7 @@ class Cursor:
 
 
 async def records(
-    session: OpenSession, cold: ColdReader, first_id: int, last_id: int, *, chunk_bytes: int
+    session: Log, cold: ColdReader, first_id: int, last_id: int, *, chunk_bytes: int
 ) -> AsyncGenerator[Run, None]:
     """Committed records by id, in chunks."""
     while first_id <= last_id:

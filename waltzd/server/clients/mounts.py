@@ -1,44 +1,36 @@
 """One mount: a client's stream to the partition it writes and reads.
 
-Receiving and sending go on side by side. What is received is checked here, so that whatever is wrong with it ends this
-mount and nobody else's; what is to be sent gathers, and leaves as one message as soon as the one before has left: outcomes
-first, then at most one frame of the feed. A client that stops reading keeps what it was not told yet, which is bounded,
-because what is not answered counts against what it may send; of the feed it keeps nothing but its place.
+Receiving and sending go on side by side. What is received is checked here, so that a mistake in it ends this mount and no
+other. What is to be sent gathers in the `Member`, and leaves as one message as soon as the one before has left: outcomes
+first, then at most one frame of the feed. For a client that stops reading, outcomes are kept, and they are bounded, because
+what is not answered counts against what the client may send. Of the feed only its place is kept.
 
 A refusal is the last frame, behind everything that was decided, and says what was not taken. A status of the transport
-could be overtaken by frames that are still on their way here, so what comes afterwards is read and ignored until the
-client has noticed.
+could be overtaken by frames that are still on their way here; so what comes afterwards is read and ignored until the client
+has noticed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 
-import numpy as np
-
 from waltzd.errors import BadFrame, CannotConnect, WaltzError
-from waltzd.format.checksum import I64
 from waltzd.protocol.batches import (
     SEQUENCE_MAX,
     AppendBatch,
     ClientFrame,
-    Committals,
     Credit,
     Feed,
-    Flush,
-    Flushed,
     HeadFeed,
     Mounted,
     MountRequest,
-    Refusals,
     Refused,
     ServerFrame,
 )
 from waltzd.protocol.peers import MountLink
 from waltzd.server.clients.feed import Cursor
-from waltzd.server.clients.pipeline import STEP_ROWS_MAX, Pipeline
+from waltzd.server.clients.pipeline import STEP_ROWS_MAX, Member, Pipeline
 from waltzd.server.core.step import check_payloads, slices
 from waltzd.wire.budget import Budget
 
@@ -53,9 +45,7 @@ REFUSED_SECONDS = 2.0
 class Mount:
     def __init__(self, link: MountLink, request: MountRequest, pipeline: Pipeline) -> None:
         _check(request)
-        self.client = request.client
-        self.number = request.number
-        self.mark = request.mark
+        self._member = Member(request.client, request.number, request.mark)
         self._link = link
         self._pipeline = pipeline
         self._cursor = Cursor(
@@ -68,58 +58,15 @@ class Mount:
         )
         self._unanswered = Budget(pipeline.settings.mount_bytes_max)
         self._last_sequence = -1
-        self._untaken = 0
-        self._committals: list[tuple[I64, int]] = []
-        self._refusals: list[Refusals] = []
-        self._flushed: deque[tuple[Flushed, int]] = deque()
-        self._answered = 0
-        """Cost of what the outcomes above answer."""
         self._barrier = -1
-        self._error: WaltzError | None = None
         self._client_is_done = False
-        self._changed = asyncio.Event()
         self._cold_wanted = asyncio.Event()
-        self._over = asyncio.Event()
-
-    # -- told by the pipeline
-
-    @property
-    def is_over(self) -> bool:
-        return self._over.is_set()
-
-    def taken(self, next_sequence: int) -> None:
-        self._untaken = next_sequence
-
-    def committed(self, sequences: I64, first_id: int, cost: int) -> None:
-        self._committals.append((sequences, first_id))
-        self._answered += cost
-        self._changed.set()
-
-    def rejected(self, refusals: Refusals, cost: int) -> None:
-        self._refusals.append(refusals)
-        self._answered += cost
-        self._changed.set()
-
-    def flushed(self, number: int, mark: int, cost: int) -> None:
-        self._flushed.append((Flushed(number, mark), cost))
-        self._changed.set()
-
-    def look(self) -> None:
-        self._changed.set()
-
-    def refuse(self, error: WaltzError) -> None:
-        """It is over: what was decided is still told, then this."""
-        if self.is_over:
-            return
-        self._error = error
-        self._over.set()
-        self._changed.set()
 
     # -- the work
 
     def join(self) -> None:
         """Take the place of an earlier mount of this client; raises why not. `serve` must follow."""
-        self._barrier = self._pipeline.join(self)
+        self._barrier = self._pipeline.join(self._member)
 
     async def serve(self) -> None:
         """Until the client has no more to say and everything is answered; raises what ended it before, after the client
@@ -127,20 +74,20 @@ class Mount:
         sending = asyncio.create_task(self._send())
         receiving = asyncio.create_task(self._receive())
         reading = asyncio.create_task(self._read_cold())
-        ending = asyncio.create_task(self._over.wait())
+        ending = asyncio.create_task(self._member.over.wait())
         tasks = (sending, receiving, reading, ending)
         try:
             await self._until_sent(tasks)
-            if self._error is not None:
+            if self._member.error is not None:
                 await asyncio.wait((receiving,), timeout=REFUSED_SECONDS)
         finally:
-            self._over.set()
-            self._pipeline.leave(self)
+            self._member.over.set()
+            self._pipeline.leave(self._member)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if self._error is not None:
-            raise self._error
+        if self._member.error is not None:
+            raise self._member.error
 
     async def _until_sent(self, tasks: Sequence[asyncio.Task[object]]) -> None:
         """Until the last frame is sent. A client that was refused and does not read has some time, and no more."""
@@ -160,40 +107,29 @@ class Mount:
         session, limits = self._pipeline.session.session, self._pipeline.settings.limits
         await self._link.send([Mounted(session=session, barrier=self._barrier, limits=limits)])
         while True:
-            self._changed.clear()
-            error = self._error
+            self._member.changed.clear()
+            error = self._member.error
             frames, cost = self._ready()
             if error is not None:
-                frames.append(Refused(error, self._untaken))
+                frames.append(Refused(error, self._member.untaken))
             if frames:
                 await self._link.send(frames)
                 self._unanswered.give(cost)
             if error is not None or (self._client_is_done and self._unanswered.used == 0):
                 return
             if not frames:
-                await self._changed.wait()
+                await self._member.changed.wait()
 
     def _ready(self) -> tuple[list[ServerFrame], int]:
         """What can be sent at once as one message, and the cost of what it answers."""
-        frames: list[ServerFrame] = []
-        cost, self._answered = self._answered, 0
-        if self._committals:
-            frames.append(_joined_committals(self._committals))
-            self._committals = []
-        if self._refusals:
-            frames.append(_joined_refusals(self._refusals))
-            self._refusals = []
-        if self._error is None:
+        frames, cost = self._member.outcomes()
+        if self._member.error is None:
             feed = self._cursor.take(self._pipeline.committed)
             if feed is not None:
                 frames.append(feed)
                 self._pipeline.counters.fed(*_extent(feed))
             if self._cursor.needs_cold(self._pipeline.committed):
                 self._cold_wanted.set()
-        if self._flushed:
-            flushed, flush_cost = self._flushed.popleft()
-            frames.append(flushed)
-            cost += flush_cost
         return frames, cost
 
     async def _read_cold(self) -> None:
@@ -205,9 +141,9 @@ class Mount:
                 try:
                     await self._cursor.read_cold()
                 except WaltzError as error:
-                    self.refuse(error)
+                    self._member.refuse(error)
                     return
-                self._changed.set()
+                self._member.changed.set()
 
     # -- what the client says
 
@@ -218,14 +154,14 @@ class Mount:
                 if frames is None:
                     break
                 for frame in frames:
-                    if not self.is_over:
+                    if not self._member.is_over:
                         await self._take(frame)
             except CannotConnect:
                 raise
             except WaltzError as error:
-                self.refuse(error)
+                self._member.refuse(error)
         self._client_is_done = True
-        self._changed.set()
+        self._member.changed.set()
 
     async def _take(self, frame: ClientFrame) -> None:
         match frame:
@@ -235,10 +171,7 @@ class Mount:
                 if frame.bytes <= 0:
                     raise BadFrame(f"a credit of {frame.bytes} bytes")
                 self._cursor.credit += frame.bytes
-                self._changed.set()
-            case Flush():
-                await self._unanswered.take(FRAME_COST)
-                await self._pipeline.flush(self, frame.number, FRAME_COST)
+                self._member.changed.set()
             case MountRequest():
                 raise BadFrame("a second mount request in one stream")
 
@@ -254,7 +187,7 @@ class Mount:
         frame_cost = FRAME_COST
         await self._unanswered.take(batch.bytes + frame_cost)
         for piece in slices(batch, STEP_ROWS_MAX):
-            await self._pipeline.append(self, piece, piece.bytes + frame_cost)
+            await self._pipeline.append(self._member, piece, piece.bytes + frame_cost)
             frame_cost = 0
 
 
@@ -294,21 +227,3 @@ def _extent(feed: Feed | HeadFeed) -> tuple[int, int]:
     if isinstance(feed, Feed):
         return len(feed.run), len(feed.run.data)
     return len(feed.heads), feed.heads.nbytes
-
-
-def _joined_committals(found: list[tuple[I64, int]]) -> Committals:
-    return Committals(
-        np.concatenate([sequences for sequences, _ in found]),
-        np.concatenate([np.arange(first_id, first_id + len(sequences)) for sequences, first_id in found]),
-    )
-
-
-def _joined_refusals(found: list[Refusals]) -> Refusals:
-    if len(found) == 1:
-        return found[0]
-    return Refusals(
-        np.concatenate([one.sequences for one in found]),
-        np.concatenate([one.reasons for one in found]),
-        np.concatenate([one.conflict_ids for one in found]),
-        np.concatenate([one.locks for one in found]),
-    )

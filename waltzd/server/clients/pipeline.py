@@ -5,8 +5,8 @@ when the session says that it is committed, the mounts get their outcomes. There
 next one gathers. Bytes on the way to the replicas are bounded: above the bound no step is made, so the queue fills, so
 mounts are not read any more. A step never waits and never fails half-way.
 
-Everything here dies with the session. What has an id and was not answered by then is answered by nobody: the log itself
-tells. What has none was not taken: its mount says so, and the client sends it to the next owner.
+Everything here ends with the session. A transaction that has an id and was not answered by then is not answered: the log
+itself tells. One without an id was not taken: its mount says so, and the client sends it to the next owner.
 """
 
 from __future__ import annotations
@@ -16,21 +16,19 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
-from waltzd.errors import BadArgument, BadFrame, BeyondLog, ClientAhead, Displaced, WaltzError
+from waltzd.errors import BadArgument, BadFrame, BeyondLog, ClientAhead, Displaced, TooManyCallers, WaltzError
 from waltzd.format.checksum import I64
 from waltzd.format.record import Run
-from waltzd.protocol.batches import AppendBatch, Limits, Refusals
+from waltzd.protocol.batches import AppendBatch, Committals, Limits, Refusals, ServerFrame
 from waltzd.protocol.locks import LockExplanation, Reason
 from waltzd.server.clients.counters import Counters
 from waltzd.server.clients.feed import ColdReader, records
-from waltzd.server.clients.limits import Capacity
 from waltzd.server.core.locks import LockTable
 from waltzd.server.core.step import Portion, build
-from waltzd.server.session.owned import OpenSession
+from waltzd.server.session.replica import Log
 from waltzd.wire.budget import Budget
 from waltzd.wire.tasks import tell_failure
 
@@ -54,37 +52,97 @@ class PipelineSettings:
     cold_chunk_bytes: int = 256 << 10
 
 
-class Member(Protocol):
-    """A mount, as the pipeline sees it. All calls are made on the loop and none waits."""
+class Capacity:
+    """Of one server, for all its partitions: how many callers it serves, and how many of them read from storages at
+    once."""
 
-    @property
-    def client(self) -> int: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def mark(self) -> int: ...
+    def __init__(self, callers_max: int, *, cold_reads_max: int = 8) -> None:
+        self.callers = 0
+        """Mounts, and reads by id that are under way."""
+        self.cold_turns = asyncio.Semaphore(cold_reads_max)
+        """One turn is one chunk from a storage, so many readers share few reads."""
+        self._callers_max = callers_max
+
+    def enter(self) -> None:
+        if self.callers >= self._callers_max:
+            raise TooManyCallers(f"this server has {self.callers} mounts and readers; no more are allowed")
+        self.callers += 1
+
+    def leave(self) -> None:
+        assert self.callers > 0
+        self.callers -= 1
+
+
+class Member:
+    """A mount in its pipeline. What it is told gathers here until the mount sends it; no call waits."""
+
+    def __init__(self, client: int, number: int, mark: int) -> None:
+        self.client = client
+        self.number = number
+        self.mark = mark
+        self.untaken = 0
+        """Every sequence number below is refused or has an id; when this is over the others never get one."""
+        self.error: WaltzError | None = None
+        """Why it is over."""
+        self.over = asyncio.Event()
+        self.changed = asyncio.Event()
+        """There may be something to send."""
+        self._committals: list[tuple[I64, int]] = []
+        self._refusals: list[Refusals] = []
+        self._cost = 0
+
     @property
     def is_over(self) -> bool:
         """Nothing more is taken from it: what it has in the queue is dropped."""
-        ...
-
-    def taken(self, next_sequence: int) -> None:
-        """Everything below is refused, or has an id; what is not below when it is over never gets one."""
-        ...
+        return self.over.is_set()
 
     def committed(self, sequences: I64, first_id: int, cost: int) -> None:
-        """These have the ids from `first_id` on. `cost` is what is answered with this."""
-        ...
+        """These have the ids from `first_id` on. `cost` is of what is answered with this."""
+        self._committals.append((sequences, first_id))
+        self._cost += cost
+        self.changed.set()
 
-    def rejected(self, refusals: Refusals, cost: int) -> None: ...
-    def flushed(self, number: int, mark: int, cost: int) -> None: ...
-    def look(self) -> None:
-        """The committed mark has risen."""
-        ...
+    def rejected(self, refusals: Refusals, cost: int) -> None:
+        self._refusals.append(refusals)
+        self._cost += cost
+        self.changed.set()
 
     def refuse(self, error: WaltzError) -> None:
-        """It is over, and this is why."""
-        ...
+        """It is over: what was decided is still told, then this."""
+        if not self.is_over:
+            self.error = error
+            self.over.set()
+            self.changed.set()
+
+    def outcomes(self) -> tuple[list[ServerFrame], int]:
+        """What gathered, as at most one frame of each kind, and the cost of what it answers."""
+        frames: list[ServerFrame] = []
+        cost, self._cost = self._cost, 0
+        if self._committals:
+            frames.append(_joined_committals(self._committals))
+            self._committals = []
+        if self._refusals:
+            frames.append(_joined_refusals(self._refusals))
+            self._refusals = []
+        return frames, cost
+
+
+def _joined_committals(found: list[tuple[I64, int]]) -> Committals:
+    return Committals(
+        np.concatenate([sequences for sequences, _ in found]),
+        np.concatenate([np.arange(first_id, first_id + len(sequences)) for sequences, first_id in found]),
+    )
+
+
+def _joined_refusals(found: list[Refusals]) -> Refusals:
+    if len(found) == 1:
+        return found[0]
+    return Refusals(
+        np.concatenate([one.sequences for one in found]),
+        np.concatenate([one.reasons for one in found]),
+        np.concatenate([one.conflict_ids for one in found]),
+        np.concatenate([one.locks for one in found]),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,13 +151,6 @@ class _Batch:
     batch: AppendBatch
     cost: int
     arrived: float
-
-
-@dataclass(frozen=True, eq=False)
-class _Flush:
-    member: Member
-    number: int
-    cost: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,27 +170,10 @@ class _Flight:
         return self.first_id + len(self.sequences) - 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class PipelineDescription:
-    mounts: int
-    last_id: int
-    committed: int
-    queued_bytes: int
-    inflight_bytes: int
-    waiting: str
-    """What the next step waits for; empty when it waits for nothing."""
-    locks: int
-    lock_floor: int
-    appended: int
-    """In this session."""
-    refused: dict[Reason, int]
-    """Since this process owns the partition."""
-
-
 class Pipeline:
     def __init__(
         self,
-        session: OpenSession,
+        session: Log,
         settings: PipelineSettings,
         capacity: Capacity,
         *,
@@ -157,11 +191,10 @@ class Pipeline:
         self.ended: WaltzError | None = None
         self._locks = LockTable(settings.lock_table_size, session.low_mark)
         self._intake = Budget(settings.inflight_bytes_max)
-        self._queue: deque[_Batch | _Flush] = deque()
-        self._flights: deque[_Flight | _Flush] = deque()
+        self._queue: deque[_Batch] = deque()
+        self._flights: deque[_Flight] = deque()
         self._inflight_bytes = 0
         self._members: dict[int, Member] = {}
-        self._appended = 0
         self._time = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
         self._on_fatal = on_fatal
@@ -242,17 +275,12 @@ class Pipeline:
 
     async def append(self, member: Member, batch: AppendBatch, cost: int) -> None:
         """Queue a batch whose columns and payloads were checked; waits while too much is queued."""
-        await self._enqueue(_Batch(member, batch, cost, self._time()))
-
-    async def flush(self, member: Member, number: int, cost: int) -> None:
-        await self._enqueue(_Flush(member, number, cost))
-
-    async def _enqueue(self, item: _Batch | _Flush) -> None:
-        await self._intake.take(item.cost)
-        if item.member.is_over:
-            self._intake.give(item.cost)
+        arrived = self._time()
+        await self._intake.take(cost)
+        if member.is_over:
+            self._intake.give(cost)
             return
-        self._queue.append(item)
+        self._queue.append(_Batch(member, batch, cost, arrived))
         self._wake.set()
 
     # -- steps
@@ -266,30 +294,26 @@ class Pipeline:
                 self._wake.clear()
                 await self._wake.wait()
 
-    def _gather(self) -> list[_Batch | _Flush]:
+    def _gather(self) -> list[_Batch]:
         """What is in the queue, as far as it fits into one step."""
-        taken: list[_Batch | _Flush] = []
+        taken: list[_Batch] = []
         rows = size = 0
         while self._queue:
             item = self._queue[0]
-            if isinstance(item, _Batch):
-                rows += len(item.batch)
-                size += item.batch.bytes
-                if taken and (rows > STEP_ROWS_MAX or size > STEP_BYTES_MAX):
-                    break
+            rows += len(item.batch)
+            size += item.batch.bytes
+            if taken and (rows > STEP_ROWS_MAX or size > STEP_BYTES_MAX):
+                break
             self._queue.popleft()
             self._intake.give(item.cost)
             if not item.member.is_over:
                 taken.append(item)
         return taken
 
-    def _step(self, items: list[_Batch | _Flush]) -> None:
+    def _step(self, items: list[_Batch]) -> None:
         first_id = next_id = self.session.tail.next_id
         portions: list[Portion] = []
         for item in items:
-            if isinstance(item, _Flush):
-                self._flights.append(item)
-                continue
             portion = self._decide(item, next_id)
             if portion.accepted:
                 self._flights.append(
@@ -298,9 +322,7 @@ class Pipeline:
                 self._inflight_bytes += item.cost
                 next_id += portion.accepted
                 portions.append(portion)
-        self._answer(self.committed)  # a flush with nothing in front of it
         if portions:
-            self._appended += next_id - first_id
             self.session.append(
                 build(first_id, portions, partition=self.session.partition, generation=self.session.generation)
             )
@@ -308,17 +330,15 @@ class Pipeline:
     def _decide(self, item: _Batch, next_id: int) -> Portion:
         batch = item.batch
         self.counters.attempts += len(batch)
-        item.member.taken(batch.first_sequence + len(batch))
-        decision = self._locks.decide(batch, next_id, self.committed)
-        if len(decision):
-            for reason, count in enumerate(np.bincount(decision.reasons).tolist()):
+        item.member.untaken = batch.first_sequence + len(batch)
+        refusals = self._locks.decide(batch, next_id, self.committed)
+        refused = len(refusals.sequences)
+        if refused:
+            for reason, count in enumerate(np.bincount(refusals.reasons).tolist()):
                 if count:
                     self.counters.refused[Reason(reason)] += count
-            refusals = Refusals(
-                decision.rows + batch.first_sequence, decision.reasons, decision.conflict_ids, decision.locks
-            )
-            item.member.rejected(refusals, item.cost if len(decision) == len(batch) else 0)
-        return Portion(item.member.client, batch, decision.rows)
+            item.member.rejected(refusals, item.cost if refused == len(batch) else 0)
+        return Portion(item.member.client, batch, refusals.sequences - batch.first_sequence)
 
     # -- outcomes
 
@@ -328,7 +348,7 @@ class Pipeline:
         self._answer(mark)
         self.committed = mark
         for member in self._members.values():
-            member.look()
+            member.changed.set()
         self._wake.set()
 
     def _answer(self, mark: int) -> None:
@@ -339,9 +359,7 @@ class Pipeline:
         now = self._time()
         while flights:
             item = flights[0]
-            if isinstance(item, _Flush):
-                item.member.flushed(item.number, mark, item.cost)
-            elif item.last_id <= mark:
+            if item.last_id <= mark:
                 item.member.committed(item.sequences, item.first_id, item.cost)
                 self._inflight_bytes -= item.cost
                 self.counters.committed(len(item.sequences), item.bytes, now - item.arrived)
@@ -400,19 +418,4 @@ class Pipeline:
             floor=self._locks.floor,
             locks=len(self._locks),
             locks_max=self.settings.lock_table_size,
-        )
-
-    def describe(self) -> PipelineDescription:
-        is_full = self._inflight_bytes >= self.settings.inflight_bytes_max
-        return PipelineDescription(
-            mounts=self.mounts,
-            last_id=self.last_id,
-            committed=self.committed,
-            queued_bytes=self._intake.used,
-            inflight_bytes=self._inflight_bytes,
-            waiting=f"{self._inflight_bytes} bytes wait for a majority of the storages" if is_full else "",
-            locks=len(self._locks),
-            lock_floor=self._locks.floor,
-            appended=self._appended,
-            refused=dict(self.counters.refused),
         )

@@ -16,7 +16,7 @@ from waltzd.server.clients.calls import ServerCalls
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import client_frames, key_of, run_message, server_message, to_message
 from waltzd.wire.grpc import Server, abort, caller_of
-from waltzd.wire.rpc_server import first_message
+from waltzd.wire.listener import first_message
 from waltzd.wire.wire_pb2_grpc import LogServicer, add_LogServicer_to_server
 
 LOG = wire.DESCRIPTOR.services_by_name["Log"].full_name
@@ -107,7 +107,7 @@ async def _write(context: Context, message: Any) -> None:
 
 
 async def _abort(context: Context, error: WaltzError) -> None:
-    if not context.done():  # otherwise nobody is left to tell
+    if not context.done():  # otherwise the caller has gone
         await abort(context, error)
 
 

@@ -1,4 +1,4 @@
-"""The lock table of one session: who may still act on what it saw. Pure.
+"""The lock table of one session: whether a client may still act on what it has seen. Pure.
 
 A map from each lock to the last transaction that marked it, bounded in size. The oldest marks are evicted first, and the
 highest id that was ever evicted is the *floor*: the mark of every lock that is not in the table. So an answer may be too
@@ -10,36 +10,21 @@ table, with it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 import numpy as np
 
-from waltzd.format.checksum import I64
-from waltzd.protocol.batches import U8, U64, AppendBatch
+from waltzd.protocol.batches import AppendBatch, Refusals
 from waltzd.protocol.locks import Mode, Reason
 
 _READ, _APPEND = int(Mode.READ), int(Mode.APPEND)
 
 
-@dataclass(frozen=True, eq=False)
-class Decision:
-    """The rows of a batch that are refused, each with the failed lock of the highest mark; the others are accepted."""
-
-    rows: I64
-    reasons: U8
-    conflict_ids: I64
-    locks: U64
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
-_NOTHING_REFUSED = Decision(np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.uint64))
+_NOTHING_REFUSED = Refusals(np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.uint64))
 
 
 class LockTable:
     def __init__(self, size: int, low_mark: int) -> None:
-        """`low_mark`: where the session opened. What was marked before it nobody here knows."""
+        """`low_mark`: where the session opened. What was marked before that is not known here."""
         assert size > 0
         self.floor = low_mark
         self._low_mark = low_mark
@@ -50,9 +35,9 @@ class LockTable:
     def __len__(self) -> int:
         return len(self._marked)
 
-    def decide(self, batch: AppendBatch, next_id: int, committed: int) -> Decision:
-        """Which rows are refused. The others get the ids from `next_id` on, in order, and their marks are set, so that a
-        later row sees those of an earlier one."""
+    def decide(self, batch: AppendBatch, next_id: int, committed: int) -> Refusals:
+        """What is refused, each with the failed lock of the highest mark. The other rows get the ids from `next_id` on, in
+        order, and their marks are set, so that a later row sees those of an earlier one."""
         if len(batch.lock_ids) == 0:
             return _NOTHING_REFUSED
         ids, modes = batch.lock_ids.tolist(), batch.lock_modes.tolist()
@@ -70,7 +55,7 @@ class LockTable:
                     if mark > worst:
                         worst, failed = mark, ids[k]
             if worst > seen:
-                refused.append((row, self._reason(failed, worst, committed), worst, failed))
+                refused.append((batch.first_sequence + row, self._reason(failed, worst, committed), worst, failed))
                 continue
             for k in mine:
                 if modes[k] != _READ:
@@ -80,7 +65,7 @@ class LockTable:
                     if len(marked) > self._size:
                         floor = self.floor = marked.popitem(last=False)[1]
             next_id += 1
-        return _decision(refused) if refused else _NOTHING_REFUSED
+        return _columns(refused) if refused else _NOTHING_REFUSED
 
     def explain(self, lock: int, committed: int) -> tuple[int, Reason]:
         """The mark with which a client's is compared, and why one that has seen less would be refused."""
@@ -101,10 +86,10 @@ class LockTable:
         return Reason.NEW_OWNER if self.floor == self._low_mark else Reason.FLOOR
 
 
-def _decision(refused: list[tuple[int, Reason, int, int]]) -> Decision:
-    rows, reasons, conflict_ids, locks = zip(*refused, strict=True)
-    return Decision(
-        np.array(rows, np.int64),
+def _columns(refused: list[tuple[int, Reason, int, int]]) -> Refusals:
+    sequences, reasons, conflict_ids, locks = zip(*refused, strict=True)
+    return Refusals(
+        np.array(sequences, np.int64),
         np.array(reasons, np.uint8),
         np.array(conflict_ids, np.int64),
         np.array(locks, np.uint64),

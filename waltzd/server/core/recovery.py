@@ -1,42 +1,50 @@
 """The recovery of one partition by one session: where does the last session end, and which replicas hold exactly that log?
 
 How to think about it. A session is one owner's lease on the log, and at most one can commit: storages refuse every session
-that is lower than the one they promised themselves to. What a session committed is on a majority of its members; what it
-only sent may be on any of them. The next session therefore asks the members how much they hold and takes a vote. Its result
-is the *closing mark*: up to it everything stays for ever, above it nothing was ever acknowledged, and it is cut.
+below the one that they promised themselves to. What a session committed is on a majority of its members; what it only sent
+may be on any of them. The next session therefore asks the members how much they hold, and takes a vote. The result is the
+*closing mark*: up to it every record stays for ever; what is above it was never acknowledged, and is cut.
 
-The vote belongs to the session that is being closed: to its recorded members, by its majority. Each member's mark is known
-within bounds. A member that never joined that session counts for nothing in it; a silent one, or one that has forgotten
-something, may have held anything. When the highest mark that a majority reached is the same for the lower and the upper
-bounds, it is decided; until then recovery waits, and says for what.
+Rule 1: the vote belongs to the session that is being closed: to its recorded members, by its majority, whatever the
+assignment says now.
+Rule 2: each vote is a range. A member that joined and remembers everything counts as what it holds; one that never joined
+counts as nothing; a silent one, or one that has forgotten something, may have held anything. The mark is decided when the
+highest mark that a majority reached is the same at both ends of all ranges: then no later answer can change it.
+Rule 3: decide, save, act. No replica is brought to a mark that is not saved yet. Before that one is cut, mended or copied
+to only where the vote can lose nothing by it. So a crash at any point leads the next owner to the same mark.
+Rule 4: only what is certainly the log may be counted or copied from (`trusted`). Above that a replica may hold what another
+session wrote.
 
-Five steps: VOTING (hear what the replicas hold) → RECORDING (save the closing mark) → SETTLING (truncate and copy until a
+Five steps: VOTING (hear what the replicas hold) → RECORDING (save the closing mark) → SETTLING (cut and copy until a
 majority holds exactly that log) → ADMITTING (save who takes part) → OPEN. The step is computed from the document and the
-`Progress` of each replica, never stored, so that it cannot disagree with them.
+`Progress` of each replica. It is stored nowhere, so it cannot disagree with them.
 
-The pull. This module decides and remembers, and does nothing. Its driver asks `next_for(replica)` and `next_save()`, does
-that, and tells how it went. Everything may be asked again at any time, and any answer may be lost with the process:
-what others rely on was saved before. `check` states what is true between any two events.
+The pull. This module remembers and decides, and does nothing. Its driver asks `next_for(replica)` and `next_save()`,
+carries that out, and tells how it went. Both may be asked at any time, in any order, and any answer may be lost with the
+process.
 
-Trust. Of what a replica holds only the part that is certainly the log may be copied from, or counted (`trusted`). The
-coordinator's document is compared, too: every session is saved there before a storage hears of it, so a storage that knows
-a session which the document does not know proves that the document went back in time (`contradiction`).
+The hard part is what a replica *was*, when all that can be asked is what it says now (`_is_the_one_that_joined`, `_least`,
+`_lineage`). Disks are replaced, directories go back to older copies, halves of control files are lost, writes are torn.
+Each is told from a replica that remembers everything by its incarnation, by the session that it has begun, by its own
+marks, and by what the document says that it had acknowledged. One that fails any of these is not touched while it may hold
+the last copy of something acknowledged; it regains its vote by holding all of that again.
 
-In order below: whether a storage and the document can both be right; how the document changes when a session opens, while
-it is open and when it ends (each change is saved before it is relied on); what a replica should do next, as values;
-`Recovery` itself. Pure.
+The document itself may be an older one, put back by an operator. Each session is saved there before a storage hears of it,
+so a storage that knows a later session than the document proves it, and nothing is decided (`refusal`).
+
+In order below: how the document changes when a session opens, while it is open and when it ends; what a replica does next,
+as values; `Recovery` itself. `tests/golden/recovery/` tells it in stories. Pure.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 from uuid import UUID
 
-from waltzd.cluster.documents import Decision, PartitionMeta, ReplicaState, Role
+from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
 from waltzd.errors import MetadataBehind, MetadataMissing, WaltzError
 from waltzd.format.finding import Code
 from waltzd.protocol.descriptions import ReplicaStatus
@@ -48,44 +56,16 @@ def written_by_another(storage: str, mark: int, *, partition: int, session: int,
     """It has begun our session and holds more than we ever wrote in it."""
     return MetadataBehind(
         f"storage {storage} holds ids up to {mark} of partition {partition} in session {session}, which has written up to "
-        f"{last_id}: somebody else had a session of this number",
+        f"{last_id}: another owner had a session of this number",
         storage=storage,
-    )
-
-
-def contradiction(
-    storage: str, status: ReplicaStatus, *, session: int, begun_max: int, promised: int, is_begun: bool, is_fresh: bool
-) -> WaltzError | None:
-    """Of what this storage says with the document that was read before `session` was taken. `begun_max`: the newest session
-    that it may have begun by then. `promised`: to which it had promised itself before it heard of ours. `is_begun`: it may
-    have begun ours. `is_fresh`: no session was ever opened, says the document."""
-    begun = EMPTY if is_begun and status.session == session else status.session
-    number = status.partition
-    if is_fresh:
-        if status.last_id == EMPTY and status.low_mark == EMPTY and begun <= 0 and promised < session:
-            return None
-        return MetadataMissing(
-            f"partition {number} was never opened, says the coordinator; but storage {storage} holds ids up to "
-            f"{status.last_id}, has begun session {status.session} and promised itself to session "
-            f"{status.promised_session}",
-            storage=storage,
-        )
-    if begun > begun_max:
-        what, known = f"has begun session {begun}", begun_max
-    elif promised >= session:
-        what, known = f"has promised itself to session {promised}", session - 1
-    else:
-        return None
-    return MetadataBehind(
-        f"storage {storage} {what} of partition {number}; the coordinator knows of none above {known}", storage=storage
     )
 
 
 def admitting(
     meta: PartitionMeta, mark: int, members: tuple[str, ...], roles: Iterable[str], level: Mapping[str, ReplicaStatus]
 ) -> PartitionMeta:
-    """The document with which the session opens: those who are level have joined it, and for the others, up to where they
-    can be trusted. What they are cut above is nothing that they could forget."""
+    """The document with which the session opens. Level replicas have joined it; of each other one it says up to where it
+    can be trusted. What such a one is cut above is nothing that it could forget."""
     states: dict[str, ReplicaState] = {}
     for name in roles:
         status, state = level.get(name), meta.replicas.get(name)
@@ -104,8 +84,7 @@ def _joined(meta: PartitionMeta, status: ReplicaStatus, held: int) -> ReplicaSta
 
 def joining(meta: PartitionMeta, name: str, status: ReplicaStatus | None, held: int) -> PartitionMeta | None:
     """The document that lets this member's acknowledgements count, once it is saved; None when it may not join. One that
-    had forgotten something joins again when it holds all that it had acknowledged, or the replica in whose place it is:
-    it makes no difference any more."""
+    had forgotten something joins again when it holds all that it, or the replica in whose place it is, had acknowledged."""
     state = meta.replicas.get(name)
     if meta.opened != meta.session or name not in meta.members or status is None or status.session != meta.session:
         return None
@@ -115,8 +94,8 @@ def joining(meta: PartitionMeta, name: str, status: ReplicaStatus | None, held: 
 
 
 def losing(meta: PartitionMeta, name: str, mark: int) -> PartitionMeta | None:
-    """The document that takes away the vote of a member that has forgotten what it acknowledged in this session. `mark`:
-    all that it ever acknowledged in it."""
+    """The document that takes away the vote of a member that has forgotten what it acknowledged in this session: everything
+    up to `mark`."""
     state = meta.replicas.get(name)
     if name not in meta.joined or state is None or state.is_lost:
         return None
@@ -125,7 +104,7 @@ def losing(meta: PartitionMeta, name: str, mark: int) -> PartitionMeta | None:
 
 
 def acknowledging(meta: PartitionMeta, marks: Mapping[str, int]) -> PartitionMeta:
-    """The document that says how far those who joined have acknowledged; the same where it says so already."""
+    """The document that says how far the joined members have acknowledged; the same one where it says so already."""
     risen = {
         name: replace(state, acknowledged=marks[name])
         for name, state in meta.replicas.items()
@@ -141,7 +120,8 @@ def closing(meta: PartitionMeta, mark: int) -> PartitionMeta:
 
 
 def following(meta: PartitionMeta, mark: int) -> PartitionMeta:
-    """The document that closes its session at `mark` and takes the next one, in one: nobody comes in between."""
+    """The document that closes its session at `mark` and takes the next one, in one write: no other owner comes in
+    between."""
     return replace(closing(meta, mark), session=meta.session + 1)
 
 
@@ -152,8 +132,8 @@ class Wait:
 
 @dataclass(frozen=True)
 class GiveUp(Wait):
-    """It is damaged, and nobody who answers holds what it lacks, or it holds what an operator gave up: wait for others, or
-    for an operator."""
+    """It is damaged and no replica that answers holds what it lacks, or it holds what an operator gave up: wait for others,
+    or for an operator."""
 
 
 @dataclass(frozen=True)
@@ -192,8 +172,7 @@ Task: TypeAlias = Wait | Truncate | SetLowMark | Copy | Heal | Level
 
 
 NEAR_IDS = 10_000
-"""Who lags less than this is level in a moment."""
-NOBODY: Mapping[str, UUID] = {}
+"""A replica that lags less than this is level in a moment."""
 
 
 class Step(enum.StrEnum):
@@ -208,21 +187,21 @@ class Recovery:
     def __init__(
         self,
         meta: PartitionMeta,
-        roles: Mapping[str, Role],
+        roles: Mapping[str, Membership],
         *,
         is_taken: bool = True,
-        ours: Mapping[str, UUID] = NOBODY,
+        ours: Mapping[str, UUID] | None = None,
     ) -> None:
         """`meta` carries our session. `is_taken`: it is saved; before that replicas are asked, and none is opened. `ours`:
-        who was in contact with the session that is closed, which was ours, under which incarnation."""
+        where this owner also had the session that is closed, the incarnation of each replica that was in contact with
+        it."""
         self.meta = meta
         self.session = meta.session
         self.roles = dict(sorted(roles.items()))
         self.is_taken = is_taken
-        self._ours = ours
-        self.story: deque[str] = deque(maxlen=200)
+        self._ours = ours or {}
         self.patience_left = True
-        """While true, a session that could open waits for replicas that are nearly level; whoever drives ends that."""
+        """While true, a session that could open waits for replicas that are nearly level; the driver ends that."""
         self._begun_max = meta.opened if meta.decision is None else meta.session - 1
         """The newest session that a storage may have begun before ours, as far as the coordinator knows."""
         self._progress: dict[str, Progress] = {}
@@ -232,7 +211,7 @@ class Recovery:
 
     @property
     def names(self) -> list[str]:
-        """Everybody to contact: who may vote, and who shall hold the log from now on."""
+        """All replicas to contact: those that may vote, and those that shall hold the log from now on."""
         return sorted({*self.roles, *self.meta.members})
 
     @property
@@ -272,11 +251,11 @@ class Recovery:
 
     @property
     def statuses(self) -> dict[str, ReplicaStatus]:
-        """Of those who answer."""
+        """Of the replicas that answer."""
         return {name: progress.status for name, progress in self._progress.items() if progress.status is not None}
 
     @property
-    def incarnations(self) -> dict[str, UUID]:  # of those who answer
+    def incarnations(self) -> dict[str, UUID]:
         return {name: status.incarnation for name, status in self.statuses.items()}
 
     @property
@@ -298,10 +277,10 @@ class Recovery:
     @property
     def has_asked_enough(self) -> bool:
         """Our session id may be saved: a session that decided anything after this document was written has fenced one of
-        those who were asked, and it would have said so."""
+        the replicas that were asked, and that one would have said so."""
         if self.is_fresh:
             return bool(self.roles) and all(self.progress(name).was_asked for name in self.roles)
-        members = [name for name, role in self.roles.items() if role is Role.MEMBER] or list(self.roles)
+        members = [name for name, role in self.roles.items() if role is Membership.MEMBER] or list(self.roles)
         voters = self.meta.members if self.meta.decision is None else members
         return bool(voters) and sum(self.progress(name).was_asked for name in voters) >= majority(len(voters))
 
@@ -309,8 +288,7 @@ class Recovery:
         """It answered: lower sessions are fenced there."""
         self.progress(name).was_tried = True
         self.progress(name).copied = None
-        self._take(name, status)
-        self._note(f"{name} answers: {status.sentence()}, begun {status.session} at {status.low_mark}")
+        self.changed(name, status)
 
     def twin_of(self, name: str, status: ReplicaStatus) -> str | None:
         """Another name under which this very replica answers: what is acknowledged under both is on one disk."""
@@ -324,43 +302,32 @@ class Recovery:
 
     def changed(self, name: str, status: ReplicaStatus) -> None:
         """After a truncation, a low-water mark or a healing."""
-        self._take(name, status)
+        progress = self.progress(name)
+        progress.status, progress.held = status, status.last_id
 
     def copied(self, name: str, last_id: int) -> None:
         """It now holds the log up to this id, on its disk: from us, behind what was trusted."""
         progress = self.progress(name)
         progress.held = progress.copied = max(progress.held, last_id)
 
-    def silent(self, name: str, why: str) -> None:
+    def silent(self, name: str) -> None:
         """It does not answer, for now."""
         progress = self.progress(name)
         progress.was_tried = True
         if not self.is_taken:
             progress.was_asked, progress.before = False, None
         progress.status, progress.held = None, EMPTY
-        self._note(f"{name} is silent: {why}")
 
     def saved(self, meta: PartitionMeta) -> None:
         """What `next_save` asked for, or another change, is in the coordinator."""
         assert meta.session == self.session
-        if meta.decision is not None and self.meta.decision is None and meta.opened != self.session:
-            self._note(f"decided: session {meta.opened} closed at {meta.decision.mark}")
-        if meta.opened == self.session and self.meta.opened != self.session:
-            self._note(f"open at {meta.low_mark} with {', '.join(meta.members)}; joined {', '.join(meta.joined)}")
         self.meta = meta
-
-    def _take(self, name: str, status: ReplicaStatus) -> None:
-        progress = self.progress(name)
-        progress.status, progress.held = status, status.last_id
-
-    def _note(self, sentence: str) -> None:
-        self.story.append(sentence)
 
     # -- deciding
 
     @property
     def refusal(self) -> WaltzError | None:
-        """Why nothing may be decided here without an operator."""
+        """Why nothing may be decided without an operator: a storage and the document contradict each other."""
         for name in self.names:
             for status in (self.progress(name).before, self.progress(name).status):
                 error = None if status is None else self._contradiction(name, status)
@@ -369,15 +336,30 @@ class Recovery:
         return None
 
     def _contradiction(self, name: str, status: ReplicaStatus) -> WaltzError | None:
-        is_before = status is self.progress(name).before
-        return contradiction(
-            name,
-            status,
-            session=self.session,
-            begun_max=self._begun_max,
-            promised=status.promised_session if is_before else EMPTY,
-            is_begun=not is_before and (self.meta.decision is not None or self.meta.opened == self.session),
-            is_fresh=self.is_fresh,
+        """Of what this storage says with the document, which was read before our session was taken. What it said before it
+        heard of us tells to which session it had promised itself; from then on the promise is to us. Ours it can have begun
+        only when a closing mark was saved."""
+        is_before, number = status is self.progress(name).before, status.partition
+        may_have_begun_ours = not is_before and (self.meta.decision is not None or self.meta.opened == self.session)
+        begun = EMPTY if may_have_begun_ours and status.session == self.session else status.session
+        promised = status.promised_session if is_before else EMPTY
+        if self.is_fresh:
+            if status.last_id == EMPTY and status.low_mark == EMPTY and begun <= 0 and promised < self.session:
+                return None
+            return MetadataMissing(
+                f"partition {number} was never opened, says the coordinator; but storage {name} holds ids up to "
+                f"{status.last_id}, has begun session {status.session} and promised itself to session "
+                f"{status.promised_session}",
+                storage=name,
+            )
+        if begun > self._begun_max:
+            what, known = f"has begun session {begun}", self._begun_max
+        elif promised >= self.session:
+            what, known = f"has promised itself to session {promised}", self.session - 1
+        else:
+            return None
+        return MetadataBehind(
+            f"storage {name} {what} of partition {number}; the coordinator knows of none above {known}", storage=name
         )
 
     def decide(self) -> int | None:
@@ -488,7 +470,9 @@ class Recovery:
         if held < mark:
             last_id, sources = self.give(name, held, mark)
             return (
-                Copy(last_id, sources) if sources else Wait(f"nobody who answers holds the ids from {held + 1} to {mark}")
+                Copy(last_id, sources)
+                if sources
+                else Wait(f"no replica that answers holds the ids from {held + 1} to {mark}")
             )
         return Level()
 
@@ -532,16 +516,16 @@ class Recovery:
 
     def _may_be_filled(self, name: str, status: ReplicaStatus) -> bool:
         """Another directory stands in the place of the one that joined, and the session that is being closed was never
-        begun in it: nothing that was acknowledged can be cut there. And a copy can decide: whatever the silent and the
-        forgetful held, no majority reached more than the faithful hold."""
+        begun in it: nothing that was acknowledged can be cut there. And a copy can decide: whatever silent and forgetful
+        replicas held, no majority reached more than the faithful ones hold."""
         state = self.meta.replicas.get(name)
         is_another = state is not None and state.incarnation != status.incarnation and status.session < self.meta.opened
         highest = [self._bounds(other)[1] for other in self.meta.members]
         return is_another and reached(highest, len(highest)) < EVERYTHING
 
     def _mend_to_vote(self, name: str, status: ReplicaStatus) -> Task:
-        """Whoever was faithful in the same session, and holds all that this one ever had, has the very bytes that are
-        missing here. With them it votes for what it held."""
+        """A replica that was faithful in the same session, and holds all that this one ever had, has the very bytes that
+        are missing here. With them this one votes for what it held."""
         held = self.held(name)
         sources = self._faithful_sources(name, held - 1)
         if self.knows_its_end(name) and sources and status.damaged_segments:
@@ -552,14 +536,13 @@ class Recovery:
         return tuple(other for other in self.sources(name, above) if self.is_faithful(other))
 
     def give(self, name: str, above: int, mark: int) -> tuple[int, tuple[str, ...]]:
-        """Up to where the others can give it the log, and who can: what a replica holds above its trust may be another
-        session's, as long as it is not cut there."""
+        """Up to where the others can give it the log, and which of them can."""
         sources = self.sources(name, above)
         last_id = min([mark, *(self.trusted(other) for other in sources[:1])])
         return last_id, tuple(other for other in sources if self.trusted(other) >= last_id)
 
     def sources(self, name: str, above: int) -> tuple[str, ...]:
-        """Who holds more of the log than `above`, the most first."""
+        """The replicas that hold more of the log than `above`, the longest first."""
         found = [(-self.trusted(other), other) for other in self.names if other != name and self.trusted(other) > above]
         return tuple(other for _, other in sorted(found))
 
@@ -571,13 +554,13 @@ class Recovery:
         if self.meta.opened == self.session:
             return ""
         silent = [name for name in self.names if not self._has_answered(name)]
-        missing = f"; {', '.join(silent)} do not answer" if silent else ""
+        missing = f"; no answer from {', '.join(silent)}" if silent else ""
         if self.meta.decision is None:
             if self.is_fresh:
                 return f"the first session needs an answer from every assigned storage{missing}"
             return f"the closing mark of session {self.meta.opened} is undecided{missing}"
         level = [name for name in self.roles if isinstance(self.next_for(name), Level)]
-        return f"level: {', '.join(level) or 'nobody'} of {', '.join(self.roles)}{missing}"
+        return f"level: {', '.join(level) or 'none'} of {', '.join(self.roles)}{missing}"
 
     # -- what is to be saved
 
@@ -585,12 +568,12 @@ class Recovery:
     def members(self) -> tuple[str, ...]:
         """The members that this session will have: the assigned ones, and learners that have become level."""
         return tuple(
-            name for name, role in self.roles.items() if role is Role.MEMBER or isinstance(self.next_for(name), Level)
+            name for name, role in self.roles.items() if role is Membership.MEMBER or isinstance(self.next_for(name), Level)
         )
 
     @property
     def has_level_majority(self) -> bool:
-        """A majority of the members-to-be holds exactly the decided log."""
+        """A majority of the members that this session will have holds exactly the decided log."""
         members = self.members
         level = sum(isinstance(self.next_for(name), Level) for name in members)
         return bool(members) and level >= majority(len(members))
@@ -622,8 +605,8 @@ class Recovery:
         return admitting(self.meta, self.meta.decision.mark, self.members, self.roles, level)
 
     def _copies(self, mark: int) -> dict[str, ReplicaState]:
-        """Who holds the decided log because it has copied it. That is saved with the decision, which rests on it: the next
-        session would not trust these records, cut them, and perhaps find them nowhere else."""
+        """The replicas that hold the decided log because they have copied it. That is saved with the decision, which rests
+        on it: else the next session would not trust these records, cut them, and perhaps find them nowhere else."""
         return {
             name: ReplicaState(session=status.session, closing=mark, incarnation=status.incarnation)
             for name, status in self.statuses.items()
@@ -664,5 +647,5 @@ class Recovery:
 
 def _certain(status: ReplicaStatus, mark: int) -> int:
     """Up to here nothing is ever cut on this replica. It can know of more than the mark of an open session only from that
-    session itself, which it has forgotten since that it had begun."""
+    session itself, when it has forgotten since that it had begun it."""
     return max(mark, status.committed)

@@ -1,7 +1,7 @@
 """One step of a pipeline: what arrived together becomes one run of records. Pure.
 
-Batches stay columns from the message to the disk: nothing here makes an object for a transaction. Whatever can be wrong
-with a batch by itself is found before it is queued, so that a step cannot fail half-way.
+Batches stay columns from the message to the disk: nothing here makes an object for a transaction. A batch is checked before
+it is queued, so that a step cannot fail half-way.
 """
 
 from __future__ import annotations

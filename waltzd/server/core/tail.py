@@ -1,8 +1,8 @@
 """The newest records of a partition in memory: what is on its way to the replicas, and what readers ask for most.
 
 Every replica and every hot reader is a cursor into the same runs, so a slow one costs nothing: what is committed may be
-evicted, oldest first, and whoever then stands in front of the tail reads from a storage until it has caught up. The newest
-run and what is not committed are never evicted; the pipeline bounds it by not taking more. Pure.
+evicted, oldest first, and a cursor that is then in front of the tail reads from a storage until it has caught up. The
+newest run and what is not committed are never evicted; the pipeline bounds that by taking no more. Pure.
 """
 
 from __future__ import annotations

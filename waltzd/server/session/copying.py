@@ -32,7 +32,7 @@ class SourceFailed(Exception):
 
 
 async def timely(things: AsyncIterator[T], seconds: float, who: str) -> AsyncGenerator[T, None]:
-    """The same things; whoever lets us wait too long for the next one has failed."""
+    """The same things; `who` has failed when the next one takes too long."""
     iterator = aiter(things)
     try:
         while True:
@@ -147,7 +147,7 @@ class Copier:
                 async with asyncio.timeout(self._seconds):
                     mark = await stream.receive()
             except TimeoutError:
-                if not is_owed:  # nothing was sent: we pause for the bound, or the source thinks
+                if not is_owed:  # nothing was sent: the bound makes us pause, or the source is slow
                     continue
                 raise CannotConnect(f"a copy was not acknowledged for {self._seconds:.0f} seconds") from None
             if mark is None:

@@ -1,8 +1,8 @@
-"""A partition's documents, as the owner of its session keeps them: each change is made to what it knows, or not at all.
+"""A partition's documents in the coordinator, as its owner keeps them: each change is made to the version that it knows.
 
-Whoever else changed the partition's own document owns it now, and that ends the session. What operators say about its
-replicas is another matter: it is read again, and what was to be saved is decided anew. A document that was deleted, or that
-nobody can understand any more, ends nothing: the owner goes on with what it said, and writes its partition's own ones anew.
+Another process that changed the partition's own document is its owner now, and that ends the session. The list of replicas
+is the operators': when that changed, it is read again, and what was to be saved is decided anew. A document that was
+deleted or spoiled ends nothing: the owner goes on with what it said, and writes its partition's own two documents anew.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from waltzd.cluster.cluster import ASSIGNMENT, NO_VERSION, STORAGES, Cluster, partition_path, put, replicas_path
 from waltzd.cluster.coordinator import Check
-from waltzd.cluster.documents import PartitionMeta, Role, StorageMeta, encode
+from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta, encode
 from waltzd.errors import (
     BadMetadata,
     CannotConnect,
@@ -33,7 +33,7 @@ class Documents:
         self._cluster = cluster
         self._partition = partition
         self._version = version
-        self._replicas: tuple[Mapping[str, Role], int] = {}, NO_VERSION
+        self._replicas: tuple[Mapping[str, Membership], int] = {}, NO_VERSION
         self._retry_seconds = retry_seconds
         self._troubles: dict[str, str] = {}
         """By the path of each document that is gone or spoiled."""
@@ -44,11 +44,11 @@ class Documents:
 
     @property
     def can_be_saved(self) -> bool:
-        """As far as anybody knows."""
+        """As far as is known: the coordinator is connected."""
         return self._cluster.coordinator.is_connected
 
     @property
-    def roles(self) -> Mapping[str, Role]:
+    def roles(self) -> Mapping[str, Membership]:
         return self._replicas[0]
 
     @property
@@ -63,18 +63,18 @@ class Documents:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where owners reach the storages. Their other address is nothing to a session."""
+        """Where owners reach the storages."""
         return {name: meta.listen for name, meta in self.storages.items()}
 
     async def read(self) -> None:
-        """What operators say, and may have changed: where the replicas are, and where the storages."""
+        """Where the replicas are, and where the storages: operators may have changed both."""
         self._replicas, self.storages = await asyncio.gather(
             self._cluster.replica_set(self._partition), self._cluster.storages()
         )
 
     async def look_again(self) -> str:
-        """The same while a session lives: what is gone, or cannot be understood, stays as it is known. What is new of that,
-        for people."""
+        """The same while a session lives. What is gone, or cannot be understood, stays as it is known; a sentence says what
+        is new of that."""
         before = self.trouble
         own, replicas, troubles = partition_path(self._partition), replicas_path(self._partition), dict[str, str]()
         try:
@@ -100,8 +100,8 @@ class Documents:
 
     async def save(self, wanted: PartitionMeta, *, promote: bool = False, check: Callable[[], None]) -> bool:
         """Compare-and-set; with `promote`, together with the learners that it makes members. When the answer is lost, look
-        what is there. `check` raises when nothing may be saved any more. False: where the replicas are was changed since it
-        was read; now it is read again, and nothing is saved."""
+        what is there. `check` raises when nothing may be saved any more. False: the list of replicas has changed; it was
+        read again, and nothing is saved."""
         async with self._turn:
             return await self._save(wanted, promote, check)
 
@@ -135,7 +135,7 @@ class Documents:
         return True
 
     async def _is_saved(self, wanted: PartitionMeta) -> bool:
-        """Look what is there: this, what was there before, or what ends the session."""
+        """Look what is there: `wanted`, what was there before, or what ends the session."""
         await self.look_again()
         if self.has_to_write:
             return False
@@ -145,12 +145,12 @@ class Documents:
             self._version = version
             return found == wanted
         if version != self._version:
-            raise ChangedMeanwhile(f"somebody else changed the document of partition {self._partition}")
+            raise ChangedMeanwhile(f"another process changed the document of partition {self._partition}")
         return False
 
     async def _write_anew(self, meta: PartitionMeta) -> None:
-        """The owner of the session knows all that was in there. Sessions are taken under the newest generation only; that
-        this is ours says the assignment, in the same transaction: so nobody took one that would be forgotten by this."""
+        """The owner of the session knows all that stood there. Sessions are taken under the newest generation only, and the
+        assignment, checked in the same transaction, says that this is ours: so no session is forgotten by this write."""
         coordinator, number = self._cluster.coordinator, self._partition
         own, replicas = partition_path(number), replicas_path(number)
         troubles = self._troubles  # a look that comes meanwhile puts others in their place
@@ -178,8 +178,8 @@ class Documents:
         saved: Callable[[PartitionMeta], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Save what can as well be saved later: beside everything else, in one attempt. `make` is asked when its turn has
-        come. Only a newer session of somebody else is a failure."""
+        """Save in one attempt, beside everything else, what can as well be saved later. `make` is asked when its turn has
+        come. `failed` hears of another owner's newer session only."""
 
         def look(task: asyncio.Task[None]) -> None:
             error = None if task.cancelled() else task.exception()
@@ -222,17 +222,17 @@ class Documents:
             return False
 
     async def check_newest(self) -> None:
-        """`ChangedMeanwhile` when the partition's document is not as we left it. Asked like a change: the coordinator does
-        not answer that with an older view."""
+        """`ChangedMeanwhile` when the partition's document is not as we left it. Asked as a change is, which the
+        coordinator does not answer from an older view."""
         path = partition_path(self._partition)
         if self._version != NO_VERSION:
             await self._cluster.coordinator.commit([Check(path, self._version)])
         elif await self._cluster.coordinator.get(path) is not None:
-            raise ChangedMeanwhile(f"somebody else made {path}", path=path)
+            raise ChangedMeanwhile(f"another process made {path}", path=path)
 
-    def _promoted(self, wanted: PartitionMeta) -> tuple[Mapping[str, Role], int] | None:
-        """The roles in which the learners that are admitted are members, and the version that they were made from: what an
-        operator saves meanwhile must not be undone. None when nothing changes."""
+    def _promoted(self, wanted: PartitionMeta) -> tuple[Mapping[str, Membership], int] | None:
+        """The list in which admitted learners are members, and the version that it was made from: what an operator saves
+        meanwhile must not be undone. None when nothing changes."""
         roles, version = self._replicas
-        new = {name: Role.MEMBER if name in wanted.members else role for name, role in roles.items()}
+        new = {name: Membership.MEMBER if name in wanted.members else role for name, role in roles.items()}
         return None if new == dict(roles) else (new, version)

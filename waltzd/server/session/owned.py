@@ -1,15 +1,13 @@
 """One partition that this server owns: one session after the other, from the assignment to the hand-over.
 
 While a session is open there is exactly one pipeline, made for it and closed with it: lock table, feed and requests in
-flight never outlive the session that they belong to. When a session ends, for whatever reason, the next one begins with
-the same steps as after a crash; there is no shorter way back.
+flight never outlive it. However a session ends, the next one begins with the same steps as after a crash.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -26,47 +24,16 @@ from waltzd.errors import (
     SessionEnded,
     WaltzError,
 )
-from waltzd.format.record import Run
-from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, PartitionStatistics
+from waltzd.protocol.descriptions import OwnedPartition, PartitionStatistics
 from waltzd.protocol.peers import ReplicaPort
+from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.recovery import acknowledging
-from waltzd.server.core.tail import Tail
 from waltzd.server.session.documents import Documents
+from waltzd.server.session.replica import Log
 from waltzd.server.session.session import Session
 from waltzd.server.session.settings import SessionSettings
 from waltzd.server.session.wake import Bell, Ticker
 from waltzd.wire.tasks import tell_failure
-
-
-class OpenSession(Protocol):
-    """What a pipeline gets: the log at its end, for as long as it is ours without a break."""
-
-    @property
-    def partition(self) -> int: ...
-    @property
-    def generation(self) -> int: ...
-    @property
-    def session(self) -> int:
-        """Rises when it gives way to another one of the same owner, with nothing in between."""
-        ...
-
-    @property
-    def low_mark(self) -> int:
-        """The mark at which it opened."""
-        ...
-
-    @property
-    def tail(self) -> Tail: ...
-    @property
-    def committed(self) -> int: ...
-    def append(self, run: Run) -> None:
-        """Keep it in the tail and let the replicas have it; `on_commit` tells when it is committed."""
-        ...
-
-    def on_commit(self, listener: Callable[[int], None]) -> None: ...
-    def read(self, first_id: int, last_id: int, chunk_bytes: int) -> AsyncIterator[Run]:
-        """Committed records from a replica."""
-        ...
 
 
 class ClosablePipeline(Protocol):
@@ -96,7 +63,7 @@ class OwnedLog(Generic[P]):
         connect: Callable[[StorageMeta], ReplicaPort],
         settings: SessionSettings,
         ticker: Ticker,
-        make_pipeline: Callable[[OpenSession], P],
+        make_pipeline: Callable[[Log], P],
         say: Callable[[str], None],
         previous_owner_alive: bool = False,
         statistics: Callable[[], PartitionStatistics] = PartitionStatistics,
@@ -122,7 +89,6 @@ class OwnedLog(Generic[P]):
         self._task: asyncio.Task[None] | None = None
         self.bell = Bell()
         """Rings when the pipeline came or went."""
-        self.story: deque[str] = deque(maxlen=200)
 
     # -- the life
 
@@ -131,7 +97,7 @@ class OwnedLog(Generic[P]):
 
     @property
     def task(self) -> asyncio.Task[Any]:
-        """Ends only when the log is closed, or with a mistake of ours."""
+        """Ends when the log is closed, or by itself with a mistake of ours."""
         assert self._task is not None
         return self._task
 
@@ -149,7 +115,6 @@ class OwnedLog(Generic[P]):
             task.result()  # a mistake of ours on the way out is one all the same
 
     def _note(self, sentence: str) -> None:
-        self.story.append(sentence)
         self._say(f"partition {self.partition}: {sentence}")
 
     async def _run(self) -> None:
@@ -187,13 +152,13 @@ class OwnedLog(Generic[P]):
             say=self._note,
         )
         following = asyncio.create_task(self._follow_replicas(session, token))
-        tell_failure(following, session.end)
+        tell_failure(following, session.log.end)
         others = asyncio.create_task(self._look_for_others(session))
-        tell_failure(others, session.end)
+        tell_failure(others, session.log.end)
         try:
             await session.recover()
             self._was_open, self._trouble = True, ""
-            self._pipeline = pipeline = self._make_pipeline(session)
+            self._pipeline = pipeline = self._make_pipeline(session.log)
             self.bell.ring()
             await session.serve()
             self._note("the session ends: it is handed over")
@@ -206,9 +171,9 @@ class OwnedLog(Generic[P]):
             await documents.check_newest()  # else a newer owner is the reason
             raise
         finally:
-            self._drop_pipeline(SessionEnded(f"session {session.session} of partition {self.partition} has ended"))
-            if session.live is not None:
-                self._marks = session.session, session.live.acknowledged
+            self._drop_pipeline(SessionEnded(f"session {session.log.session} of partition {self.partition} has ended"))
+            if session.log.marks is not None:
+                self._marks = session.log.session, session.log.marks.acknowledged
             self._session = None
             # Everything is told to end before anything is waited for: a second cancellation must not leave a link behind.
             following.cancel()
@@ -240,7 +205,7 @@ class OwnedLog(Generic[P]):
         return replace(known, generation=self.generation, session=meta.session + 1), version
 
     async def _wait_for_closing(self, meta: PartitionMeta, version: int) -> tuple[PartitionMeta, int]:
-        """The old owner is alive and knows: give it a moment to bring its session to an end."""
+        """The old owner is alive: give it a moment to bring its session to an end."""
         self._previous_owner_alive = False
         token: object | None = None
         try:
@@ -265,8 +230,8 @@ class OwnedLog(Generic[P]):
                 await asyncio.sleep(self._settings.retry_seconds)
 
     async def _look_for_others(self, session: Session) -> None:
-        """Until it is open: who waits for replicas that never come notices in no other way that an operator has decided.
-        Afterwards, whether the document is still there."""
+        """Until it is open, look for a session of another owner: a session that waits for replicas would not notice that an
+        operator has decided. Afterwards, look whether the document is still there."""
         token: object | None = None
         while True:
             try:
@@ -284,16 +249,16 @@ class OwnedLog(Generic[P]):
                 continue
             if self._was_open:
                 continue
-            session_id, mine = session.session, session.core
+            session_id, mine = session.log.session, session.log.core
             if meta is not None and meta.session >= session_id:
                 if meta.session == session_id and (mine.is_taken or meta == mine.meta):
                     continue
-                raise ChangedMeanwhile(f"somebody else took session {meta.session} of partition {self.partition}")
+                raise ChangedMeanwhile(f"another owner took session {meta.session} of partition {self.partition}")
 
     def check(self) -> None:
         """What is true of its session after every event."""
         if self._session is not None:
-            self._session.check()
+            self._session.log.check()
 
     # -- what others see
 
@@ -308,58 +273,40 @@ class OwnedLog(Generic[P]):
 
     @property
     def waiting(self) -> str:
-        """What it waits for, in one sentence."""
-        session = self._session
-        if session is None:
+        """What it waits for, in one sentence; empty for nothing."""
+        if self._session is None:
             return self._trouble
-        if session.live is not None:
-            return session.missing
-        return session.core.waiting() or self._trouble
+        log = self._session.log
+        return log.missing if log.marks is not None else log.core.waiting() or self._trouble
 
     def describe(self) -> OwnedPartition:
-        session = self._session
-        if session is None:
-            return OwnedPartition(
-                partition=self.partition,
-                generation=self.generation,
-                session=0,
-                step="CLOSED",
-                waiting=self.waiting,
-                committed=-1,
-                last_id=-1,
-                low_mark=-1,
-                mounts=0,
-                tail_bytes=0,
-                replicas=(),
-                statistics=self._statistics(),
-            )
-        tail = session.open_tail
-        return OwnedPartition(
+        owned = OwnedPartition(
             partition=self.partition,
             generation=self.generation,
-            session=session.session,
-            step=str(session.core.step),
+            session=0,
+            step="CLOSED",
             waiting=self.waiting,
-            committed=session.committed,
-            last_id=tail.next_id - 1 if tail is not None else -1,
-            low_mark=session.core.meta.low_mark,
+            committed=EMPTY,
+            last_id=EMPTY,
+            low_mark=EMPTY,
+            mounts=0,
+            tail_bytes=0,
+            replicas=(),
+            statistics=self._statistics(),
+        )
+        session = self._session
+        if session is None:
+            return owned
+        log, tail = session.log, session.log.open_tail
+        return replace(
+            owned,
+            session=log.session,
+            step=str(log.core.step),
+            committed=log.committed,
+            last_id=tail.next_id - 1 if tail is not None else EMPTY,
+            low_mark=log.core.meta.low_mark,
             mounts=self._pipeline.mounts if self._pipeline is not None else 0,
             tail_bytes=tail.bytes if tail is not None else 0,
-            replicas=tuple(self._replica(session, name) for name in session.core.names),
-            statistics=self._statistics(),
+            replicas=tuple(log.describe(name) for name in log.core.names),
             trouble=session.documents.trouble,
-        )
-
-    @staticmethod
-    def _replica(session: Session, name: str) -> OwnedReplica:
-        link = session.links.get(name)
-        role = session.core.roles.get(name)
-        has_joined = session.live is not None and session.live.counts(name)
-        return OwnedReplica(
-            storage=name,
-            role=str(role) if role is not None else "leaving",
-            state=str(link.state) if link is not None else "DOWN",
-            durable_id=session.core.held(name),
-            counts=has_joined and link is not None and link.is_readable,
-            story=link.story if link is not None else "it is not in the list of storages",
         )

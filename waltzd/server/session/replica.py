@@ -1,18 +1,18 @@
-"""One replica of a partition, driven by one session: contacted, brought level, kept level, and again after any failure.
+"""One partition's log as its owner has it, and its replicas: each contacted, brought level, kept level, and again after any
+failure.
 
-What is to be done next is decided by `recovery`; this does it. A link fails alone: it tells the session that its replica is
-silent, waits a little longer each time, and tries again from the start. Only a storage that has promised itself to a newer
-session ends more than the link.
+`Log` is what the session, the links, the pipeline and its readers share: the tail, the marks, what recovery knows. It stays
+while sessions of the same owner follow upon each other; everything that belongs to one session is made anew by `follow`.
 
-Records reach a level replica from the tail; one that has fallen out of the tail copies from the other replicas, sealed
-segments as files, until it can go on from the tail. No queue: the replica is a cursor.
+`ReplicaLink` is one replica. Recovery decides what it does next, and the link does it. A link fails alone: it tells the
+core that its replica is silent, waits a little longer each time, and begins from the start. Only a storage that has
+promised itself to a newer session ends more than the link. Records reach a level replica from the tail; one that has fallen
+out of the tail copies from the other replicas, sealed segments as files, until it can go on from the tail. There is no
+queue: the replica is a cursor.
 
-Committed records from whichever replica can give them: for readers that are behind the tail.
-
-A replica that fails, or lets us wait too long, is asked last from then on, until it has answered again: a storage that
-hangs costs one deadline, not one for each read. What a storage says when it cannot give is about that storage: it never
-goes to a reader as if it were about the partition. A session that begins is no failure: storages refuse the one before
-from the first contact on, and the links are not yet there again.
+Readers behind the tail are given committed records by any replica that can (`Log.read`). One that fails, or is too slow, is
+asked last from then on, until it has answered again: a storage that hangs costs one deadline, not one for each read. What a
+storage says when it cannot give is about that storage: it never goes to a reader as if it were about the partition.
 """
 
 from __future__ import annotations
@@ -20,17 +20,31 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from waltzd.cluster.documents import StorageMeta
-from waltzd.errors import CannotConnect, NoSuchPartition, NotReadable, SameStorage, StaleSession, WaltzError
+from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
+from waltzd.errors import CannotConnect, NoSuchPartition, NotReady, SessionEnded, StaleSession, WaltzError, WrongStorage
+from waltzd.format.layout import FileHeader
 from waltzd.format.record import Run
-from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.descriptions import OwnedReplica, ReplicaStatus
 from waltzd.protocol.peers import AppendPort, ReplicaPort
-from waltzd.server.core.recovery import Copy, GiveUp, Heal, Level, Recovery, SetLowMark, Truncate, Wait
+from waltzd.protocol.quorum import EMPTY
+from waltzd.server.core.progress import Marks
+from waltzd.server.core.recovery import (
+    NEAR_IDS,
+    Copy,
+    GiveUp,
+    Heal,
+    Level,
+    Recovery,
+    SetLowMark,
+    Truncate,
+    Wait,
+    written_by_another,
+)
 from waltzd.server.core.tail import Tail
 from waltzd.server.session.copying import Copier, SourceFailed, timely
-from waltzd.server.session.settings import SessionSettings
+from waltzd.server.session.settings import SETTLED_SECONDS, SessionSettings
 from waltzd.server.session.wake import Bell
 
 T = TypeVar("T")
@@ -40,6 +54,7 @@ PAUSES = 5
 """The longest pause before a replica is tried again, in first pauses. Short: one that came back is level the sooner."""
 OPEN_PATIENCE = 6
 """So many times longer than for other calls: a storage proves what it holds before it answers."""
+READ_AGAIN_SECONDS = 0.05
 
 
 class State(enum.StrEnum):
@@ -51,70 +66,289 @@ class State(enum.StrEnum):
     DAMAGED = "DAMAGED"
     """It is being healed."""
     GIVEN_UP = "GIVEN_UP"
-    """It is damaged, and nobody who answers can heal it."""
+    """It is damaged, and no replica that answers can heal it."""
     DOWN = "DOWN"
 
 
-class Home(Protocol):
-    """The session that a link belongs to."""
-
-    partition: int
-    partitions: int
-    session: int
-    core: Recovery
-    decided: Bell
-    """Rings when the recovery may have something new to do."""
-    appended: Bell
-    """Rings when the tail grew, or somebody should look again."""
+class Log:
+    def __init__(
+        self,
+        partition: int,
+        meta: PartitionMeta,
+        roles: Mapping[str, Membership],
+        settings: SessionSettings,
+        *,
+        say: Callable[[str], None],
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`meta` carries the session id, which is not saved yet. `watch` has `look` of every link called now and then."""
+        self.partition = partition
+        self.generation = meta.generation
+        self.settings = settings
+        self.say = say
+        self.watch = watch
+        self.core = Recovery(meta, roles, is_taken=False)
+        self.marks: Marks | None = None
+        """What is committed in the open session."""
+        self.open_tail: Tail | None = None
+        self.links: dict[str, ReplicaLink] = {}
+        self.ended: BaseException | None = None
+        """Why its owner has to stop."""
+        self.decided = Bell()
+        """Rings when recovery may have something new to do."""
+        self.appended = Bell()
+        """Rings when there may be something to send."""
+        self.progressed = Bell()
+        """Rings when more is committed."""
+        self.bytes = 0
+        """Appended in this session."""
+        self.opened_at = 0.0
+        self.sending_up_to: int | None = None
+        """While a session gives way: what is above this waits in the tail for the next one."""
+        self._on_commit: list[Callable[[int], None]] = []
+        self._unwell: dict[str, None] = {}
+        """Replicas that failed a reader, in the order in which they did."""
 
     @property
-    def is_open(self) -> bool: ...
+    def session(self) -> int:
+        """Rises when a session gives way to the next one of the same owner; no other has written in between."""
+        return self.core.session
+
+    # -- what the pipeline uses
+
+    @property
+    def low_mark(self) -> int:
+        """The mark at which the session opened."""
+        assert self.core.mark is not None
+        return self.core.mark
+
     @property
     def tail(self) -> Tail:
-        """Once the session is open."""
-        ...
+        assert self.open_tail is not None, "the session is not open"
+        return self.open_tail
+
+    @property
+    def committed(self) -> int:
+        return self.open_tail.committed if self.open_tail is not None else EMPTY
+
+    def append(self, run: Run) -> None:
+        """Keep it in the tail, from where the replicas get it; `on_commit` tells when it is committed."""
+        self.tail.append(run)
+        self.bytes += len(run.data)
+        self.appended.ring()
+        if self.bytes > self.settings.session_bytes_max:
+            self.decided.ring()
+
+    def on_commit(self, listener: Callable[[int], None]) -> None:
+        self._on_commit.append(listener)
+
+    async def read(self, first_id: int, last_id: int, chunk_bytes: int) -> AsyncGenerator[Run, None]:
+        """Committed records from any replica that can give them."""
+        assert last_id <= self.committed
+        failed: dict[str, WaltzError] = {}
+        while first_id <= last_id:
+            name = self._choose(first_id, failed)
+            if name is None and self._is_beginning:
+                failed.clear()
+                await asyncio.sleep(READ_AGAIN_SECONDS)
+                continue
+            if name is None:
+                said = [f"{name}: {error.code} {error.message}" for name, error in failed.items()]
+                why = "; ".join(said) or "none that holds them can be read"
+                raise NotReady(f"no replica gives ids from {first_id} on: {why}")
+            until = min(last_id, self.core.held(name))
+            port = self.links[name].port
+            runs = port.read(self.partition, first_id, until, session=self.session, frame_bytes=chunk_bytes)
+            try:
+                async for run in timely(runs, self.settings.storage_seconds, name):
+                    yield run
+                    first_id = run.last_id + 1
+                self._unwell.pop(name, None)
+            except WaltzError as error:
+                failed[name] = error
+                self._unwell.pop(name, None)
+                self._unwell[name] = None
+
+    def _choose(self, first_id: int, failed: Mapping[str, WaltzError]) -> str | None:
+        able = [
+            name
+            for name, link in sorted(self.links.items())
+            if link.is_readable and name not in failed and self.core.held(name) >= first_id
+        ]
+        well = [name for name in able if name not in self._unwell]
+        if well:
+            return well[self.partition % len(well)]  # partitions spread over the storages
+        return next((name for name in self._unwell if name in able), None)
+
+    @property
+    def _is_beginning(self) -> bool:
+        """The session is not open yet, or only just. Storages refuse the one before from the first contact on, while links
+        of the new one are not ready: that is no failure."""
+        is_settled = self.marks is not None and asyncio.get_running_loop().time() - self.opened_at > SETTLED_SECONDS
+        return self.ended is None and not is_settled
+
+    # -- what the links use
 
     @property
     def sendable(self) -> int:
-        """The last id in the tail that this session may send."""
-        ...
-
-    @property
-    def committed(self) -> int: ...
-    def acknowledged(self, name: str, mark: int) -> None: ...
-    def has_forgotten(self, name: str, status: ReplicaStatus) -> bool:
-        """It answers: whether it is not what it was in this very session any more."""
-        ...
+        """The last id that replicas may have."""
+        last_id = self.tail.next_id - 1
+        return last_id if self.sending_up_to is None else min(last_id, self.sending_up_to)
 
     async def may_be_opened(self) -> None:
         """Wait until the session is saved, and nothing that the replicas say contradicts it."""
-        ...
+        while not self.core.is_taken or self.core.refusal is not None:
+            await self.decided.wait(self.decided.rings)
 
-    def watch(self) -> None:
-        """Call `look` of every link now and then."""
-        ...
+    def acknowledged(self, name: str, mark: int) -> None:
+        if self.open_tail is not None and mark >= self.open_tail.next_id:
+            last_id = self.open_tail.next_id - 1
+            self.end(written_by_another(name, mark, partition=self.partition, session=self.session, last_id=last_id))
+            return
+        if self.marks is None:
+            return
+        if self.marks.acknowledge(name, mark):
+            self.commit(self.marks.committed)
+        elif not self.marks.counts(name) and mark + NEAR_IDS >= self.tail.next_id:
+            self.decided.ring()
 
-    def fenced(self, error: StaleSession) -> None: ...
-    def say(self, sentence: str) -> None: ...
-    def copier(self, name: str) -> Copier: ...
+    def commit(self, mark: int) -> None:
+        self.tail.commit(mark)
+        for listener in self._on_commit:
+            listener(mark)
+        self.progressed.ring()
+
+    def has_forgotten(self, name: str, status: ReplicaStatus) -> bool:
+        """It holds less than it acknowledged in this session, does not know that it began it, or is another one now."""
+        state = self.core.meta.replicas.get(name)
+        if state is None or state.session != self.session or self.marks is None:
+            return False
+        progress = self.core.progress(name)
+        holds_less = status.last_id < progress.acknowledged
+        if not holds_less and status.incarnation == state.incarnation and status.session == self.session:
+            return False
+        self.marks.lose(name)
+        self.watch()  # until it is level again
+        progress.has_forgotten = True
+        self.decided.ring()
+        return True
+
     def doubt(self, name: str, error: WaltzError) -> bool:
         """What this replica answered when it was opened may not be true any more: whether it is opened again."""
-        ...
+        link = self.links.get(name)  # None: it has left the partition meanwhile
+        return link is not None and link.doubt(error)
+
+    def port(self, name: str) -> ReplicaPort:
+        link = self.links.get(name)
+        if link is None:
+            raise CannotConnect(f"{name} has left partition {self.partition}")
+        return link.port
+
+    def end(self, error: BaseException) -> None:
+        if self.ended is None:
+            self.ended = error
+        self.decided.ring()
+        self.progressed.ring()
+
+    fenced = end
+
+    # -- what the session uses
+
+    def contact(self, storages: Mapping[str, StorageMeta], connect: Callable[[StorageMeta], ReplicaPort]) -> None:
+        """A link to each storage that takes part and has none yet, and to no other any more."""
+        names = self.core.names
+        for name in [name for name in self.links if name not in names]:
+            self.links.pop(name).cancel()
+        for name in names:
+            if name not in storages:
+                self.core.silent(name)
+            elif name not in self.links:
+                self.links[name] = ReplicaLink(self, name, connect(storages[name]))
+                self.links[name].start()
+
+    def raise_end(self) -> None:
+        """Raise what ended the log: also a mistake of ours in a link, which must not look like a replica that is level."""
+        if self.ended is not None:
+            raise self.ended
+        refusal = self.core.refusal
+        if refusal is not None:
+            raise refusal
+        for link in self.links.values():
+            error = link.task.exception() if link.task.done() and not link.task.cancelled() else None
+            if error is not None:
+                raise error
+
+    async def follow(self, meta: PartitionMeta) -> None:
+        """The next session of the same owner: it is saved, and nothing was written in between."""
+        links, self.links = self.links, {}
+        for link in links.values():
+            link.cancel()  # all at once: what they were told belongs to the session before
+        self.marks = None
+        self.core = Recovery(meta, self.core.roles, ours=self.core.incarnations)
+        self.bytes = 0
+        await _close(links)
+
+    def abandon(self) -> None:
+        """It is over: nothing more is sent."""
+        self.end(SessionEnded(f"session {self.session} of partition {self.partition} was closed"))
+        for link in self.links.values():
+            link.cancel()
+
+    async def close(self) -> None:
+        await _close(self.links)
+
+    @property
+    def missing(self) -> str:
+        """Why nothing can be committed in the open session, in one sentence; empty when it can."""
+        assert self.marks is not None
+        return self.marks.missing([name for name, link in self.links.items() if link.is_readable])
+
+    def describe(self, name: str) -> OwnedReplica:
+        link, role = self.links.get(name), self.core.roles.get(name)
+        has_joined = self.marks is not None and self.marks.counts(name)
+        return OwnedReplica(
+            storage=name,
+            role=str(role) if role is not None else "leaving",
+            state=str(link.state) if link is not None else "DOWN",
+            durable_id=self.core.held(name),
+            counts=has_joined and link is not None and link.is_readable,
+            story=link.story if link is not None else "it is not in the list of storages",
+        )
+
+    def check(self) -> None:
+        """What is true of the whole log after every event."""
+        self.core.check()
+        if self.marks is None or self.open_tail is None:
+            return
+        tail, last_id = self.open_tail, self.open_tail.next_id - 1
+        self.marks.check()
+        tail.check()
+        assert tail.committed == self.marks.committed
+        for name in self.marks.members:
+            progress = self.core.progress(name)
+            assert progress.sent <= last_id
+            assert progress.told <= tail.committed
+            assert progress.acknowledged <= last_id
+
+
+async def _close(links: Mapping[str, ReplicaLink]) -> None:
+    for link in list(links.values()):
+        await link.close()
 
 
 class ReplicaLink:
-    def __init__(self, home: Home, name: str, port: ReplicaPort, *, seconds: float, retry_seconds: float) -> None:
+    def __init__(self, log: Log, name: str, port: ReplicaPort) -> None:
         self.name = name
+        self.port = port
         self.state = State.CONNECTING
         self.story = "not contacted yet"
-        self._home = home
-        self._port = port
-        self._seconds = seconds
-        self._retry_seconds = retry_seconds
+        self._log = log
+        self._seconds = log.settings.storage_seconds
+        self._retry_seconds = log.settings.retry_seconds
         self._was_asked = False
         """Before it was opened for the first time, as far as we know."""
         self._stream: AppendPort | None = None
-        self._progress = home.core.progress(name)
+        self._progress = log.core.progress(name)
         self._owes_since: float | None = None
         """Since when marks are owed for what was sent."""
         self._overdue: CannotConnect | None = None
@@ -125,17 +359,13 @@ class ReplicaLink:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def port(self) -> ReplicaPort:
-        return self._port
-
-    @property
     def is_readable(self) -> bool:
         """It has begun this session and answers."""
         return self.state in (State.LIVE, State.SLOW)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name=f"partition {self._home.partition} on {self.name}")
-        self._task.add_done_callback(lambda _: self._home.decided.ring())  # a link that ends has a reason to be looked at
+        self._task = asyncio.create_task(self._run(), name=f"partition {self._log.partition} on {self.name}")
+        self._task.add_done_callback(lambda _: self._log.decided.ring())  # a link that ends has a reason to be looked at
 
     @property
     def task(self) -> asyncio.Task[None]:
@@ -147,7 +377,7 @@ class ReplicaLink:
         if self.state is not State.SETTLING:
             return False
         self._doubt = error
-        self._home.decided.ring()
+        self._log.decided.ring()
         return True
 
     def _check_doubt(self) -> None:
@@ -165,13 +395,13 @@ class ReplicaLink:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def look(self, now: float) -> bool:
-        """Nobody waits for ever, and nobody is left with an old mark. Called now and then; whether there is nothing to look
-        for any more, until `Home.watch` is called again."""
+        """Called now and then, so that an acknowledgement that is overdue ends the stream, and an idle replica is told the
+        committed mark. True when there is nothing to look for until `watch` is called again."""
         if self._owes_since is not None and now - self._owes_since > self._seconds and self._stream is not None:
             self._overdue = CannotConnect(f"{self.name} has not acknowledged anything for {self._seconds:.0f} seconds")
             self._stream.cancel()
-        if self._progress.told < self._home.committed and self.is_readable:
-            self._home.appended.ring()
+        if self._progress.told < self._log.committed and self.is_readable:
+            self._log.appended.ring()
             return False
         return self._owes_since is None and self.is_readable
 
@@ -186,7 +416,7 @@ class ReplicaLink:
             except StaleSession as error:
                 error.facts.setdefault("storage", self.name)
                 self._fail(error)
-                self._home.fenced(error)
+                self._log.fenced(error)
                 return
             except WaltzError as error:
                 self._fail(self._overdue or error)
@@ -199,10 +429,10 @@ class ReplicaLink:
     def _fail(self, error: WaltzError) -> None:
         if type(error) is not self._said:  # once, not with every attempt
             self._said = type(error)
-            self._home.say(f"{self.name} failed while it was {self.state}: {error.code} {error.message}")
+            self._log.say(f"{self.name} failed while it was {self.state}: {error.code} {error.message}")
         self.state, self.story = State.DOWN, error.message
-        self._home.core.silent(self.name, error.message)
-        self._home.decided.ring()
+        self._log.core.silent(self.name)
+        self._log.decided.ring()
 
     async def _timely(self, work: Awaitable[T], what: str) -> T:
         try:
@@ -212,94 +442,117 @@ class ReplicaLink:
             raise CannotConnect(f"{self.name} did not {what} within {self._seconds:.0f} seconds") from None
 
     async def _serve(self) -> None:
-        home = self._home
+        log = self._log
         if self._said is None:
             self.state, self.story = State.CONNECTING, "being opened"
         self._doubt = None
         if not self._was_asked:
             await self._ask()
-            await home.may_be_opened()
+            await log.may_be_opened()
             self._was_asked = True
         status = await self._open()
-        core = home.core
+        core = log.core
         twin = core.twin_of(self.name, status)
         if twin is not None:
-            error = SameStorage(f"{self.name} and {twin} are one storage: both addresses lead to the same replica")
+            error = WrongStorage(
+                f"{self.name} and {twin} are one storage: both addresses lead to the same replica",
+                not_done="nothing is written under the name that answered later",
+                next_step="see the addresses in `waltzctl storage list`, and correct one with `waltzctl storage set`",
+            )
             is_ours = core.is_recorded(self.name, status) and not core.is_recorded(twin, status)
-            if not is_ours or not home.doubt(twin, error):
+            if not is_ours or not log.doubt(twin, error):
                 raise error
-            core.silent(twin, error.message)
-        if home.has_forgotten(self.name, status):
+            core.silent(twin)
+        if log.has_forgotten(self.name, status):
             self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
         core.opened(self.name, status)
-        home.decided.ring()
+        log.decided.ring()
         await self._settle()
         while True:
             await self._catch_up()
             await self._stream_tail()
 
     async def _ask(self) -> None:
-        """Once it is opened nobody can tell any more whom it had promised itself to."""
-        home = self._home
+        """Before it is opened: afterwards its promise is to us, and no longer tells to which session it had promised
+        itself."""
+        log = self._log
         try:
-            status = await self._timely(self._port.status(home.partition), "say where it stands")
+            status = await self._timely(self.port.status(log.partition), "say where it stands")
         except NoSuchPartition:
             status = None
-        home.core.asked(self.name, status)
+        log.core.asked(self.name, status)
         self.story = "asked where it stands; the session is not saved yet"
-        home.decided.ring()
+        log.decided.ring()
 
     async def _open(self) -> ReplicaStatus:
         """A storage that knows nothing of the partition is given an empty replica, if it is assigned one: its disk was
         replaced. An empty replica has no vote, so nothing is forgotten by that."""
-        home, seconds = self._home, OPEN_PATIENCE * self._seconds
+        log, seconds = self._log, OPEN_PATIENCE * self._seconds
         try:
-            return await self._port.open(home.partition, home.session, partitions=home.partitions, seconds=seconds)
+            return await self.port.open(log.partition, log.session, partitions=log.settings.partitions, seconds=seconds)
         except NoSuchPartition:
-            if self.name not in home.core.roles:
+            if self.name not in log.core.roles:
                 raise
-            home.say(f"{self.name} holds nothing of this partition: an empty replica is made there")
-            return await self._port.open(
-                home.partition, home.session, partitions=home.partitions, create=True, seconds=seconds
+            log.say(f"{self.name} holds nothing of this partition: an empty replica is made there")
+            return await self.port.open(
+                log.partition, log.session, partitions=log.settings.partitions, create=True, seconds=seconds
             )
 
     async def _settle(self) -> None:
         """Until this replica is level with the decided log and the session is open."""
-        home, core = self._home, self._home.core
+        log, core = self._log, self._log.core
         while True:
-            seen = home.decided.rings
+            seen = log.decided.rings
             self._check_doubt()
             task = core.next_for(self.name)
             self.state = State.GIVEN_UP if isinstance(task, GiveUp) else State.SETTLING
             match task:
                 case Wait(why):
                     self.story = why
-                    await home.decided.wait(seen)
+                    await log.decided.wait(seen)
                     continue
                 case Truncate(mark):
                     self.story = f"being cut above {mark}"
-                    core.changed(self.name, await self._port.truncate(home.partition, home.session, mark))
+                    core.changed(self.name, await self.port.truncate(log.partition, log.session, mark))
                 case SetLowMark(mark):
                     self.story = f"beginning the session at {mark}"
-                    core.changed(self.name, await self._port.set_low_mark(home.partition, home.session, mark))
+                    core.changed(self.name, await self.port.set_low_mark(log.partition, log.session, mark))
                 case Copy(last_id, sources):
                     self.story = f"copying up to {last_id} from {sources[0]}"
                     await self._copy(last_id, sources)
                 case Heal(segment, last_id, sources):
                     self.state, self.story = State.DAMAGED, f"the damaged segment {segment} is being replaced"
-                    core.changed(self.name, await home.copier(self.name).heal(segment, last_id, sources))
+                    core.changed(self.name, await self.copier().heal(segment, last_id, sources))
                 case Level():
-                    if home.is_open:
+                    if log.marks is not None:
                         return
                     self.story = "level"
-                    await home.decided.wait(seen)
+                    await log.decided.wait(seen)
                     continue
-            home.decided.ring()
+            log.decided.ring()
+
+    def copier(self) -> Copier:
+        """From other replicas to this one."""
+        log, name, settings = self._log, self.name, self._log.settings
+        return Copier(
+            self.port,
+            partition=log.partition,
+            session=log.session,
+            source=log.port,
+            committed=lambda: max(log.committed, log.core.mark if log.core.mark is not None else EMPTY),
+            copied=lambda mark: log.core.copied(name, mark),
+            # There is no clock here: the date of the original is not known.
+            header=lambda first: FileHeader(
+                created_ms=0, key=settings.key, partition=log.partition, first_id=first
+            ).encode(),
+            seconds=settings.storage_seconds,
+            bytes_per_second=settings.catch_up_bytes_per_second,
+        )
 
     async def _copy(self, last_id: int, sources: tuple[str, ...]) -> None:
         """From the first source that can. When none can, everything here begins anew a moment later."""
-        home = self._home
-        copier = home.copier(self.name)
+        log = self._log
+        copier = self.copier()
         failed: SourceFailed | None = None
         for source in sources:
             try:
@@ -307,7 +560,7 @@ class ReplicaLink:
                 return
             except SourceFailed as error:
                 failed = error
-                home.doubt(source, error.error)
+                log.doubt(source, error.error)
         assert failed is not None
         raise CannotConnect(f"{self.name} could not copy: {failed.error.message}") from failed
 
@@ -315,34 +568,34 @@ class ReplicaLink:
 
     async def _catch_up(self) -> None:
         """Until what comes next is in the tail."""
-        home = self._home
-        while self._progress.held + 1 < home.tail.first_id:
+        log = self._log
+        while self._progress.held + 1 < log.tail.first_id:
             held = self._progress.held
             self.state = State.CATCHING_UP
-            last_id, sources = home.core.give(self.name, held, home.committed)
-            self.story = f"holds ids up to {held} of {home.committed}, copying from {sources[0] if sources else 'nobody'}"
+            last_id, sources = log.core.give(self.name, held, log.committed)
+            self.story = f"holds ids up to {held} of {log.committed}, copying from {sources[0] if sources else 'none'}"
             if not sources:
-                seen = home.decided.rings
-                await home.decided.wait(seen)
+                seen = log.decided.rings
+                await log.decided.wait(seen)
                 continue
             await self._copy(last_id, sources)
 
     async def _stream_tail(self) -> None:
         """Send what is in the tail and take the marks, until this replica has fallen out of it."""
-        home, status = self._home, self._progress.status
+        log, status = self._log, self._progress.status
         assert status is not None
         self._progress.sent = self._progress.held
         # What the storage knows, not what it holds: it may have been started anew, and have copied without being told.
         self._progress.told = max(status.committed, min(status.low_mark, self._progress.sent))
         self._owes_since = None
-        stream = self._stream = self._port.append(home.partition, home.session)
+        stream = self._stream = self.port.append(log.partition, log.session)
         try:
             await self._timely(stream.start(), "take a stream")
             self.state, self.story = State.LIVE, "level"
             if self._said is not None:
-                self._home.say(f"{self.name} is level again, at {self._progress.sent}")
+                self._log.say(f"{self.name} is level again, at {self._progress.sent}")
                 self._said = None
-            home.acknowledged(self.name, self._progress.sent)
+            log.acknowledged(self.name, self._progress.sent)
             sending = asyncio.create_task(self._send(stream))
             receiving = asyncio.create_task(self._receive(stream))
             try:
@@ -359,27 +612,27 @@ class ReplicaLink:
             self._stream = None
 
     async def _send(self, stream: AppendPort) -> None:
-        home, tail = self._home, self._home.tail
+        log, tail = self._log, self._log.tail
         loop = asyncio.get_running_loop()
         while True:
-            seen = home.appended.rings
-            first_id, last_id = self._progress.sent + 1, home.sendable
+            seen = log.appended.rings
+            first_id, last_id = self._progress.sent + 1, log.sendable
             if first_id < tail.first_id:
                 self.state = State.SLOW
                 return
             run = tail.joined_from(first_id, last_id, FRAME_BYTES)
             if run is None:
-                if self._progress.told < home.committed and self._is_quiet and tail.first_id <= last_id:
+                if self._progress.told < log.committed and self._is_quiet and tail.first_id <= last_id:
                     # Nothing new to send, but a new committed mark to tell: the last record carries it again.
                     run = tail.joined_from(last_id, last_id, FRAME_BYTES)
                 else:
-                    await home.appended.wait(seen)
+                    await log.appended.wait(seen)
                     continue
             assert run is not None
             if self._owes_since is None:
                 self._owes_since = loop.time()
-                home.watch()
-            self._progress.told = home.committed
+                log.watch()
+            self._progress.told = log.committed
             await stream.send(run, self._progress.told)
             self._progress.sent = max(self._progress.sent, run.last_id)
 
@@ -388,114 +641,10 @@ class ReplicaLink:
         return self._owes_since is None
 
     async def _receive(self, stream: AppendPort) -> None:
-        home = self._home
+        log = self._log
         loop = asyncio.get_running_loop()
         while (mark := await stream.receive()) is not None:
             self._owes_since = None if mark >= self._progress.sent else loop.time()
-            home.core.copied(self.name, mark)
-            home.acknowledged(self.name, mark)
+            log.core.copied(self.name, mark)
+            log.acknowledged(self.name, mark)
         raise CannotConnect(f"{self.name} ended the stream")
-
-
-class Links(dict[str, ReplicaLink]):
-    """All links of a session, by name."""
-
-    def start(
-        self,
-        home: Home,
-        storages: Mapping[str, StorageMeta],
-        connect: Callable[[StorageMeta], ReplicaPort],
-        settings: SessionSettings,
-    ) -> None:
-        """To everybody who takes part and has none yet, and to nobody else any more."""
-        seconds, retry_seconds = settings.storage_seconds, settings.retry_seconds
-        for name in [name for name in self if name not in home.core.names]:
-            self.pop(name).cancel()
-        for name in home.core.names:
-            if name not in storages:
-                home.core.silent(name, "it is not in the list of storages")
-            elif name not in self:
-                self[name] = ReplicaLink(home, name, connect(storages[name]), seconds=seconds, retry_seconds=retry_seconds)
-                self[name].start()
-
-    def check(self) -> None:
-        """Raise what ended one of them: a mistake of ours, which must not look like a replica that is level."""
-        for link in self.values():
-            error = link.task.exception() if link.task.done() and not link.task.cancelled() else None
-            if error is not None:
-                raise error
-
-    def cancel(self) -> None:
-        for link in self.values():
-            link.cancel()
-
-    async def close(self) -> None:
-        for link in list(self.values()):
-            await link.close()
-
-
-RETRY_SECONDS = 0.05
-
-
-class Log(Protocol):
-    """What is read from."""
-
-    @property
-    def partition(self) -> int: ...
-    @property
-    def session(self) -> int: ...
-    @property
-    def links(self) -> Mapping[str, ReplicaLink]: ...
-    @property
-    def is_beginning(self) -> bool:
-        """Its session is not open yet, or only just."""
-        ...
-
-    def held(self, name: str) -> int: ...
-
-
-class ReplicaReader:
-    def __init__(self, log: Log, *, seconds: float) -> None:
-        self._log = log
-        self._seconds = seconds
-        self._unwell: dict[str, None] = {}
-        """Who failed, in the order in which they did."""
-
-    async def read(self, first_id: int, last_id: int, chunk_bytes: int) -> AsyncGenerator[Run, None]:
-        log, failed = self._log, dict[str, WaltzError]()
-        while first_id <= last_id:
-            name = self._choose(first_id, failed)
-            if name is None and log.is_beginning:
-                failed.clear()
-                await asyncio.sleep(RETRY_SECONDS)
-                continue
-            if name is None:
-                raise NotReadable(f"no replica gives ids from {first_id} on: {_reasons(failed)}")
-            until = min(last_id, log.held(name))
-            port = log.links[name].port
-            runs = port.read(log.partition, first_id, until, session=log.session, frame_bytes=chunk_bytes)
-            try:
-                async for run in timely(runs, self._seconds, name):
-                    yield run
-                    first_id = run.last_id + 1
-                self._unwell.pop(name, None)
-            except WaltzError as error:
-                failed[name] = error
-                self._unwell.pop(name, None)
-                self._unwell[name] = None
-
-    def _choose(self, first_id: int, failed: Mapping[str, WaltzError]) -> str | None:
-        able = [
-            name
-            for name, link in sorted(self._log.links.items())
-            if link.is_readable and name not in failed and self._log.held(name) >= first_id
-        ]
-        well = [name for name in able if name not in self._unwell]
-        if well:
-            return well[self._log.partition % len(well)]  # partitions spread over the storages
-        return next((name for name in self._unwell if name in able), None)
-
-
-def _reasons(failed: Mapping[str, WaltzError]) -> str:
-    said = [f"{name}: {error.code} {error.message}" for name, error in failed.items()]
-    return "; ".join(said) or "none that holds them can be read"

@@ -1,4 +1,4 @@
-"""What every partition of a server is kept by: sizes, deadlines, and whose turn it is to begin a new session."""
+"""Sizes, deadlines and turns that all partitions of a server share."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ DRAIN_SECONDS = 0.2
 SETTLED_SECONDS = 2.0
 """How old a session is before it gives way to another one for the sake of a new member."""
 ACKNOWLEDGED_SECONDS = 10.0
-"""While marks move: how often the partition's document is told how far each replica has acknowledged. Who then holds less
-is known to have forgotten something, whatever becomes of the owner."""
+"""While marks move: how often the partition's document is told how far each replica has acknowledged. A replica that then
+holds less is known to have forgotten something, whatever becomes of the owner."""
 TICK_SECONDS = 1.0
 """How often the links of an open session are looked at."""
 RENEWALS_MAX = 1
@@ -25,7 +25,7 @@ storages, and both are silent for longer (docs/performance.md)."""
 
 
 class Turns:
-    """To begin a planned new session. Whoever does not get one is told when there may be one."""
+    """To begin a planned new session. A partition that gets none is told when there may be one."""
 
     def __init__(self, most: int = RENEWALS_MAX) -> None:
         self._free = most
@@ -64,7 +64,7 @@ class SessionSettings:
     retry_seconds: float = 0.2
     """The first pause after a replica failed, or the coordinator did not answer; it doubles a few times."""
     hand_over_seconds: float = 1.0
-    """How long a new owner waits for the old one to close, and an old one for what is in flight."""
+    """How long a new owner waits for the old one to close, and the old one for what is in flight."""
     catch_up_bytes_per_second: Callable[[], int] = unbounded
     """How fast one replica copies from another just now; 0 for as fast as it can."""
     turns: Turns = field(default_factory=Turns)

@@ -1,7 +1,5 @@
-"""A bell that several tasks listen for: `ring` wakes all that wait, and nobody who looks before waiting misses one.
-
-One clock for all that wants to be looked at now and then: a server with many partitions wakes once for all of them.
-"""
+"""What tasks wait for. A `Bell` wakes all that wait for it; a task that looks at `rings`, then at the state, and then
+waits, misses none. A `Ticker` is one timer for all partitions of a server."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ class Bell:
 
 
 class Ticker:
-    """Runs while somebody listens. Listeners are called in the order in which they came, and must not wait or fail."""
+    """Runs while it has listeners. They are called in the order in which they came, and must not wait or fail."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

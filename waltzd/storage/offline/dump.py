@@ -1,13 +1,14 @@
-"""What a file holds, for a person in trouble: every record, and every byte that is none, in the order of the file.
+"""A file of a storage directory for a person in trouble: every record, and all other bytes, in the order of the file.
 
-Nothing here refuses damage; it is what these tools are for. Items go to a sink one at a time, so a file of any size needs
-the memory of one chunk. What is between two sound records is handed over as damaged bytes, taken apart as far as
-`damage` can; nothing is written and nothing is locked.
+Nothing here refuses damage. Items go to a sink one at a time, so a file of any size needs the memory of one chunk. Bytes
+between two sound records are handed over as damaged bytes, with the explanation of `scan.explain`; nothing is written,
+nothing is locked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
@@ -48,7 +49,7 @@ INDEX_CHUNK_ENTRIES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class FileStart:
-    """What kind of file it is and what its header says; `problem` when it says nothing that can be believed."""
+    """The kind of file and its header, or the `problem` with it."""
 
     kind: str
     path: str
@@ -69,7 +70,7 @@ class WholeRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class DamagedBytes:
-    """Bytes that are no sound record. `last_id` is None at the end of the file, where nothing says how many there were."""
+    """Bytes that are no sound record. `last_id` is None at the end of the file, where their number is unknown."""
 
     first_byte: int
     last_byte: int
@@ -90,7 +91,7 @@ class IndexEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One checksummed structure of a small file."""
+    """One checksummed struct of a small file."""
 
     name: str
     offset: int
@@ -104,66 +105,52 @@ Sink: TypeAlias = Callable[[Item], None]
 
 
 class _Enough(Exception):
-    """Not an error: the last id that was asked for has been shown."""
+    """Not an error: the last wanted id has been shown."""
 
 
 def dump(disk: Disk, path: str, sink: Sink, *, first_id: int = 0, last_id: int | None = None) -> None:
     """Everything in the file, as items; records and index entries only from `first_id` to `last_id`."""
     name = path.rpartition("/")[2]
-    file = disk.open(path)
-    try:
+    small = {CONTROL_NAME: _dump_control, IDENTITY_NAME: _dump_identity, PROMISE_NAME: _dump_promise}.get(name)
+    with closing(disk.open(path)) as file, suppress(_Enough):
         if name.endswith(SEGMENT_SUFFIX):
             _dump_segment(disk, file, sink, first_id, last_id)
         elif name.endswith(INDEX_SUFFIX):
             _dump_index(file, sink, first_id, last_id)
-        elif name == CONTROL_NAME:
-            _dump_control(file, sink)
-        elif name == IDENTITY_NAME:
-            _dump_identity(file, sink)
-        elif name == PROMISE_NAME:
-            _dump_promise(file, sink)
+        elif small is not None:
+            small(file, sink)
         else:
             raise BadArgument(
                 f"{path} is no file of a storage directory",
                 not_done="nothing was shown",
                 next_step=f"give a .seg or .idx file, {CONTROL_NAME}, {IDENTITY_NAME} or a promise file",
             )
-    except _Enough:
-        pass
-    finally:
-        file.close()
 
 
 # -- segments ----------------------------------------------------------------------------------------------------------
 
 
-def _start(file: File, kind: str, sink: Sink) -> FileHeader | None:
+def _start(file: File, kind: str, sink: Sink) -> int:
+    """Shows the header; returns the first id, by the name of the file or else by its header."""
+    named = first_id_of(file.path.rpartition("/")[2])
     raw = file.read(0, HEADER_BYTES)
     try:
         header = FileHeader.decode(raw, "the file")
     except (HeaderDamaged, UnknownVersion) as error:
         sink(FileStart(kind=kind, path=file.path, size=file.size(), problem=error.message, raw=raw))
-        return None
-    fields: dict[str, object] = {
-        "created_ms": header.created_ms,
-        "key": str(header.key),
-        "partition": header.partition,
-        "first_id": header.first_id,
-    }
+        return named or 0
+    fields: dict[str, object] = {**vars(header), "key": str(header.key)}
     problem = "the reserved part of the header is not zero" if raw != header.encode() else ""
-    named = first_id_of(file.path.rpartition("/")[2])
     if named is not None and named != header.first_id:
         problem = f"the file name says first id {named}"
     sink(FileStart(kind=kind, path=file.path, size=file.size(), fields=fields, problem=problem, raw=raw))
-    return header
+    return header.first_id if named is None else named
 
 
 def _dump_segment(disk: Disk, file: File, sink: Sink, low: int, high: int | None) -> None:
-    directory, slash, name = file.path.rpartition("/")
+    directory, slash, _ = file.path.rpartition("/")
     end = file.size()
-    header = _start(file, "segment", sink)
-    named = first_id_of(name)
-    first_id = named if named is not None else (header.first_id if header is not None else 0)
+    first_id = _start(file, "segment", sink)
     index = opened(disk, directory + slash + index_name(first_id))
     at, next_id = HEADER_BYTES, first_id
 
@@ -174,16 +161,10 @@ def _dump_segment(disk: Disk, file: File, sink: Sink, low: int, high: int | None
             file, first_byte=first_byte, last_byte=last_byte, first_id=first, last_id=last,
             segment_first_id=first_id, index=index,
         )  # fmt: skip
-        sink(
-            DamagedBytes(
-                first_byte=first_byte,
-                last_byte=last_byte,
-                first_id=first,
-                last_id=last,
-                records=tuple(records),
-                read=file.read,
-            )
-        )
+        sink(DamagedBytes(
+            first_byte=first_byte, last_byte=last_byte, first_id=first, last_id=last,
+            records=tuple(records), read=file.read,
+        ))  # fmt: skip
 
     def on_run(offset: int, run: Run) -> None:
         nonlocal at, next_id
@@ -208,9 +189,7 @@ def _dump_segment(disk: Disk, file: File, sink: Sink, low: int, high: int | None
 
 
 def _dump_index(file: File, sink: Sink, low: int, high: int | None) -> None:
-    header = _start(file, "index", sink)
-    named = first_id_of(file.path.rpartition("/")[2])
-    first_id = named if named is not None else (header.first_id if header is not None else 0)
+    first_id = _start(file, "index", sink)
     count = index_entries(file.size())
     stop = count if high is None else min(count, high + 1 - first_id)
     entry = max(0, low - first_id)
@@ -236,7 +215,7 @@ def _dump_control(file: File, sink: Sink) -> None:
     problem = ""
     try:
         header = ControlHeader.decode(raw, "the control file")
-        fields = {"created_ms": header.created_ms, "key": str(header.key), "partitions": header.partitions}
+        fields = {**vars(header), "key": str(header.key)}
     except WaltzError as error:
         problem = error.message
     sink(FileStart(kind="control", path=file.path, size=len(raw), fields=fields, problem=problem, raw=raw[:HEADER_BYTES]))
@@ -250,15 +229,8 @@ def _dump_control(file: File, sink: Sink) -> None:
             else:
                 said = {**struct.__dict__, "is_available": struct.is_available, "is_assigned": struct.is_assigned}
                 note = "current" if struct.sequence == newest else ""
-            sink(
-                Slot(
-                    name=f"partition {number} struct {slot + 1}",
-                    offset=at,
-                    is_sound=struct is not None,
-                    fields=said,
-                    note=note,
-                )
-            )
+            name = f"partition {number} struct {slot + 1}"
+            sink(Slot(name=name, offset=at, is_sound=struct is not None, fields=said, note=note))
 
 
 def _dump_identity(file: File, sink: Sink) -> None:
@@ -269,9 +241,8 @@ def _dump_identity(file: File, sink: Sink) -> None:
         sink(FileStart(kind="identity", path=file.path, size=file.size(), problem=error.message, raw=raw))
         return
     fields: dict[str, object] = {
-        "created_ms": identity.control.created_ms,
+        **vars(identity.control),
         "key": str(identity.control.key),
-        "partitions": identity.control.partitions,
         "directory": str(identity.directory),
         "name": identity.name,
     }
@@ -297,12 +268,5 @@ def _dump_promise(file: File, sink: Sink) -> None:
         if slot is not None:
             fields = {**slot.__dict__, "key": str(slot.key), "incarnation": str(slot.incarnation)}
             note = "current" if slot.sequence == newest else ""
-        sink(
-            Slot(
-                name=f"slot {number + 1}",
-                offset=PROMISE_SLOT_SPACING * number,
-                is_sound=slot is not None or note == "never written",
-                fields=fields,
-                note=note,
-            )
-        )
+        is_sound, offset = slot is not None or note == "never written", PROMISE_SLOT_SPACING * number
+        sink(Slot(name=f"slot {number + 1}", offset=offset, is_sound=is_sound, fields=fields, note=note))

@@ -1,8 +1,12 @@
-"""One segment and its index, looked at from end to end.
+"""One segment and its index, looked at from end to end for a person.
 
-The data decides: every record is proven by its checksum, and the index is then compared with where the records really
-are. A task says what the surroundings know (whose segment it should be, how far it must reach, whether somebody may be
-writing); a report says what is there. Both travel between processes. Nothing is written.
+The data decides: every record is proven by its checksum, and the index is then compared with the places of the records. A
+task says what is known around the segment (which place it has, how far it must reach, whether a storage may be writing); a
+report says its content. Both travel between processes. Nothing is written.
+
+The daemon's own examination (`waltzd.storage.replica.examine`) stands on the same readers, `survey`, `judge_tail` and
+`read_header`, and asks another question: which ids it refuses. It knows where the segment must end and mends indexes; this
+explains damage by bytes, and judges an end of which nothing is known.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import numpy as np
 
 from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import NotRegularFile, PathMissing, ReadFailed
-from waltzd.format.checksum import I64, crc_of_rows, shift
+from waltzd.format.checksum import I64
 from waltzd.format.finding import Code, Finding
 from waltzd.format.index import offsets_of
 from waltzd.format.layout import (
@@ -30,26 +34,26 @@ from waltzd.format.layout import (
     read_header,
     segment_name,
 )
-from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, heads, id_and_length, trailers
+from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, bad_payloads, id_and_length
 from waltzd.format.scan import Survey, Tail, describe, explain, judge_tail, read_index, survey
 
 FINDINGS_MAX = 1000
-"""Per segment and kind; more are counted in one last finding, so that the memory stays bounded."""
+"""Of one kind in one segment; further ones are counted in a last finding, so that the memory stays bounded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentTask:
     directory: str
     first_id: int
-    """As the file name says."""
+    """Of the file name."""
     partition: int | None
     key: UUID | None
-    """Of the partition and cluster that it should belong to; None when nothing says so."""
+    """Of the partition and cluster that it should belong to, where they are known."""
     next_first_id: int | None = None
-    """Where the next segment starts; None for the last one."""
+    """None for the last segment."""
     floor: int = NO_MARK
     is_live: bool = False
-    """Somebody may be writing at the end of the last segment: bytes there above the floor are in flight."""
+    """A storage may be writing at the end of the last segment: bytes there above the floor are in flight."""
     durable_id: int | None = None
     """Ids above it are not looked at."""
     is_deep: bool = False
@@ -70,7 +74,7 @@ class SegmentReport:
     in_flight_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
     header: FileHeader | None = None
-    """None when the file has that of another one, or none."""
+    """None unless it is the right one."""
 
 
 def inspect_segment(disk: Disk, task: SegmentTask) -> SegmentReport:
@@ -99,24 +103,11 @@ class _Places:
         for first_id, last_id, first_byte, last_byte, detail in self._found:
             if last_id > first_id:
                 detail += f"; the {last_id - first_id} ids behind it likewise"
-            out.append(self._finding(detail, first_id, last_id, first_byte, last_byte))
+            place = {"first_byte": first_byte, "last_byte": last_byte, "first_id": first_id, "last_id": last_id}
+            out.append(Finding(self._code, self._path, detail, partition=self._partition, **place))
         if self._more:
-            out.append(self._finding(f"{self._more} more places like these", None, None, None, None))
+            out.append(Finding(self._code, self._path, f"{self._more} more places like these", partition=self._partition))
         return out
-
-    def _finding(
-        self, detail: str, first_id: int | None, last_id: int | None, first_byte: int | None, last_byte: int | None
-    ) -> Finding:
-        return Finding(
-            code=self._code,
-            path=self._path,
-            partition=self._partition,
-            detail=detail,
-            first_id=first_id,
-            last_id=last_id,
-            first_byte=first_byte,
-            last_byte=last_byte,
-        )
 
 
 class _Inspection:
@@ -140,7 +131,7 @@ class _Inspection:
 
     def _find(self, code: Code, detail: str, *, in_index: bool = False, **place: int | None) -> None:
         path = self._index_path if in_index else self._path
-        self._report.findings.append(Finding(code=code, path=path, detail=detail, partition=self._partition, **place))
+        self._report.findings.append(Finding(code, path, detail, partition=self._partition, **place))
 
     def run(self) -> SegmentReport:
         report = self._report
@@ -172,12 +163,7 @@ class _Inspection:
         if first_id is None:
             return
         found = survey(
-            file,
-            first_id=first_id,
-            end=end,
-            id_limit=task.next_first_id,
-            index=self._index,
-            on_run=self._on_run,
+            file, first_id=first_id, end=end, id_limit=task.next_first_id, index=self._index, on_run=self._on_run
         )
         report.bytes, report.next_id, report.reaches = end, found.next_id, found.next_id
         self._report_gaps(file, found)
@@ -187,7 +173,7 @@ class _Inspection:
     # -- headers
 
     def _check_header(self, file: File) -> int | None:
-        """The id to start with, or None when this cannot be read as a segment."""
+        """The id to start with; None when the file cannot be read as a segment."""
         task, raw = self._task, file.read(0, HEADER_BYTES)
         header, findings = self._read_header(raw, self._path)
         self._report.findings += findings
@@ -197,7 +183,7 @@ class _Inspection:
             self._report.header = header
         if self._partition is None:
             self._partition = header.partition
-        if header.first_id != task.first_id:  # the first record says which of name and header to go by
+        if header.first_id != task.first_id:  # the first record decides between name and header
             head = file.read(HEADER_BYTES, HEAD_BYTES)
             if len(head) == HEAD_BYTES and id_and_length(head)[0] == header.first_id:
                 return header.first_id
@@ -237,7 +223,7 @@ class _Inspection:
         offsets = offsets_of(offset, run)
         if self._index is not None:
             self._compare_index(self._index, run.first_id, offsets)
-        for number in _bad_payloads(run).tolist():
+        for number in bad_payloads(run).tolist():
             id_ = run.first_id + number
             first, last = offset + int(run.bounds[number]), offset + int(run.bounds[number + 1]) - 1
             self._payloads.add(id_, id_, first, last, "the payload does not have the checksum that the client gave it")
@@ -262,7 +248,7 @@ class _Inspection:
                 self._missing.add(first, last, start, stop, "the index has no entry for this record")
 
     def _check_one_by_one(self, offset: int, run: Run) -> None:
-        """The plain way, record by record, with the checksum of zlib: no arithmetic shared with the fast way."""
+        """Record by record, with the checksum of zlib: no arithmetic shared with the fast way."""
         for number in range(len(run)):
             start, stop = int(run.bounds[number]), int(run.bounds[number + 1])
             if zlib.crc32(run.data[start : stop - 4]) != int.from_bytes(run.data[stop - 4 : stop], "big"):
@@ -270,7 +256,7 @@ class _Inspection:
                 detail = f"record {id_} fails its checksum when it is checked by itself"
                 self._twin.add(id_, id_, offset + start, offset + stop - 1, detail)
 
-    # -- what is not sound
+    # -- damage
 
     @property
     def _is_in_flight(self) -> bool:
@@ -310,15 +296,7 @@ class _Inspection:
     def _report_tail(self, file: File, found: Survey) -> Tail:
         task, report = self._task, self._report
         assert report.next_id is not None
-        verdict = judge_tail(
-            tail_bytes=found.tail_bytes,
-            next_id=found.next_id,
-            is_last=self._is_last,
-            has_gaps=bool(found.gaps),
-            floor=self._floor,
-            rest=found.rest,
-            was_cut=task.was_cut,
-        )
+        verdict = judge_tail(found, is_last=self._is_last, floor=self._floor, was_cut=task.was_cut)
         if verdict is not Tail.CLEAN and self._is_in_flight and found.next_id > self._floor:
             report.in_flight_bytes = found.tail_bytes
             return Tail.TORN
@@ -343,7 +321,7 @@ class _Inspection:
         return verdict
 
     def _last_id_of_tail(self, found: Survey) -> int:
-        """How many ids the damage at the end has taken: what the next segment, the floor or the index says."""
+        """The last id that the damage at the end has taken, by the next segment, the floor or the index."""
         if self._task.next_first_id is not None:
             return self._task.next_first_id - 1
         room = found.tail_bytes // OVERHEAD_BYTES
@@ -362,20 +340,6 @@ class _Inspection:
             detail = f"{entries} entries for ids that the segment does not hold"
             if rest:
                 detail = (detail + ", and " if entries > 0 else "") + f"{rest} bytes at the end that are no whole entry"
-            self._find(
-                Code.EXTRA_INDEX_ENTRY,
-                detail,
-                in_index=True,
-                first_byte=max(expected, size - rest if entries <= 0 else 0),
-                last_byte=size - 1,
-                first_id=found.next_id if entries > 0 else None,
-                last_id=found.next_id + entries - 1 if entries > 0 else None,
-            )
-
-
-def _bad_payloads(run: Run) -> I64:
-    """The numbers of all records whose payload is not what the client's checksum says (see `record.first_bad_payload`)."""
-    head = heads(run)
-    lengths = head["length"].astype(np.int64)
-    implied = shift(crc_of_rows(head.view(np.uint8).reshape(-1, HEAD_BYTES)), lengths)
-    return np.flatnonzero((implied ^ head["data_crc"].astype(np.uint32)) != trailers(run))
+            ids = {"first_id": found.next_id, "last_id": found.next_id + entries - 1} if entries > 0 else {}
+            first_byte = max(expected, size - rest if entries <= 0 else 0)
+            self._find(Code.EXTRA_INDEX_ENTRY, detail, in_index=True, first_byte=first_byte, last_byte=size - 1, **ids)

@@ -1,19 +1,12 @@
-"""Notes of a long piece of work, so that a killed one goes on where it was.
+"""All indexes of a storage made again from the data, without ever being without one.
 
-One line a note, each with its own checksum, appended and flushed. A line that a crash left half written is no note. The
-notes say what was true then; whoever reads them checks that it still is.
+A scan writes the new index of a segment beside the old one and flushes it; putting it in its place is a step of its own, so
+a process that is killed leaves the old index or the new one. Workers only write beside; the one process that holds the lock
+of the directory puts things in their place. Only sound records get an entry. Damage refuses the segment unless its ids may
+be left out: an index that silently skips records would hide that they are lost.
 
-The index of one segment, made again from its data.
-
-One scan writes the new index beside the old one; putting it in its place is a step of its own, because the process that
-scans need not be the one that holds the directory. Only whole, sound records get an entry. Damage refuses the segment
-unless the ids that it took may be left out: an index that silently skips records would hide that they are lost.
-
-All indexes of a storage made again from the data, without ever being without one.
-
-A new index is written beside the old one, flushed, and takes its name in one step; a process that is killed leaves the old
-index or the new one. Workers only write beside; the one process that holds the lock of the directory puts things in their
-place. Segments that are done are noted in a journal, so that a killed rebuild goes on where it was.
+Finished segments are noted in a journal, so that a killed rebuild goes on where it was: one line a note, with its own
+checksum, appended and flushed. A note was true when it was written, so it counts only while the files are still as it says.
 """
 
 from __future__ import annotations
@@ -22,10 +15,11 @@ import enum
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from waltzd.disk.seam import Disk, File, join
+from waltzd.disk.seam import Disk, File, join, read_whole
 from waltzd.errors import PathMissing, ReadFailed, WaltzError
 from waltzd.format.finding import INDEX_CODES, Code, Finding
 from waltzd.format.index import IndexWriter, install_index
@@ -37,7 +31,7 @@ from waltzd.storage.offline.workers import run
 from waltzd.storage.replica.control import Ledger, read_ledger
 
 BYTES_MAX = 64 << 20
-"""A quarter of a million segments; what stands behind is done again."""
+"""A quarter of a million segments; any further ones are done again."""
 
 
 class Journal:
@@ -50,12 +44,7 @@ class Journal:
             self._read()
 
     def _read(self) -> None:
-        file = self._disk.open(self._path)
-        try:
-            raw = file.read(0, BYTES_MAX)
-        finally:
-            file.close()
-        for line in raw.splitlines():
+        for line in read_whole(self._disk, self._path, BYTES_MAX).splitlines():
             body, _, crc = line.rpartition(b" ")
             if crc == b"%08x" % zlib.crc32(body) and (note := _note(body)) is not None:
                 self._notes[note[0]] = note[1]
@@ -83,7 +72,7 @@ class Journal:
 
 
 def _note(body: bytes) -> tuple[str, dict[str, object]] | None:
-    """A name and its facts; None for a line that somebody else wrote, whatever its checksum says."""
+    """A name and its facts; None for any other line, whatever its checksum says."""
     try:
         match json.loads(body):
             case [str() as name, dict() as facts]:
@@ -115,7 +104,7 @@ class IndexTask(SegmentTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """What became of one segment's index. A rebuilt one is sealed beside the old one and still has to be installed."""
+    """The outcome for one segment. A rebuilt index is sealed beside the old one and still has to be installed."""
 
     directory: str
     first_id: int
@@ -165,7 +154,7 @@ def build_index(disk: Disk, task: IndexTask) -> Built:
         try:
             _write(disk, task, report, ends)
         except ReadFailed as error:
-            return _refused(task, [Finding(code=Code.UNREADABLE, path=built.data_path, detail=error.message)])
+            return _refused(task, [Finding(Code.UNREADABLE, built.data_path, error.message)])
         built, path = replace(built, state=State.REBUILT), path + NEW_SUFFIX
     size, crc = sum_of(disk, path)
     return replace(built, index_bytes=size, index_crc=crc)
@@ -179,14 +168,8 @@ def _refused(task: IndexTask, findings: Sequence[Finding]) -> Built:
 
 
 def _cut_short(task: IndexTask, first_id: int, last_id: int) -> Finding:
-    return Finding(
-        code=Code.SEGMENT_GAP,
-        path=join(task.directory, segment_name(task.first_id)),
-        partition=task.partition,
-        detail="the segment ends before the next one starts",
-        first_id=first_id,
-        last_id=last_id,
-    )
+    path, detail = join(task.directory, segment_name(task.first_id)), "the segment ends before the next one starts"
+    return Finding(Code.SEGMENT_GAP, path, detail, partition=task.partition, first_id=first_id, last_id=last_id)
 
 
 def _ids(finding: Finding) -> IdRange:
@@ -211,32 +194,28 @@ def _may_be_left_out(task: IndexTask, finding: Finding) -> bool:
 
 def _write(disk: Disk, task: IndexTask, report: SegmentReport, ends: int) -> None:
     assert report.header is not None
-    data = disk.open(join(task.directory, segment_name(task.first_id)))
-    writer = IndexWriter(disk, task.directory, replace(report.header, created_ms=disk.now_ms()))
-    try:
-        survey(data, first_id=task.first_id, end=report.bytes, id_limit=task.next_first_id, on_run=writer.add)
-        writer.seal(ends)
-    except BaseException:
-        writer.abandon()
-        raise
-    finally:
-        data.close()
+    with closing(disk.open(join(task.directory, segment_name(task.first_id)))) as data:
+        writer = IndexWriter(disk, task.directory, replace(report.header, created_ms=disk.now_ms()))
+        try:
+            survey(data, first_id=task.first_id, end=report.bytes, id_limit=task.next_first_id, on_run=writer.add)
+            writer.seal(ends)
+        except BaseException:
+            writer.abandon()
+            raise
 
 
 def sum_of(disk: Disk, path: str) -> tuple[int, int]:
-    file = disk.open(path)
-    try:
-        at = crc = 0
+    """The size and the checksum of a file."""
+    at = crc = 0
+    with closing(disk.open(path)) as file:
         while piece := file.read(at, COMPARE_BYTES):
             crc = zlib.crc32(piece, crc)
             at += len(piece)
-        return at, crc
-    finally:
-        file.close()
+    return at, crc
 
 
 def install(disk: Disk, built: Built) -> Built:
-    """Puts a sealed index in its place, after reading back that it is what was built."""
+    """Put a sealed index in its place, once it reads back as it was built."""
     if built.state is State.REBUILT:
         size, crc = sum_of(disk, built.path + NEW_SUFFIX)
         if (size, crc) != (built.index_bytes, built.index_crc):
@@ -247,8 +226,6 @@ def install(disk: Disk, built: Built) -> Built:
 
 @dataclass(kw_only=True)
 class Rebuild:
-    """What a whole rebuild did."""
-
     built: list[Built] = field(default_factory=list)
     storage_findings: list[Finding] = field(default_factory=list)
 
@@ -308,7 +285,7 @@ def _tasks(
     for plan in plans(disk, storage, ledger, targets, Report()):
         for task in plan.tasks:
             if task.first_id in plan.first_ids:
-                # What the machine has gone through says what a torn end means, and an index ends in front of it either way.
+                # Torn or damaged, an index ends in front of a bad end, so it does not matter if power was lost.
                 yield IndexTask(**{**vars(task), "was_cut": True, "left_out": left_out})
 
 

@@ -1,25 +1,24 @@
-"""What is certain in the files that a storage has of one partition, and copying that and nothing else.
+"""Replicas taken from the files of one storage into those of another, while both are stopped.
 
-Certain is what the source knows to be committed, by its promise file or by the low-water mark of its last session; each
-record is proven by its checksum on the way. What it has above may be cut by an owner one day and is left behind. Less than
-it once had of what is certain is damage, and named by range. The source is only read.
+Only certain records go over: those that the source knows to be committed, by its promise file or by the low-water mark of
+its last session, each proven by its checksum. Records above that may be cut by an owner one day and are left behind. Fewer
+of them than the source once had is damage, and named by range. The source is only read.
 
-Replicas taken from the files of one storage into those of another, while neither of them runs.
+In the target each replica is a new incarnation that has begun no session: it has no vote on the past, and its owner trusts
+it exactly up to its committed mark. It is built beside, and takes its name when it is whole and on the disk; the control
+file is changed last. A crash leaves the partition there or not there, and a second attempt goes on behind the last segment
+that was whole.
 
-Only what is certain goes over: records up to the mark that the source knows to be committed, each proven by its checksum.
-What arrives is a new incarnation that has begun no session: it has no vote on the past, and its owner trusts it up to its
-committed mark, exactly as far as it goes. Each partition is built beside and takes its name when it is whole and on the
-disk; the control file says so last. A crash leaves the partition there or not there, and doing it again goes on, behind the
-last segment that was whole.
-
-Nothing that the target has is overwritten. A replica that its daemon would serve stays; one that it would refuse, or that
-holds no record, is set aside.
+Nothing in the target is overwritten. A replica that its daemon would serve stays; one that it would refuse, or that holds
+no record, is set aside. Segment files that an owner sends to a running replica are another matter
+(`waltzd.storage.replica.healing`): those must be sound to their last byte, a source here may end in a torn record.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from waltzd.disk.seam import Disk, File, join, opened
@@ -28,12 +27,14 @@ from waltzd.errors import (
     DirectoryHeld,
     DiskFull,
     ForeignCluster,
+    HeaderDamaged,
     NoSuchPartition,
     NothingHere,
     NotRegularFile,
     PathMissing,
     ReadFailed,
     SourceDamaged,
+    UnknownVersion,
     WaltzError,
 )
 from waltzd.format.index import IndexChecker, IndexWriter
@@ -50,8 +51,7 @@ from waltzd.format.layout import (
     SEGMENT_SUFFIX,
     ControlHeader,
     FileHeader,
-    aside_name,
-    check_header,
+    Promise,
     index_name,
     index_offset,
     initial_structs,
@@ -63,30 +63,31 @@ from waltzd.format.scan import scan
 from waltzd.storage.offline.inspection import SegmentTask, inspect_segment
 from waltzd.storage.offline.verify import is_held
 from waltzd.storage.replica.control import ControlFile, check_blank, check_identity, new_identity
+from waltzd.storage.replica.directory import delete_directory, set_aside
 from waltzd.storage.replica.promise import PromiseFile, floor_of, read_promise
-from waltzd.storage.replica.segment import UNUSABLE
+from waltzd.storage.replica.segment import UNUSABLE, header_of
 
 OnBytes = Callable[[int], None]
-"""Called with the bytes that were read since the last call."""
+"""Called with the bytes read since the last call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """One partition in the source: which files it has, and up to where they are certain."""
+    """One partition in the source."""
 
     partition: int
     directory: str
     first_ids: tuple[int, ...] = ()
-    """Of the segments that hold something certain."""
+    """Of the segments with certain records."""
     certain: int = NO_MARK
-    """What the source holds up to here is committed; it may hold less of it, when it was still being brought level."""
+    """Committed up to here. The source may hold fewer, when it was still being brought level."""
     session: int = NO_SESSION
-    """The newest session that the source has promised itself to: what is certain was committed in it, or before."""
+    """The newest one that the source has promised; the certain records were committed in it or before."""
     required: int = NO_MARK
-    """So much of it the source once had on its disk: less is damage."""
+    """The source once had the certain records up to here on its disk: less is damage."""
     bytes: int = 0
     room: int = 0
-    """What the copy takes, with its indexes; a little too much where the last segment goes on behind the mark."""
+    """For the copy with its indexes; a little too much where the last segment goes on behind the mark."""
 
     def damaged(self, why: str) -> SourceDamaged:
         mark = "" if self.certain == NO_MARK else f" below its committed mark {self.certain}"
@@ -94,8 +95,7 @@ class Origin:
 
 
 def examine(disk: Disk, storage: str, control: ControlFile, number: int, *, has_identity: bool) -> Origin:
-    """By names and small files only: records are proven while they are copied. Raises `SourceDamaged` where nothing of it
-    can be copied."""
+    """By names and small files only: records are proven while they are copied. Raises `SourceDamaged` where none can be."""
     directory = join(storage, str(number))
     bare = Origin(partition=number, directory=directory)
     if not disk.exists(directory):
@@ -131,8 +131,8 @@ def examine(disk: Disk, storage: str, control: ControlFile, number: int, *, has_
 
 
 def copy(disk: Disk, origin: Origin, header: ControlHeader, build: str, on_bytes: OnBytes) -> tuple[int, int, int]:
-    """All segments, whole and on the disk; the last id, the first id of the newest, and how many there are. Whole segments
-    that an earlier attempt left in `build` are proven and kept. Names are flushed by the caller."""
+    """Copy all segments to the disk; returns the last id, the first id of the newest, and their number. Whole segments that
+    an earlier attempt left in `build` are proven and kept. The caller flushes the names."""
     if not disk.exists(build):
         disk.make_directory(build)
     _clear(disk, origin, build)
@@ -154,7 +154,7 @@ def copy(disk: Disk, origin: Origin, header: ControlHeader, build: str, on_bytes
 
 
 def _clear(disk: Disk, origin: Origin, build: str) -> None:
-    """Only files that this copy will have may stay; of an attempt from another source, segments begin elsewhere."""
+    """Remove files that this copy will not have: the segments of another source begin elsewhere."""
     names = [name(first_id) for first_id in origin.first_ids for name in (segment_name, index_name)]
     for name in disk.names(build):
         if name not in names:
@@ -162,14 +162,13 @@ def _clear(disk: Disk, origin: Origin, build: str) -> None:
 
 
 def _is_whole(disk: Disk, build: str, expected: FileHeader, following: int, on_bytes: OnBytes) -> bool:
-    """An earlier attempt has brought this segment to its end: the index took its name last."""
+    """An earlier attempt has finished this segment: the index took its name last."""
     data, index = (opened(disk, join(build, name(expected.first_id))) for name in (segment_name, index_name))
     try:
         if data is None or index is None or data.size() < HEADER_BYTES:
             return False
-        header = data.read(0, HEADER_BYTES)
-        check_header(header, data.path, expected)
-        if index.read(0, HEADER_BYTES) != header:
+        header_of(data, expected)
+        if index.read(0, HEADER_BYTES) != data.read(0, HEADER_BYTES):
             return False
         checker = IndexChecker(index, expected.first_id)
         stop = scan(
@@ -195,7 +194,7 @@ def _is_whole(disk: Disk, build: str, expected: FileHeader, following: int, on_b
 
 
 def _copy_segment(disk: Disk, origin: Origin, expected: FileHeader, build: str, last_id: int, on_bytes: OnBytes) -> int:
-    """Its sound records up to `last_id`, with a new index; the id behind them."""
+    """Copy its sound records up to `last_id`, with a new index; returns the id behind them."""
     path = join(origin.directory, segment_name(expected.first_id))
     try:
         data = disk.open(path)
@@ -203,9 +202,9 @@ def _copy_segment(disk: Disk, origin: Origin, expected: FileHeader, build: str, 
         raise origin.damaged(error.message) from error
     hint = opened(disk, join(origin.directory, index_name(expected.first_id)))
     try:
-        header = _header_of(data, origin, expected)
+        header = header_of(data, expected)
         return _copy_records(disk, data, hint, header, build, last_id, on_bytes)
-    except ReadFailed as error:
+    except (ReadFailed, HeaderDamaged, UnknownVersion, ForeignCluster) as error:
         raise origin.damaged(error.message) from error
     finally:
         data.close()
@@ -216,9 +215,8 @@ def _copy_segment(disk: Disk, origin: Origin, expected: FileHeader, build: str, 
 def _copy_records(
     disk: Disk, data: File, hint: File | None, header: FileHeader, build: str, last_id: int, on_bytes: OnBytes
 ) -> int:
-    out = disk.create(join(build, segment_name(header.first_id)))
-    try:
-        out.write(0, header.encode())  # without whatever damage stood in the part of it that means nothing
+    with closing(disk.create(join(build, segment_name(header.first_id)))) as out:
+        out.write(0, header.encode())  # without damage in the part of it that means nothing
         index = IndexWriter(disk, build, header)
 
         def take(offset: int, run: Run) -> None:
@@ -240,20 +238,11 @@ def _copy_records(
         next_id = min(stop.next_id, last_id + 1)
         out.flush()
         index.finish(next_id)
-    finally:
-        out.close()
     return next_id
 
 
-def _header_of(data: File, origin: Origin, expected: FileHeader) -> FileHeader:
-    try:
-        return check_header(data.read(0, HEADER_BYTES), data.path, expected)
-    except UNUSABLE as error:
-        raise origin.damaged(error.message) from error
-
-
 def _explained(disk: Disk, origin: Origin, expected: FileHeader, following: int | None, next_id: int) -> SourceDamaged:
-    """Which ids and bytes it is, as `verify-segments` would say it."""
+    """By ids and bytes, as `verify-segments` would say it."""
     task = SegmentTask(
         directory=origin.directory,
         first_id=expected.first_id,
@@ -274,21 +263,21 @@ class State(enum.StrEnum):
     """It can be taken."""
     TAKEN = "taken"
     THERE = "there"
-    """The target has a replica with records, which is left as it is."""
+    """The target has a replica with records, which stays."""
     NOTHING = "nothing"
-    """The source knows of no committed record: an empty replica is as good, and its owner makes that."""
+    """The source knows of no committed record: an empty replica, made by the owner, is as good."""
     DAMAGED = "damaged"
     """The source's is damaged below its committed mark."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graft:
-    """One partition, and what becomes of it."""
+    """One partition, and its outcome."""
 
     origin: Origin
     state: State
     replaces: str = ""
-    """Why what the target has of it is set aside; empty when it has nothing."""
+    """Why the target's own files are set aside; empty when it has none."""
     last_id: int = NO_MARK
     segments: int = 0
     set_aside: str | None = None
@@ -302,7 +291,7 @@ class Graft:
 
 @dataclass(frozen=True, kw_only=True)
 class Transplant:
-    """What is taken from where to where; the same value says before what will be done, and afterwards what was done."""
+    """The plan, and afterwards the outcome, of taking partitions from one directory into another."""
 
     source: str
     target: str
@@ -321,22 +310,19 @@ class Transplant:
         return sum(graft.origin.bytes for graft in self.of(State.READY))
 
 
-# -- what there is -----------------------------------------------------------------------------------------------------
+# -- the plan ----------------------------------------------------------------------------------------------------------
 
 
 def plan(disk: Disk, source: str, target: str, partitions: Sequence[int] | None = None) -> Transplant:
-    """What can be taken; all of the source's partitions unless some are named. Only looks, at names and small files:
-    records are proven while they are copied. Raises when nothing can be said about the whole."""
-    control = _source_control(disk, source)
-    try:
+    """All of the source's partitions, unless some are named. Reads only names and small files: records are proven while
+    they are copied. Raises when the whole is impossible."""
+    with closing(_source_control(disk, source)) as control:
         header = control.header
         has_identity = check_identity(disk, source, header) is not None
         grafts = [
             _graft(disk, source, control, number, has_identity=has_identity)
             for number in _chosen(source, control, partitions)
         ]
-    finally:
-        control.close()
     is_new = _is_new(disk, target)
     if not is_new:
         grafts = _beside_what_is_there(disk, target, header, grafts)
@@ -400,12 +386,9 @@ def _is_new(disk: Disk, target: str) -> bool:
 
 def _beside_what_is_there(disk: Disk, target: str, header: ControlHeader, grafts: list[Graft]) -> list[Graft]:
     _check_stopped(disk, target)
-    control = ControlFile.look(disk, target)
-    try:
+    with closing(ControlFile.look(disk, target)) as control:
         _check_same(target, control, header)
         return [_judged(disk, target, control, graft) for graft in grafts]
-    finally:
-        control.close()
 
 
 def _check_same(target: str, control: ControlFile, header: ControlHeader) -> None:
@@ -428,7 +411,7 @@ def _judged(disk: Disk, target: str, control: ControlFile, graft: Graft) -> Graf
 
 
 def _why_replaced(disk: Disk, target: str, control: ControlFile, number: int, *, has_identity: bool) -> str | None:
-    """Why what the target has of it may be set aside, or "" when it has nothing; None when it must stay."""
+    """Why the target's own files may be set aside, "" when there are none; None when they must stay."""
     directory = join(target, str(number))
     if control.is_damaged(number):
         return "its part of the control file is damaged"
@@ -461,16 +444,15 @@ def _check_room(disk: Disk, found: Transplant) -> None:
         )
 
 
-# -- doing it ----------------------------------------------------------------------------------------------------------
+# -- carrying it out ---------------------------------------------------------------------------------------------------
 
 
 def carry_out(disk: Disk, wanted: Transplant, on_bytes: OnBytes = lambda _: None) -> Transplant:
-    """Take what is ready, one partition after the other. Holds the target's lock; what has happened there since the plan
-    was made is looked at again under it. One source that is damaged does not keep the others from being taken."""
+    """Take what is ready, one partition after the other, under the target's lock; the target is judged again under it. One
+    damaged source does not keep the others from being taken."""
     if wanted.is_new:
         _make_storage(disk, wanted)
-    control = ControlFile.open(disk, wanted.target)
-    try:
+    with closing(ControlFile.open(disk, wanted.target)) as control:
         _check_same(wanted.target, control, wanted.header)
         if not check_identity(disk, wanted.target, control.header) and not control.assigned():
             new_identity(disk, wanted.target, control.header)
@@ -479,12 +461,10 @@ def carry_out(disk: Disk, wanted: Transplant, on_bytes: OnBytes = lambda _: None
             graft = _judged(disk, wanted.target, control, replace(graft, replaces=""))
             grafts.append(_take(disk, wanted, control, graft, on_bytes) if graft.state is State.READY else graft)
         return replace(wanted, grafts=tuple(grafts))
-    finally:
-        control.close()
 
 
 def _make_storage(disk: Disk, wanted: Transplant) -> None:
-    """An empty storage directory of the same cluster; somebody else may have made one since the plan was made."""
+    """An empty storage directory of the same cluster, unless one was made since the plan."""
     if not disk.exists(join(wanted.target, CONTROL_NAME)):
         check_blank(wanted.target, disk.list(wanted.target))
         ControlFile.create(disk, wanted.target, wanted.header.key, wanted.header.partitions)
@@ -495,57 +475,49 @@ def _take(disk: Disk, wanted: Transplant, control: ControlFile, graft: Graft, on
     build = _build(wanted.target, number)
     try:
         last_id, newest, segments = copy(disk, graft.origin, wanted.header, build, on_bytes)
-        PromiseFile.create(
-            disk,
-            build,
+        promise = Promise(
             key=wanted.header.key,
             partition=number,
-            session=graft.origin.session,  # which may have begun below what it has committed since
+            incarnation=disk.fresh_id(),
+            session=graft.origin.session,  # the session may have begun below the marks that were committed since
             committed=last_id,
             durable=last_id,
             newest=newest,
             segments=segments,
             is_clean=True,
         )
+        PromiseFile.create(disk, build, promise)
     except SourceDamaged as error:
-        _remove_whole(disk, wanted.target, build)
+        _drop(disk, wanted.target, build)
         return replace(graft, state=State.DAMAGED, error=error)
     except DiskFull as error:
-        _remove_whole(disk, wanted.target, build)
+        _drop(disk, wanted.target, build)
         raise DiskFull(
             error.message,
             not_done=f"partition {number} was not taken, nor those behind it; what was taken before is there",
             next_step="free space there and run the same command again",
         ) from error
     disk.flush_directory(build)
-    _check_stopped(disk, wanted.source)  # it was read as files that nobody changes
+    _check_stopped(disk, wanted.source)  # its files were read as if nothing changed them
     aside = _give_name(disk, wanted.target, control, number, build)
     return replace(graft, state=State.TAKEN, last_id=last_id, segments=segments, set_aside=aside)
 
 
 def _give_name(disk: Disk, target: str, control: ControlFile, number: int, build: str) -> str | None:
-    """From here on the replica is this one. Nothing is assigned in between, so a crash leaves what an owner may replace."""
+    """From here on the replica is this one. In between none is assigned, so a crash leaves files that an owner may
+    replace."""
     if control.is_damaged(number) or control.info(number) not in initial_structs():
         control.reset(number)
-    place, aside = join(target, str(number)), None
-    if disk.exists(place):
-        aside = join(target, aside_name(number, set(disk.names(target))))
-        disk.rename(place, aside)
-        disk.flush_directory(target)
-    disk.rename(build, place)
+    aside = set_aside(disk, target, number)
+    disk.rename(build, join(target, str(number)))
     disk.flush_directory(target)
     control.set_flags(number, FLAG_ASSIGNED | FLAG_AVAILABLE)
     return aside
 
 
-def _remove_whole(disk: Disk, target: str, build: str) -> None:
-    """Nothing ever refers to it."""
-    if not disk.exists(build):
-        return
-    for name in disk.names(build):
-        disk.remove(join(build, name))
-    disk.remove_directory(build)
-    disk.flush_directory(target)
+def _drop(disk: Disk, target: str, build: str) -> None:
+    if disk.exists(build):
+        delete_directory(disk, target, build)
 
 
 def check_apart(source: str, target: str) -> None:

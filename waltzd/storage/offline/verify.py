@@ -1,16 +1,18 @@
-"""Is a storage directory what it should be? Every byte that a checksum or a second copy can speak for is checked.
+"""Verification of a storage directory: every byte that a checksum or a second copy can speak for is checked.
 
 Three layers: the small files (`replica.control` and `promise`), each segment with its index by itself (`inspection`, in
-parallel), and here what only shows between them: gaps between segments, a log shorter than the marks that were given, files
-and partitions that are missing. Nothing is ever written. A directory that another process holds is refused, because what
-that process is writing would look like damage; with `is_read_only` the end of each log is then left out of the judgement.
+parallel), and here everything that shows only between them: gaps between segments, a log shorter than its marks, missing
+files and partitions. Nothing is ever written. A directory that another process holds is refused, because its writes in
+flight would look like damage; with `is_read_only` the end of each log is left out of the judgement instead.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from uuid import UUID
 
 from waltzd.disk.seam import Disk, join, read_whole
@@ -19,14 +21,13 @@ from waltzd.format.finding import Code, Finding
 from waltzd.format.layout import (
     CONTROL_NAME,
     HEADER_BYTES,
-    INDEX_SUFFIX,
     NO_BOOT,
     NO_MARK,
-    SEGMENT_SUFFIX,
     ControlStruct,
     FileHeader,
     Promise,
     first_id_of,
+    segment_ids,
     segment_name,
 )
 from waltzd.storage.offline.inspection import SegmentReport, SegmentTask, inspect_segment
@@ -37,7 +38,7 @@ from waltzd.storage.replica.promise import read_promise
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """How far a replica's log must reach, and who says so."""
+    """The marks that a replica's log must reach, each with its source."""
 
     named: tuple[tuple[str, int], ...] = ()
     newest: int = NO_MARK
@@ -59,7 +60,7 @@ def marks_of(struct: ControlStruct | None, promise: Promise | None) -> Marks:
 
 
 OnProgress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes to do."""
+"""Called with the bytes done and the bytes in all."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -134,20 +135,17 @@ def verify(disk: Disk, targets: list[Target], options: Options, on_progress: OnP
 
 
 def wanted_targets(targets: list[Target]) -> list[Target]:
-    """Each thing once: what a wider target covers, or was named before, goes."""
+    """Without repetitions, and without targets that a wider one covers."""
     once = list(dict.fromkeys(targets))
     return [target for target in once if not any(other.covers(target) for other in once if other != target)]
 
 
 def is_held(disk: Disk, storage: str) -> bool:
     try:
-        control = disk.open(join(storage, CONTROL_NAME))
+        with closing(disk.open(join(storage, CONTROL_NAME))) as control:
+            return control.is_locked_elsewhere()
     except (PathMissing, NotRegularFile):
         return False
-    try:
-        return control.is_locked_elsewhere()
-    finally:
-        control.close()
 
 
 def _held(storage: str, how: str = "is held by another process") -> DirectoryHeld:
@@ -157,9 +155,9 @@ def _held(storage: str, how: str = "is held by another process") -> DirectoryHel
 def verify_partition(
     disk: Disk, directory: str, partition: int, key: UUID, *, durable_id: int, marks: Marks | None = None
 ) -> Iterator[Finding | PartitionReport]:
-    """One partition while its storage is running: its findings, a segment at a time, and the whole report at last.
+    """One partition of a running storage: its findings, a segment at a time, and the whole report at last.
 
-    Ids above `durable_id` are not looked at, and the small files, which the daemon itself holds open, are not opened."""
+    Ids above `durable_id` are left out, and so are the small files, which the daemon itself holds open."""
     plan = Plan(disk, directory, partition, key, marks=marks or Marks(), durable_id=durable_id)
     told = 0
     for task in plan.tasks:
@@ -168,7 +166,7 @@ def verify_partition(
         told += len(report.findings)
     whole = plan.judge()
     whole.last_id = min(whole.last_id, durable_id)
-    yield from whole.findings[told:]  # what only shows between segments comes behind theirs
+    yield from whole.findings[told:]  # those between segments come behind theirs
     yield whole
 
 
@@ -178,17 +176,17 @@ def _check_given_key(ledger: Ledger, storage: str, key: UUID | None) -> None:
     elif key is not None and key != ledger.key:
         detail = f"belongs to the cluster {ledger.key}, not to {key}"
         path = join(storage, CONTROL_NAME)
-        ledger.findings.append(Finding(code=Code.FOREIGN_KEY, path=path, detail=detail, first_byte=12, last_byte=27))
+        ledger.findings.append(Finding(Code.FOREIGN_KEY, path, detail, first_byte=12, last_byte=27))
 
 
-# -- what there is to look at ------------------------------------------------------------------------------------------
+# -- plans -------------------------------------------------------------------------------------------------------------
 
 
 def plans(
     disk: Disk, storage: str, ledger: Ledger, targets: list[Target], report: Report, *, is_live: bool = False,
     is_deep: bool = False,
 ) -> list[Plan]:  # fmt: skip
-    """What there is of the targets; the report is told of what is not there."""
+    """One for each partition of the targets. Findings about missing directories go to the report."""
     directories: dict[str, list[int]] = {}
     for target in targets:
         if not target.directory:
@@ -226,30 +224,19 @@ def _partition_directories(disk: Disk, storage: str, ledger: Ledger, report: Rep
             continue
         found[number] = join(storage, entry.name)
         if not entry.is_directory:
-            report.storage_findings.append(
-                Finding(
-                    code=Code.NOT_A_FILE,
-                    path=found[number],
-                    partition=number,
-                    detail="this is the name of a partition directory, and it is a link or a file",
-                )
-            )
-    missing = [number for number in ledger.assigned if number not in found]
-    for number in missing:
-        report.storage_findings.append(
-            Finding(
-                code=Code.MISSING_PARTITION,
-                path=join(storage, str(number)),
-                partition=number,
-                detail="the control file says that this partition is here, and its directory is missing",
-            )
-        )
+            detail = "this is the name of a partition directory, and it is a link or a file"
+            report.storage_findings.append(Finding(Code.NOT_A_FILE, found[number], detail, partition=number))
+    for number in ledger.assigned:
+        if number not in found:
+            detail = "the control file says that this partition is here, and its directory is missing"
+            path = join(storage, str(number))
+            report.storage_findings.append(Finding(Code.MISSING_PARTITION, path, detail, partition=number))
     broken = {finding.path for finding in report.storage_findings if finding.code is Code.NOT_A_FILE}
     return [path for number, path in sorted(found.items()) if path not in broken]
 
 
 class Plan:
-    """The segments of one partition: what to look at, and what it means together."""
+    """The segments of one partition: a task for each, and the verdict on their reports."""
 
     def __init__(
         self, disk: Disk, directory: str, partition: int | None, key: UUID | None, *, marks: Marks, is_live: bool = False,
@@ -261,23 +248,14 @@ class Plan:
         self.findings: list[Finding] = []
         self.reports: dict[int, SegmentReport] = {}
         self._only = only or []
-        data: dict[int, int] = {}
-        lone: set[int] = set()
-        for entry in disk.list(directory):
-            first_id = first_id_of(entry.name)
-            if first_id is not None and entry.name.endswith(SEGMENT_SUFFIX):
-                data[first_id] = entry.size
-            elif first_id is not None and entry.name.endswith(INDEX_SUFFIX):
-                lone.add(first_id)
-        lone -= set(data)
-        self.first_ids = sorted(data)
+        sizes = {entry.name: entry.size for entry in disk.list(directory)}
+        self.first_ids = segment_ids(sizes)
         if key is None:
             key, self.partition = _by_majority(disk, directory, self.first_ids, partition)
-        following: list[int | None] = [*self.first_ids[1:], None]
-        next_of: dict[int, int | None] = dict(zip(self.first_ids, following, strict=True)) if data else {}
-        next_of.update(dict.fromkeys(lone))
-        wanted = sorted(set(self._only) & set(next_of)) if self._only else sorted(next_of)
-        self.sizes = {first_id: data.get(first_id, 0) for first_id in wanted}
+        named = {first_id for name in sizes if (first_id := first_id_of(name)) is not None}  # by a segment or a lone index
+        next_of: dict[int, int | None] = {**dict.fromkeys(named), **dict(pairwise(self.first_ids))}
+        wanted = sorted(named & set(self._only) if self._only else named)
+        self.sizes = {first_id: sizes.get(segment_name(first_id), 0) for first_id in wanted}
         self.tasks = [
             SegmentTask(
                 directory=directory,
@@ -343,11 +321,11 @@ class Plan:
         return [self._finding(Code.SHORT_LOG, self.directory, what, reaches, self.marks.floor)]
 
     def _finding(self, code: Code, path: str, detail: str, first_id: int, last_id: int) -> Finding:
-        return Finding(code=code, path=path, detail=detail, partition=self.partition, first_id=first_id, last_id=last_id)
+        return Finding(code, path, detail, partition=self.partition, first_id=first_id, last_id=last_id)
 
 
 def _by_majority(disk: Disk, directory: str, first_ids: list[int], partition: int | None) -> tuple[UUID | None, int | None]:
-    """Nothing says whose directory it is, so the segments must at least agree with each other."""
+    """Without a control file the segments must at least agree with each other."""
     seen: Counter[tuple[UUID, int]] = Counter()
     for first_id in first_ids:
         path = join(directory, segment_name(first_id))

@@ -1,8 +1,8 @@
 """One function over many segments, in processes where that pays.
 
-A worker needs half a second to start, so a little work is done here. Workers are fresh processes, never forks: a
-fork would inherit the lock of the directory. They end with their parent, however it ends, and an interrupt reaches the
-parent alone, which then ends them.
+A worker needs half a second to start, so little work is done here. Workers are fresh processes, because a fork would
+inherit the lock of the directory. They end with their parent, however it ends; an interrupt reaches the parent alone, which
+ends them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _interrupts_wait() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """A worker that outlives a killed parent would go on writing beside whoever takes the directory next."""
+    """A worker that outlives a killed parent would go on writing beside the next holder of the directory."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -1,15 +1,16 @@
-"""The control file: which sessions, marks and flags each partition of this storage has; and the identity file beside it.
+"""The control file of a storage (sessions, marks and flags of each partition), and the identity file beside it.
 
 Each partition has two structs; a change writes the one that is not current, flushes, and only then counts. A partition
-whose two structs are both damaged is refused by name, and the others go on. The file is made once, whole, by a rename;
-one that is missing or short beside existing data is never made anew, because it holds what this storage promised.
+whose two structs are both damaged is refused by name, and the others go on. The file is made once, whole, by a rename.
+Where it is missing or short beside existing data it is never made anew, because it holds the promises of this storage.
 
-The daemon stops at the first thing that is wrong (`ControlFile`, `check_identity`); the tools for stopped storages read on
-(`read_ledger`) and have every doubt as a finding.
+The daemon stops at the first finding (`ControlFile`, `check_identity`); the tools for stopped storages read on and list all
+findings (`read_ledger`).
 """
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -48,20 +49,15 @@ from waltzd.format.layout import (
 
 
 def write_new_file(disk: Disk, directory: str, name: str, content: bytes) -> None:
-    """The whole file or nothing: written beside, flushed, renamed. The caller flushes the directory."""
+    """All or nothing: written beside, flushed, renamed. The caller flushes the directory."""
     new = join(directory, name + NEW_SUFFIX)
-    file = disk.create(new)
-    try:
+    with closing(disk.create(new)) as file:
         file.write(0, content)
         file.flush()
-    finally:
-        file.close()
     disk.rename(new, join(directory, name))
 
 
 class ControlFile:
-    """The open control file of a storage directory, held with an exclusive lock by whoever changes it."""
-
     def __init__(self, file: File, header: ControlHeader, infos: list[ControlInfo | ControlDamaged]) -> None:
         self._file = file
         self.header = header
@@ -70,11 +66,9 @@ class ControlFile:
     @staticmethod
     def create(disk: Disk, directory: str, key: UUID, partitions: int) -> None:
         header = ControlHeader(created_ms=disk.now_ms(), key=key, partitions=partitions)
-        first, second = initial_structs()
-        body = [header.encode()]
-        for number in range(partitions):
-            body.append(number.to_bytes(4, "big") + first.encode() + second.encode())
-        write_new_file(disk, directory, CONTROL_NAME, b"".join(body))
+        infos = [ControlInfo(partition=number, structs=initial_structs()) for number in range(partitions)]
+        body = header.encode() + b"".join(info.encode() for info in infos)
+        write_new_file(disk, directory, CONTROL_NAME, body)
         disk.flush_directory(directory)
 
     @staticmethod
@@ -86,7 +80,7 @@ class ControlFile:
 
     @staticmethod
     def look(disk: Disk, directory: str) -> ControlFile:
-        """Without the lock, for whoever only reads. Never while this process holds it: closing this would let it go."""
+        """Without the lock, for readers. Never while this process holds the lock: closing this file would release it."""
         file = disk.open(join(directory, CONTROL_NAME))
         try:
             return ControlFile._read(file)
@@ -118,7 +112,7 @@ class ControlFile:
         return self._file.path
 
     def check_cluster(self, key: UUID | None, partitions: int | None) -> None:
-        """What the configuration or a caller says about the cluster must be what the file says."""
+        """Refuses a cluster other than that of the file."""
         if key is not None and key != self.header.key:
             raise ForeignCluster(
                 f"{self._file.path} belongs to the cluster {self.header.key}, not to {key}", key=self.header.key
@@ -130,7 +124,7 @@ class ControlFile:
             )
 
     def info(self, partition: int) -> ControlStruct:
-        """The current struct; raises when the number is out of range or neither struct can be believed."""
+        """The current struct; raises when the number is out of range or the record is damaged."""
         return self._info(partition).current
 
     def _info(self, partition: int) -> ControlInfo:
@@ -152,7 +146,7 @@ class ControlFile:
         ]
 
     def start_session(self, partition: int, *, session: int, low_mark: int, local_low_mark: int) -> None:
-        """The owner of `session` has decided that everything up to `low_mark` is committed. Marks only rise."""
+        """The session begins: its owner has decided that everything up to `low_mark` is committed. Marks only rise."""
         now = self.info(partition)
         for name, old, new in (
             ("session", now.session, session),
@@ -168,9 +162,7 @@ class ControlFile:
 
     def _write(self, partition: int, new: ControlStruct) -> None:
         info = self._info(partition)
-        slot = 1 - info.current_slot
-        new = replace(new, sequence=info.current.sequence + 1)
-        self._write_slot(partition, slot, new)
+        self._write_slot(partition, 1 - info.current_slot, replace(new, sequence=info.current.sequence + 1))
 
     def _write_slot(self, partition: int, slot: int, new: ControlStruct) -> None:
         self._file.write(control_struct_offset(partition, slot), new.encode())
@@ -180,30 +172,25 @@ class ControlFile:
         self._infos[partition] = ControlInfo(partition=partition, structs=structs)
 
     def reset(self, partition: int) -> None:
-        """Back to never assigned. Each struct is flushed before the next is touched, so that one is always whole, and the
-        old one counts until the second write."""
-        initial = initial_structs()
-        if isinstance(self._infos[partition], ControlDamaged):
-            self._write_whole(partition, initial)
+        """Back to never assigned. The struct that is not current is written and flushed first, so that one is always whole
+        and the old one counts until the second write."""
+        blank = ControlInfo(partition=partition, structs=initial_structs())
+        if isinstance(self._infos[partition], ControlDamaged):  # nothing of the record is believed, its number included
+            self._file.write(control_struct_offset(partition, 0) - 4, blank.encode())
+            self._file.flush()
+            self._infos[partition] = blank
             return
         current = self._info(partition).current_slot
         for slot in (1 - current, current):
-            self._write_slot(partition, slot, initial[slot])
-
-    def _write_whole(self, partition: int, structs: tuple[ControlStruct, ControlStruct]) -> None:
-        """A record of which nothing can be believed, its number included."""
-        first, second = structs
-        record = partition.to_bytes(4, "big") + first.encode() + second.encode()
-        self._file.write(control_struct_offset(partition, 0) - 4, record)
-        self._file.flush()
-        self._infos[partition] = ControlInfo(partition=partition, structs=structs)
+            self._write_slot(partition, slot, initial_structs()[slot])
 
     def is_damaged(self, partition: int) -> bool:
-        """Whether nothing is known of this partition, not even if it was assigned."""
+        """Then even whether it was assigned is unknown."""
         return 0 <= partition < len(self._infos) and isinstance(self._infos[partition], ControlDamaged)
 
     def write_again(self) -> None:
-        """After an unclean stop the cache may show what never reached the disk: write the same bytes again and flush."""
+        """After an unclean stop the cache may show bytes that never reached the disk: write the same ones again and
+        flush."""
         raw = self._file.read(0, self._file.size())
         self._file.write(0, raw)
         self._file.flush()
@@ -221,7 +208,7 @@ def write_identity(disk: Disk, directory: str, identity: Identity) -> None:
 
 
 def check_identity(disk: Disk, directory: str, header: ControlHeader) -> Identity | None:
-    """What the identity file says, if there is one; refused when it does not agree with the control file."""
+    """The identity file, if there is one; refused when it disagrees with the control file."""
     path = join(directory, IDENTITY_NAME)
     if not disk.exists(path):
         return None
@@ -244,7 +231,7 @@ def check_blank(path: str, entries: list[Entry]) -> None:
 
 @dataclass(kw_only=True)
 class Ledger:
-    """The storage directory's own account: of which cluster it is, and what each partition's current struct says."""
+    """The cluster of a storage directory, and the current struct of each partition."""
 
     key: UUID | None = None
     has_identity: bool = False
@@ -257,8 +244,8 @@ class Ledger:
 
 
 def read_ledger(disk: Disk, directory: str, control: File | None = None) -> Ledger:
-    """Both files all the way through, with everything that is wrong. `control` is the open control file of a caller who
-    holds its lock: closing another one would let the lock go."""
+    """Both files all the way through, with everything that is wrong. A caller that holds the lock gives its open control
+    file, because closing another one would release the lock."""
     ledger, path, limit = Ledger(), join(directory, CONTROL_NAME), control_bytes(PARTITIONS_MAX) + 1
     identity, header = None, None
     if disk.exists(join(directory, IDENTITY_NAME)):
@@ -287,7 +274,7 @@ def _readable(disk: Disk, path: str, limit: int, ledger: Ledger) -> bytes | None
     try:
         return read_whole(disk, path, limit)
     except PathMissing:
-        ledger.findings.append(Finding(code=Code.CONTROL_FILE, path=path, detail="the control file is missing"))
+        ledger.findings.append(Finding(Code.CONTROL_FILE, path, "the control file is missing"))
     except (NotRegularFile, ReadFailed) as error:
         ledger.findings.append(unreadable(path, error))
     return None

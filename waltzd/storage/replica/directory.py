@@ -1,20 +1,19 @@
 """A storage directory: the control file, the lock, and one replica for each assigned partition.
 
-One bad partition never keeps the others from being served: it is remembered with its error, and every call for it gets
-that error. A directory that holds data without its control file is refused, never made anew.
+One bad partition never keeps the others from being served: its error is kept, and every call for it gets that error. A
+directory that holds data without its control file is refused, never made anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from uuid import UUID, uuid4
 
 from waltzd.disk.seam import Disk, join
 from waltzd.errors import (
     BadArgument,
     BadConfig,
-    ControlDamaged,
     DirectoryGone,
     DiskFull,
     FlushFailed,
@@ -30,7 +29,6 @@ from waltzd.format.layout import (
     NEW_SUFFIX,
     RESERVE_NAME,
     SEGMENT_SUFFIX,
-    ControlStruct,
     Identity,
     aside_name,
     aside_partition,
@@ -39,18 +37,29 @@ from waltzd.protocol.address import is_name
 from waltzd.protocol.descriptions import SetAside
 from waltzd.storage.replica.control import ControlFile, check_blank, check_identity, new_identity, write_identity
 from waltzd.storage.replica.opening import adopt_partition, create_partition_files, open_partition
-from waltzd.storage.replica.partition import Partition, PartitionSettings
+from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.site import PartitionSettings, Site
 
 _ZEROS = bytes(1 << 16)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartitionLine:
-    """One row of what a storage says it has."""
+def set_aside(disk: Disk, home: str, number: int) -> str | None:
+    """Give the directory of a partition a name that says so, durably; None where there is none."""
+    path = join(home, str(number))
+    if not disk.exists(path):
+        return None
+    aside = join(home, aside_name(number, set(disk.names(home))))
+    disk.rename(path, aside)
+    disk.flush_directory(home)
+    return aside
 
-    partition: int
-    control: ControlStruct | None
-    error: WaltzError | None
+
+def delete_directory(disk: Disk, home: str, path: str) -> None:
+    """Of a partition, with everything in it."""
+    for name in disk.names(path):
+        disk.remove(join(path, name))
+    disk.remove_directory(path)
+    disk.flush_directory(home)
 
 
 class Directory:
@@ -66,7 +75,7 @@ class Directory:
         self._refused: dict[int, WaltzError] = {}
         self._identity: Identity | None = None
         self.instance = uuid4()
-        """Of the process that holds it."""
+        """Of the process that holds the directory."""
 
     @staticmethod
     def open(
@@ -80,8 +89,8 @@ class Directory:
         name: str = "",
         is_renamed: bool = False,
     ) -> Directory:
-        """Hold the directory and open every assigned partition. An empty directory becomes one of this cluster. `name`: of
-        the storage, where it is known. The directory of another storage is refused, unless it `is_renamed`."""
+        """Lock the directory and open every assigned partition. An empty directory becomes one of this cluster. The
+        directory of a storage with another `name` is refused, unless it `is_renamed`."""
         if not disk.exists(join(path, CONTROL_NAME)):
             check_blank(path, disk.list(path))
             if key is None or partitions is None:
@@ -122,7 +131,7 @@ class Directory:
 
     @property
     def name(self) -> str:
-        """Of the storage; empty until somebody says it."""
+        """Of the storage; empty until it is known."""
         return "" if self._identity is None else self._identity.name
 
     def _check_name(self, name: str, *, is_renamed: bool = False) -> None:
@@ -130,14 +139,14 @@ class Directory:
             raise WrongStorage(f"{self.path} is the directory of the storage {self.name}, not of {name}")
 
     def check_meant(self, name: str, instance: UUID | None = None) -> None:
-        """Whoever calls may say which storage it means, and which process."""
+        """Refuse a call that is meant for another storage, or another process of this one."""
         if (name and self.name and name != self.name) or instance not in (None, self.instance):
             who = f"the storage {self.name}" if self.name else "a storage without a name"
             meant = f"the storage {name}" if name else "another one"
             raise WrongStorage(f"this is {who} in {self.path}; the caller means {meant}")
 
     def take_name(self, name: str, *, is_renamed: bool = False) -> None:
-        """Be the directory of this storage from now on; refused when it is another's."""
+        """Become the directory of this storage; refused when it is that of another one."""
         self._check_name(name, is_renamed=is_renamed)
         if name and not is_name(name):
             raise BadArgument(f"{name!r} is not a name of a storage")
@@ -157,7 +166,7 @@ class Directory:
         assigned = self.control.assigned()
         if self._identity is None:
             for number in assigned:
-                adopt_partition(self._disk, self._path_of(number), number, control=self.control)
+                adopt_partition(self._site(number))
             self._identity = new_identity(self._disk, self.path, self.control.header)
         self.control.write_again()
         self._disk.flush_directory(self.path)
@@ -166,9 +175,7 @@ class Directory:
 
     def _open_one(self, number: int) -> None:
         try:
-            self._partitions[number] = open_partition(
-                self._disk, self._path_of(number), number, control=self.control, settings=self._settings
-            )
+            self._partitions[number] = open_partition(self._site(number))
         except (FlushFailed, DiskFull):
             raise
         except WaltzError as error:
@@ -177,6 +184,11 @@ class Directory:
 
     def _path_of(self, number: int) -> str:
         return join(self.path, str(number))
+
+    def _site(self, number: int) -> Site:
+        return Site(
+            disk=self._disk, directory=self._path_of(number), number=number, control=self.control, settings=self._settings
+        )
 
     # -- partitions
 
@@ -192,26 +204,19 @@ class Directory:
     def partitions(self) -> list[Partition]:
         return [self._partitions[number] for number in sorted(self._partitions)]
 
-    def lines(self) -> list[PartitionLine]:
-        """All partitions of this storage, those that are refused included."""
-        out: list[PartitionLine] = []
-        for number in sorted({*self._partitions, *self._refused}):
-            try:
-                control = self.control.info(number)
-            except ControlDamaged:
-                control = None
-            out.append(PartitionLine(partition=number, control=control, error=self._refused.get(number)))
-        return out
+    def errors(self) -> dict[int, WaltzError | None]:
+        """All partitions of this storage, each with the error that refuses it."""
+        return {number: self._refused.get(number) for number in sorted({*self._partitions, *self._refused})}
 
     def create_partition(self, number: int) -> Partition:
-        """An empty replica. Data that an unassigned directory of that number still has is set aside, never reused."""
+        """An empty replica. Files that are left in the directory of an unassigned partition are set aside, never reused."""
         info = self.control.info(number)
         if info.is_assigned:
             raise PartitionExists(f"partition {number} is already assigned to this storage")
         self._set_aside(number)
-        create_partition_files(self._disk, self._path_of(number), number, control=self.control)
+        create_partition_files(self._site(number))
         self._disk.flush_directory(self.path)
-        partition = open_partition(self._disk, self._path_of(number), number, control=self.control, settings=self._settings)
+        partition = open_partition(self._site(number))
         try:
             self.control.set_flags(number, info.flags | FLAG_ASSIGNED | FLAG_AVAILABLE)
         except DiskFull:
@@ -221,8 +226,8 @@ class Directory:
         return partition
 
     def ensure_partition(self, number: int) -> Partition | None:
-        """An empty replica where there is none, or where nothing is left of the one that was: a new disk. Returns it when
-        it was made. Whatever is left of one, an operator decides about."""
+        """An empty replica where there is none, or where no segment is left of an earlier one: a new disk. None where a
+        replica is here, also a damaged one: that is for an operator to decide."""
         is_assigned = self.control.info(number).is_assigned
         if is_assigned and not (number in self._refused and self._is_blank(number)):
             return None
@@ -236,9 +241,9 @@ class Directory:
         return not self._disk.exists(path) or not any(name.endswith(SEGMENT_SUFFIX) for name in self._disk.names(path))
 
     def remove_partition(self, number: int, *, delete_files: bool) -> str | None:
-        """Take the partition off this storage. Its files are set aside unless they are to be deleted; returns where.
+        """Take the partition off this storage. Its files are deleted, or set aside; returns where.
 
-        Where the control file says nothing of it any more they are set aside only: nobody knows what they are."""
+        Files of a partition whose part of the control file is damaged are only set aside: they may be anything."""
         may_be_here = self.control.is_damaged(number) and not delete_files
         if not may_be_here and not self.control.info(number).is_assigned:
             raise NoSuchPartition(f"partition {number} is not assigned to this storage")
@@ -249,18 +254,14 @@ class Directory:
         self.control.reset(number)
         aside = self._set_aside(number)
         if aside is not None and delete_files:
-            self._delete(aside)
+            delete_directory(self._disk, self.path, aside)
             return None
         return aside
 
     def _set_aside(self, number: int) -> str | None:
-        path = self._path_of(number)
-        if not self._disk.exists(path):
-            return None
-        aside = join(self.path, aside_name(number, set(self._disk.names(self.path))))
-        self._disk.rename(path, aside)
-        self._disk.flush_directory(self.path)
-        self._settings.say(f"the files of partition {number} were set aside in {aside}")
+        aside = set_aside(self._disk, self.path, number)
+        if aside is not None:
+            self._settings.say(f"the files of partition {number} were set aside in {aside}")
         return aside
 
     def aside(self) -> tuple[SetAside, ...]:
@@ -273,7 +274,7 @@ class Directory:
         )
 
     def delete_aside(self, names: Sequence[str]) -> tuple[SetAside, ...]:
-        """For good. Everything else that is here has another name, and nobody can have it deleted by this."""
+        """Only directories that were set aside can be named here."""
         there = {one.name: one for one in self.aside()}
         for name in names:
             if name not in there:
@@ -281,15 +282,9 @@ class Directory:
                     f"{name!r} is no directory that was set aside in {self.path}", not_done="nothing was deleted"
                 )
         for name in names:
-            self._delete(join(self.path, name))
+            delete_directory(self._disk, self.path, join(self.path, name))
             self._settings.say(f"{join(self.path, name)}, which was set aside, was deleted")
         return tuple(there[name] for name in names)
-
-    def _delete(self, path: str) -> None:
-        for entry in self._disk.list(path):
-            self._disk.remove(join(path, entry.name))
-        self._disk.remove_directory(path)
-        self._disk.flush_directory(self.path)
 
     def set_available(self, number: int, available: bool) -> None:
         info = self.control.info(number)
@@ -302,7 +297,7 @@ class Directory:
     # -- being there
 
     def check_in_place(self) -> None:
-        """Raises when the directory, or that of a partition, went away under this process. Not while partitions change."""
+        """Raises when the directory, or that of a partition, went away. Never called while partitions change."""
         is_here = self._disk.exists(self.control.path)
         lost = [partition for partition in self.partitions() if not (is_here and partition.is_in_place)]
         if lost or not is_here:
@@ -313,7 +308,7 @@ class Directory:
     # -- space for a start
 
     def keep_reserve(self) -> bool:
-        """Have the reserve file at its size when there is room for it; called again from time to time."""
+        """Bring the reserve file to its size when there is room for it; called again from time to time."""
         path = join(self.path, RESERVE_NAME)
         if self._reserve_bytes == 0 or (self._disk.exists(path) and self._disk.size(path) >= self._reserve_bytes):
             return True

@@ -1,33 +1,23 @@
-"""What is wrong with one replica: which ids may not be served because their bytes are damaged, and how that is said.
+"""Damage in one replica: a wrong index is made again from the data, damaged data is described and never touched.
 
-Two kinds. `findings` of files: bytes that are not what was written, or a segment that is missing between others. And the
-end: `short` says that the log is shorter than this replica once had it on disk.
-
-What a storage does when bytes are not what they should be: find out whether the data or only the index is wrong.
-
-A wrong index is made again from the data, at once. Damaged data is never touched: it is described, so that the ids in it
-are refused and the replica can be rebuilt from the others.
+`examine_segment` reads a whole segment and returns its findings. `Quarantine` keeps the findings of a replica: the ids in
+them are refused, the rest is served, and the replica is healed from the others. Two kinds stand in it: damage in files,
+which includes a segment that is missing between others, and `short`, a log that ends before an id that this replica once
+had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from waltzd.disk.seam import Disk, File, join
+from waltzd.disk.seam import File, join
 from waltzd.errors import DiskFull, ForeignCluster, HeaderDamaged, PartitionDamaged, PathMissing, UnknownVersion, WaltzError
 from waltzd.format.finding import Code, Finding
 from waltzd.format.index import IndexChecker, IndexWriter, offsets_of
-from waltzd.format.layout import (
-    HEADER_BYTES,
-    FileHeader,
-    check_header,
-    index_entries,
-    index_name,
-    read_header,
-    segment_name,
-)
+from waltzd.format.layout import HEADER_BYTES, FileHeader, index_entries, index_name, read_header
 from waltzd.format.scan import Gap, Survey, survey
-from waltzd.storage.replica.segment import UNUSABLE, Segment
+from waltzd.storage.replica.segment import UNUSABLE, Segment, header_of
+from waltzd.storage.replica.site import Site
 
 
 class Quarantine:
@@ -48,7 +38,7 @@ class Quarantine:
 
     @property
     def is_only_short(self) -> bool:
-        """What is here is sound, and the end is missing: whatever is appended brings it nearer."""
+        """Everything here is sound, and only the end is missing: each append brings it nearer."""
         return self.short is not None and not self._in_files
 
     def error(self, findings: Sequence[Finding] = ()) -> PartitionDamaged:
@@ -61,7 +51,7 @@ class Quarantine:
         )
 
     def sound_part(self, first_id: int, last_id: int) -> int:
-        """The last id of the range that can be read from `first_id` on; refused when that one is damaged itself."""
+        """The last id that can be read from `first_id` on; refused when `first_id` is damaged itself."""
         for finding in self.findings:
             if finding.first_id is None or finding.last_id is None or finding.last_id < first_id:
                 continue
@@ -71,7 +61,7 @@ class Quarantine:
         return last_id
 
     def last_sound(self, first_id: int, last_id: int) -> int:
-        """The highest id of the range that can be served, or the one in front of the range."""
+        """The highest sound id of the range, or the one in front of the range."""
         while last_id >= first_id:
             starts = [
                 finding.first_id
@@ -86,7 +76,6 @@ class Quarantine:
         return first_id - 1
 
     def holds(self, path: str) -> bool:
-        """Whether something is wrong with this file."""
         return any(finding.path == path for finding in self._in_files)
 
     def check_file(self, path: str) -> None:
@@ -95,13 +84,12 @@ class Quarantine:
             raise self.error(here)
 
     def check_up_to(self, mark: int) -> None:
-        """Refused when a record at or below the mark is damaged."""
         below = [finding for finding in self.findings if finding.first_id is not None and finding.first_id <= mark]
         if below:
             raise self.error(below)
 
     def replace(self, path: str, found: Sequence[Finding]) -> None:
-        """What was found in a file now takes the place of what was known of it."""
+        """All findings of one file."""
         self._in_files = (*(finding for finding in self._in_files if finding.path != path), *found)
 
     def heal(self) -> None:
@@ -116,146 +104,113 @@ _HEADER_CODES: dict[type[WaltzError], Code] = {
 }
 
 
-def header_finding(error: WaltzError, path: str, *, partition: int, first_id: int, last_id: int) -> Finding:
-    """A segment that cannot be used at all, as a finding for all its ids."""
-    return Finding(
-        code=_HEADER_CODES[type(error)],
-        path=path,
-        partition=partition,
-        detail=error.message,
-        first_byte=0,
-        last_byte=HEADER_BYTES - 1,
-        first_id=first_id,
-        last_id=last_id,
-    )
+def header_finding(site: Site, error: WaltzError, first_id: int, last_id: int) -> Finding:
+    """A segment whose file is unusable: none of its ids can be served."""
+    return site.finding(
+        _HEADER_CODES[type(error)], site.path(first_id), error.message,
+        first_byte=0, last_byte=HEADER_BYTES - 1, first_id=first_id, last_id=last_id,
+    )  # fmt: skip
 
 
-def gap_finding(gap: Gap, path: str, partition: int, next_id: int) -> Finding:
-    """`next_id` is where the segment ends. Bytes too many between two ids that follow each other are no damage of a
-    record: something else was put there, and the records behind it may belong to it. None of them is believed."""
+def gap_finding(site: Site, path: str, gap: Gap, next_id: int) -> Finding:
+    """`next_id` is where the segment ends. Bytes too many between two consecutive records were put there later, and the
+    records behind them may have been as well: none of those is believed."""
     ids_missing = gap.last_id >= gap.first_id
-    return Finding(
-        code=Code.DAMAGED_RECORD,
-        path=path,
-        partition=partition,
+    return site.finding(
+        Code.DAMAGED_RECORD,
+        path,
+        "fails its checks, and sound records stand behind it"
+        if ids_missing
+        else "bytes that are no record stand in front of it",
         first_byte=gap.first_byte,
         last_byte=gap.last_byte,
         first_id=gap.first_id,
         last_id=gap.last_id if ids_missing else max(gap.first_id, next_id - 1),
-        detail="fails its checks, and sound records stand behind it"
-        if ids_missing
-        else "bytes that are no record stand in front of it",
     )
 
 
-def tail_finding(found: Survey, path: str, partition: int, last_id: int) -> Finding:
-    return Finding(
-        code=Code.DAMAGED_RECORD,
-        path=path,
-        partition=partition,
-        first_byte=found.end,
-        last_byte=max(found.end, found.end + found.tail_bytes - 1),
-        first_id=found.next_id,
-        last_id=last_id,
-        detail="the segment has no sound record from here on" if found.tail_bytes else "the segment ends too early",
-    )
+def tail_finding(site: Site, path: str, found: Survey, last_id: int) -> Finding:
+    detail = "the segment has no sound record from here on" if found.tail_bytes else "the segment ends too early"
+    return site.finding(
+        Code.DAMAGED_RECORD, path, detail, first_byte=found.end,
+        last_byte=max(found.end, found.end + found.tail_bytes - 1), first_id=found.next_id, last_id=last_id,
+    )  # fmt: skip
 
 
-def missing_finding(directory: str, partition: int, first_id: int, last_id: int) -> Finding:
+def missing_finding(site: Site, first_id: int, last_id: int) -> Finding:
     """No segment has these ids. The path is that of the one that should start there."""
-    return Finding(
-        code=Code.SEGMENT_GAP,
-        path=join(directory, segment_name(first_id)),
-        partition=partition,
-        first_id=first_id,
-        last_id=last_id,
-        detail="the segment that should hold these ids is missing",
-    )
+    detail = "the segment that should hold these ids is missing"
+    return site.finding(Code.SEGMENT_GAP, site.path(first_id), detail, first_id=first_id, last_id=last_id)
 
 
-def short_finding(directory: str, partition: int, next_id: int, last_id: int) -> Finding:
-    """The log ends in front of `next_id`, and once went up to `last_id` at least."""
-    return Finding(
-        code=Code.SHORT_LOG,
-        path=directory,
-        partition=partition,
-        first_id=next_id,
-        last_id=last_id,
-        detail=f"the log ends at id {next_id - 1}, but this replica had ids up to {last_id} on disk",
-    )
+def short_finding(site: Site, next_id: int, last_id: int) -> Finding:
+    """The log ends in front of `next_id`, and once reached `last_id` at least."""
+    detail = f"the log ends at id {next_id - 1}, but this replica had ids up to {last_id} on disk"
+    return site.finding(Code.SHORT_LOG, site.directory, detail, first_id=next_id, last_id=last_id)
 
 
-def _rest_finding(found: Survey, path: str, partition: int) -> Finding:
-    """All ids of a sealed segment are sound; only bytes that do not belong there stand behind them."""
-    return Finding(
-        code=Code.DAMAGED_RECORD,
-        path=path,
-        partition=partition,
-        first_byte=found.end,
-        last_byte=found.end + found.tail_bytes - 1,
-        detail="bytes that are no record stand behind the last one",
-    )
+def _rest_finding(site: Site, path: str, found: Survey) -> Finding:
+    """All ids of a sealed segment are sound, and other bytes stand behind them."""
+    return site.finding(
+        Code.DAMAGED_RECORD, path, "bytes that are no record stand behind the last one",
+        first_byte=found.end, last_byte=found.end + found.tail_bytes - 1,
+    )  # fmt: skip
 
 
 def examine_segment(
-    disk: Disk,
-    directory: str,
-    *,
-    expected: FileHeader,
-    next_id: int,
-    is_last: bool,
-    active: Segment | None,
-    say: Callable[[str], None],
+    site: Site, first_id: int, *, next_id: int, is_last: bool = False, active: Segment | None = None
 ) -> list[Finding]:
-    """Read all of a segment that should end in front of `next_id`. Its index is right afterwards, and so is the part of its
-    header that means nothing; damage is returned.
+    """Read all of a segment that should end in front of `next_id`; damage is returned. Afterwards its index is right, and
+    so is the part of its header that means nothing.
 
     Where sound records end early and another segment follows, nothing is wrong with this one: one behind it is missing."""
-    path = join(directory, segment_name(expected.first_id))
-    number = expected.partition
+    path, expected = site.path(first_id), site.header(first_id)
     try:
-        data = active.data if active and disk.exists(path) else disk.open(path)
-        header = check_header(data.read(0, HEADER_BYTES), path, expected)
+        data = active.data if active and site.disk.exists(path) else site.disk.open(path)
+        header = header_of(data, expected)
     except UNUSABLE as error:
-        return [header_finding(error, path, partition=number, first_id=expected.first_id, last_id=next_id - 1)]
+        return [header_finding(site, error, first_id, next_id - 1)]
     if data.read(0, HEADER_BYTES) != header.encode():
-        _write_header(active.data if active else disk.open(path, write=True), header, say)
-    if active:
-        if not _has_right_header(active.index, header):
-            _write_header(active.index, header, say)
-        found = survey(
-            data,
-            first_id=expected.first_id,
-            end=data.size(),
-            index=active.index,
-            on_run=lambda offset, run: active.write_index(run.first_id, offsets_of(offset, run)),
-        )
-    else:
-        found = _with_right_index(disk, directory, header, next_id, say)
-    findings = [gap_finding(gap, path, number, next_id) for gap in found.gaps]
-    if found.next_id < next_id and not is_last and not found.tail_bytes and found.next_id > expected.first_id:
-        findings.append(missing_finding(directory, number, found.next_id, next_id - 1))
+        _write_header(site, active.data if active else site.disk.open(path, write=True), header)
+    found = _survey_active(site, active, header) if active else _survey_sealed(site, data, header, next_id)
+    findings = [gap_finding(site, path, gap, next_id) for gap in found.gaps]
+    if found.next_id < next_id and not is_last and not found.tail_bytes and found.next_id > first_id:
+        findings.append(missing_finding(site, found.next_id, next_id - 1))
     elif found.next_id < next_id:
-        findings.append(tail_finding(found, path, number, next_id - 1))
+        findings.append(tail_finding(site, path, found, next_id - 1))
     elif found.tail_bytes:
-        findings.append(_rest_finding(found, path, number))
+        findings.append(_rest_finding(site, path, found))
     return findings
 
 
-def _with_right_index(disk: Disk, directory: str, header: FileHeader, next_id: int, say: Callable[[str], None]) -> Survey:
-    data = disk.open(join(directory, segment_name(header.first_id)))
-    index = _open_index(disk, directory, header)
+def _survey_active(site: Site, active: Segment, header: FileHeader) -> Survey:
+    """Its index is open for writing, and is written over."""
+    data, index = active.data, active.index
+    if not _has_right_header(index, header):
+        _write_header(site, active.index, header)
+    return survey(
+        data, first_id=header.first_id, end=data.size(), index=index,
+        on_run=lambda offset, run: active.write_index(run.first_id, offsets_of(offset, run)),
+    )  # fmt: skip
+
+
+def _survey_sealed(site: Site, data: File, header: FileHeader, next_id: int) -> Survey:
+    """A right index stays; another one takes the place of a wrong one."""
+    disk, first_id = site.disk, header.first_id
+    path = join(site.directory, index_name(first_id))
+    index = disk.open(path) if disk.exists(path) else None
     writer: IndexWriter | None = None
     try:
+        if index is not None and not _has_right_header(index, header):
+            index.close()
+            index = None  # its entries are no hint either
         if index is not None:
-            checker = IndexChecker(index, header.first_id)
-            found = survey(
-                data, first_id=header.first_id, end=data.size(), id_limit=next_id, index=index, on_run=checker.add
-            )
-            if checker.is_right and index_entries(index.size()) == found.next_id - header.first_id:
+            checker = IndexChecker(index, first_id)
+            found = survey(data, first_id=first_id, end=data.size(), id_limit=next_id, index=index, on_run=checker.add)
+            if checker.is_right and index_entries(index.size()) == found.next_id - first_id:
                 return found
-        writer = IndexWriter(disk, directory, header)
-        found = survey(data, first_id=header.first_id, end=data.size(), id_limit=next_id, index=index, on_run=writer.add)
+        writer = IndexWriter(disk, site.directory, header)
+        found = survey(data, first_id=first_id, end=data.size(), id_limit=next_id, index=index, on_run=writer.add)
         # It ends where the data ends, also when more was expected: the next start sees by its size that ids are missing.
         writer.finish(found.next_id)
     except DiskFull:
@@ -265,30 +220,18 @@ def _with_right_index(disk: Disk, directory: str, header: FileHeader, next_id: i
     finally:
         if index is not None:
             index.close()
-    say(f"{join(directory, index_name(header.first_id))} was made again from the data")
+    site.settings.say(f"{path} was made again from the data")
     return found
 
 
-def _open_index(disk: Disk, directory: str, header: FileHeader) -> File | None:
-    """The present index where its header is right. Another header says nothing that the data does not say."""
-    path = join(directory, index_name(header.first_id))
-    if not disk.exists(path):
-        return None
-    index = disk.open(path)
-    if not _has_right_header(index, header):
-        index.close()
-        return None
-    return index
-
-
 def _has_right_header(index: File, header: FileHeader) -> bool:
-    """In every byte, apart from its date, which is its own."""
-    raw, place = index.read(0, HEADER_BYTES), (header.key, header.partition, header.first_id)
-    return not read_header(raw, index.path, *place)[1]
+    """In every byte apart from its date."""
+    raw = index.read(0, HEADER_BYTES)
+    return not read_header(raw, index.path, header.key, header.partition, header.first_id)[1]
 
 
-def _write_header(file: File, header: FileHeader, say: Callable[[str], None]) -> None:
-    """All that means anything is known; what stands behind it is zero in every file that anybody has ever written."""
+def _write_header(site: Site, file: File, header: FileHeader) -> None:
+    """All its meaning is known, and the rest is zero in every file that was ever written."""
     file.write(0, header.encode())
     file.flush()
-    say(f"the header of {file.path} was made right again")
+    site.settings.say(f"the header of {file.path} was made right again")

@@ -1,38 +1,41 @@
-"""What of an append is new, and whether the rest is what is here already.
+"""One replica of one partition: a log that does what the owner of the highest session says.
 
-A log has no gaps, and a record is never rewritten: the same bytes under a known id are fine, others are another history.
+A partition has several replicas and one owner at a time, who holds a *session*, a number that only rises. An owner may be
+replaced while its last calls are still on their way, so a replica never asks who is the owner: it compares sessions.
 
-Writing at the end of the log: from one segment to the next, flushed once, and taken back whole where there is no space.
+- *Fencing.* `open_session` promises durably that every lower session is refused, before it answers. From then on the
+  replica holds still for the new owner, who reads how far it is and decides with a majority which end the log has.
+- *Settling.* Until its session begins, the owner may `truncate` above that end, or install segment files. `set_low_mark`
+  begins the session: everything up to the mark is decided, the replica holds nothing above it, and nothing is cut any more.
+- *Appending.* The log has no gaps and a record is never rewritten: the same bytes under a known id are fine, which makes a
+  repeated append idempotent; other bytes are another history and refused. The owner counts an id as committed when a
+  majority has it on disk, and says so with the next append; that mark is believed only from the session that has begun.
 
-It knows segments and the promise file. Who may write, and what, is decided by `waltzd.storage.replica.partition`.
-
-One replica of one partition: segments, marks, and the promises made about them.
-
-Rule 1: a call returns only when what it says is on the disk. Marks in memory move after the flush, never before.
-Rule 2: bytes that were not proven are not vouched for. Damage is remembered as findings; the ids in it are refused, the
-rest is served, nothing is cut, and the replica says that it is not sound.
+Rule 1: a call returns only when its effect is on the disk. Marks in memory move after the flush, never before.
+Rule 2: a replica vouches only for bytes that it has proven. Damage is kept as findings; the ids in it are refused, the rest
+is served, nothing is cut, and the replica says that it is not sound.
 Rule 3: only `open_session` raises the session; every other call must carry exactly the promised one.
+Rule 4: below the *floor* (the ids that it once had on disk) a loss is damage; below the *cut floor* (the ids that are known
+to be committed) nothing is cut, whoever asks.
 
-The calls that change something come one at a time (the service has one lane per partition). `read` may run beside them:
-what it reads is immutable, and `cuts` tells it when a truncation came between. Opening is in
-`waltzd.storage.replica.opening`.
+The calls that change something come one at a time (the service has one lane for each partition). `read` may run beside
+them: the bytes that it reads are immutable, and `cuts` tells it when a truncation came between. A failed flush ends the
+replica: the disk may hold less than the cache shows, and a second flush could succeed all the same. Opening is in
+`waltzd.storage.replica.opening`, segment files and damage in `healing`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from uuid import UUID
 
 import numpy as np
 
-from waltzd.disk.seam import Disk
 from waltzd.errors import (
     BadArgument,
     BelowFloor,
     BeyondLog,
-    ContactEnded,
     DirectoryGone,
     DiskFull,
     Diverged,
@@ -46,15 +49,15 @@ from waltzd.format.finding import Finding
 from waltzd.format.layout import CHECKPOINT_TRANSACTIONS
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.storage.replica.control import ControlFile
 from waltzd.storage.replica.examine import Quarantine
-from waltzd.storage.replica.healing import Healing, Installation, Proof, Room
+from waltzd.storage.replica.healing import Healing, Installation
 from waltzd.storage.replica.promise import Fence, PromiseFile
 from waltzd.storage.replica.segment import Segment, Suspect
 from waltzd.storage.replica.shelf import Shelf
+from waltzd.storage.replica.site import Room, Site
 
 ReadStored = Callable[[int, int, int], Run]
-"""Stored records from a first id, up to a last id, up to some bytes, at least one."""
+"""Stored records from a first id on: up to a last id, up to some bytes, at least one."""
 
 
 def only_new(runs: Sequence[Run], *, partition: int, last_id: int, stored: ReadStored) -> list[Run]:
@@ -89,6 +92,8 @@ def only_new(runs: Sequence[Run], *, partition: int, last_id: int, stored: ReadS
 
 
 class Writer:
+    """Writes at the end of the log: from one segment to the next, flushed once, taken back whole on a full disk."""
+
     def __init__(self, shelf: Shelf, promise: PromiseFile, *, segment_bytes_max: int) -> None:
         self._shelf = shelf
         self._promise = promise
@@ -115,7 +120,7 @@ class Writer:
         self._shelf.last_id = active.next_id - 1
 
     def _write(self, active: Segment, run: Run, committed: int) -> Segment:
-        """A record goes to the next segment when the one before it ended above the threshold."""
+        """A record goes to the next segment when the one in front of it ended above the threshold."""
         while active.end + int(run.bounds[-2]) > self._segment_bytes_max:
             fits = int(np.searchsorted(active.end + run.bounds[:-1], self._segment_bytes_max, "right"))
             if active.next_id == active.first_id:
@@ -152,63 +157,32 @@ class Writer:
         self.checkpoint_id = self._shelf.last_id
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartitionSettings:
-    segment_bytes_max: int = 64 << 20
-    free_bytes_min: int = 0
-    record_bytes_max: int = 16 << 20
-    say: Callable[[str], None] = lambda sentence: None
-    """Told in plain sentences what happened that an operator should know."""
-    complain: Callable[[str], None] | None = None
-    """The same of damage; without it, `say` is told."""
-
-
 class Partition:
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        number: int,
-        *,
-        control: ControlFile,
-        promise: PromiseFile,
-        settings: PartitionSettings,
-        shelf: Shelf,
-        quarantine: Quarantine,
-        proven_from: int,
-    ) -> None:
-        self._disk = disk
-        self.directory = directory
-        self.number = number
-        self._control = control
+    def __init__(self, site: Site, promise: PromiseFile, shelf: Shelf, quarantine: Quarantine, *, proven_from: int) -> None:
+        self.number = site.number
+        self.directory = site.directory
+        self._site = site
         self._promise = promise
-        self._settings = settings
         self._shelf = shelf
         self._quarantine = quarantine
         self._failed: WaltzError | None = None
-        self._fence = Fence(number, control, promise)
-        self._room = Room(disk, directory, settings.free_bytes_min)
-        self._healing = Healing(
-            disk, shelf, quarantine, promise, control, self._room, record_bytes_max=settings.record_bytes_max
-        )
-        self._proof = Proof(
-            disk, shelf, quarantine, self._healing, partition=number, proven_from=proven_from, say=settings.say,
-            complain=settings.complain or settings.say,
-        )  # fmt: skip
-        self.concerned = shelf.concerned  # what to examine because of what somebody found who read the files
+        self._fence = Fence(site.number, site.control, promise)
+        self._room = Room(site)
+        self._healing = Healing(site, shelf, quarantine, promise, self._room, proven_from=proven_from)
+        self._writer = Writer(shelf, promise, segment_bytes_max=site.settings.segment_bytes_max)
+        self.concerned = shelf.concerned
         self.cuts = 0
         self.committed = promise.value.committed
-        self._writer = Writer(shelf, promise, segment_bytes_max=settings.segment_bytes_max)
 
-    # -- what it says of itself
+    # -- its state
 
     @property
     def key(self) -> UUID:
-        return self._control.header.key
+        return self._site.key
 
     @property
     def last_id(self) -> int:
-        """The highest id that is on the disk."""
+        """The highest id on the disk."""
         return self._shelf.last_id
 
     @property
@@ -229,7 +203,7 @@ class Partition:
         return self._healing.floor
 
     def status(self) -> ReplicaStatus:
-        info, promise = self._control.info(self.number), self._promise.value
+        info, promise = self._site.info, self._promise.value
         return ReplicaStatus(
             partition=self.number,
             incarnation=promise.incarnation,
@@ -252,7 +226,6 @@ class Partition:
         return self._promise.is_in_place
 
     def describe(self) -> str:
-        """Where it stands, in one sentence."""
         if self._failed is not None:
             return f"partition {self.number}: stopped, {self._failed.message}"
         return self.status().sentence()
@@ -260,19 +233,19 @@ class Partition:
     # -- sessions
 
     def open_session(self, session: int, caller: int = 0) -> ReplicaStatus:
-        """Fence every lower session, durably, and prove what this replica will vouch for."""
+        """Fence every lower session, durably, and prove the records that this replica vouches for."""
         self.fence(session, caller)
         self.prove()
         return self.status()
 
     def fence(self, session: int, caller: int = 0, *, by_operator: bool = False) -> int:
-        """Promise, durably, that every lower session is refused from now on, and begin a new contact of this caller."""
+        """Promise durably to refuse every lower session, and begin a new contact of this caller."""
         self._check_alive()
         with self._fatal():
             return self._fence.open(session, committed=self.committed, caller=caller, by_operator=by_operator)
 
     def check_session(self, session: int, contact: int = 0) -> None:
-        """The session must be exactly the one that this replica promised itself to, and the contact the latest."""
+        """The session must be exactly the promised one, and the contact the latest."""
         self._check_alive()
         self._fence.check(session, contact)
 
@@ -287,7 +260,7 @@ class Partition:
 
     @contextmanager
     def _fatal(self) -> Iterator[None]:
-        """A failed flush or write inside ends the replica before anybody can see its state."""
+        """A failed flush or write inside ends the replica before any call can see its state."""
         try:
             yield
         except PathMissing as error:
@@ -303,24 +276,20 @@ class Partition:
             raise
 
     def prove(self) -> None:
-        """Check every record above the low-water mark that was not checked since this process opened the files."""
+        """Check every record above the low-water mark, once since this process opened the files."""
         while self.prove_next():
             continue
 
     def prove_next(self) -> bool:
         """Check one segment of them, the newest first. False when there is none left."""
-        first_id = self._proof.next_segment(self._control.info(self.number).low_mark)
-        if first_id is not None:
-            with self._fatal():
-                self._proof.prove(first_id)
-        return first_id is not None
+        with self._fatal():
+            return self._healing.prove_next(self._site.info.low_mark)
 
     # -- appending
 
     def append(self, session: int, runs: Sequence[Run], committed: int, contact: int = 0) -> int:
-        """Write consecutive runs and flush once. Returns the highest id that is now on the disk.
-
-        Each run was checked (`record.first_bad`) by whoever took it from the wire."""
+        """Write consecutive runs, whose records the lane has checked, and flush once. Returns the highest id on the
+        disk."""
         self.check_session(session, contact)
         self._check_sound(may_be_short=True)
         fresh = only_new(runs, partition=self.number, last_id=self.last_id, stored=self.read_examined)
@@ -336,7 +305,7 @@ class Partition:
                     self._healing.end_moved(is_indexed=False)
             self._room.is_full = False
         known = min(committed, self.last_id)
-        if known > self.committed and self._control.info(self.number).session == session:
+        if known > self.committed and self._site.info.session == session:
             self.committed = known
             with self._fatal():
                 self._promise.note(committed=known)
@@ -347,7 +316,7 @@ class Partition:
         return self._writer.wants_checkpoint
 
     def checkpoint(self) -> None:
-        """Flush the index and write down the marks, where both can be trusted."""
+        """Flush the index and write down the marks, unless damage makes them worthless."""
         if self._failed is None and self._shelf.active and (not self._quarantine or self._quarantine.is_only_short):
             with self._fatal():
                 self._writer.checkpoint(committed=self.committed)
@@ -355,8 +324,8 @@ class Partition:
     # -- marks
 
     def set_low_mark(self, session: int, low_mark: int, contact: int = 0) -> ReplicaStatus:
-        """The session begins: everything up to `low_mark` is decided, and this replica holds nothing above it, unless it
-        was told that it is committed: then it had begun this session before, and lost the control struct that said so."""
+        """The session begins: everything up to `low_mark` is decided, and this replica holds nothing above it. Committed
+        records above it are the exception: the replica had begun this session before, and lost the control struct."""
         self.check_session(session, contact)
         active, settled = self._check_sound(), self._promise.value.settled
         if low_mark < settled:
@@ -377,15 +346,16 @@ class Partition:
             active.index.flush()
             self._promise.change(durable=self.last_id, committed=self.committed)
             self._writer.checkpoint_id = self.last_id
-            self._control.start_session(self.number, session=session, low_mark=low_mark, local_low_mark=self.last_id)
+            control = self._site.control
+            control.start_session(self.number, session=session, low_mark=low_mark, local_low_mark=self.last_id)
         return self.status()
 
     def truncate(self, session: int, mark: int, contact: int = 0) -> ReplicaStatus:
-        """Cut everything above `mark`. Only what nobody can have relied on may go, and only before the session begins."""
+        """Cut everything above `mark`: nothing that is known to be committed, and nothing after the session has begun."""
         self.check_session(session, contact)
         if mark < -1:
             raise BadArgument(f"a mark is never below -1: {mark}")
-        info, floor = self._control.info(self.number), self._cut_floor
+        info, floor = self._site.info, self._cut_floor
         if mark >= self.last_id and not self._quarantine:
             return self.status()
         if mark < floor:
@@ -405,7 +375,7 @@ class Partition:
     @property
     def _cut_floor(self) -> int:
         """Nothing up to here is ever cut."""
-        return max(self._control.info(self.number).low_mark, self.committed, self._promise.value.committed)
+        return max(self._site.info.low_mark, self.committed, self._promise.value.committed)
 
     def _cut(self, mark: int) -> None:
         shelf = self._shelf
@@ -414,7 +384,7 @@ class Partition:
             position -= 1  # the last segment is not usable at all: the one in front becomes the last
         self._quarantine.check_up_to(mark)
         mark = min(mark, self.last_id)
-        end = self._proof.end_of(position, mark)
+        end = self._healing.end_of(position, mark)
         durable = min(self._promise.value.durable, mark)
         self._promise.change(
             durable=durable, newest=shelf.first_ids[position], segments=position + 1, committed=self.committed
@@ -423,7 +393,7 @@ class Partition:
         self.cuts += 1
         shelf.cut(position, end=end, next_id=mark + 1)
         self._quarantine.heal()
-        self._settings.say(f"partition {self.number}: cut above id {mark}")
+        self._site.say(f"cut above id {mark}")
 
     # -- whole segments
 
@@ -436,21 +406,21 @@ class Partition:
 
     def check_installation(self, session: int, installation: Installation) -> None:
         """A file belongs to the moment in which it was begun. Once the replica was opened again, was cut, or has begun the
-        session, its owner has decided by what the replica held without it: it may hold what was given up."""
+        session, its owner has decided without the file, which may hold records that were given up."""
         contact, *moment = installation.begun_at
         self.check_session(session, contact)
         if (*moment,) != self._moment(session):
-            raise ContactEnded(
+            raise NotOpened(
                 f"partition {self.number} was cut, or began the session, since the file for the segment at id "
                 f"{installation.first_id} was announced",
                 not_done="nothing of this file was kept",
             )
 
     def _moment(self, session: int) -> tuple[int, bool]:
-        return self.cuts, self._control.info(self.number).session == session
+        return self.cuts, self._site.info.session == session
 
     def install(self, session: int, installation: Installation) -> ReplicaStatus:
-        """Give a file that was proven its place, behind the last id or where a segment is damaged or missing."""
+        """Give a proven file its place, behind the last id or where a segment is damaged or missing."""
         self.check_installation(session, installation)
         before = self.last_id
         with self._fatal():
@@ -459,24 +429,24 @@ class Partition:
             self.cuts += 1
         self._writer.checkpoint_id = min(self._promise.value.durable, self.last_id)
         ids = f"{installation.first_id} to {installation.next_id - 1}"
-        self._settings.say(f"partition {self.number}: took the ids {ids} as a file")
+        self._site.say(f"took the ids {ids} as a file")
         return self.status()
 
     def _loss_floor(self, session: int) -> int | None:
-        """Before the session begins its owner may cut, so a new file may be shorter too; afterwards nothing goes."""
-        return None if self._control.info(self.number).session == session else self._cut_floor
+        """Before the session begins its owner may cut, so a new file may be shorter, too; None afterwards."""
+        return None if self._site.info.session == session else self._cut_floor
 
     # -- reading
 
     def read(self, first_id: int, last_id: int, bytes_max: int, *, session: int | None) -> Run:
         """Sound records from `first_id` on, at most up to `last_id` and `bytes_max`, at least one.
 
-        Without a session only what is known to be committed. Raises `Suspect` when the segment must be examined first."""
+        Without a session only committed ones. Raises `Suspect` when the segment must be examined first."""
         if self._failed is not None:
             raise self._failed
         if session is not None:
             self.check_session(session)
-        limit = self.last_id if session is not None else min(self.last_id, self.visible_mark)
+        limit = self.readable_to(session)
         if not 0 <= first_id <= last_id:
             raise BadArgument(f"ids {first_id} to {last_id} are no range")
         if first_id > limit:
@@ -493,10 +463,14 @@ class Partition:
                 raise BeyondLog(f"partition {self.number}: id {first_id} was cut while it was read") from None
             raise
 
+    def readable_to(self, session: int | None) -> int:
+        """The last id for a reader with or without a session."""
+        return self.last_id if session is not None else min(self.last_id, self.visible_mark)
+
     @property
     def visible_mark(self) -> int:
-        """What a reader without a session may see: never above what is known to be committed."""
-        return max(self.committed, min(self._control.info(self.number).low_mark, self.last_id))
+        """The highest id for a reader without a session: never above the known committed mark."""
+        return max(self.committed, min(self._site.info.low_mark, self.last_id))
 
     def read_examined(self, first_id: int, last_id: int, bytes_max: int) -> Run:
         """`read` for callers that hold the lane."""
@@ -507,31 +481,31 @@ class Partition:
             return self.read(first_id, last_id, bytes_max, session=self.promised_session)
 
     def sealed_segments(self) -> list[tuple[int, int]]:
-        """First and last id of each, damaged and missing ones too: others see by it what this replica should have."""
+        """First and last id of each, damaged and missing ones too: all that this replica should have."""
         return self._shelf.sealed()
 
     def bytes_of(self, first_id: int) -> int:
         """How large the file of a segment is; 0 for one that is missing."""
-        path = self._shelf.path_of(first_id)
-        return self._disk.size(path) if self._disk.exists(path) else 0
+        path = self._site.path(first_id)
+        return self._site.disk.size(path) if self._site.disk.exists(path) else 0
 
     def sealed_path(self, first_id: int) -> str:
-        """The data file of a segment that takes no more records, to be sent as it is."""
+        """The data file of a sealed segment, to be sent as it is."""
         if first_id not in self._shelf.first_ids[:-1]:
             raise BeyondLog(f"partition {self.number} has no sealed segment that starts at id {first_id}")
-        path = self._shelf.path_of(first_id)
+        path = self._site.path(first_id)
         self._quarantine.check_file(path)
         return path
 
     def examine(self, first_id: int) -> None:
-        """Somebody met wrong bytes in this segment: find out what is wrong with it."""
+        """A read met wrong bytes in this segment: find out which, and make its index right."""
         with self._fatal():
-            self._proof.examine(first_id)
+            self._healing.examine(first_id)
 
     # -- the end
 
     def close(self) -> None:
-        """Flush everything and leave a mark that says so: the next start has nothing to prove again."""
+        """Flush everything and leave a clean mark: the next start has nothing to prove again."""
         active = self._shelf.active
         if self._failed is None and active is not None and not self._quarantine:
             with self._fatal():

@@ -1,13 +1,12 @@
-"""The promise file of one replica: what it has bound itself to, durably, before it says so.
+"""The promise file of one replica: the session that it is bound to and its marks, on the disk before they are answered.
 
 Two slots take turns, each in a page of its own. A change is a whole slot: written, flushed, and only then true. The file
-remembers which file it is, and becomes another one at each opening and each orderly end: a copy that is put back finds
-itself to be another one, also when it is written over the very file that it was taken from.
+remembers its own inode, and is made anew at each opening and each orderly end: a copy that is put back finds that it is
+another file, also when it was written over the very file that it was taken from.
 
-So only the owner of the session that a replica promised itself to may call it, and only in its latest contact (`Fence`). A
-*contact* begins with each opening of the replica, and ends the same caller's earlier one. An owner opens again when it gave
-up waiting for something, and decides by what it is told then; so nothing that an earlier contact began may still take
-effect.
+`Fence` lets one caller through: the owner of the promised session, in its latest *contact*. A contact begins with each
+opening of the replica and ends the same caller's earlier one. An owner opens again when it gave up waiting for something,
+and decides by the answer; so nothing that an earlier contact began may still take effect.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from uuid import UUID
 from waltzd.disk.seam import Disk, File, Inode, join, read_whole
 from waltzd.errors import (
     BadArgument,
-    ContactEnded,
     DiskFull,
     NotOpened,
     NotRegularFile,
@@ -54,16 +52,23 @@ def floor_of(info: ControlStruct | None, promise: Promise | None) -> int:
 def read_promise(
     disk: Disk, directory: str, partition: int | None, key: UUID | None, *, is_expected: bool
 ) -> tuple[Promise | None, list[Finding]]:
-    """What the promise file of a partition directory says, and all that is wrong with it."""
+    """The promise of a partition directory, and everything that is wrong with its file."""
     path = join(directory, PROMISE_NAME)
     if not disk.exists(path):
         detail = "the promise file is missing, and the storage's identity file says that there is one"
-        missing = Finding(code=Code.PROMISE_FILE, path=path, detail=detail, partition=partition)
+        missing = Finding(Code.PROMISE_FILE, path, detail, partition=partition)
         return None, [missing] if is_expected else []
     try:
         return read_promise_file(read_whole(disk, path, PROMISE_BYTES + 1), path, key, partition)
     except (NotRegularFile, ReadFailed) as error:
         return None, [unreadable(path, error)]
+
+
+def _fresh_inode(disk: Disk, directory: str) -> Inode:
+    """Of the file that `write_new_file` will fill and rename."""
+    path = join(directory, PROMISE_NAME + NEW_SUFFIX)
+    disk.create(path).close()
+    return disk.inode(path)
 
 
 class PromiseFile:
@@ -75,37 +80,10 @@ class PromiseFile:
         self.value = promise
 
     @staticmethod
-    def create(
-        disk: Disk,
-        directory: str,
-        *,
-        key: UUID,
-        partition: int,
-        session: int,
-        committed: int,
-        durable: int = NO_MARK,
-        newest: int = 0,
-        segments: int = 0,
-        is_clean: bool = False,
-    ) -> None:
-        """A new incarnation of the replica. The caller flushes the directory."""
-        new = join(directory, PROMISE_NAME + NEW_SUFFIX)
-        disk.create(new).close()
-        inode = disk.inode(new)
-        promise = Promise(
-            key=key,
-            partition=partition,
-            incarnation=disk.fresh_id(),
-            session=session,
-            committed=committed,
-            durable=durable,
-            newest=newest,
-            segments=segments,
-            is_clean=is_clean,
-            sequence=0,
-            inode=inode.number,
-            inode_generation=inode.generation,
-        )
+    def create(disk: Disk, directory: str, promise: Promise) -> None:
+        """The first promise of a replica. The caller flushes the directory."""
+        inode = _fresh_inode(disk, directory)
+        promise = replace(promise, inode=inode.number, inode_generation=inode.generation)
         write_new_file(disk, directory, PROMISE_NAME, promise.encode().ljust(PROMISE_BYTES, b"\0"))
 
     @staticmethod
@@ -119,19 +97,18 @@ class PromiseFile:
 
     @property
     def is_copy(self) -> bool:
-        """These bytes were written to another file: somebody copied or restored the directory."""
+        """These bytes were written to another file: the directory was copied or restored."""
         return not self._inode.is_same(Inode(self.value.inode, self.value.inode_generation))
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the directory of the replica is still there, and this file in it."""
         try:
             return self._disk.inode(join(self._directory, PROMISE_NAME)).is_same(self._inode)
         except PathMissing:
             return False
 
     def promise(self, *, session: int, committed: int) -> None:
-        """In both slots: a slot that is damaged later must not bring a lower session back."""
+        """In both slots: damage of one must not bring a lower session back."""
         self.change(session=session, committed=committed, settled=committed)
         self.change()
 
@@ -142,15 +119,15 @@ class PromiseFile:
         self.value = new
 
     def note(self, *, committed: int) -> None:
-        """Without a flush: it outlives this process, not the machine. It goes where the next change will go, so that the
-        slot that counts stays whole."""
+        """Without a flush: it outlives this process, not the machine. It is written into the slot of the next change, so
+        that the current one stays whole."""
         new = replace(self.value, sequence=self.value.sequence + 1, committed=committed)
         with contextlib.suppress(DiskFull):
             self._file.write(new.slot_offset, new.encode())
 
     def make_anew(self, **fields: Any) -> None:
-        """The same promise with these changes, in both slots of another file that takes the place of this one. On a full
-        disk it stays this file, so that a storage can start and stop there."""
+        """The promise with these changes, in both slots of a new file that replaces this one. On a full disk this file is
+        changed instead, so that a storage can start and stop there."""
         try:
             self._write_beside(fields)
         except DiskFull:
@@ -161,9 +138,7 @@ class PromiseFile:
             self.change()
 
     def _write_beside(self, fields: dict[str, Any]) -> None:
-        path = join(self._directory, PROMISE_NAME)
-        self._disk.create(path + NEW_SUFFIX).close()
-        inode = self._disk.inode(path + NEW_SUFFIX)
+        inode = _fresh_inode(self._disk, self._directory)
         stamp: dict[str, Any] = {"inode": inode.number, "inode_generation": inode.generation}
         first = replace(self.value, sequence=self.value.sequence + 1, **stamp, **fields)
         second = replace(first, sequence=first.sequence + 1)
@@ -173,7 +148,7 @@ class PromiseFile:
         write_new_file(self._disk, self._directory, PROMISE_NAME, bytes(content))
         self._disk.flush_directory(self._directory)
         self._file.close()  # open until here, so that the other file has another number for certain
-        self._file = self._disk.open(path, write=True)
+        self._file = self._disk.open(join(self._directory, PROMISE_NAME), write=True)
         self._inode, self.value = inode, second
 
     def close(self) -> None:
@@ -187,12 +162,12 @@ FIRST_SESSION_MAX = 1 << 40
 CALLERS_MAX = 8
 """Of one session. More is an accident: the contact of the one that came first ends."""
 _CONTACTS = 1 << 20
-_NOBODY = -1
-"""Until the first opening since the process started."""
+_NO_CALLER = -1
+"""The caller until the first opening since the process started."""
 
 
 def check_jump(promised: int, session: int) -> None:
-    """Refused: a number after which no real owner could come."""
+    """Refuses a session so high that no real owner could follow it."""
     limit = FIRST_SESSION_MAX if promised == NO_SESSION else promised + SESSIONS_MAX
     if session > limit:
         raise SessionTooFar(
@@ -206,13 +181,13 @@ class Fence:
         self._control = control
         self._promise = promise
         self.contact = promise.value.sequence * _CONTACTS
-        """The latest one. Its numbers are above those of every earlier process: the sequence has risen since then."""
-        self._contacts: dict[int, int] = {_NOBODY: self.contact}
-        """The contact of each caller in this session. There are two callers only where two names lead to one storage."""
+        """The latest one. Contacts of this process are above those of every earlier one, because the sequence has risen."""
+        self._contacts: dict[int, int] = {_NO_CALLER: self.contact}
+        """The contact of each caller in this session; two callers are two names that lead to one storage."""
 
     def open(self, session: int, *, committed: int, caller: int, by_operator: bool = False) -> int:
-        """Promise, durably, that every lower session is refused from now on, and begin a new contact. An operator may take
-        back a promise that no owner can reach, but never one to a session that has begun here."""
+        """Promise durably to refuse every lower session, and begin a new contact. An operator may take back a promise to a
+        session that has not begun here."""
         if session < 0:
             raise BadArgument(f"a session id is never negative: {session}")
         promised = self._promise.value.session
@@ -223,7 +198,7 @@ class Fence:
             self._promise.promise(session=session, committed=committed)
             self._contacts.clear()
         self.contact += 1
-        self._contacts.pop(_NOBODY, None)
+        self._contacts.pop(_NO_CALLER, None)
         self._contacts.pop(caller, None)
         if len(self._contacts) >= CALLERS_MAX:
             del self._contacts[next(iter(self._contacts))]
@@ -231,7 +206,7 @@ class Fence:
         return self.contact
 
     def check(self, session: int, contact: int) -> None:
-        """Exactly the promised session, and its latest contact where the caller says which it means."""
+        """Refuses every session but the promised one; a contact of 0 means any."""
         self.check_current(session)
         promised = self._promise.value.session
         if session > promised:
@@ -240,7 +215,7 @@ class Fence:
                 f"{promised}"
             )
         if contact != 0 and contact not in self._contacts.values():
-            raise ContactEnded(
+            raise NotOpened(
                 f"partition {self._partition} was opened again by session {session}; this belongs to an earlier opening"
             )
 

@@ -1,8 +1,8 @@
 """One segment: a data file of records, and an index that says where each one starts.
 
-The index follows the data and can always be made again, so nothing is ever decided from it alone: what it points to is
-checked when it is read. A segment is written only at its end. Neither file exists under its final name before its header
-is on the disk. Whoever writes tracks what is flushed; this module only knows where the end is.
+The index follows the data and can always be made again, so nothing is ever decided from it alone: a record that it points
+to is checked when it is read. A segment is written only at its end. Neither file exists under its final name before its
+header is on the disk.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import FlushFailed, ForeignCluster, HeaderDamaged, PathMissing, UnknownVersion, WaltzError
 from waltzd.format.checksum import I64
+from waltzd.format.index import write_entries
 from waltzd.format.layout import HEADER_BYTES, NEW_SUFFIX, FileHeader, check_header, index_name, index_offset, segment_name
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length
 from waltzd.format.scan import read_index
@@ -22,12 +23,17 @@ from waltzd.format.scan import read_index
 WRITE_AGAIN_BYTES = 1 << 20
 PAGE_BYTES = 4096
 UNUSABLE = (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing)
-"""Why a file cannot be the segment, or the index, that should be in this place."""
+"""The errors of a file that is not the segment, or the index, of its place."""
+
+
+def header_of(file: File, expected: FileHeader) -> FileHeader:
+    """The header of a segment or an index; raises one of `UNUSABLE` when it belongs elsewhere."""
+    return check_header(file.read(0, HEADER_BYTES), file.path, expected)
 
 
 class Suspect(Exception):
-    """Not an error but a question: a read met bytes that are not the records that should be there. Index or data is wrong,
-    and whoever may change the partition's files must find out which."""
+    """Not an error but a question: a read met bytes that are not the expected records. Index or data is wrong, and the lane
+    must find out which."""
 
     def __init__(self, first_id: int) -> None:
         super().__init__(f"segment {first_id}")
@@ -54,52 +60,46 @@ class Segment:
 
     @staticmethod
     def create(disk: Disk, directory: str, header: FileHeader) -> Segment:
-        """Both files, whole and named durably, before anybody relies on them. A leftover of that name is replaced."""
-        raw = header.encode()
-        names = (index_name(header.first_id), segment_name(header.first_id))
+        """Both files, whole and named durably. A leftover of that name is replaced."""
+        paths = [join(directory, name(header.first_id)) for name in (index_name, segment_name)]
         opened: list[File] = []
         try:
-            for name in names:
-                file = disk.create(join(directory, name + NEW_SUFFIX))
-                opened.append(file)
-                file.write(0, raw)
-                file.flush()
-            for name in names:  # the segment last: an index alone is harmless
-                disk.rename(join(directory, name + NEW_SUFFIX), join(directory, name))
+            for path in paths:
+                opened.append(disk.create(path + NEW_SUFFIX))
+                opened[-1].write(0, header.encode())
+                opened[-1].flush()
+            for path in paths:  # the segment last: an index alone is harmless
+                disk.rename(path + NEW_SUFFIX, path)
             disk.flush_directory(directory)
         except FlushFailed:
             raise
         except WaltzError:
             for file in opened:
                 file.close()
-            for name in names:
-                if disk.exists(join(directory, name + NEW_SUFFIX)):
-                    disk.remove(join(directory, name + NEW_SUFFIX))
+            for path in paths:
+                if disk.exists(path + NEW_SUFFIX):
+                    disk.remove(path + NEW_SUFFIX)
             raise
         for file in opened:
             file.close()
-        index, data = (disk.open(join(directory, name), write=True) for name in names)
+        index, data = (disk.open(path, write=True) for path in paths)
         return Segment(directory, header, data, index, end=HEADER_BYTES, next_id=header.first_id)
 
     @staticmethod
     def open(disk: Disk, directory: str, *, expected: FileHeader, next_id: int | None, write: bool = False) -> Segment:
-        """`expected` says whose segment it must be; `next_id` is known for a sealed one (the next segment's first id).
+        """`expected` is the header of this place. A sealed segment ends in front of `next_id`, the next segment's first id.
 
-        Raises `Suspect` when the index cannot belong to the data; the data's own header must be right, and in a sealed
-        segment that is part of the question."""
+        Raises `Suspect` when the index, or the data of a sealed segment, is unusable."""
         try:
             data = disk.open(join(directory, segment_name(expected.first_id)), write=write)
-            header = check_header(data.read(0, HEADER_BYTES), data.path, expected)
+            header = header_of(data, expected)
         except UNUSABLE as error:
             if next_id is None:
                 raise
             raise Suspect(expected.first_id) from error
-        path = join(directory, index_name(expected.first_id))
-        if not disk.exists(path):
-            raise Suspect(expected.first_id)
-        index = disk.open(path, write=write)
         try:
-            check_header(index.read(0, HEADER_BYTES), path, expected)
+            index = disk.open(join(directory, index_name(expected.first_id)), write=write)
+            header_of(index, expected)
         except UNUSABLE as error:
             raise Suspect(expected.first_id) from error
         segment = Segment(directory, header, data, index, end=data.size(), next_id=expected.first_id)
@@ -109,10 +109,10 @@ class Segment:
         return segment
 
     def _leave_out_rest(self) -> None:
-        """A sealed segment ends with its last record, whatever stands behind it in the file."""
+        """Bytes behind the last record of a sealed segment are no part of it."""
         last_id = self.next_id - 1
         if last_id >= self.first_id:
-            with contextlib.suppress(Suspect):  # whoever reads that record will find out
+            with contextlib.suppress(Suspect):  # a read of that record will ask
                 self.end = self._end_by_head(last_id, self.offset_of(last_id))
 
     def close(self) -> None:
@@ -120,15 +120,14 @@ class Segment:
         self.index.close()
 
     def stands_at(self, *, end: int, next_id: int) -> None:
-        """Where the end is, found out by whoever opened it; nothing behind it is waiting for a flush."""
+        """Set the end. Everything in front of it counts as flushed."""
         self.end, self.next_id = end, next_id
         self._flushed = (end, next_id)
 
     # -- writing
 
     def write(self, runs: Sequence[Run]) -> None:
-        """Append consecutive runs with one call for the data and one for the index. Nothing is flushed here."""
-        assert runs
+        """Append consecutive runs with one call for the data and one for the index, without a flush."""
         offsets: list[I64] = []
         end, next_id = self.end, self.next_id
         for run in runs:
@@ -141,7 +140,7 @@ class Segment:
         self.end, self.next_id = end, next_id
 
     def write_index(self, id_: int, offsets: I64) -> None:
-        self.index.write(index_offset(id_ - self.first_id), offsets.astype(">i8").tobytes())
+        write_entries(self.index, id_ - self.first_id, offsets)
 
     def flush(self) -> None:
         """The data is on the disk; the index follows at a checkpoint."""
@@ -149,12 +148,12 @@ class Segment:
         self._flushed = (self.end, self.next_id)
 
     def take_back(self) -> None:
-        """Nothing that was written since the last flush stays behind, neither bytes nor index entries."""
+        """Cut bytes and index entries that were written since the last flush."""
         end, next_id = self._flushed
         self.cut(end=end, next_id=next_id)
 
     def cut(self, *, end: int, next_id: int) -> None:
-        """Take back what stands behind `end`, durably. Data first: an index that is too long is noticed."""
+        """Durably. Data first: an index that is too long is noticed."""
         self.data.truncate(end)
         self.data.flush()
         self.index.truncate(index_offset(next_id - self.first_id))
@@ -162,8 +161,8 @@ class Segment:
         self.stands_at(end=end, next_id=next_id)
 
     def write_again(self, offset: int) -> None:
-        """Write what the cache shows from `offset` on once more, and flush: a flush that failed in an earlier process may
-        have left the cache ahead of the disk, marked as clean."""
+        """Write the bytes from `offset` on once more, and flush: a flush that failed in an earlier process may have left
+        the cache ahead of the disk, marked as clean."""
         offset = max(0, offset // PAGE_BYTES * PAGE_BYTES)
         while offset < self.end:
             piece = self.data.read(offset, min(WRITE_AGAIN_BYTES, self.end - offset))
@@ -174,7 +173,7 @@ class Segment:
     # -- reading
 
     def offset_of(self, id_: int) -> int:
-        """Where record `id_` starts, or where it would."""
+        """Where record `id_` starts, or the next one would."""
         assert self.first_id <= id_ <= self.next_id
         if id_ == self.next_id:
             return self.end
@@ -213,7 +212,7 @@ class Segment:
         return run if bad is None else run.part(0, bad)
 
     def end_of(self, id_: int) -> int:
-        """Where the record `id_` ends. It was checked: what is cut behind it is never decided from the index alone."""
+        """Where the record `id_` ends. The record is checked: a cut is never decided from the index alone."""
         start, run = self._sound_record(id_)
         return start + len(run.data)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,8 @@ from waltzctl.bench.load import Load, Locks, Payloads, due_at
 from waltzctl.bench.machine import Disk, Machine, Use, disk_of, this_machine, use_of
 from waltzctl.bench.result import Place, Result, Series
 from waltzctl.bench.site import CLIENT, Reading, flushes, processes
+from waltzctl.show.bench import result as shown
+from waltzctl.show.forms import put
 from waltzd.client.outbox import Outcomes
 from waltzd.errors import BadArgument
 from waltzd.protocol.descriptions import Statistics
@@ -249,3 +253,14 @@ def test_a_result_as_json_has_what_a_reader_needs() -> None:
     assert (series["per_second"], series["bytes"]) == (5.0, 5120)
     assert series["latency_ms"]["p50"] == pytest.approx(2.0, rel=0.02)
     assert set(series["latency_ms"]) == {"p50", "p99", "p99.9", "max"}
+
+
+def test_a_result_as_a_table_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    latencies = Latencies()
+    latencies.add(0.002, 10)
+    series = (Series.of("committed", latencies, 2.0, 512), Series(name="hot", count=5, seconds=1, bytes=9))
+    put(shown(result_of((), series)), "csv")
+    committed, hot = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (committed["name"], committed["count"], committed["per_second"]) == ("committed", "10", "5.0")
+    assert float(committed["p50_seconds"]) == pytest.approx(0.002, rel=0.02)
+    assert (hot["name"], hot["p99_seconds"], hot["max_seconds"]) == ("hot", "", "")

@@ -14,8 +14,7 @@ import pytest
 from tests.unit.pictures import KEY, well
 from waltzctl.picture import last_seen
 from waltzctl.show.forms import plain
-from waltzctl.watching.bundle import Bundle, strip_secrets
-from waltzctl.watching.description import describe
+from waltzctl.watching.support import Bundle, describe, strip_secrets
 from waltzd.errors import AlreadyThere, CannotConnect, WaltzError
 
 WHERE = "127.0.0.1:2181/waltz"

@@ -4,41 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from typing import Any
-from uuid import UUID
 
 import pytest
 
-from waltzctl.picture.picture import PartitionView, Picture, StorageView
-from waltzctl.placement.membership import take_out
-from waltzctl.placement.moves import Add, Done, Drop, Step, View, Wait, applied, goals, next_step, view_of
-from waltzctl.placement.moving import Mover
-from waltzctl.placement.terms import Throttle
+from tests.unit.pictures import KEY, held, owned, partition, replica, silent, situation, storage, well
+from waltzctl.picture.picture import Picture, StorageView
+from waltzctl.placement.moves import Add, Done, Drop, Step, View, Wait, applied, next_step, view_of
+from waltzctl.placement.moving import Mover, Throttle, take_out
 from waltzd.cluster.cluster import NO_VERSION, Cluster
-from waltzd.cluster.documents import ClusterMeta, Decision, PartitionMeta, ReplicaSets, Role, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, Decision, Membership, PartitionMeta, ReplicaSets, StorageMeta
 from waltzd.cluster.memory import MemoryTree
-from waltzd.errors import ChangedMeanwhile, PartitionDamaged
-from waltzd.protocol.descriptions import (
-    OwnedPartition,
-    OwnedReplica,
-    PartitionDescription,
-    ReplicaStatus,
-    Statistics,
-    StorageDescription,
-)
-
-KEY = UUID(int=1)
+from waltzd.errors import CannotConnect, ChangedMeanwhile, PartitionDamaged
+from waltzd.protocol.descriptions import OwnedPartition, PartitionDescription
 
 
-def roles(text: str) -> dict[str, Role]:
+def roles(text: str) -> dict[str, Membership]:
     """`abC`: members a and b, and c, which learns."""
-    return {name.lower(): Role.LEARNER if name.isupper() else Role.MEMBER for name in text}
+    return {name.lower(): Membership.LEARNER if name.isupper() else Membership.MEMBER for name in text}
 
 
 def view(there: str, goal: str, **more: Any) -> View:
     """Open, all members level and in the session, unless it is said otherwise."""
-    members = [name for name, role in roles(there).items() if role is Role.MEMBER]
+    members = [name for name, role in roles(there).items() if role is Membership.MEMBER]
     given: dict[str, Any] = {
         "partition": 0,
         "roles": roles(there),
@@ -59,10 +48,10 @@ def view(there: str, goal: str, **more: Any) -> View:
     ("found", "step"),
     [
         # New ones first, all at once, as learners.
-        (view("abc", "abd"), Add(("d",), Role.LEARNER)),
-        (view("abc", "cde"), Add(("d", "e"), Role.LEARNER)),
-        (view("abc", "abd", waiting="nobody owns it"), Add(("d",), Role.LEARNER)),
-        (view("abc", "abcd", level="a"), Add(("d",), Role.LEARNER)),
+        (view("abc", "abd"), Add(("d",), Membership.LEARNER)),
+        (view("abc", "cde"), Add(("d", "e"), Membership.LEARNER)),
+        (view("abc", "abd", waiting="nobody owns it"), Add(("d",), Membership.LEARNER)),
+        (view("abc", "abcd", level="a"), Add(("d",), Membership.LEARNER)),
         # Learners that are not wanted go, whatever else is.
         (view("abcD", "abc"), Drop("d")),
         (view("abcDE", "abce", waiting="nobody owns it"), Drop("d")),
@@ -101,12 +90,12 @@ def view(there: str, goal: str, **more: Any) -> View:
         (view("abC", "abc", held={"c": 1}), Wait("c holds 2 of 10 transactions")),
         (view("abc", "abc", level="ab", voting="abcd", held={"c": 1}), Wait("c holds 2 of 10 transactions")),
         # Before the first session: members at once, and nobody has to wait for anybody.
-        (view("abc", "abd", was_opened=False, level="", voting="", waiting="x"), Add(("d",), Role.MEMBER)),
+        (view("abc", "abd", was_opened=False, level="", voting="", waiting="x"), Add(("d",), Membership.MEMBER)),
         (view("abcd", "abd", was_opened=False, level="", voting="", waiting="x"), Drop("c")),
         (view("abcd", "d", was_opened=False, level="", voting="", waiting="x"), Drop("a")),
         (view("d", "d", was_opened=False, level="", voting="", waiting="x"), Done()),
         (view("dE", "de", was_opened=False, level="", voting="", waiting="x"), Done()),
-        (view("", "ab", was_opened=False, level="", voting="", waiting="x"), Add(("a", "b"), Role.MEMBER)),
+        (view("", "ab", was_opened=False, level="", voting="", waiting="x"), Add(("a", "b"), Membership.MEMBER)),
     ],
 )  # fmt: skip
 def test_the_next_step(found: View, step: Step) -> None:
@@ -115,7 +104,12 @@ def test_the_next_step(found: View, step: Step) -> None:
 
 def test_steps_of_several_partitions_are_one_change() -> None:
     sets = ReplicaSets(partitions={0: roles("abc"), 1: roles("abcD"), 3: roles("a")})
-    steps: dict[int, Step] = {0: Add(("c", "d"), Role.LEARNER), 1: Drop("d"), 2: Add(("a",), Role.MEMBER), 3: Wait("why")}
+    steps: dict[int, Step] = {
+        0: Add(("c", "d"), Membership.LEARNER),
+        1: Drop("d"),
+        2: Add(("a",), Membership.MEMBER),
+        3: Wait("why"),
+    }
     after = applied(sets, steps)
     assert after.partitions == {0: roles("abcD"), 1: roles("abc"), 2: roles("a"), 3: roles("a")}
     assert sets.partitions[0] == roles("abc"), "what was read stays"
@@ -125,71 +119,45 @@ def test_steps_of_several_partitions_are_one_change() -> None:
 # -- from what was found -----------------------------------------------------------------------------------------------
 
 
-def said(replicas: Mapping[str, tuple[str, int, bool]], *, step: str = "OPEN", waiting: str = "") -> OwnedPartition:
-    return OwnedPartition(
-        partition=0, generation=1, session=4, step=step, waiting=waiting, committed=9, last_id=9, low_mark=0, mounts=0,
-        tail_bytes=0,
-        replicas=tuple(
-            OwnedReplica(storage=name, role="member", state=state, durable_id=held, counts=counts, story="")
-            for name, (state, held, counts) in replicas.items()
-        ),
-    )  # fmt: skip
+def said(replicas: Mapping[str, tuple[str, int, bool]]) -> OwnedPartition:
+    told = (replace(replica(name, counts=counts, state=state), durable_id=last_id)
+            for name, (state, last_id, counts) in replicas.items())  # fmt: skip
+    return owned(0, tuple(told), committed=9, last_id=9)
 
 
-def status(**more: Any) -> ReplicaStatus:
-    return ReplicaStatus(**{**dict.fromkeys((field.name for field in fields(ReplicaStatus)), 0), "findings": (), **more})
-
-
-def replica(partition: int = 0, **more: Any) -> PartitionDescription:
-    given = {"status": status(is_available=True), "refused": None, **more}
-    return PartitionDescription(partition=partition, story="", queued_bytes=0, disk_bytes=0, **given)
-
-
-def storage(name: str, *assigned: PartitionDescription, is_silent: bool = False) -> StorageView:
-    said = StorageDescription(
-        cluster_key=KEY, partitions=4, directory="", version="", free_bytes=0, uptime_ms=0, is_draining=False,
-        assigned=assigned, statistics=Statistics(),
-    )  # fmt: skip
-    meta = StorageMeta(name=name, listen="h:1", admin_listen="h:2", group=name)
-    return StorageView(meta=meta, said=None if is_silent else said, error=None)
-
-
-def picture(
-    found: OwnedPartition | None = None, *storages: StorageView, owner: str | None = "server-1", **more: Any
-) -> Picture:
-    view = PartitionView(partition=0, owner=owner, generation=1, replicas={}, said=found)
-    return Picture(
-        meta=ClusterMeta(name="x", key=KEY, partitions=4, created=""), leader=None, servers=(), partitions=(view,),
-        storages=storages or tuple(storage(name, replica()) for name in "abc"), **more,
-    )  # fmt: skip
+def picture(found: OwnedPartition | None = None, *storages: StorageView, **more: Any) -> Picture:
+    """Of four partitions; one is looked at."""
+    view = partition(0, owner="server-1", said=found, replicas={})
+    return well(meta=well().meta, storages=storages or tuple(map(storage, "abc")), partitions=(view,), **more)
 
 
 def test_what_is_seen_of_a_partition() -> None:
-    owned = said({"a": ("LIVE", 9, True), "b": ("CATCHING_UP", 4, False), "c": ("DOWN", -1, False)})
+    served = said({"a": ("LIVE", 9, True), "b": ("CATCHING_UP", 4, False), "c": ("DOWN", -1, False)})
     meta = PartitionMeta(generation=1, session=4, opened=4, members=("a", "x"))
-    found = view_of(picture(owned), 0, ("a", "b"), roles("abC"), meta)
+    found = view_of(picture(served), 0, ("a", "b"), roles("abC"), meta)
     assert (found.level, found.voting, found.was_opened) == (frozenset("a"), frozenset("ax"), True)
     assert found.held == {"a": 9, "b": 4}, "of who is down nothing is known"
     assert (found.committed, found.waiting, found.missing, found.surplus) == (9, "", [], ["c"])
 
 
 def test_what_is_seen_of_one_that_nobody_serves() -> None:
-    empty = storage("a", replica(status=status(last_id=-1)))
-    found = view_of(picture(None, empty, owner=None), 0, ("a",), roles("a"), None)
-    assert (found.level, found.voting, found.was_opened, found.waiting) == (
-        frozenset(),
-        frozenset(),
-        False,
-        "no server owns it",
-    )
+    empty = storage("a", assigned=(held(0, last_id=-1),))
+    seen = picture(None, empty)
+    unowned = replace(seen, partitions=(replace(seen.partitions[0], owner=None),))
+    found = view_of(unowned, 0, ("a",), roles("a"), None)
+    assert (found.level, found.voting, found.was_opened) == (frozenset(), frozenset(), False)
+    assert found.waiting == "no server owns it"
     closed = PartitionMeta(generation=1, session=2, decision=Decision(mark=-1, session=2))
     assert view_of(picture(None, empty), 0, ("a",), roles("a"), closed).was_opened, "its first session was decided"
 
 
-@pytest.mark.parametrize("held", [status(last_id=0), None], ids=["one transaction", "what it refuses"])
-def test_a_partition_without_a_document_was_opened_where_a_storage_may_hold_anything(held: ReplicaStatus | None) -> None:
+REFUSED = replace(held(0), status=None, refused=PartitionDamaged("x"))
+
+
+@pytest.mark.parametrize("one", [held(0, last_id=0), REFUSED], ids=["one transaction", "what it refuses"])
+def test_a_partition_without_a_document_was_opened_where_a_storage_may_hold_anything(one: PartitionDescription) -> None:
     """An operator deleted it: nothing may move before it is there again."""
-    found = picture(None, storage("a", replica(1)), storage("b", replica(status=held)))
+    found = picture(None, storage("a", assigned=(held(1),)), storage("b", assigned=(one,)))
     seen = view_of(found, 0, ("a",), roles("abc"), None)
     assert seen.was_opened
     assert isinstance(next_step(seen), Wait)
@@ -197,16 +165,16 @@ def test_a_partition_without_a_document_was_opened_where_a_storage_may_hold_anyt
 
 def test_an_owner_may_not_have_noticed() -> None:
     """It hears of a storage when it writes there; the storage knows at once."""
-    owned = said(dict.fromkeys("abcdef", ("LIVE", 9, True)) | {"g": ("CATCHING_UP", 4, False)})
+    served = said(dict.fromkeys("abcdef", ("LIVE", 9, True)) | {"g": ("CATCHING_UP", 4, False)})
     storages = [
-        storage("a", replica(), replica(1, status=status(is_available=False))),
-        storage("b", replica(status=status(is_available=False))),
-        storage("c", replica(status=None, refused=PartitionDamaged("x"))),
-        storage("d", replica(1)),
-        storage("e", is_silent=True),
-        storage("g", replica()),
+        storage("a", assigned=(held(0), held(1, is_available=False))),
+        storage("b", assigned=(held(0, is_available=False),)),
+        storage("c", assigned=(REFUSED,)),
+        storage("d", assigned=(held(1),)),
+        silent(storage("e"), CannotConnect("gone")),
+        storage("g"),
     ]
-    assert picture(owned, *storages).level(0) == {"a"}, "f is no storage of the cluster, and g lags behind"
+    assert picture(served, *storages).level(0) == {"a"}, "f is no storage of the cluster, and g lags behind"
     assert picture(None, *storages).level(0) == set()
 
 
@@ -214,7 +182,7 @@ def test_goals() -> None:
     """What moves counts as moved already, unless it moves to a storage that is gone."""
     found = picture(moves={1: ("b", "c"), 2: ("a", "x")})
     sets = ReplicaSets(partitions={0: roles("ba"), 1: roles("ab"), 2: roles("bC")})
-    assert goals(found, sets) == {0: ("a", "b"), 1: ("b", "c"), 2: ("b", "c"), 3: ()}
+    assert situation(found, sets.partitions).goals == {0: ("a", "b"), 1: ("b", "c"), 2: ("b", "c"), 3: ()}
 
 
 # -- when it is written down -------------------------------------------------------------------------------------------
@@ -236,7 +204,7 @@ def test_an_owner_that_makes_a_member_of_a_learner_has_moved_nothing(now: str, i
         mover = Mover(cluster, nobody, nobody, Throttle(cluster, None))
         goal = {0: ("a", "b", "d")}
         if is_moved:
-            with pytest.raises(ChangedMeanwhile, match="moved by somebody else"):
+            with pytest.raises(ChangedMeanwhile, match="moved by another operator"):
                 await mover.aim(goal, sets=sets, versions=versions, moves_version=moves_version)
         else:
             await mover.aim(goal, sets=sets, versions=versions, moves_version=moves_version)
@@ -273,7 +241,7 @@ def test_no_move_is_left_to_a_storage_that_goes_at_the_same_time(is_first: bool)
                 await take_out(cluster, "d")
         else:
             await take_out(cluster, "d")
-            with pytest.raises(ChangedMeanwhile, match=r"moved by somebody else.*/storages/d"):
+            with pytest.raises(ChangedMeanwhile, match=r"moved by another operator.*/storages/d"):
                 await move
             await take_out(cluster, "d")  # it has gone already
         listed, goal = await cluster.storages(), (await cluster.moves())[0].partitions
@@ -293,7 +261,7 @@ def test_what_a_storage_holds_is_not_cleared_while_the_document_is_gone(
 
     class Daemons:
         async def look(self) -> Picture:
-            return picture(None, storage("a", replica(status=status(last_id=last_id, session=session))))
+            return picture(None, storage("a", assigned=(held(0, last_id=last_id, session=session),)))
 
         async def remove_partitions(self, storage: StorageMeta, numbers: Sequence[int], **how: Any) -> dict[int, None]:
             removed.append((storage.name, tuple(numbers)))

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.operators import go_all
 from tests.unit.relocation_model import Violation
 from waltzctl.placement import moves
-from waltzd.cluster.documents import ReplicaSets, Role
+from waltzd.cluster.documents import Membership, ReplicaSets
 
 SEQUENCES = 1000
 PARTS = 4
@@ -42,7 +42,9 @@ def two_at_once(sets: ReplicaSets, steps: Mapping[int, moves.Step]) -> ReplicaSe
     after = right_sets(sets, steps)
     partitions = {number: dict(roles) for number, roles in after.partitions.items()}
     for number, step in steps.items():
-        others = [name for name, role in partitions[number].items() if role is Role.MEMBER and name in SURPLUS[number]]
+        others = [
+            name for name, role in partitions[number].items() if role is Membership.MEMBER and name in SURPLUS[number]
+        ]
         if isinstance(step, moves.Drop) and others:
             del partitions[number][others[0]]
     return replace(after, partitions=partitions)

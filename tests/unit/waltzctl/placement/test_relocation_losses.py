@@ -8,15 +8,16 @@ from itertools import combinations, product
 
 import pytest
 
+from tests.unit import pictures
 from tests.unit.pictures import STORAGES, held, owned, partition, replica, storage, well
 from waltzctl.picture.picture import StorageView
-from waltzctl.placement.relocation import Situation, members_at_hand, plan_for
-from waltzctl.safety import Danger
-from waltzd.cluster.documents import ReplicaSets, Role
+from waltzctl.placement.moves import Relocation, Situation, members_at_hand
+from waltzctl.shell.safety import Danger, Plan
+from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect
 
 GONE = CannotConnect("it is dead")
-MEMBERS = dict.fromkeys(STORAGES, Role.MEMBER)
+MEMBERS = dict.fromkeys(STORAGES, Membership.MEMBER)
 
 
 def one(name: str, how: str) -> StorageView:
@@ -33,14 +34,15 @@ def situation(*hows: str, is_open: bool = False) -> Situation:
     said = owned(0, replicas, step="OPEN" if is_open else "VOTING", waiting="" if is_open else "undecided")
     found = well(storages=tuple(views), partitions=(partition(0, said=said),))
     found = replace(found, meta=replace(found.meta, partitions=1))
-    return Situation(
-        found=found, storages={view.meta.name: view.meta for view in views},
-        sets=ReplicaSets(partitions={0: MEMBERS}), versions={0: 1}, moves_version=1,
-    )  # fmt: skip
+    return pictures.situation(found, {0: MEMBERS})
+
+
+def planned(now: Situation, *kept: str) -> Plan:
+    return Relocation(now=now, verb="storage remove", subject="trial", goals={0: kept}).plan()
 
 
 def against(now: Situation, kept: tuple[str, ...]) -> list[str]:
-    return plan_for(now, {0: kept}, verb="cluster set", subject="trial").refusals
+    return planned(now, *kept).refusals
 
 
 def test_the_last_replica_with_data_is_not_taken_away() -> None:
@@ -79,7 +81,7 @@ def test_whatever_is_taken_away_a_majority_of_what_was_written_stays() -> None:
 def test_adding_and_replacing_nothing_is_no_loss() -> None:
     now = situation("level", "level", "dead")
     assert against(now, STORAGES) == []
-    plan = plan_for(now, {0: ("s1", "s2")}, verb="storage remove", subject="s3")
+    plan = planned(now, "s1", "s2")
     assert (plan.refusals, plan.danger) == ([], Danger.ASK)
 
 
@@ -93,9 +95,9 @@ def test_who_cannot_vouch_for_it_is_no_help(changes: Mapping[str, object]) -> No
 
 def test_a_plan_says_when_one_failure_domain_could_stop_a_partition() -> None:
     now = situation("level", "level", "level", is_open=True)
-    east = replace(now.storages["s3"], name="s4", group="s1")
-    apart = replace(now, storages={**now.storages, "s4": east})
-    plan = plan_for(apart, {0: ("s1", "s2", "s4")}, verb="storage remove", subject="s3")
+    east = storage("s4", group="s1")
+    apart = replace(now, found=replace(now.found, storages=(*now.found.storages, east)))
+    plan = planned(apart, "s1", "s2", "s4")
     assert plan.steps[-1] == "partition 0: most replicas are in the group s1 then, and it stops with it"
     assert plan.danger is Danger.TYPED
-    assert plan_for(apart, {0: ("s2", "s3", "s4")}, verb="storage remove", subject="s1").danger is Danger.ASK
+    assert planned(apart, "s2", "s3", "s4").danger is Danger.ASK

@@ -8,25 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.unit.pictures import STORAGES, partition, silent, storage, well
+from tests.unit.pictures import STORAGES, partition, silent, situation, storage, well
 from waltzctl.picture.picture import Picture
-from waltzctl.placement.relocation import Situation
-from waltzctl.placement.replica import creation, removal, switching
-from waltzctl.safety import Danger, Plan
-from waltzd.cluster.documents import PartitionMeta, ReplicaSets, Role
+from waltzctl.placement.moves import Situation
+from waltzctl.placement.storage import creation, removal, switching
+from waltzctl.shell.safety import Danger, Plan
+from waltzd.cluster.documents import Membership, PartitionMeta
 from waltzd.errors import CannotConnect, NoSuchPartition, PartitionExists
 
 OPENED = PartitionMeta(generation=1, session=4, opened=4, members=STORAGES)
 
 
 def now(found: Picture, roles: Sequence[str] = STORAGES) -> Situation:
-    return Situation(
-        found=found,
-        storages={view.meta.name: view.meta for view in found.storages},
-        sets=ReplicaSets(partitions={number: dict.fromkeys(roles, Role.MEMBER) for number in range(4)}),
-        versions={},
-        moves_version=1,
-    )
+    return situation(found, {number: dict.fromkeys(roles, Membership.MEMBER) for number in range(4)})
 
 
 def taken(found: Situation, meta: PartitionMeta | None = OPENED, **more: Any) -> Plan:

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from waltzctl.placement.rescue import JUMP_MAX, Scene
-from waltzd.cluster.documents import Decision, PartitionMeta, ReplicaState, Role, decode, encode
+from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState, decode, encode
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY
@@ -18,7 +18,7 @@ from waltzd.server.core.recovery import Copy, GiveUp, Heal, Level, Recovery, Set
 
 HOME = {name: UUID(int=number) for number, name in enumerate("ABCD", 1)}
 DAMAGE = Finding(code=Code.DAMAGED_RECORD, path="0/0.seg", detail="x")
-MEMBERS = dict.fromkeys("ABC", Role.MEMBER)
+MEMBERS = dict.fromkeys("ABC", Membership.MEMBER)
 STRIDE = 7
 """All small cases take half a minute; this many of them are left out between two."""
 
@@ -45,7 +45,7 @@ def written(*, session: int = 3, opened: int = 2, joined: str = "ABC", **more: o
 
 
 def scene(
-    meta: PartitionMeta | None, *statuses: ReplicaStatus, blank: str = "", roles: Mapping[str, Role] = MEMBERS
+    meta: PartitionMeta | None, *statuses: ReplicaStatus, blank: str = "", roles: Mapping[str, Membership] = MEMBERS
 ) -> Scene:
     named = {name: status for status in statuses for name, home in HOME.items() if home == status.incarnation}
     return Scene(partition=0, generation=4, roles=roles, meta=meta, statuses=named, blank=frozenset(blank))
@@ -59,7 +59,7 @@ def opened(found: Scene, statuses: Mapping[str, ReplicaStatus]) -> Recovery:
 
 
 def driven(
-    document: PartitionMeta, roles: Mapping[str, Role], statuses: Mapping[str, ReplicaStatus], blank: frozenset[str]
+    document: PartitionMeta, roles: Mapping[str, Membership], statuses: Mapping[str, ReplicaStatus], blank: frozenset[str]
 ) -> Recovery:
     core = Recovery(replace(document, session=document.session + 1), roles)
     core.patience_left = False
@@ -70,7 +70,7 @@ def driven(
         elif name in blank:
             core.opened(name, there.setdefault(name, replace(empty(name), incarnation=UUID(int=99 + ord(name)))))
         else:
-            core.silent(name, "it is dead")
+            core.silent(name)
     for _ in range(40):
         assert core.refusal is None, core.refusal
         wanted = core.next_save()
@@ -117,7 +117,7 @@ def test_two_of_three_disks_are_dead() -> None:
     found = scene(written(), holds("A", 9))
     assert found.by_itself == ""
     assert saved_at(found) == 9
-    assert found.roles_after == {"A": Role.MEMBER, "B": Role.LEARNER, "C": Role.LEARNER}
+    assert found.roles_after == {"A": Membership.MEMBER, "B": Membership.LEARNER, "C": Membership.LEARNER}
     assert found.given_up == "whatever was committed above id 9 on B, C only"
     assert found.steps[0] == "A holds ids up to 9, session 2, committed 4: proven up to 9"
 
@@ -268,7 +268,12 @@ def test_what_an_owner_decides_is_left_to_it(meta: PartitionMeta, statuses: str,
 def test_a_replica_elsewhere_is_a_copy_too() -> None:
     found = scene(written(), holds("D", 9))
     assert saved_at(found) == 9
-    assert found.roles_after == {"A": Role.LEARNER, "B": Role.LEARNER, "C": Role.LEARNER, "D": Role.MEMBER}
+    assert found.roles_after == {
+        "A": Membership.LEARNER,
+        "B": Membership.LEARNER,
+        "C": Membership.LEARNER,
+        "D": Membership.MEMBER,
+    }
 
 
 def small_replicas(name: str) -> Iterator[ReplicaStatus | None]:

@@ -7,12 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.pictures import STORAGES, held, owned, partition, replica, storage, well
+from tests.unit.pictures import STORAGES, held, owned, partition, replica, situation, storage, well
 from waltzctl.picture.picture import Picture, StorageView
-from waltzctl.placement.moves import Wait, next_step, view_of
-from waltzctl.placement.relocation import Situation, plan_for
-from waltzctl.placement.terms import Terms
-from waltzd.cluster.documents import PartitionMeta, ReplicaSets, Role
+from waltzctl.placement.moves import Goals, Relocation, Situation, Wait, next_step, view_of
+from waltzd.cluster.documents import Membership, PartitionMeta
 
 MB = 10**6
 
@@ -26,44 +24,39 @@ def now(*more: StorageView, learners: Mapping[int, str] | None = None) -> Situat
     """Each partition has 30 MB on s1 to s3, and a bit less where it is younger."""
     first = [holding(name, dict.fromkeys(range(4), (30 - less) * MB)) for less, name in enumerate(STORAGES)]
     found = well(storages=(*first, *more))
-    sets = {number: dict.fromkeys(STORAGES, Role.MEMBER) for number in range(4)}
+    sets = {number: dict.fromkeys(STORAGES, Membership.MEMBER) for number in range(4)}
     for number, name in (learners or {}).items():
-        sets[number][name] = Role.LEARNER
-    return Situation(
-        found=found,
-        storages={view.meta.name: view.meta for view in found.storages},
-        sets=ReplicaSets(partitions=sets),
-        versions={},
-        moves_version=1,
-    )
+        sets[number][name] = Membership.LEARNER
+    return situation(found, sets)
 
 
-def against(situation: Situation, goals: Mapping[int, tuple[str, ...]], newcomer: StorageView | None = None) -> list[str]:
-    newcomers = {newcomer.meta.name: newcomer.said} if newcomer is not None and newcomer.said is not None else {}
-    return plan_for(situation, goals, verb="storage add", subject="s4", newcomers=newcomers).refusals
+def against(now: Situation, goals: Goals, new: StorageView | None = None) -> list[str]:
+    aimed = Relocation(now=now, verb="storage add", subject="s4", goals=goals)
+    if new is not None:
+        aimed = replace(aimed, newcomer=new.meta, newcomer_says=new.said)
+    return aimed.plan().refusals
 
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_what_does_not_fit_is_refused(is_new: bool) -> None:
     four = holding("s4", {}, free=50 * MB)
-    situation = now() if is_new else now(four)
+    there = now() if is_new else now(four)
     newcomer = four if is_new else None
-    assert against(situation, {0: ("s1", "s2", "s4")}, newcomer) == []
+    assert against(there, {0: ("s1", "s2", "s4")}, newcomer) == []
     both = {0: ("s1", "s2", "s4"), 1: ("s1", "s3", "s4")}
-    assert against(situation, both, newcomer) == ["s4 has room for 50.0 MB, and 60.0 MB are to be copied there"]
+    assert against(there, both, newcomer) == ["s4 has room for 50.0 MB, and 60.0 MB are to be copied there"]
 
 
 def test_how_much_is_copied_and_how_long_that_takes_is_in_the_plan() -> None:
     both = {0: ("s1", "s2", "s4"), 1: ("s1", "s3", "s4")}
 
-    def steps(goals: Mapping[int, tuple[str, ...]], terms: Terms) -> tuple[str, ...]:
-        return plan_for(now(holding("s4", {0: 20 * MB}, free=1000 * MB)), goals, verb="", subject="", terms=terms).steps[2:]
+    def steps(goals: Goals, bound: int | None = None) -> tuple[str, ...]:
+        there = now(holding("s4", {0: 20 * MB}, free=1000 * MB))
+        return Relocation(now=there, verb="", subject="", goals=goals).plan(bound).steps[2:]
 
-    assert steps(both, Terms(bytes_per_second=MB // 2)) == (
-        "copy 40.0 MB in all, at most 500.0 kB a second: 1:20 or longer",
-    )
-    assert steps(both, Terms())[0].startswith("copy 40.0 MB in all, at most as fast as the servers'")
-    assert steps({0: ("s1", "s2"), 1: ("s1", "s3")}, Terms()) == (), "nothing is copied"
+    assert steps(both, MB // 2) == ("copy 40.0 MB in all, at most 500.0 kB a second: 1:20 or longer",)
+    assert steps(both)[0].startswith("copy 40.0 MB in all, at most as fast as the servers'")
+    assert steps({0: ("s1", "s2"), 1: ("s1", "s3")}) == (), "nothing is copied"
 
 
 def test_what_a_storage_keeps_free_is_no_room() -> None:
@@ -99,7 +92,7 @@ def waiting(state: str, *, story: str, is_full: bool = False) -> str:
     copying = storage("s4", assigned=(held(0, is_full=is_full, last_id=9),))
     found: Picture = well(partitions=(partition(0, said=said),))
     found = replace(found, storages=(*found.storages, copying))
-    roles = {**dict.fromkeys(STORAGES, Role.MEMBER), "s4": Role.LEARNER}
+    roles = {**dict.fromkeys(STORAGES, Membership.MEMBER), "s4": Membership.LEARNER}
     meta = PartitionMeta(generation=1, session=4, opened=4, members=STORAGES)
     step = next_step(view_of(found, 0, ("s1", "s2", "s4"), roles, meta))
     assert isinstance(step, Wait)

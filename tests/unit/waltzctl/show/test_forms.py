@@ -14,8 +14,8 @@ import pytest
 import typer
 import yaml
 
-from waltzctl.options import command_of
-from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put
+from waltzctl.shell.options import command_of
+from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put, stream
 
 
 class Colour(enum.StrEnum):
@@ -109,3 +109,21 @@ def test_a_command_gets_the_form() -> None:
     assert got == [*forms, "table"]
     with pytest.raises(typer.BadParameter):
         command.main(["-o", "xml"], standalone_mode=False)
+
+
+def test_things_that_come_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """As CSV they have one line of heads, and the same cells as a list; in JSON, an object a line."""
+    for form in ("csv", "json"):
+        put_one = stream(COLUMNS, form)
+        assert capsys.readouterr().out == "", "nothing is said of nothing"
+        for row in ROWS:
+            put_one(row)
+        lines = capsys.readouterr().out.splitlines()
+        if form == "json":
+            assert [json.loads(line)["size_of_it"] for line in lines] == [12345, 0]
+        else:
+            put(FOUND, "csv")
+            assert lines == capsys.readouterr().out.splitlines()
+    told: list[Any] = []
+    stream(COLUMNS, "table", told.append)(ROWS[0])
+    assert told == ROWS[:1]

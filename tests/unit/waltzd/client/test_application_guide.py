@@ -1,20 +1,28 @@
-"""The example in the application guide does what the guide says, and its table of settings is true."""
+"""What applications read: the guide does what it says, its table is true, and every public name is explained."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterator
 from dataclasses import fields
 from functools import partial
+from inspect import signature
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
+import pytest
+
+import waltzd
 from tests.unit.fake_server import FakeCluster
 from tests.unit.timeless import run
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Declined
 from waltzd.protocol.locks import Committed
+from waltzd.sql import SqlView, sqlite
+from waltzd.testing import LocalCluster
 
 GUIDE = (Path(__file__).parents[4] / "docs/application-guide.md").read_text(encoding="utf-8")
 
@@ -60,3 +68,32 @@ def test_the_settings_are_all_named_with_their_defaults() -> None:
         assert isinstance(setting.default, int | float)
         number, _, unit = said[setting.name].strip().partition(" ")
         assert float(number.replace(",", "")) * (1 << 20 if unit == "MiB" else 1) == setting.default, setting.name
+
+
+NAMES = [*[getattr(waltzd, name) for name in waltzd.__all__], SqlView, sqlite, LocalCluster]
+EXPLAINED = [one for one in NAMES if isinstance(one, type | FunctionType)]
+
+
+def functions_of(thing: Any) -> Iterator[FunctionType]:
+    """Of a class, the public ones that it declares itself, and an `__init__` that is explained."""
+    if isinstance(thing, FunctionType):
+        yield thing
+        return
+    for name, member in vars(thing).items():
+        function = member.fget if isinstance(member, property) else member
+        is_public = not name.startswith("_") or (name == "__init__" and function.__doc__)
+        if isinstance(function, FunctionType) and is_public:
+            yield function
+
+
+@pytest.mark.parametrize(
+    "thing", [one for one in NAMES if isinstance(one, type | FunctionType)], ids=lambda one: one.__name__
+)
+def test_every_public_name_is_explained_with_its_arguments(thing: Any) -> None:
+    assert vars(thing).get("__doc__") or isinstance(thing, FunctionType)
+    for function in functions_of(thing):
+        said = function.__doc__ or ""
+        assert said, function.__qualname__
+        if "Args:" in said and "those of `Client`" not in said:
+            missing = [name for name in signature(function).parameters if name != "self" and f"{name}:" not in said]
+            assert missing == [], function.__qualname__

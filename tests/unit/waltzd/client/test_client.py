@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.fake_server import FakeCluster, FakeServer
 from tests.unit.timeless import run
+from tests.unit.told import told
 from waltzd.client import client as client_module
 from waltzd.client.client import Client
 from waltzd.client.outbox import Outbox
@@ -134,32 +135,28 @@ def test_what_is_appended_comes_back_in_order() -> None:
     assert [entry.header for entry in fake.partitions[0].log] == list(range(50))
 
 
-def test_many_at_once_share_frames_and_one_alone_does_not_wait() -> None:
-    async def test(client: Client, fake: FakeCluster) -> None:
-        await client.append(b"alone", partition=0)
-        await asyncio.gather(*[client.append(b"x", partition=0) for _ in range(40)])
-        assert fake.partitions[0].taken <= 4
-
-    with_client(test)
+@told(with_client, given=2)
+async def test_many_at_once_share_frames_and_one_alone_does_not_wait(client: Client, fake: FakeCluster) -> None:
+    await client.append(b"alone", partition=0)
+    await asyncio.gather(*[client.append(b"x", partition=0) for _ in range(40)])
+    assert fake.partitions[0].taken <= 4
 
 
-def test_append_many_is_told_as_columns() -> None:
-    async def test(client: Client, fake: FakeCluster) -> None:
-        fake.partitions[0].marks[write_lock("a").hash] = 5
-        payloads = [b"%d" % i * 10 for i in range(100)]
-        locks = [[write_lock("a")] if i == 7 else [append_lock("b", i)] if i % 3 == 0 else [] for i in range(100)]
-        outcomes = await client.append_many(payloads, partition=0, headers=range(100), locks=locks, mark=-1)
-        assert outcomes.committed == 99
-        assert outcomes[6] == Committed(6)
-        assert outcomes[7] == Rejected(Reason.IN_FLIGHT, 5, write_lock("a").hash)
-        assert outcomes[8] == Committed(7)
-        assert fake.partitions[0].payloads == payloads[:7] + payloads[8:]
-        assert [entry.header for entry in fake.partitions[0].log] == [*range(7), *range(8, 100)]
-        assert fake.partitions[0].log[8].locks == ((append_lock("b", 9).hash, 3),)
-        assert fake.partitions[0].taken > 1  # it does not fit into one frame
-        assert len(await client.append_many([], partition=0)) == 0
-
-    with_client(test)
+@told(with_client, given=2)
+async def test_append_many_is_told_as_columns(client: Client, fake: FakeCluster) -> None:
+    fake.partitions[0].marks[write_lock("a").hash] = 5
+    payloads = [b"%d" % i * 10 for i in range(100)]
+    locks = [[write_lock("a")] if i == 7 else [append_lock("b", i)] if i % 3 == 0 else [] for i in range(100)]
+    outcomes = await client.append_many(payloads, partition=0, headers=range(100), locks=locks, mark=-1)
+    assert outcomes.committed == 99
+    assert outcomes[6] == Committed(6)
+    assert outcomes[7] == Rejected(Reason.IN_FLIGHT, 5, write_lock("a").hash)
+    assert outcomes[8] == Committed(7)
+    assert fake.partitions[0].payloads == payloads[:7] + payloads[8:]
+    assert [entry.header for entry in fake.partitions[0].log] == [*range(7), *range(8, 100)]
+    assert fake.partitions[0].log[8].locks == ((append_lock("b", 9).hash, 3),)
+    assert fake.partitions[0].taken > 1  # it does not fit into one frame
+    assert len(await client.append_many([], partition=0)) == 0
 
 
 def test_a_view_of_heads_fetches_payloads_when_it_wants_them() -> None:
@@ -391,19 +388,17 @@ def test_the_mark_of_an_append_is_that_of_the_call() -> None:
     with_client(test, handler=view)
 
 
-def test_without_a_view_a_lock_needs_a_mark() -> None:
-    async def test(client: Client, fake: FakeCluster) -> None:
-        fake.partitions[0].write(b"a")
-        for lock in (read_lock("x"), write_lock("x")):
-            with pytest.raises(BadArgument, match="mark"):
-                await client.append(b"b", partition=0, locks=[lock])
-        assert await client.append(b"b", partition=0, locks=[append_lock("x")]) == Committed(1)
-        assert await client.append(b"c", partition=0, locks=[read_lock("x")], mark=1) == Committed(2)
-        assert await client.append(b"c", partition=0, locks=[read_lock("x")], mark=0) == Rejected(
-            Reason.REAL, 1, read_lock("x").hash
-        )
-
-    with_client(test)
+@told(with_client, given=2)
+async def test_without_a_view_a_lock_needs_a_mark(client: Client, fake: FakeCluster) -> None:
+    fake.partitions[0].write(b"a")
+    for lock in (read_lock("x"), write_lock("x")):
+        with pytest.raises(BadArgument, match="mark"):
+            await client.append(b"b", partition=0, locks=[lock])
+    assert await client.append(b"b", partition=0, locks=[append_lock("x")]) == Committed(1)
+    assert await client.append(b"c", partition=0, locks=[read_lock("x")], mark=1) == Committed(2)
+    assert await client.append(b"c", partition=0, locks=[read_lock("x")], mark=0) == Rejected(
+        Reason.REAL, 1, read_lock("x").hash
+    )
 
 
 # -- the application's handler
@@ -640,17 +635,15 @@ def test_what_waits_is_bounded_and_goes_on_in_order() -> None:
     assert fake.partitions[0].payloads == [b"%03d" % i for i in range(100)]
 
 
-def test_bytes_that_wait_are_bounded() -> None:
-    async def test(client: Client, fake: FakeCluster) -> None:
-        fake.partitions[0].is_holding = True
-        tasks = [asyncio.create_task(client.append(b"x" * 500, partition=0)) for _ in range(20)]
-        await until(lambda: fake.partitions[0].log)
-        assert client.describe()[0].pending_bytes <= 2000 + 540
-        fake.partitions[0].is_holding = False
-        fake.partitions[0].commit()
-        assert len(await asyncio.gather(*tasks)) == 20
-
-    with_client(test, settings=ClientSettings(pending_bytes_max=2000))
+@told(with_client, given=2, settings=ClientSettings(pending_bytes_max=2000))
+async def test_bytes_that_wait_are_bounded(client: Client, fake: FakeCluster) -> None:
+    fake.partitions[0].is_holding = True
+    tasks = [asyncio.create_task(client.append(b"x" * 500, partition=0)) for _ in range(20)]
+    await until(lambda: fake.partitions[0].log)
+    assert client.describe()[0].pending_bytes <= 2000 + 540
+    fake.partitions[0].is_holding = False
+    fake.partitions[0].commit()
+    assert len(await asyncio.gather(*tasks)) == 20
 
 
 def test_frames_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -738,6 +731,8 @@ def test_arguments_are_checked_before_anything_is_sent() -> None:
             Client(servers)
     with pytest.raises(BadArgument, match="submit_seconds"):
         ClientSettings(submit_seconds=0)
+    with pytest.raises(BadArgument, match="apply_batch_max must be an integer above 0"):
+        ClientSettings(apply_batch_max=1.5)  # type: ignore[arg-type]
 
 
 # -- patience
@@ -783,15 +778,13 @@ def test_a_bundle_that_was_sent_in_part_is_told_what_is_known() -> None:
     assert len(fake.partitions[0].log) == 2
 
 
-def test_waiting_for_a_place_has_a_deadline() -> None:
-    async def test(client: Client, fake: FakeCluster) -> None:
-        fake.partitions[0].is_holding = True
-        tasks = [asyncio.create_task(client.append(data, partition=0)) for data in (b"a", b"b")]
-        assert await tasks[0] == Unknown()
-        with pytest.raises(NotSent, match="waits for 1 transactions to be decided"):
-            await tasks[1]
-
-    with_client(test, settings=ClientSettings(submit_seconds=5, pending_max=1, close_seconds=1))
+@told(with_client, given=2, settings=ClientSettings(submit_seconds=5, pending_max=1, close_seconds=1))
+async def test_waiting_for_a_place_has_a_deadline(client: Client, fake: FakeCluster) -> None:
+    fake.partitions[0].is_holding = True
+    tasks = [asyncio.create_task(client.append(data, partition=0)) for data in (b"a", b"b")]
+    assert await tasks[0] == Unknown()
+    with pytest.raises(NotSent, match="waits for 1 transactions to be decided"):
+        await tasks[1]
 
 
 def test_a_caller_that_goes_away_takes_its_transaction_along_if_it_was_not_sent() -> None:
@@ -945,56 +938,50 @@ def test_damage_on_the_way_is_noticed_and_another_link_does_better() -> None:
     assert view.payloads() == partition.payloads
 
 
-def test_sequence_numbers_that_are_used_up_bring_a_new_client_id() -> None:
-    async def test(client: Client, fake: FakeCluster) -> None:
-        await client.append(b"first", partition=0)
-        client._line(0).outbox.next_sequence = SEQUENCE_MAX - 3
-        outcomes = await asyncio.gather(*[client.append(b"%d" % i, partition=0) for i in range(10)])
-        assert sorted(outcome.id for outcome in outcomes if isinstance(outcome, Committed)) == list(range(1, 11))
-        log = fake.partitions[0].log
-        assert {entry.client for entry in log} == {1, 2}
-        assert max(entry.sequence for entry in log) == SEQUENCE_MAX - 1
-        assert len({(entry.client, entry.sequence) for entry in log}) == 11
-
-    with_client(test)
+@told(with_client, given=2)
+async def test_sequence_numbers_that_are_used_up_bring_a_new_client_id(client: Client, fake: FakeCluster) -> None:
+    await client.append(b"first", partition=0)
+    client._line(0).outbox.next_sequence = SEQUENCE_MAX - 3
+    outcomes = await asyncio.gather(*[client.append(b"%d" % i, partition=0) for i in range(10)])
+    assert sorted(outcome.id for outcome in outcomes if isinstance(outcome, Committed)) == list(range(1, 11))
+    log = fake.partitions[0].log
+    assert {entry.client for entry in log} == {1, 2}
+    assert max(entry.sequence for entry in log) == SEQUENCE_MAX - 1
+    assert len({(entry.client, entry.sequence) for entry in log}) == 11
 
 
-def test_reading_needs_no_client_id() -> None:
+@told(with_client, given=2, partitions=())
+async def test_reading_needs_no_client_id(client: Client, fake: FakeCluster) -> None:
     """No server gives one out while the coordinator does not answer."""
-
-    async def test(client: Client, fake: FakeCluster) -> None:
-        partition = fake.partitions[0]
-        partition.write(*[b"%d" % i * 100 for i in range(30)])
-        assert (fake.clients, client.partitions, await client.high_water_mark(0)) == (0, (), 29)
-        assert (await client.read(0, 7)).payload == b"7" * 100
-        assert [found.id for found in await client.read_some(0, 3, 29)] == list(range(3, 30))
-        with pytest.raises(BeyondLog):
-            await client.read_some(0, 3, 30)
-        for broken in ((3, 2), (-1, 2), (0, 1 << 64)):
-            with pytest.raises(BadArgument):
-                await client.read_some(0, *broken)
-        assert fake.clients == 0
-        await client.set_partitions([0])
-        assert (fake.clients, client.client_id) == (1, 1)
-
-    with_client(test, partitions=())
+    partition = fake.partitions[0]
+    partition.write(*[b"%d" % i * 100 for i in range(30)])
+    assert (fake.clients, client.partitions, await client.high_water_mark(0)) == (0, (), 29)
+    assert (await client.read(0, 7)).payload == b"7" * 100
+    assert [found.id for found in await client.read_some(0, 3, 29)] == list(range(3, 30))
+    with pytest.raises(BeyondLog):
+        await client.read_some(0, 3, 30)
+    for broken in ((3, 2), (-1, 2), (0, 1 << 64)):
+        with pytest.raises(BadArgument):
+            await client.read_some(0, *broken)
+    assert fake.clients == 0
+    await client.set_partitions([0])
+    assert (fake.clients, client.client_id) == (1, 1)
 
 
-def test_no_more_is_read_at_once_than_is_good_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@told(with_client, given=2, partitions=())
+async def test_no_more_is_read_at_once_than_is_good_for_the_memory(
+    client: Client, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client_module, "READ_IDS_MAX", 10)
     monkeypatch.setattr(client_module, "READ_BYTES", 1000)
-
-    async def test(client: Client, fake: FakeCluster) -> None:
-        fake.run_records = 2
-        fake.partitions[0].write(*[b"x" * (100 if i < 10 else 700) for i in range(30)])
-        sizes: list[int] = []
-        while (next_id := sum(sizes)) < 30:
-            found = await client.read_some(0, next_id, 29)
-            assert found[0].id == next_id
-            sizes.append(len(found))
-        assert sizes == [8, 4, *[2] * 9]
-
-    with_client(test, partitions=())
+    fake.run_records = 2
+    fake.partitions[0].write(*[b"x" * (100 if i < 10 else 700) for i in range(30)])
+    sizes: list[int] = []
+    while (next_id := sum(sizes)) < 30:
+        found = await client.read_some(0, next_id, 29)
+        assert found[0].id == next_id
+        sizes.append(len(found))
+    assert sizes == [8, 4, *[2] * 9]
 
 
 # -- partitions and the end
@@ -1108,25 +1095,23 @@ def test_a_client_that_is_not_open_says_so() -> None:
     run(work())
 
 
-def test_flush_waits_for_all_that_was_submitted_before() -> None:
-    async def test(client: Client, fake: FakeCluster) -> None:
-        partition = fake.partitions[0]
-        partition.is_holding = True
-        tasks = [asyncio.create_task(client.append(b"x", partition=0)) for _ in range(5)]
-        await until(lambda: partition.log)
-        assert client.has_pending
-        with pytest.raises(CannotConnect, match="partitions 0 are undecided"):
-            await client.flush(1)
-        flush = asyncio.create_task(client.flush())
-        await asyncio.sleep(1)
-        assert not flush.done()
-        partition.commit()
-        await flush
-        assert all(task.done() for task in tasks)
-        assert not client.has_pending
-        await client.flush()
-
-    with_client(test)
+@told(with_client, given=2)
+async def test_flush_waits_for_all_that_was_submitted_before(client: Client, fake: FakeCluster) -> None:
+    partition = fake.partitions[0]
+    partition.is_holding = True
+    tasks = [asyncio.create_task(client.append(b"x", partition=0)) for _ in range(5)]
+    await until(lambda: partition.log)
+    assert client.has_pending
+    with pytest.raises(CannotConnect, match="partitions 0 are undecided"):
+        await client.flush(1)
+    flush = asyncio.create_task(client.flush())
+    await asyncio.sleep(1)
+    assert not flush.done()
+    partition.commit()
+    await flush
+    assert all(task.done() for task in tasks)
+    assert not client.has_pending
+    await client.flush()
 
 
 def test_taking_a_partition_away_may_be_given_up_and_it_may_come_back() -> None:
@@ -1156,8 +1141,8 @@ def test_whoever_reads_while_the_client_is_closed_is_told_so() -> None:
     async def work() -> None:
         client = Client("s0:1", connect=fake.connect, settings=SETTINGS)
         await client.open()
-        place = client._where._places[0]
-        client._where.forget(0, place)
+        place = client._routes._places[0]
+        client._routes.forget(0, place)
         reading = asyncio.create_task(client.high_water_mark(0))
         await asyncio.sleep(0)
         await client.close()

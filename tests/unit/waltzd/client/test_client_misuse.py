@@ -16,6 +16,7 @@ import pytest
 
 from tests.unit.fake_server import FakeCluster
 from tests.unit.timeless import run
+from tests.unit.told import told
 from tests.unit.waltzd.client.test_blocking import SETTINGS
 from tests.unit.waltzd.client.test_blocking import Increment as BlockingIncrement
 from tests.unit.waltzd.client.test_blocking import View as BlockingView
@@ -23,12 +24,10 @@ from tests.unit.waltzd.client.test_client import Increment, View, until, with_cl
 from waltzd.client.blocking import BlockingClient
 from waltzd.client.client import Client
 from waltzd.client.outbox import Outbox, Request
-from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Builder, Transaction
 from waltzd.errors import BadArgument, ClientClosed
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.locks import Committed, Lock, Rejected, Unknown, append_lock, lock_hash
-from waltzd.testing import LocalCluster
 
 LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=100, frame_bytes_max=1 << 22)
 
@@ -45,20 +44,20 @@ LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=100, frame_bytes_max=1 << 2
     ],
     ids=str,
 )
-def test_what_fits_into_no_frame_is_refused_before_it_stands_in_the_way_of_others(options: dict[str, Any]) -> None:
-    async def test(client: Client, fake: FakeCluster) -> None:
-        beside = asyncio.create_task(asyncio.wait_for(client.append(b"beside", partition=0), 60))
-        await asyncio.sleep(0)
-        with pytest.raises(BadArgument):
-            await asyncio.wait_for(client.append(b"wrong", partition=0, **options), 60)
-        many = {"headers": [options["header"]]} if "header" in options else options
-        with pytest.raises(BadArgument):
-            await client.append_many([b"wrong"], partition=0, **many)
-        assert await beside == Committed(0)
-        taken: dict[str, Any] = {"mark": np.int64(0), "header": np.int32(7)}
-        assert await client.append(b"after", partition=0, **taken) == Committed(1)
-
-    with_client(test)
+@told(with_client, given=2)
+async def test_what_fits_into_no_frame_is_refused_before_it_stands_in_the_way_of_others(
+    client: Client, fake: FakeCluster, options: dict[str, Any]
+) -> None:
+    beside = asyncio.create_task(asyncio.wait_for(client.append(b"beside", partition=0), 60))
+    await asyncio.sleep(0)
+    with pytest.raises(BadArgument):
+        await asyncio.wait_for(client.append(b"wrong", partition=0, **options), 60)
+    many = {"headers": [options["header"]]} if "header" in options else options
+    with pytest.raises(BadArgument):
+        await client.append_many([b"wrong"], partition=0, **many)
+    assert await beside == Committed(0)
+    taken: dict[str, Any] = {"mark": np.int64(0), "header": np.int32(7)}
+    assert await client.append(b"after", partition=0, **taken) == Committed(1)
 
 
 def test_a_lock_is_a_text_an_integer_and_a_mode() -> None:
@@ -175,42 +174,33 @@ def test_another_loop_is_refused() -> None:
     asyncio.run(work())
 
 
-def test_a_client_is_opened_once() -> None:
-    async def test(client: Client, fake: FakeCluster) -> None:
-        with pytest.raises(BadArgument, match="open already"):
-            await client.open()
-
-    with_client(test)
+@told(with_client, given=2)
+async def test_a_client_is_opened_once(client: Client, fake: FakeCluster) -> None:
+    with pytest.raises(BadArgument, match="open already"):
+        await client.open()
 
 
-def test_what_names_no_partition_no_id_and_no_feed() -> None:
-    async def test(client: Client, fake: FakeCluster) -> None:
-        with pytest.raises(BadArgument, match="'0'"):
-            await client.set_partitions("0")  # type: ignore[arg-type]
-        wrong: Any
-        for wrong in (0.0, "0", None):
-            with pytest.raises(BadArgument):
-                await client.set_partitions([wrong])
-        for wrong in (-1, 1 << 63, 1.5, "1"):
-            with pytest.raises(BadArgument):
-                await client.read(0, wrong)
-        with pytest.raises(BadArgument, match="FeedMode"):
-            Client("s0:1", handler=View(), feed="heads")  # type: ignore[arg-type]
-        await client.flush(0)
-
-    with_client(test)
-
-
-def test_settings_that_count_are_integers() -> None:
-    with pytest.raises(BadArgument, match="apply_batch_max must be an integer above 0"):
-        ClientSettings(apply_batch_max=1.5)  # type: ignore[arg-type]
+@told(with_client, given=2)
+async def test_what_names_no_partition_no_id_and_no_feed(client: Client, fake: FakeCluster) -> None:
+    with pytest.raises(BadArgument, match="'0'"):
+        await client.set_partitions("0")  # type: ignore[arg-type]
+    wrong: Any
+    for wrong in (0.0, "0", None):
+        with pytest.raises(BadArgument):
+            await client.set_partitions([wrong])
+    for wrong in (-1, 1 << 63, 1.5, "1"):
+        with pytest.raises(BadArgument):
+            await client.read(0, wrong)
+    with pytest.raises(BadArgument, match="FeedMode"):
+        Client("s0:1", handler=View(), feed="heads")  # type: ignore[arg-type]
+    await client.flush(0)
 
 
 def stop() -> bool:
     return next(iter([]))
 
 
-def told(work: Callable[[], Any]) -> Any:
+def on_a_thread(work: Callable[[], Any]) -> Any:
     """On a thread of its own: what must not happen is that it waits for ever."""
     done: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
@@ -241,7 +231,7 @@ def test_a_stop_iteration_of_the_application_is_an_error_and_no_hang() -> None:
     view = View()
     with BlockingClient("s0:1", connect=FakeCluster().connect, handler=view, settings=SETTINGS) as client:
         with pytest.raises(RuntimeError, match="StopIteration"):
-            told(lambda: client.submit(Stops(view)))
+            on_a_thread(lambda: client.submit(Stops(view)))
         client.append(b"a", partition=0)
         view.reached(1)
 
@@ -304,17 +294,3 @@ def test_a_process_that_was_forked_from_one_with_a_client_is_told_so() -> None:
             os._exit(found)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         assert client.append(b"parent", partition=0) == Committed(1)
-
-
-def test_bad_luck_that_can_never_come_is_refused() -> None:
-    async def work() -> None:
-        async with LocalCluster() as cluster:
-            for cause in (cluster.force_next_lock_failure, cluster.lose_next_acknowledgement, cluster.break_connections):
-                with pytest.raises(BadArgument, match="there is no partition 7"):
-                    cause(7)
-            with pytest.raises(BadArgument, match="at least 1"):
-                cluster.force_next_lock_failure(times=0)
-            with pytest.raises(BadArgument, match="there is no server 'x'; there are server-1, server-2"):
-                await cluster.stop_server("x")
-
-    asyncio.run(work())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -105,6 +106,7 @@ def begin(made: Mount, barrier: int) -> None:
         made.located(PLACE)
     made.request(KEY)
     made.answered(Mounted(session=1, barrier=barrier, limits=LIMITS))
+    made.check()
 
 
 def send(made: Mount, *submissions: Request | Bundle) -> AppendBatch:
@@ -112,6 +114,7 @@ def send(made: Mount, *submissions: Request | Bundle) -> AppendBatch:
         made.outbox.add(submission)
     (batch,) = made.take()
     batch.check(LIMITS)
+    made.check()
     return batch
 
 
@@ -143,6 +146,40 @@ def test_the_request_says_where_the_feed_goes_on() -> None:
     asked = made.request(KEY)
     assert (asked.partition, asked.generation, asked.client, asked.number) == (0, 4, 5, 2)
     assert (asked.mark, asked.feed, asked.credit) == (12, FeedMode.RECORDS, 900)
+
+
+def half_sent() -> Mount:
+    """One frame in flight, and one bundle that waits."""
+    made = ready()
+    made.fed(10, 11, 300)
+    send(made, request(b"a"), request(b"b"))
+    made.outbox.add(bundle(3))
+    made.check()
+    return made
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda made: setattr(made, "received", made.known + 1),
+        lambda made: setattr(made, "state", State.LOCATING),
+        lambda made: setattr(made, "client", None),
+        lambda made: setattr(made, "_credit", 1000),
+        lambda made: setattr(made.outbox.sent[0], "floor", made.known + 1),
+        lambda made: setattr(made.outbox, "next_sequence", 1),
+        lambda made: setattr(made.outbox, "rows", 4),
+        lambda made: setattr(made.outbox, "bytes", made.outbox.bytes + 1),
+        lambda made: setattr(made.outbox, "_waiting_bytes", 0),
+        lambda made: setattr(made.outbox.waiting[0], "ticket", -1),
+        lambda made: made.outbox.undecided.append(made.outbox.sent[0]),
+        lambda made: made.outbox.sent[0].is_open.fill(False),
+    ],
+)
+def test_a_state_that_cannot_be_is_noticed(spoil: Callable[[Mount], object]) -> None:
+    made = half_sent()
+    spoil(made)
+    with pytest.raises(AssertionError):
+        made.check()
 
 
 # -- asking

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from tests.unit.timeless import run
-from waltzd.client.routes import Whereabouts
+from waltzd.client.routes import Routes
 from waltzd.errors import CannotConnect, NotOwner, NotReady
 from waltzd.protocol.batches import Place, Registration, ServerAddress, Topology
 from waltzd.protocol.peers import ServerPort
@@ -50,11 +50,11 @@ class Server:
         return None
 
 
-def whereabouts(servers: dict[str, Server]) -> Whereabouts:
+def whereabouts(servers: dict[str, Server]) -> Routes:
     def connect(address: str, key: UUID | None) -> ServerPort:
         return cast(ServerPort, servers[address])
 
-    return Whereabouts(list(servers), connect, call_seconds=1.0)
+    return Routes(list(servers), connect, call_seconds=1.0)
 
 
 def test_what_is_older_than_what_was_known_is_not_taken() -> None:
@@ -136,7 +136,7 @@ def test_a_server_that_went_while_another_one_is_being_closed() -> None:
     names = ["a", "b", "c"]
 
     async def work() -> None:
-        where = Whereabouts(["a:1"], lambda address, key: cast(ServerPort, Port()), call_seconds=2)
+        where = Routes(["a:1"], lambda address, key: cast(ServerPort, Port()), call_seconds=2)
         await where.open(5)
         async with where.at("b:1"):
             pass

@@ -21,13 +21,13 @@ from waltzd.cluster.documents import (
     Document,
     HistoryEntry,
     Leader,
+    Membership,
     Moves,
     Ownership,
     PartitionMeta,
     Preferences,
     ReplicaSets,
     ReplicaState,
-    Role,
     ServerMeta,
     StorageMeta,
     decode,
@@ -56,8 +56,8 @@ EXAMPLES: dict[str, Document] = {
     "storage": StorageMeta(name="b", listen="[fd00::2]:55280", admin_listen="[fd00::2]:55281", group="rack 2"),
     "replicas": ReplicaSets(
         partitions={
-            0: {"a": Role.MEMBER, "b": Role.MEMBER, "c": Role.MEMBER},
-            2: {"c": Role.LEARNER, "b": Role.MEMBER},
+            0: {"a": Membership.MEMBER, "b": Membership.MEMBER, "c": Membership.MEMBER},
+            2: {"c": Membership.LEARNER, "b": Membership.MEMBER},
             10: {},
         }
     ),
@@ -161,7 +161,7 @@ documents: st.SearchStrategy[Document] = st.one_of(
     st.builds(StorageMeta, name=names, listen=texts, admin_listen=texts, group=texts),
     st.builds(
         ReplicaSets,
-        partitions=st.dictionaries(st.integers(0, ID_MAX), st.dictionaries(names, st.sampled_from(Role), max_size=5)),
+        partitions=st.dictionaries(st.integers(0, ID_MAX), st.dictionaries(names, st.sampled_from(Membership), max_size=5)),
     ),
     partition_metas(),
     st.builds(Leader, name=names),

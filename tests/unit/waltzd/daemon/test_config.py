@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -12,28 +13,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waltzd.daemon import config, config_file
-from waltzd.daemon.config import MESSAGE_OVERHEAD_BYTES, StorageConfig
+from waltzd.daemon.config import MESSAGE_OVERHEAD_BYTES, DaemonConfig, ServerConfig, StorageConfig, partitions_of
 from waltzd.daemon.config_file import TEXT_BYTES_MAX, resolved, show
 from waltzd.daemon.settings import declared, parse_size, spell_size
 from waltzd.errors import BadConfig
+from waltzd.format.layout import PARTITIONS_MAX
+from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.address import Address
 
 ROOT = Path(__file__).parents[4]
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
 
 
+NEEDED = "name: one\ncoordinator: 127.0.0.1:2181\n"
+USUAL = ServerConfig(name="one", coordinator="127.0.0.1:2181")
+
+
 def parse(text: str) -> StorageConfig:
     return config_file.parse(text, StorageConfig)
+
+
+def parse_server(text: str) -> ServerConfig:
+    return config_file.parse(text, ServerConfig)
 
 
 def load(path: str) -> StorageConfig:
     return config_file.load(path, StorageConfig)
 
 
-def problem(text: str) -> str:
+def problem(text: str, kind: type[DaemonConfig] = StorageConfig) -> str:
     """What the user is told."""
     with pytest.raises(BadConfig) as caught:
-        config_file.parse(text, StorageConfig, source="storage.yml")
+        config_file.parse(text, kind, source=f"{kind.role}.yml")
     return caught.value.message
 
 
@@ -178,6 +189,8 @@ def test_sizes_are_spelled_short() -> None:
         ("log_level: no", "log_level: 'no' is not one of debug, info, warning, error"),
         ("log_format: TEXT", "log_format: 'TEXT' is not one of text, json"),
         ("admin_listen: 127.0.0.1:55280", "admin_listen: 127.0.0.1:55280 is also the address of `listen`"),
+        ("http_listen: 127.0.0.1:55280", "http_listen: 127.0.0.1:55280 is also the address of `listen`"),
+        ("http_listen: 127.0.0.1:70\nstream_port: 70", "http_listen: 127.0.0.1:70 is also the address of `stream_port`"),
         ("flush_threads: !!int 3", "flush_threads: tags (tag:yaml.org,2002:int) are not used"),
         ("flush_threads: *four", "flush_threads: aliases (*four) are not followed"),
         ("[a]: b", "a key must be a plain word"),
@@ -258,25 +271,42 @@ def test_generated_files_are_fresh(name: str) -> None:
     assert (ROOT / name).read_text(encoding="utf-8") == made, f"{name} is stale: run ./dev generate"
 
 
-def test_the_sample_file_is_a_valid_file_that_changes_no_default() -> None:
-    sample = parse((ROOT / "configs/storage.yml").read_text())
-    assert sample == StorageConfig(directory=sample.directory)
-    commented_in = "\n".join(
-        line.removeprefix("# ")
-        for line in (ROOT / "configs/storage.yml").read_text().splitlines()
-        if line.removeprefix("# ").partition(":")[0] in declared(StorageConfig)
-    )
-    assert parse(commented_in) == StorageConfig(
-        directory=sample.directory,
-        name="s1",
-        http_listen=Address("127.0.0.1", 55282),
-        cluster_key=KEY,
-        partitions=16,
-        tls_certificate="/etc/waltz/storage.pem",
-        tls_key="/etc/waltz/storage.key",
-        tls_ca="/etc/waltz/ca.pem",
-        tls_revoked="/etc/waltz/revoked.pem",
-    )
+SAMPLE_STORAGE = StorageConfig(
+    directory="/var/lib/waltz/storage",
+    name="s1",
+    http_listen=Address("127.0.0.1", 55282),
+    cluster_key=KEY,
+    partitions=16,
+    tls_certificate="/etc/waltz/storage.pem",
+    tls_key="/etc/waltz/storage.key",
+    tls_ca="/etc/waltz/ca.pem",
+    tls_revoked="/etc/waltz/revoked.pem",
+)
+SAMPLE_SERVER = ServerConfig(
+    name="server-1",
+    coordinator="127.0.0.1:2181",
+    http_listen=Address("127.0.0.1", 55182),
+    advertise=Address("server-1.example", 55180),
+    preferred="0,4-7",
+    tls_certificate="/etc/waltz/server.pem",
+    tls_key="/etc/waltz/server.key",
+    tls_ca="/etc/waltz/ca.pem",
+    tls_revoked="/etc/waltz/revoked.pem",
+)
+
+
+@pytest.mark.parametrize(
+    ("usual", "whole"),
+    [(StorageConfig(directory="/var/lib/waltz/storage"), SAMPLE_STORAGE), (replace(USUAL, name="server-1"), SAMPLE_SERVER)],
+    ids=lambda found: found.role,
+)
+def test_the_sample_file_is_a_valid_file_that_changes_no_default(usual: DaemonConfig, whole: DaemonConfig) -> None:
+    """Also with every example taken in."""
+    kind = type(usual)
+    text = (ROOT / f"configs/{kind.role}.yml").read_text()
+    assert config_file.parse(text, kind) == usual
+    bare = [line.removeprefix("# ") for line in text.splitlines()]
+    assert config_file.parse("\n".join(line for line in bare if line.partition(":")[0] in declared(kind)), kind) == whole
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.9.10:1", "'[::1]:1'", "localhost:1"])
@@ -308,3 +338,94 @@ def test_the_values_in_force_are_shown_with_what_is_default() -> None:
     assert "segment_bytes_max: 1MiB\n" in text
     assert "flush_threads: 4  # default\n" in text
     assert resolved(StorageConfig(directory="/data"))["segment_bytes_max"] == "64MiB"
+
+
+# -- of a server -------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_name_and_the_coordinator_must_be_given() -> None:
+    assert parse_server(NEEDED) == USUAL
+    assert (USUAL.listen, USUAL.admin_listen) == (Address("127.0.0.1", 55180), Address("127.0.0.1", 55181))
+    assert (USUAL.cluster, USUAL.preferred_partitions) == ("/waltz", ())
+    said = problem("", ServerConfig)
+    assert "name is missing" in said
+    assert "coordinator is missing" in said
+
+
+def test_what_is_shown_of_a_server_can_be_loaded_again() -> None:
+    lines = "preferred: 0,4-7\ncluster: /waltz/production\nadvertise: '[::1]:5'\nsession_seconds: 40\n"
+    found = parse_server(NEEDED + lines)
+    assert found.preferred_partitions == (0, 4, 5, 6, 7)
+    assert parse_server(show(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("cluster: waltz", "line 3: cluster: 'waltz' is not a path; write it as in /waltz"),
+        ("cluster: /", "line 3: cluster: '/' is not a path"),
+        ("cluster: /waltz/", "line 3: cluster: '/waltz/' is not a path"),
+        ("cluster: /waltz/../other", "line 3: cluster: '/waltz/../other' is not a path"),
+        ("preferred: 1,two", "line 3: preferred: 'two' is neither a number nor a range; write partitions as in 0,4-7"),
+        ("preferred: 7-4", "line 3: preferred: '7-4' is neither a number nor a range"),
+        ("preferred: 65536", "line 3: preferred: '65536' is beyond 65535, the highest number of a partition"),
+        ("preferred: 0-99999", "line 3: preferred: '0-99999' is beyond 65535"),
+        ("listen: 0.0.0.0:55180", "advertise: nobody can connect to 0.0.0.0; say which address applications are to use"),
+        ("listen: '[::]:55180'", "advertise: nobody can connect to ::"),
+        ("advertise: 0.0.0.0:55180", "line 3: advertise: nobody can connect to 0.0.0.0:55180"),
+        ("advertise: server:0", "line 3: advertise: nobody can connect to server:0"),
+        ("admin_listen: 127.0.0.1:55180", "line 3: admin_listen: 127.0.0.1:55180 is also the address of `listen`"),
+        ("http_listen: 127.0.0.1:55181", "http_listen: 127.0.0.1:55181 is also the address of `admin_listen`"),
+        ("http_listen: 0.0.0.0:55180", "http_listen: 0.0.0.0:55180 is also the address of `listen`"),
+        (
+            "http_listen: 10.0.0.1:7\nlisten: 10.0.0.1:7\nplaintext: anywhere",
+            "http_listen: 10.0.0.1:7 is also the address of `listen`",
+        ),
+        ("session_seconds: 61", "line 3: session_seconds: 61 is above the maximum, 60"),
+        ("payload_bytes_max: 16MiB", "line 3: payload_bytes_max: 16MiB is above the maximum, 16777176"),
+        (
+            "inflight_bytes_max: 1MiB",
+            "inflight_bytes_max: 1MiB cannot hold one transaction and one frame; raise it to 4MiB",
+        ),
+        ("storage_second: 3", "line 3: storage_second is not a setting; did you mean storage_seconds?"),
+    ],
+)
+def test_what_is_wrong_with_a_server_is_said_with_its_line(line: str, said: str) -> None:
+    assert said in problem(NEEDED + line, ServerConfig)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "-one", "a" * 65, "with space", "ä"])
+def test_a_name_is_a_part_of_a_path(name: str) -> None:
+    assert "name" in problem(f"name: '{name}'\ncoordinator: 127.0.0.1:2181\n", ServerConfig)
+
+
+@pytest.mark.parametrize("hosts", ["127.0.0.1", "a:1,", "a:1,,b:2", "a:1;b:2", "a:1/root"])
+def test_every_address_of_the_coordinator_is_looked_at(hosts: str) -> None:
+    assert "line 2: coordinator" in problem(f"name: one\ncoordinator: '{hosts}'\n", ServerConfig)
+    assert parse_server("name: one\ncoordinator: a:1, b:2\n").coordinator == "a:1, b:2"
+
+
+def test_the_message_limit_lets_the_largest_transaction_travel() -> None:
+    for found in (
+        USUAL,
+        ServerConfig(name="one", coordinator="a:1", payload_bytes_max=15 << 20, locks_max=100_000),
+        ServerConfig(name="one", coordinator="a:1", frame_bytes_max=1 << 10),
+    ):
+        assert found.message_bytes_max >= found.payload_bytes_max + OVERHEAD_BYTES + 9 * found.locks_max
+        assert found.message_bytes_max >= found.frame_bytes_max
+
+
+@given(st.text("0123456789,- ", max_size=12))
+def test_any_text_is_partitions_or_a_problem(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        found = partitions_of(text)
+        assert list(found) == sorted(set(found))
+        assert all(0 <= number < PARTITIONS_MAX for number in found)
+
+
+def test_http_may_be_on_an_internal_address_without_certificates_and_is_off_by_default() -> None:
+    server = parse_server(NEEDED + "http_listen: 10.1.2.3:9100\n")
+    assert server.http_listen == Address("10.1.2.3", 9100)
+    assert StorageConfig(directory="x").http_listen is None
+    same = parse("directory: x\nhttp_listen: 10.1.2.3:55280\n")
+    assert same.http_listen == Address("10.1.2.3", 55280), "another address of the machine is another port"

@@ -1,8 +1,7 @@
-"""When certificates end: seen by a handshake, and told by the daemon that has one."""
+"""A daemon tells when its certificate ends."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 from uuid import UUID
@@ -11,7 +10,6 @@ import pytest
 
 from tests.process.certificates import Authority
 from tests.unit.waltzd.wire.test_tls import swap
-from waltzctl.watching.expiry import days_left, own_days
 from waltzd.daemon.expiry import DAY_SECONDS, Expiry
 from waltzd.protocol.role import Role
 
@@ -21,44 +19,6 @@ KEY = UUID(int=7)
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "ca")
-
-
-def test_ours(authority: Authority, tmp_path: Path) -> None:
-    files = authority.issue(KEY, Role.OPERATOR, "ann")
-    days = own_days(str(files.certificate), str(files.key), str(files.ca))
-    assert days == pytest.approx(365, abs=0.1)
-    assert own_days(str(tmp_path / "no.pem"), str(files.key), str(files.ca)) is None
-    other = Authority(tmp_path / "other").issue(KEY, Role.OPERATOR, "bob")
-    assert own_days(str(other.certificate), str(files.key), str(files.ca)) is None, "a key of another certificate"
-
-
-def test_those_of_daemons(authority: Authority) -> None:
-    """One that answers, one that does not, one that answers without TLS, and one that is somebody else."""
-    ours = authority.issue(KEY, Role.OPERATOR, "ann").tls(Role.OPERATOR)
-    theirs = authority.issue(KEY, Role.STORAGE, "s1").tls(Role.STORAGE)
-
-    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
-
-    async def look() -> dict[str, float | None]:
-        secured = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=theirs.answering())
-        plain = await asyncio.start_server(serve, "127.0.0.1", 0)
-        async with secured, plain:
-            address, without = (f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in (secured, plain))
-            daemons = [
-                ("s1", Role.STORAGE, address),
-                ("s2", Role.STORAGE, "127.0.0.1:1"),
-                ("s3", Role.STORAGE, without),
-                ("a", Role.SERVER, address),
-            ]
-            return await days_left(ours, daemons, seconds=5)
-
-    found = asyncio.run(look())
-    assert found["s1"] == pytest.approx(365, abs=0.1)
-    assert (found["s2"], found["s3"], found["a"]) == (None, None, None)
-
-
-# -- told by a daemon itself -------------------------------------------------------------------------------------------
 
 
 class Told:

@@ -21,12 +21,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.mounting import FakeSession, Room, batch_of, in_room
+from tests.unit.told import told
 from waltzd.daemon import health_service, http, metrics, readiness
-from waltzd.daemon.config import ServerConfig, StorageConfig
-from waltzd.daemon.config_file import parse
 from waltzd.daemon.health_service import HealthService
 from waltzd.daemon.http import Answer, HttpPort, Question, question_of
-from waltzd.errors import BadConfig, PartitionDamaged, PortInUse, ReadFailed
+from waltzd.errors import PartitionDamaged, PortInUse, ReadFailed
 from waltzd.format.finding import Code, Finding
 from waltzd.format.record import HEAD
 from waltzd.protocol.address import Address
@@ -314,30 +313,26 @@ def slow() -> FakeSession:
     return FakeSession(commits_at_once=False)
 
 
-def test_every_transaction_is_counted_where_it_ends() -> None:
-    async def test(room: Room) -> None:
-        one = await room.mount(feed=FeedMode.RECORDS)
-        locks = [[(9, WRITE)], [(9, WRITE)], [], [(9, WRITE)], []]
-        await one.say(batch_of(b"first", b"no", b"third", b"nor this", b"", locks=locks))
-        await one.until(lambda reader: len(reader.committed) + len(reader.refused) == 5)
-        await one.settle()
-        told = room.pipe.counters.statistics()
-        assert (told.attempts, told.committed, told.commit.count) == (5, 3, 3)
-        assert told.committed_bytes == sum(len(run.data) for run in room.session.runs) == 10 + 3 * 40
-        assert told.refused == {"REAL": 0, "IN_FLIGHT": 2, "FLOOR": 0, "NEW_OWNER": 0, "LOST": 0}
-        assert (told.fed, told.fed_bytes) == (3, told.committed_bytes)
-
-    in_room(test)
+@told(in_room)
+async def test_every_transaction_is_counted_where_it_ends(room: Room) -> None:
+    one = await room.mount(feed=FeedMode.RECORDS)
+    locks = [[(9, WRITE)], [(9, WRITE)], [], [(9, WRITE)], []]
+    await one.say(batch_of(b"first", b"no", b"third", b"nor this", b"", locks=locks))
+    await one.until(lambda reader: len(reader.committed) + len(reader.refused) == 5)
+    await one.settle()
+    told = room.pipe.counters.statistics()
+    assert (told.attempts, told.committed, told.commit.count) == (5, 3, 3)
+    assert told.committed_bytes == sum(len(run.data) for run in room.session.runs) == 10 + 3 * 40
+    assert told.refused == {"REAL": 0, "IN_FLIGHT": 2, "FLOOR": 0, "NEW_OWNER": 0, "LOST": 0}
+    assert (told.fed, told.fed_bytes) == (3, told.committed_bytes)
 
 
-def test_heads_are_fed_with_their_own_size() -> None:
-    async def test(room: Room) -> None:
-        one = await room.mount(feed=FeedMode.HEADS)
-        await one.say(batch_of(b"first", b"second"))
-        await one.settle()
-        assert (room.pipe.counters.statistics().fed, room.pipe.counters.statistics().fed_bytes) == (2, 2 * HEAD.itemsize)
-
-    in_room(test)
+@told(in_room)
+async def test_heads_are_fed_with_their_own_size(room: Room) -> None:
+    one = await room.mount(feed=FeedMode.HEADS)
+    await one.say(batch_of(b"first", b"second"))
+    await one.settle()
+    assert (room.pipe.counters.statistics().fed, room.pipe.counters.statistics().fed_bytes) == (2, 2 * HEAD.itemsize)
 
 
 def test_a_part_of_a_batch_is_counted_when_it_is_committed() -> None:
@@ -357,18 +352,16 @@ def test_a_part_of_a_batch_is_counted_when_it_is_committed() -> None:
     in_room(test, slow)
 
 
-def test_the_next_session_counts_on() -> None:
-    async def test(room: Room) -> None:
-        one = await room.mount()
-        await one.say(batch_of(b"a"))
-        await one.until(lambda reader: bool(reader.committed))
-        counters = room.pipe.counters
-        later = Pipeline(FakeSession(), PipelineSettings(limits=room.pipe.settings.limits), room.capacity,
-                         on_fatal=room.fatal.append, counters=counters)  # fmt: skip
-        assert later.counters.statistics().committed == 1
-        later.close(ReadFailed("over"))
-
-    in_room(test)
+@told(in_room)
+async def test_the_next_session_counts_on(room: Room) -> None:
+    one = await room.mount()
+    await one.say(batch_of(b"a"))
+    await one.until(lambda reader: bool(reader.committed))
+    counters = room.pipe.counters
+    later = Pipeline(FakeSession(), PipelineSettings(limits=room.pipe.settings.limits), room.capacity,
+                     on_fatal=room.fatal.append, counters=counters)  # fmt: skip
+    assert later.counters.statistics().committed == 1
+    later.close(ReadFailed("over"))
 
 
 def test_the_latency_of_all_partitions_only_rises() -> None:
@@ -475,25 +468,23 @@ def at_site(test: Callable[[Site], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(run())
 
 
-def test_questions_and_answers() -> None:
-    async def test(site: Site) -> None:
-        head, _, body = (await site.get("/page?x")).partition(b"\r\n\r\n")
-        assert body == b"GET /page\n"
-        assert head.split(b"\r\n")[0] == b"HTTP/1.1 200 OK"
-        assert b"Content-Length: 10" in head
-        assert b"Connection: close" in head
-        head, _, body = (await site.get("/page", "HEAD")).partition(b"\r\n\r\n")
-        assert (b"Content-Length: 11" in head, body) == (True, b"")
-        assert b" 404 " in await site.get("/")
-        assert b"/page, /large" in await site.get("/etc/passwd")
-        answer = await site.get("/page", "POST")
-        assert b" 405 " in answer
-        assert b"Allow: GET, HEAD" in answer
-        assert b" 400 " in await site.say(b"hello\r\n\r\n")
-        assert (await site.get("/large")).endswith(bytes(PAGE_BYTES))
-        assert site.port.failed == 0
-
-    at_site(test)
+@told(at_site)
+async def test_questions_and_answers(site: Site) -> None:
+    head, _, body = (await site.get("/page?x")).partition(b"\r\n\r\n")
+    assert body == b"GET /page\n"
+    assert head.split(b"\r\n")[0] == b"HTTP/1.1 200 OK"
+    assert b"Content-Length: 10" in head
+    assert b"Connection: close" in head
+    head, _, body = (await site.get("/page", "HEAD")).partition(b"\r\n\r\n")
+    assert (b"Content-Length: 11" in head, body) == (True, b"")
+    assert b" 404 " in await site.get("/")
+    assert b"/page, /large" in await site.get("/etc/passwd")
+    answer = await site.get("/page", "POST")
+    assert b" 405 " in answer
+    assert b"Allow: GET, HEAD" in answer
+    assert b" 400 " in await site.say(b"hello\r\n\r\n")
+    assert (await site.get("/large")).endswith(bytes(PAGE_BYTES))
+    assert site.port.failed == 0
 
 
 def test_an_error_of_ours_is_told_and_a_mistake_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -516,51 +507,44 @@ def test_nothing_gets_out_of_a_header(kind: str) -> None:
         Answer(status=200, body=b"", kind=kind)
 
 
-def test_a_question_without_end_is_not_listened_to() -> None:
-    async def test(site: Site) -> None:
-        assert b" 431 " in await site.say(b"GET /page HTTP/1.1\r\nX: " + b"x" * http.QUESTION_BYTES_MAX)
-        assert b" 200 " in await site.get("/page")
-
-    at_site(test)
+@told(at_site)
+async def test_a_question_without_end_is_not_listened_to(site: Site) -> None:
+    assert b" 431 " in await site.say(b"GET /page HTTP/1.1\r\nX: " + b"x" * http.QUESTION_BYTES_MAX)
+    assert b" 200 " in await site.get("/page")
 
 
-def test_who_says_nothing_or_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(site: Site) -> None:
-        with monkeypatch.context() as hasty:
-            hasty.setattr(http, "QUESTION_SECONDS", 0.1)
-            assert await site.say(b"GET /page") == b""
-        monkeypatch.setattr(http, "ANSWER_SECONDS", 0.1)
-        assert b" 503 " in await site.get("/slow"), "a page that takes too long is given up"
-        async with site.connected() as (reader, writer):
-            writer.write(b"GET /large HTTP/1.1\r\n\r\n")
-            await reader.readline()
-            while site.port._callers:
-                await asyncio.sleep(0.01)
-            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                await reader.readexactly(PAGE_BYTES)
-
-    at_site(test)
+@told(at_site)
+async def test_who_says_nothing_or_takes_nothing_is_cut_off(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as hasty:
+        hasty.setattr(http, "QUESTION_SECONDS", 0.1)
+        assert await site.say(b"GET /page") == b""
+    monkeypatch.setattr(http, "ANSWER_SECONDS", 0.1)
+    assert b" 503 " in await site.get("/slow"), "a page that takes too long is given up"
+    async with site.connected() as (reader, writer):
+        writer.write(b"GET /large HTTP/1.1\r\n\r\n")
+        await reader.readline()
+        while site.port._callers:
+            await asyncio.sleep(0.01)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(PAGE_BYTES)
 
 
-def test_who_dawdles_makes_room_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+@told(at_site)
+async def test_who_dawdles_makes_room_for_who_asks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "CONNECTIONS_MAX", 4)
-
-    async def test(site: Site) -> None:
-        slow = asyncio.create_task(site.get("/slow"))
-        await site.began.wait()
-        async with contextlib.AsyncExitStack() as held:
-            dawdling = [await held.enter_async_context(site.connected()) for _ in range(10)]
-            for _, writer in dawdling:
-                writer.write(b"GET /pa")
-            for _ in range(50):
-                assert b" 200 " in await site.get("/page")
-            assert len(site.port._callers) <= 4
-            assert await dawdling[0][0].read() == b"", "the oldest one went first"
-        assert not slow.done(), "who has asked is not sent away for those who have not"
-        slow.cancel()
-        await asyncio.gather(slow, return_exceptions=True)
-
-    at_site(test)
+    slow = asyncio.create_task(site.get("/slow"))
+    await site.began.wait()
+    async with contextlib.AsyncExitStack() as held:
+        dawdling = [await held.enter_async_context(site.connected()) for _ in range(10)]
+        for _, writer in dawdling:
+            writer.write(b"GET /pa")
+        for _ in range(50):
+            assert b" 200 " in await site.get("/page")
+        assert len(site.port._callers) <= 4
+        assert await dawdling[0][0].read() == b"", "the oldest one went first"
+    assert not slow.done(), "who has asked is not sent away for those who have not"
+    slow.cancel()
+    await asyncio.gather(slow, return_exceptions=True)
 
 
 def test_who_holds_most_places_gives_one_up() -> None:
@@ -585,23 +569,19 @@ def test_who_holds_most_places_gives_one_up() -> None:
     asyncio.run(run())
 
 
-def test_a_page_that_takes_long_keeps_no_other_one_waiting() -> None:
-    async def test(site: Site) -> None:
-        slow = asyncio.create_task(site.get("/slow"))
-        await site.began.wait()
-        assert b" 200 " in await site.get("/page")
-        slow.cancel()
-        await asyncio.gather(slow, return_exceptions=True)
-
-    at_site(test)
+@told(at_site)
+async def test_a_page_that_takes_long_keeps_no_other_one_waiting(site: Site) -> None:
+    slow = asyncio.create_task(site.get("/slow"))
+    await site.began.wait()
+    assert b" 200 " in await site.get("/page")
+    slow.cancel()
+    await asyncio.gather(slow, return_exceptions=True)
 
 
-def test_a_port_that_is_taken_is_an_error() -> None:
-    async def test(site: Site) -> None:
-        with pytest.raises(PortInUse, match="HTTP"):
-            await HttpPort(site.port.address, {}).start()
-
-    at_site(test)
+@told(at_site)
+async def test_a_port_that_is_taken_is_an_error(site: Site) -> None:
+    with pytest.raises(PortInUse, match="HTTP"):
+        await HttpPort(site.port.address, {}).start()
 
 
 # -- health over gRPC --------------------------------------------------------------------------------------------------
@@ -633,39 +613,3 @@ def test_however_many_ask_the_daemon_looks_at_itself_once(monkeypatch: pytest.Mo
         assert looks == 2
 
     asyncio.run(run())
-
-
-# -- its setting -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("lines", "word"),
-    [
-        ("http_listen: 127.0.0.1:55181", "`admin_listen`"),
-        ("http_listen: 0.0.0.0:55180", "`listen`"),
-        ("http_listen: 10.0.0.1:7\nlisten: 10.0.0.1:7\nplaintext: anywhere", "`listen`"),
-    ],
-)
-def test_a_server_needs_a_port_of_its_own(lines: str, word: str) -> None:
-    with pytest.raises(BadConfig, match=f"http_listen: .* is also the address of {word}"):
-        parse(f"name: a\ncoordinator: 127.0.0.1:2181\n{lines}\n", ServerConfig)
-
-
-@pytest.mark.parametrize(
-    ("lines", "word"),
-    [
-        ("http_listen: 127.0.0.1:55280", "`listen`"),
-        ("http_listen: 127.0.0.1:7000\nstream_port: 7000", "`stream_port`"),
-    ],
-)
-def test_a_storage_needs_a_port_of_its_own(lines: str, word: str) -> None:
-    with pytest.raises(BadConfig, match=f"http_listen: .* is also the address of {word}"):
-        parse(f"directory: x\n{lines}\n", StorageConfig)
-
-
-def test_it_may_be_on_an_internal_address_without_certificates_and_is_off_by_default() -> None:
-    server = parse("name: a\ncoordinator: 127.0.0.1:2181\nhttp_listen: 10.1.2.3:9100\n", ServerConfig)
-    assert server.http_listen == Address("10.1.2.3", 9100)
-    assert StorageConfig(directory="x").http_listen is None
-    same = parse("directory: x\nhttp_listen: 10.1.2.3:55280\n", StorageConfig)
-    assert same.http_listen == Address("10.1.2.3", 55280), "another address of the machine is another port"

@@ -19,13 +19,13 @@ from waltzd.format.record import (
     FEW_RECORDS,
     OVERHEAD_BYTES,
     Run,
+    bad_payloads,
     decode_record,
     empty_run,
     encode_payloads,
     encode_run,
     first_bad,
     first_bad_one_by_one,
-    first_bad_payload,
     heads,
     id_and_length,
     likely_starts,
@@ -89,7 +89,7 @@ def test_encoding_equals_its_twin_and_decodes_again(first_id: int, given_rows: l
     assert len(run) == len(given_rows)
     assert walk(run.data).tolist() == run.bounds.tolist()
     assert first_bad(run) is None
-    assert first_bad_payload(run) is None
+    assert not bad_payloads(run).size
     for number, row in enumerate(given_rows):
         record = run.record(number)
         request = record.request
@@ -107,7 +107,7 @@ def test_large_records(size: int) -> None:
     run = encode(3, [row, Row((0, 0, 0, 0), 0, b""), row])
     assert bytes(run.data) == encode_slowly(3, [row, Row((0, 0, 0, 0), 0, b""), row])
     assert first_bad(run) is None
-    assert first_bad_payload(run) is None
+    assert not bad_payloads(run).size
     assert first_bad(changed(run, len(run.data) - 100, 1)) == 2
 
 
@@ -130,7 +130,7 @@ def test_a_part_of_a_run_is_a_run(start: int, length: int) -> None:
 
 def test_empty_run() -> None:
     run = empty_run(5)
-    assert (len(run), run.last_id, first_bad(run), first_bad_payload(run)) == (0, 4, None, None)
+    assert (len(run), run.last_id, first_bad(run), bad_payloads(run).tolist()) == (0, 4, None, [])
     assert len(heads(run)) == 0
 
 
@@ -274,7 +274,7 @@ def test_a_payload_that_was_damaged_before_it_became_a_record_is_told(bad: int) 
     raw[int(run.bounds[bad]) : int(run.bounds[bad + 1])] = body + struct.pack(">I", zlib.crc32(body))
     stored_so = Run(0, memoryview(raw), run.bounds)
     assert first_bad(stored_so) is None
-    assert first_bad_payload(stored_so) == bad
+    assert bad_payloads(stored_so).tolist() == [bad]
 
 
 def test_a_payload_that_is_not_what_its_sender_saw_stays_visible() -> None:

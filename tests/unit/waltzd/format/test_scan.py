@@ -10,7 +10,7 @@ from waltzd.disk.simulated import SimDisk, SimFile
 from waltzd.format.index import offsets_of
 from waltzd.format.layout import HEADER_BYTES, FileHeader
 from waltzd.format.record import Run, encode_payloads
-from waltzd.format.scan import Gap, Rest, Tail, judge_tail, survey
+from waltzd.format.scan import Gap, Rest, Survey, Tail, judge_tail, survey
 
 HEADER = FileHeader(created_ms=1, key=UUID(int=1), partition=0, first_id=0)
 
@@ -75,7 +75,8 @@ def test_an_index_that_lies_changes_nothing() -> None:
 def test_only_what_nobody_can_have_relied_on_is_torn(
     tail_bytes: int, next_id: int, is_last: bool, has_gaps: bool, floor: int, want: Tail
 ) -> None:
-    assert judge_tail(tail_bytes=tail_bytes, next_id=next_id, is_last=is_last, has_gaps=has_gaps, floor=floor) is want
+    gaps = [Gap(0, 1, 1, 1)] if has_gaps else []
+    assert judge_tail(Survey(next_id, 0, tail_bytes, gaps), is_last=is_last, floor=floor) is want
 
 
 NEWEST = 100 + 40
@@ -111,16 +112,7 @@ def test_what_may_have_been_torn(
     found = survey(data, first_id=0, end=data.size())
     assert (found.next_id, found.gaps, found.rest) == (2, [], rest)
     for was_cut, want in ((False, after_a_kill), (True, after_a_power_cut)):
-        tail = judge_tail(
-            tail_bytes=found.tail_bytes,
-            next_id=2,
-            is_last=True,
-            has_gaps=False,
-            floor=1,
-            rest=found.rest,
-            was_cut=was_cut,
-        )
-        assert tail is want
+        assert judge_tail(found, is_last=True, floor=1, was_cut=was_cut) is want
 
 
 @pytest.mark.parametrize("pattern", [0x01, 0x40, 0xFF])

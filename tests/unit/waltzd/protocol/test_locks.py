@@ -41,12 +41,12 @@ def test_it_is_what_would_be_decided(
     for rows in batches:
         marks = [max(-1, next_id - 1 - behind) for behind, _ in rows]
         batch = batch_of(*[b"x"] * len(rows), marks=marks, locks=[locks for _, locks in rows])
-        next_id += len(rows) - len(table.decide(batch, next_id, next_id - 3))
+        next_id += len(rows) - len(table.decide(batch, next_id, next_id - 3).sequences)
     committed, seen = max(low_mark, next_id - 3), max(-1, next_id - 1 - lag)
     found = explained(table, lock, committed=committed, low_mark=low_mark, last_id=next_id - 1)
     decision = table.decide(batch_of(b"x", marks=[seen], locks=[[(lock, mode)]]), next_id, committed)
-    assert found.accepts(mode, seen) is (len(decision) == 0)
-    if len(decision):
+    assert found.accepts(mode, seen) is (len(decision.sequences) == 0)
+    if len(decision.sequences):
         assert (found.reason, found.mark) == (decision.reasons[0], decision.conflict_ids[0])
         assert found.is_in_flight is (found.reason is Reason.IN_FLIGHT)
 

@@ -9,8 +9,8 @@ from uuid import UUID
 import pytest
 
 from tests.unit import timeless
-from waltzctl.options import command_of
-from waltzctl.placement.terms import Moving, Terms, Throttle
+from waltzctl.placement.moving import MoveOptions, Moving, Throttle
+from waltzctl.shell.options import command_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, CopyRate
 from waltzd.cluster.memory import MemoryTree
@@ -127,11 +127,11 @@ def test_two_at_the_same_moment_and_a_cluster_that_is_gone() -> None:
     timeless.run(work())
 
 
-def terms_of(*words: str) -> Terms:
-    found: list[Terms] = []
+def options_of(*words: str) -> MoveOptions:
+    found: list[MoveOptions] = []
 
-    def move(*, terms: Moving) -> int:
-        found.append(terms)
+    def move(*, options: Moving) -> int:
+        found.append(options)
         return 0
 
     command_of("move", move).main(list(words), standalone_mode=False)
@@ -139,9 +139,9 @@ def terms_of(*words: str) -> Terms:
 
 
 def test_how_it_is_typed() -> None:
-    assert terms_of() == Terms()
-    assert terms_of("--rate", "50MB", "--timeout", "3") == Terms(seconds=3, bytes_per_second=50 * MB)
-    assert terms_of("--rate", "1MiB/s").bytes_per_second == 1 << 20
+    assert options_of() == MoveOptions()
+    assert options_of("--rate", "50MB", "--timeout", "3") == MoveOptions(timeout=3, bytes_per_second=50 * MB)
+    assert options_of("--rate", "1MiB/s").bytes_per_second == 1 << 20
     for wrong in ("fast", "0", "-1MB"):
         with pytest.raises(BadArgument, match="--rate"):
-            terms_of("--rate", wrong)
+            options_of("--rate", wrong)

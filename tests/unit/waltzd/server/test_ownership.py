@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -51,8 +51,8 @@ class World:
         self.owned_logs = OwnedLogs()
         cluster = Cluster(self.coordinator, clock=lambda: 0.0)
         self.registration = Registration(cluster, server("one"), is_alive=nobody_answers)
-        self.owner: PartitionOwner[str] = PartitionOwner(
-            cluster, META, self.registration, make_owned_log=self.owned_logs, close_seconds=0.05
+        self.owner: Any = PartitionOwner(
+            cluster, META, self.registration, make_owned_log=cast(Any, self.owned_logs), close_seconds=0.05
         )
         self.cluster = Cluster(self.outside)
 

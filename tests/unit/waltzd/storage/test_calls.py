@@ -34,7 +34,7 @@ from waltzd.errors import (
 from waltzd.format.finding import Finding
 from waltzd.format.layout import CONTROL_NAME, FileHeader, control_struct_offset, segment_name
 from waltzd.format.record import Run
-from waltzd.protocol.peers import Frame
+from waltzd.protocol.peers import RecordsFrame
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.offline.verify import Options, Target, verify
 from waltzd.storage.replica.partition import Partition
@@ -44,12 +44,12 @@ from waltzd.storage.replica.segment import Suspect
 class OneFrame:
     """A link with one frame to send."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: RecordsFrame) -> None:
         self._frames = [frame]
         self.marks: list[int] = []
         self.acknowledged = asyncio.Event()
 
-    async def receive(self) -> Frame | None:
+    async def receive(self) -> RecordsFrame | None:
         return self._frames.pop() if self._frames else None
 
     async def send(self, durable_id: int) -> None:
@@ -64,10 +64,10 @@ class QuietLink(OneFrame):
     """A link whose owner has nothing to send."""
 
     def __init__(self) -> None:
-        super().__init__(Frame(run_for(0, 0, 1), -1))
+        super().__init__(RecordsFrame(run_for(0, 0, 1), -1))
         self._hung_up = asyncio.Event()
 
-    async def receive(self) -> Frame | None:
+    async def receive(self) -> RecordsFrame | None:
         await self._hung_up.wait()
         return None
 
@@ -84,7 +84,7 @@ def test_proving_a_long_tail_takes_a_turn_for_each_segment() -> None:
         turns.clear()
         opening = asyncio.create_task(calls.open_session(0, 2, PARTITIONS))
         for id_ in range(3, 10):
-            link = OneFrame(Frame(run_for(1, id_, 1), -1))
+            link = OneFrame(RecordsFrame(run_for(1, id_, 1), -1))
             await calls.append(1, 2, link)
             assert link.marks == [id_]
         assert not opening.done(), "the others waited until everything was proven"
@@ -167,10 +167,10 @@ def test_callers_are_bounded_and_their_places_come_back(monkeypatch: pytest.Monk
 
     class Silent(OneFrame):
         def __init__(self) -> None:
-            super().__init__(Frame(run_for(0, 6, 1), -1))
+            super().__init__(RecordsFrame(run_for(0, 6, 1), -1))
             self.is_over = asyncio.Event()
 
-        async def receive(self) -> Frame | None:
+        async def receive(self) -> RecordsFrame | None:
             await self.is_over.wait()
             return None
 
@@ -193,7 +193,7 @@ def test_callers_are_bounded_and_their_places_come_back(monkeypatch: pytest.Monk
         for link in links:
             link.is_over.set()
         await asyncio.gather(*streams)
-        last = OneFrame(Frame(run_for(0, 6, 1), -1))
+        last = OneFrame(RecordsFrame(run_for(0, 6, 1), -1))
         await calls.append(0, 7, last)
         assert last.marks == [6]
 

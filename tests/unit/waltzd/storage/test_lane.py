@@ -13,10 +13,11 @@ from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors import BadFrame, DiskFull, FlushFailed, NotNextId, StaleSession, WaltzError
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.descriptions import Statistics
-from waltzd.protocol.peers import Frame
+from waltzd.protocol.peers import RecordsFrame
 from waltzd.storage.lane import PARTS, Lane
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.partition import Partition, PartitionSettings
+from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.site import PartitionSettings
 from waltzd.wire.budget import Budget
 
 
@@ -84,8 +85,8 @@ def with_lane(
     return fatal
 
 
-def frame(first_id: int, count: int = 1, size: int = 10) -> Frame:
-    return Frame(encode_payloads(first_id, [b"x" * size] * count), -1)
+def frame(first_id: int, count: int = 1, size: int = 10) -> RecordsFrame:
+    return RecordsFrame(encode_payloads(first_id, [b"x" * size] * count), -1)
 
 
 def test_what_waits_together_is_flushed_once() -> None:
@@ -128,7 +129,7 @@ def test_what_was_wrong_is_said_behind_the_mark_of_what_was_right() -> None:
         bad = bytearray(frame(1).run.data)
         bad[-1] ^= 1
         await lane.append(sender, frame(0))
-        await lane.append(sender, Frame(Run(1, memoryview(bytes(bad)), frame(1).run.bounds), -1))
+        await lane.append(sender, RecordsFrame(Run(1, memoryview(bytes(bad)), frame(1).run.bounds), -1))
         await lane.append(sender, frame(2))
         await lane.call(lambda: None)
         assert sender.marks == [0]
@@ -193,7 +194,7 @@ def test_of_a_group_that_filled_the_disk_only_what_is_there_is_acknowledged() ->
 
         lane.partition.append = append  # type: ignore[method-assign]
         for first_id in (0, 2):
-            await lane.append(sender, Frame(encode_payloads(first_id, [b"x", b"y"]), -1))
+            await lane.append(sender, RecordsFrame(encode_payloads(first_id, [b"x", b"y"]), -1))
         while not sender.errors:
             await asyncio.sleep(0)
         assert (sender.marks, type(sender.errors[0])) == ([1], DiskFull)

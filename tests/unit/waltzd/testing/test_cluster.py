@@ -15,6 +15,7 @@ from tests.checker.recorder import Recorder, log_records
 from tests.checker.verdict import Verdict, judge
 from tests.examples import bank, counter
 from tests.examples.counter import CounterView
+from tests.unit.told import told
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Builder, Handler, TransactionContext
 from waltzd.errors import BadArgument, BeyondLog
@@ -64,203 +65,181 @@ def with_cluster(story: Callable[[LocalCluster], Coroutine[Any, Any, None]], **s
 # -- as it is ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_appended_is_fed_and_logged() -> None:
-    async def story(cluster: LocalCluster) -> None:
-        view = CounterView()
-        async with cluster.client(handler=view) as client:
-            assert await client.submit(Plus()) == Committed(0)
-            assert await client.submit(Plus()) == Committed(1)
-            await view.reached(1)
-        assert view.value == 2
-        assert [record.id for record in await cluster.log()] == [0, 1]
-
-    with_cluster(story)
+@told(with_cluster)
+async def test_what_is_appended_is_fed_and_logged(cluster: LocalCluster) -> None:
+    view = CounterView()
+    async with cluster.client(handler=view) as client:
+        assert await client.submit(Plus()) == Committed(0)
+        assert await client.submit(Plus()) == Committed(1)
+        await view.reached(1)
+    assert view.value == 2
+    assert [record.id for record in await cluster.log()] == [0, 1]
 
 
-def test_partitions_spread_over_servers() -> None:
-    async def story(cluster: LocalCluster) -> None:
-        assert {cluster.owner(partition) for partition in range(4)} == {"server-1", "server-2"}
-        async with cluster.client() as client:
-            for partition in range(4):
-                assert await client.append(b"x", partition=partition) == Committed(0)
-
-    with_cluster(story, partitions=4)
+@told(with_cluster, partitions=4)
+async def test_partitions_spread_over_servers(cluster: LocalCluster) -> None:
+    assert {cluster.owner(partition) for partition in range(4)} == {"server-1", "server-2"}
+    async with cluster.client() as client:
+        for partition in range(4):
+            assert await client.append(b"x", partition=partition) == Committed(0)
 
 
-def test_one_of_everything_is_enough() -> None:
-    async def story(cluster: LocalCluster) -> None:
-        async with cluster.client() as client:
-            assert await client.append(b"x", partition=0) == Committed(0)
-
-    with_cluster(story, servers=1, storages=1)
+@told(with_cluster, servers=1, storages=1)
+async def test_one_of_everything_is_enough(cluster: LocalCluster) -> None:
+    async with cluster.client() as client:
+        assert await client.append(b"x", partition=0) == Committed(0)
 
 
 # -- bad luck ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_is_made_to_fail_is_tried_again() -> None:
-    async def story(cluster: LocalCluster) -> None:
-        async with cluster.client(handler=CounterView()) as client:
-            cluster.force_next_lock_failure(times=2)
-            context = Plus()
-            assert await client.submit(context) == Committed(0)
-            assert context.attempts == 3
-            assert [failure.reason for failure in context.failures] == [Reason.FLOOR, Reason.FLOOR]
-            assert context.failures[0].lock == write_lock("counter").hash
-        assert len(await cluster.log()) == 1
-
-    with_cluster(story)
+@told(with_cluster)
+async def test_a_lock_that_is_made_to_fail_is_tried_again(cluster: LocalCluster) -> None:
+    async with cluster.client(handler=CounterView()) as client:
+        cluster.force_next_lock_failure(times=2)
+        context = Plus()
+        assert await client.submit(context) == Committed(0)
+        assert context.attempts == 3
+        assert [failure.reason for failure in context.failures] == [Reason.FLOOR, Reason.FLOOR]
+        assert context.failures[0].lock == write_lock("counter").hash
+    assert len(await cluster.log()) == 1
 
 
-def test_only_a_transaction_that_checks_a_lock_can_be_made_to_fail() -> None:
-    async def story(cluster: LocalCluster) -> None:
-        async with cluster.client(handler=CounterView(), partitions=[0]) as client:
-            cluster.force_next_lock_failure()
-            locks = [[], [write_lock("a")], [write_lock("b")]]
-            outcomes = await client.append_many([b'{"add": 1}'] * 3, partition=0, locks=locks)
-            kinds = [type(outcomes[row]) for row in range(3)]
-            assert kinds == [Committed, Rejected, Committed]
-        assert len(await cluster.log()) == 2
-
-    with_cluster(story)
+@told(with_cluster)
+async def test_only_a_transaction_that_checks_a_lock_can_be_made_to_fail(cluster: LocalCluster) -> None:
+    async with cluster.client(handler=CounterView(), partitions=[0]) as client:
+        cluster.force_next_lock_failure()
+        locks = [[], [write_lock("a")], [write_lock("b")]]
+        outcomes = await client.append_many([b'{"add": 1}'] * 3, partition=0, locks=locks)
+        kinds = [type(outcomes[row]) for row in range(3)]
+        assert kinds == [Committed, Rejected, Committed]
+    assert len(await cluster.log()) == 2
 
 
-def test_a_view_learns_nothing_while_the_feed_is_suspended() -> None:
-    async def story(cluster: LocalCluster) -> None:
-        view = CounterView()
-        async with cluster.client(handler=view) as client:
-            cluster.suspend_feed()
-            context = Plus()
-            assert await client.submit(context) == Committed(0)
-            await client.flush()
-            assert (view.value, context.applied.is_set()) == (0, False)
-            # Another one of this client cannot get past its own lock now: it has not seen what it wrote.
-            second = asyncio.create_task(client.submit(Plus()))
-            await client.high_water_mark(0)
-            cluster.resume_feed()
-            assert await second == Committed(1)
-            await view.reached(1)
-            assert view.value == 2
-
-    with_cluster(story)
+@told(with_cluster)
+async def test_a_view_learns_nothing_while_the_feed_is_suspended(cluster: LocalCluster) -> None:
+    view = CounterView()
+    async with cluster.client(handler=view) as client:
+        cluster.suspend_feed()
+        context = Plus()
+        assert await client.submit(context) == Committed(0)
+        await client.flush()
+        assert (view.value, context.applied.is_set()) == (0, False)
+        # Another one of this client cannot get past its own lock now: it has not seen what it wrote.
+        second = asyncio.create_task(client.submit(Plus()))
+        await client.high_water_mark(0)
+        cluster.resume_feed()
+        assert await second == Committed(1)
+        await view.reached(1)
+        assert view.value == 2
 
 
-def test_an_answer_that_is_lost_is_found_again_and_nothing_is_sent_twice() -> None:
-    async def story(cluster: LocalCluster) -> None:
-        view = CounterView()
-        async with cluster.client(handler=view) as client:
-            cluster.lose_next_acknowledgement()
-            context = Plus()
-            assert await client.submit(context) == Committed(0)
-            assert context.attempts == 1
-            assert await client.submit(Plus()) == Committed(1)
-        assert len(await cluster.log()) == 2
-
-    with_cluster(story)
+@told(with_cluster)
+async def test_an_answer_that_is_lost_is_found_again_and_nothing_is_sent_twice(cluster: LocalCluster) -> None:
+    view = CounterView()
+    async with cluster.client(handler=view) as client:
+        cluster.lose_next_acknowledgement()
+        context = Plus()
+        assert await client.submit(context) == Committed(0)
+        assert context.attempts == 1
+        assert await client.submit(Plus()) == Committed(1)
+    assert len(await cluster.log()) == 2
 
 
-def test_broken_connections_are_mended() -> None:
-    async def story(cluster: LocalCluster) -> None:
-        view = CounterView()
-        async with cluster.client(handler=view) as client:
-            for _ in range(5):
-                await client.submit(Plus())
-                cluster.break_connections()
-            await client.flush()
-            await view.reached(4)
-        assert [record.id for record in await cluster.log()] == list(range(5))
-
-    with_cluster(story)
-
-
-def test_another_server_takes_over_when_the_owner_dies() -> None:
-    async def story(cluster: LocalCluster) -> None:
-        view = CounterView()
-        async with cluster.client(handler=view) as client:
+@told(with_cluster)
+async def test_broken_connections_are_mended(cluster: LocalCluster) -> None:
+    view = CounterView()
+    async with cluster.client(handler=view) as client:
+        for _ in range(5):
             await client.submit(Plus())
-            dead = await cluster.kill_owner()
-            assert await client.submit(Plus()) == Committed(1)
-            assert cluster.owner() != dead
-            await cluster.start_server(dead)
-            assert dead != await cluster.kill_owner()
-            assert await client.submit(Plus()) == Committed(2)
-            assert cluster.owner() == dead
-            await view.reached(2)
-        assert view.value == 3
-
-    with_cluster(story)
+            cluster.break_connections()
+        await client.flush()
+        await view.reached(4)
+    assert [record.id for record in await cluster.log()] == list(range(5))
 
 
-def test_a_lone_server_that_is_killed_comes_back() -> None:
-    async def story(cluster: LocalCluster) -> None:
-        async with cluster.client() as client:
-            await client.append(b"x", partition=0)
-            name = await cluster.kill_owner()
-            waiting = asyncio.create_task(client.append(b"y", partition=0))
-            await cluster.start_server(name)
-            assert await waiting == Committed(1)
-
-    with_cluster(story, servers=1)
-
-
-def test_a_server_that_stops_in_order_hands_over() -> None:
-    async def story(cluster: LocalCluster) -> None:
-        async with cluster.client() as client:
-            await client.append(b"x", partition=0)
-            first = cluster.owner()
-            await cluster.stop_server(first)
-            assert await client.append(b"y", partition=0) == Committed(1)
-            assert cluster.owner() != first
-
-    with_cluster(story)
+@told(with_cluster)
+async def test_another_server_takes_over_when_the_owner_dies(cluster: LocalCluster) -> None:
+    view = CounterView()
+    async with cluster.client(handler=view) as client:
+        await client.submit(Plus())
+        dead = await cluster.kill_owner()
+        assert await client.submit(Plus()) == Committed(1)
+        assert cluster.owner() != dead
+        await cluster.start_server(dead)
+        assert dead != await cluster.kill_owner()
+        assert await client.submit(Plus()) == Committed(2)
+        assert cluster.owner() == dead
+        await view.reached(2)
+    assert view.value == 3
 
 
-def test_a_majority_of_storages_is_enough_and_less_is_not() -> None:
-    async def story(cluster: LocalCluster) -> None:
-        async with cluster.client() as client:
-            cluster.pause_storage(0)
-            assert await client.append(b"x", partition=0) == Committed(0)
-            cluster.pause_storage(2)
-            waiting = asyncio.create_task(client.append(b"y", partition=0))
-            with pytest.raises(BeyondLog):
-                await client.read(0, 1)
-            assert not waiting.done()
-            cluster.resume_storage(0)
-            assert await waiting == Committed(1)
-
-    with_cluster(story)
+@told(with_cluster, servers=1)
+async def test_a_lone_server_that_is_killed_comes_back(cluster: LocalCluster) -> None:
+    async with cluster.client() as client:
+        await client.append(b"x", partition=0)
+        name = await cluster.kill_owner()
+        waiting = asyncio.create_task(client.append(b"y", partition=0))
+        await cluster.start_server(name)
+        assert await waiting == Committed(1)
 
 
-def test_arguments_that_make_no_sense() -> None:
+@told(with_cluster)
+async def test_a_server_that_stops_in_order_hands_over(cluster: LocalCluster) -> None:
+    async with cluster.client() as client:
+        await client.append(b"x", partition=0)
+        first = cluster.owner()
+        await cluster.stop_server(first)
+        assert await client.append(b"y", partition=0) == Committed(1)
+        assert cluster.owner() != first
+
+
+@told(with_cluster)
+async def test_a_majority_of_storages_is_enough_and_less_is_not(cluster: LocalCluster) -> None:
+    async with cluster.client() as client:
+        cluster.pause_storage(0)
+        assert await client.append(b"x", partition=0) == Committed(0)
+        cluster.pause_storage(2)
+        waiting = asyncio.create_task(client.append(b"y", partition=0))
+        with pytest.raises(BeyondLog):
+            await client.read(0, 1)
+        assert not waiting.done()
+        cluster.resume_storage(0)
+        assert await waiting == Committed(1)
+
+
+@told(with_cluster)
+async def test_arguments_that_make_no_sense(cluster: LocalCluster) -> None:
     with pytest.raises(BadArgument, match="storages must be at least 1"):
         LocalCluster(storages=0)
-
-    async def story(cluster: LocalCluster) -> None:
-        with pytest.raises(BadArgument, match="there is no storage 3"):
-            cluster.pause_storage(3)
-        with pytest.raises(BadArgument, match="runs already"):
-            await cluster.start_server("server-1")
+    with pytest.raises(BadArgument, match="there is no storage 3"):
+        cluster.pause_storage(3)
+    for cause in (cluster.force_next_lock_failure, cluster.lose_next_acknowledgement, cluster.break_connections):
+        with pytest.raises(BadArgument, match="there is no partition 7"):
+            cause(7)
+    with pytest.raises(BadArgument, match="at least 1"):
+        cluster.force_next_lock_failure(times=0)
+    with pytest.raises(BadArgument, match="there is no server 'x'; there are server-1, server-2"):
+        await cluster.stop_server("x")
+    with pytest.raises(BadArgument, match="runs already"):
+        await cluster.start_server("server-1")
+    await cluster.kill_server("server-1")
+    with pytest.raises(BadArgument, match="does not run"):
         await cluster.kill_server("server-1")
-        with pytest.raises(BadArgument, match="does not run"):
-            await cluster.kill_server("server-1")
-
-    with_cluster(story)
 
 
 @pytest.mark.parametrize("turns", [1, 2, 5, 10, 20])
-def test_a_kill_or_a_start_that_nobody_waits_for_is_finished_all_the_same(turns: int) -> None:
-    async def story(cluster: LocalCluster) -> None:
-        async def trouble() -> None:
-            await cluster.start_server(await cluster.kill_owner())
+@told(with_cluster)
+async def test_a_kill_or_a_start_that_nobody_waits_for_is_finished_all_the_same(cluster: LocalCluster, turns: int) -> None:
+    async def trouble() -> None:
+        await cluster.start_server(await cluster.kill_owner())
 
-        task = asyncio.create_task(trouble())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await cluster.wait_until_ready()
-
-    with_cluster(story)
+    task = asyncio.create_task(trouble())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await cluster.wait_until_ready()
 
 
 def test_a_mistake_in_waltz_does_not_go_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:

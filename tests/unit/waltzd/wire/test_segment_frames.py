@@ -14,6 +14,7 @@ import pytest
 
 from tests.simulation.loop import SimLoop
 from waltzd.errors import BadFrame, CannotConnect, DiskFull
+from waltzd.wire.codec import packed_error
 from waltzd.wire.frames import (
     FRAME_COST,
     PIECE_BYTES,
@@ -24,7 +25,6 @@ from waltzd.wire.frames import (
     Kind,
     piece_parts,
     received,
-    refusal_bytes,
     whole_bytes,
 )
 
@@ -115,7 +115,7 @@ def test_no_piece_is_asked_for_before_the_receiver_agrees() -> None:
             yield b""
 
         sending = asyncio.create_task(FileSender(here, receiver="there").send(pieces()))
-        await there.send(Kind.REFUSED, (refusal_bytes(DiskFull("no room")),))
+        await there.send(Kind.REFUSED, (packed_error(DiskFull("no room")),))
         found = await sending
         assert found is not None
         assert found[0] is Kind.REFUSED
@@ -137,7 +137,7 @@ def test_a_receiver_that_wants_no_more_is_heard_in_the_middle() -> None:
         async with aclosing(received(there)) as found:
             await anext(found)
             await anext(found)
-        await there.send(Kind.REFUSED, (refusal_bytes(DiskFull("no room")),))
+        await there.send(Kind.REFUSED, (packed_error(DiskFull("no room")),))
         answer = await sending
         assert answer is not None
         assert answer[0] is Kind.REFUSED

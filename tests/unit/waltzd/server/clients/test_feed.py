@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.mounting import FakeSession, Room, batch_of, in_room, mount_request
-from waltzd.errors import NotReadable, SessionEnded
+from waltzd.errors import NotReady, SessionEnded
 from waltzd.format.record import HEAD_BYTES, Run, encode_payloads
 from waltzd.protocol.batches import Committals, Credit, Feed, FeedMode, HeadFeed
 from waltzd.server.core.tail import RUN_BYTES
@@ -272,11 +272,11 @@ def test_a_chunk_is_about_as_large_as_it_should_be() -> None:
 def test_a_reader_whose_storage_cannot_be_read_is_told_why_and_nobody_else() -> None:
     async def test(room: Room) -> None:
         filled(room.session, 100)
-        room.session.fault = NotReadable("no replica gives ids from 6 on")
+        room.session.fault = NotReady("no replica gives ids from 6 on")
         hot = await room.mount(1, feed=FeedMode.RECORDS)
         cold = await room.mount(2, mark=5, feed=FeedMode.RECORDS)
         await cold.until(lambda reader: reader.end is not None)
-        assert isinstance(cold.end, NotReadable)
+        assert isinstance(cold.end, NotReady)
         assert cold.ids == []
         await hot.say(batch_of(b"a"))
         await hot.until(lambda reader: reader.ids == [100])
@@ -296,7 +296,7 @@ def test_a_replica_that_gives_other_ids_is_not_passed_on(answer: list[tuple[int,
         room.session.read = wrong  # type: ignore[method-assign]
         one = await room.mount(mark=9, feed=FeedMode.RECORDS)
         await one.until(lambda reader: reader.end is not None)
-        assert isinstance(one.end, NotReadable)
+        assert isinstance(one.end, NotReady)
         assert one.ids == []
 
     in_room(test, tiny_tail)

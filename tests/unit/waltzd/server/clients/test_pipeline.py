@@ -23,8 +23,8 @@ from waltzd.errors import (
     TooManyCallers,
     WaltzError,
 )
-from waltzd.format.record import Run, first_bad, first_bad_payload
-from waltzd.protocol.batches import AppendBatch, Committals, Credit, Feed, FeedMode, Flush, Flushed, Refused
+from waltzd.format.record import Run, bad_payloads, first_bad
+from waltzd.protocol.batches import AppendBatch, Committals, Credit, Feed, FeedMode, Refused
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.server.clients.calls import token_of
 from waltzd.server.clients.mounts import FRAME_COST
@@ -51,7 +51,7 @@ def test_what_arrives_together_becomes_one_run() -> None:
         await two.until(lambda reader: len(reader.committed) == 1)
         (run,) = room.session.runs
         assert first_bad(run) is None
-        assert first_bad_payload(run) is None
+        assert not bad_payloads(run).size
         records = [run.record(number) for number in range(len(run))]
         ids = {(str(record.request), record.payload): record.id for record in records}
         assert ids == {
@@ -76,8 +76,8 @@ def test_refused_rows_leave_no_hole_and_the_others_keep_their_payloads() -> None
         assert one.committed == {0: 0, 2: 1, 4: 2}
         assert one.refused == {1: (Reason.IN_FLIGHT, 0, 9), 3: (Reason.IN_FLIGHT, 0, 9)}
         assert room.session.payloads() == [b"first", b"third", b""]
-        assert first_bad_payload(room.session.runs[0]) is None
-        assert room.pipe.describe().refused[Reason.IN_FLIGHT] == 2
+        assert not bad_payloads(room.session.runs[0]).size
+        assert room.pipe.counters.refused[Reason.IN_FLIGHT] == 2
 
     in_room(test)
 
@@ -103,18 +103,16 @@ def test_a_conflict_with_another_client(is_committed: bool, reason: Reason) -> N
 def test_a_commit_in_the_middle_of_a_batch_tells_just_that_part() -> None:
     async def test(room: Room) -> None:
         one = await room.mount()
-        await one.say(batch_of(b"a", b"b", b"c", first=5), Flush(1))
+        await one.say(batch_of(b"a", b"b", b"c", first=5))
         await room.quiet()
         room.session.commit(1)
         await one.settle()
         assert one.committed == {5: 0, 6: 1}
-        assert one.flushed == []
-        assert room.pipe.describe().inflight_bytes > 0
+        assert room.inflight_bytes > 0
         room.session.commit(2)
         await one.settle()
         assert one.committed == {5: 0, 6: 1, 7: 2}
-        assert one.flushed == [(1, 2)]
-        assert room.pipe.describe().inflight_bytes == 0
+        assert room.inflight_bytes == 0
 
     in_room(test, slow)
 
@@ -135,41 +133,12 @@ def test_a_long_batch_is_done_in_pieces_and_others_have_their_turn() -> None:
         assert two.committed[0] <= 2 * STEP_ROWS_MAX
         written = [payload for payload in room.session.payloads() if payload != b"short"]
         assert written == [b"%d" % row for row in range(count)]
-        assert room.pipe.describe().locks == len([row for row in rows if row])
+        assert room.pipe.explain(0).locks == len([row for row in rows if row])
 
     in_room(test, limits=limits)
 
 
-# -- outcomes and flushes ----------------------------------------------------------------------------------------------
-
-
-def test_a_flush_is_answered_when_everything_before_it_is_decided() -> None:
-    async def test(room: Room) -> None:
-        one = await room.mount()
-        await one.say(Flush(1))
-        await one.until(lambda reader: reader.flushed == [(1, 6)])
-        await one.say(batch_of(b"a", marks=6), Flush(2))
-        await one.say(batch_of(b"b", first=1, marks=6), Flush(3))
-        await one.settle()
-        assert one.flushed == [(1, 6)]
-        room.session.commit(8)
-        await one.until(lambda reader: len(reader.flushed) == 3)
-        assert one.flushed == [(1, 6), (2, 8), (3, 8)]
-        told = [type(frame) for frame in one.frames]
-        assert told.index(Committals) < [number for number, kind in enumerate(told) if kind is Flushed][1]
-
-    in_room(test, lambda: slow(next_id=7))
-
-
-def test_a_flush_behind_nothing_but_refusals_waits_for_nobody() -> None:
-    async def test(room: Room) -> None:
-        one = await room.mount(mark=-1)
-        await one.say(batch_of(b"a", locks=[[(1, WRITE)]]), Flush(8))
-        await one.until(lambda reader: bool(reader.flushed))
-        assert one.refused == {0: (Reason.NEW_OWNER, 6, 1)}
-        assert one.flushed == [(8, 6)]
-
-    in_room(test, lambda: slow(next_id=7))
+# -- outcomes ----------------------------------------------------------------------------------------------------------
 
 
 def test_an_outcome_comes_before_the_transaction_in_the_feed() -> None:
@@ -209,12 +178,12 @@ def test_what_is_ready_leaves_as_one_message() -> None:
 def test_a_client_that_has_no_more_to_say_is_answered_first() -> None:
     async def test(room: Room) -> None:
         one = await room.mount()
-        await one.say(batch_of(b"a"), Flush(1))
+        await one.say(batch_of(b"a"))
         await one.link.finish()
         await room.quiet()
         assert not one.serving.done()
         room.session.commit(0)
-        await one.until(lambda reader: bool(reader.flushed))
+        await one.until(lambda reader: bool(reader.committed))
         await one.serving
         assert one.committed == {0: 0}
         assert room.pipe.mounts == 0
@@ -257,7 +226,7 @@ def test_what_waits_in_the_queue_when_a_newer_mount_comes_never_gets_an_id() -> 
         await room.quiet()
         await old.say(batch_of(b"queued behind the bound", first=1))
         await room.quiet()
-        assert room.pipe.describe().queued_bytes > 0
+        assert room.queued_bytes > 0
         new = await room.mount(number=2)
         assert new.mounted is not None
         assert new.mounted.barrier == 0
@@ -326,7 +295,7 @@ def test_a_broken_connection_takes_what_was_queued_with_it() -> None:
         one = await room.mount(number=1)
         await one.say(batch_of(b"waits behind the bound"))
         await room.quiet()
-        assert room.pipe.describe().queued_bytes > 0
+        assert room.queued_bytes > 0
         await one.leave()
         again = await room.mount(number=2)
         assert again.mounted is not None
@@ -334,7 +303,7 @@ def test_a_broken_connection_takes_what_was_queued_with_it() -> None:
         room.session.commit(0)
         await room.quiet()
         assert room.session.payloads() == [b"x" * 3000]
-        assert room.pipe.describe().queued_bytes == 0
+        assert room.queued_bytes == 0
 
     in_room(test, slow, inflight_bytes_max=2000)
 
@@ -490,17 +459,15 @@ def test_nothing_is_written_above_the_bound_until_something_is_committed() -> No
             await one.say(batch_of(b"x" * 960, first=number))
             await room.quiet()
         cost = 960 + 40 + FRAME_COST
-        described = room.pipe.describe()
-        assert described.last_id + 1 == 5, "the step that crosses the bound is the last"
-        assert described.inflight_bytes == 5 * cost
-        assert described.queued_bytes <= 10_000
-        assert "majority" in described.waiting
-        assert one.link.untaken == 40 - 5 - described.queued_bytes // cost - 1
+        assert room.pipe.last_id + 1 == 5, "the step that crosses the bound is the last"
+        assert room.inflight_bytes == 5 * cost
+        assert room.queued_bytes <= 10_000
+        assert one.link.untaken == 40 - 5 - room.queued_bytes // cost - 1
         while room.pipe.committed < 39:
             room.session.commit(room.pipe.last_id)
             await one.settle()
         assert one.committed == {number: number for number in range(40)}
-        assert room.pipe.describe().queued_bytes == 0
+        assert room.queued_bytes == 0
 
     in_room(test, slow, inflight_bytes_max=10_000)
 
@@ -508,25 +475,26 @@ def test_nothing_is_written_above_the_bound_until_something_is_committed() -> No
 def test_a_batch_larger_than_every_bound_passes_alone() -> None:
     async def test(room: Room) -> None:
         one = await room.mount()
-        await one.say(batch_of(b"x" * 60_000), Flush(1))
+        await one.say(batch_of(b"x" * 60_000))
         await one.say(batch_of(b"y" * 60_000, first=1))
         await one.until(lambda reader: len(reader.committed) == 2)
 
     in_room(test, inflight_bytes_max=1000, mount_bytes_max=1000)
 
 
-def test_many_empty_frames_are_bounded_as_well() -> None:
+def test_many_tiny_frames_are_bounded_as_well() -> None:
     async def test(room: Room) -> None:
         one = await room.mount(room=1)
         await one.say(batch_of(b"never committed"))
         for number in range(200):
-            await one.say(Flush(number))
+            await one.say(batch_of(b"", first=number + 1))
         await room.quiet()
         for _ in range(30):
             await room.quiet()
         assert one.link.untaken >= 200 - 20_000 // FRAME_COST
-        room.session.commit(0)
-        await one.until(lambda reader: len(reader.flushed) == 200)
+        while len(one.committed) < 201:
+            room.session.commit(room.pipe.last_id)
+            await one.settle()
 
     in_room(test, slow, mount_bytes_max=20_000)
 
@@ -556,7 +524,7 @@ def test_the_end_of_a_session_is_told_behind_what_was_decided() -> None:
         await room.quiet()
         room.session.commit(0)
         await room.quiet()
-        await one.say(batch_of(b"in flight", first=2), Flush(1))
+        await one.say(batch_of(b"in flight", first=2))
         await room.quiet()
         room.pipe.close(SessionEnded("a member came"))
         room.session.commit(1)
@@ -566,7 +534,6 @@ def test_the_end_of_a_session_is_told_behind_what_was_decided() -> None:
         assert one.untaken == 3
         assert one.committed == {0: 0}
         assert list(one.refused) == [1]
-        assert one.flushed == []
         await room.quiet()
         assert room.session.payloads() == [b"committed", b"in flight"]
         late = await room.knock(mount_request(2))
@@ -754,11 +721,10 @@ def test_what_is_told_of_a_pipeline() -> None:
         one = await room.mount()
         await one.say(batch_of(b"a", b"b", b"c", marks=6, locks=[[(1, WRITE)], [(1, WRITE)], [(2, WRITE)]]))
         await room.quiet()
-        told = room.pipe.describe()
-        assert (told.mounts, told.last_id, told.committed, told.appended) == (1, 8, 6, 2)
-        assert (told.locks, told.lock_floor, told.waiting) == (2, 6, "")
-        assert told.refused == {reason: int(reason is Reason.IN_FLIGHT) for reason in Reason}
-        assert room.pipe.mounts == 1
+        told = room.pipe.explain(1)
+        assert (room.pipe.mounts, told.last_id, told.committed) == (1, 8, 6)
+        assert (told.locks, told.floor) == (2, 6)
+        assert room.pipe.counters.refused == {reason: int(reason is Reason.IN_FLIGHT) for reason in Reason}
         with pytest.raises(ClientAhead):
             room.pipe.check_mark(9)
 

@@ -57,11 +57,11 @@ def test_never_lenient_and_exact_within_the_window(size: int, low_mark: int, bat
         committed = next_id - 3
         floor_before = table.floor
         decision = table.decide(batch, next_id, committed)
-        assert len(decision) == len(decision.reasons) == len(decision.conflict_ids) == len(decision.locks)
+        assert len(decision.sequences) == len(decision.reasons) == len(decision.conflict_ids) == len(decision.locks)
         refused = {
             int(number): (Reason(int(reason)), int(conflict), int(lock))
             for number, reason, conflict, lock in zip(
-                decision.rows, decision.reasons, decision.conflict_ids, decision.locks, strict=True
+                decision.sequences, decision.reasons, decision.conflict_ids, decision.locks, strict=True
             )
         }
         for number, (_, locks) in enumerate(rows):
@@ -104,30 +104,33 @@ def test_a_later_row_sees_an_earlier_one_of_the_same_batch() -> None:
     table = LockTable(10, -1)
     rows = [[(1, WRITE)], [(1, WRITE)], [(1, READ)], [(2, WRITE)], [(1, APPEND)], [(1, READ)]]
     decision = table.decide(batch_of(*[b""] * 6, locks=rows), 0, -1)
-    assert decision.rows.tolist() == [1, 2, 5]
+    assert decision.sequences.tolist() == [1, 2, 5]
     assert decision.conflict_ids.tolist() == [0, 0, 2]
     assert set(decision.reasons.tolist()) == {Reason.IN_FLIGHT}
 
 
 def test_a_transaction_does_not_conflict_with_itself() -> None:
     table = LockTable(10, -1)
-    assert len(table.decide(batch_of(b"", locks=[[(1, WRITE), (1, READ), (1, APPEND), (1, WRITE)]]), 0, -1)) == 0
-    assert len(table.decide(batch_of(b"", marks=0, locks=[[(1, READ), (1, WRITE)]]), 1, 0)) == 0
+    assert (
+        table.decide(batch_of(b"", locks=[[(1, WRITE), (1, READ), (1, APPEND), (1, WRITE)]]), 0, -1).sequences.tolist()
+        == []
+    )
+    assert table.decide(batch_of(b"", marks=0, locks=[[(1, READ), (1, WRITE)]]), 1, 0).sequences.tolist() == []
 
 
 def test_appenders_do_not_conflict_with_each_other_and_readers_notice() -> None:
     table = LockTable(10, -1)
-    assert len(table.decide(batch_of(b"", b"", locks=[[(1, APPEND)], [(1, APPEND)]]), 0, -1)) == 0
+    assert table.decide(batch_of(b"", b"", locks=[[(1, APPEND)], [(1, APPEND)]]), 0, -1).sequences.tolist() == []
     assert table.decide(batch_of(b"", marks=0, locks=[[(1, READ)]]), 2, 1).conflict_ids.tolist() == [1]
-    assert len(table.decide(batch_of(b"", marks=1, locks=[[(1, READ)]]), 2, 1)) == 0
+    assert table.decide(batch_of(b"", marks=1, locks=[[(1, READ)]]), 2, 1).sequences.tolist() == []
 
 
 def test_a_refused_row_leaves_no_mark() -> None:
     table = LockTable(10, -1)
     table.decide(batch_of(b"", locks=[[(1, WRITE)]]), 0, -1)
     refused = table.decide(batch_of(b"", locks=[[(2, APPEND), (1, WRITE)]]), 1, 0)
-    assert (refused.rows.tolist(), refused.locks.tolist()) == ([0], [1])
-    assert len(table.decide(batch_of(b"", locks=[[(2, WRITE)]]), 1, 0)) == 0
+    assert (refused.sequences.tolist(), refused.locks.tolist()) == ([0], [1])
+    assert table.decide(batch_of(b"", locks=[[(2, WRITE)]]), 1, 0).sequences.tolist() == []
 
 
 def test_the_failed_lock_with_the_highest_mark_is_named() -> None:
@@ -152,7 +155,7 @@ def test_behind_the_table_there_is_the_floor() -> None:
     assert table.floor == 0
     decision = table.decide(batch_of(b"", marks=-1, locks=[[(99, READ)]]), 3, 2)
     assert (decision.reasons.tolist(), decision.conflict_ids.tolist()) == ([Reason.FLOOR], [0])
-    assert len(table.decide(batch_of(b"", marks=0, locks=[[(99, READ)]]), 3, 2)) == 0
+    assert table.decide(batch_of(b"", marks=0, locks=[[(99, READ)]]), 3, 2).sequences.tolist() == []
 
 
 def test_locks_are_64_bits() -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 
 from waltzd.client.mount import FINAL
-from waltzd.errors import BadFrame, CannotConnect, NoSuchPartition, NotReadable, PartitionDamaged, WaltzError
+from waltzd.cluster.documents import PartitionMeta
+from waltzd.errors import BadFrame, CannotConnect, NoSuchPartition, NotReady, PartitionDamaged, WaltzError
 from waltzd.format.record import Run, encode_payloads
-from waltzd.server.session.replica import ReplicaLink, ReplicaReader
+from waltzd.server.core.tail import Tail
+from waltzd.server.session.replica import Log, ReplicaLink
+from waltzd.server.session.settings import SessionSettings
 
 
 class Replica:
@@ -36,14 +40,19 @@ class Replica:
             raise self.fails
 
 
-class Log:
-    def __init__(self, replicas: dict[str, Replica], beginnings: int = 0) -> None:
-        self.partition, self.session = 0, 7
+class Replicas(Log):
+    def __init__(self, replicas: dict[str, Replica], beginnings: int) -> None:
+        meta = PartitionMeta(generation=1, session=7, opened=7)
+        settings = SessionSettings(partitions=1, key=UUID(int=1), storage_seconds=1.0)
+        super().__init__(0, meta, {}, settings, say=lambda sentence: None)
         self.links = cast("dict[str, ReplicaLink]", replicas)
+        self.open_tail = Tail(100, 1)
         self.beginnings = beginnings
+        for name in replicas:
+            self.core.progress(name).held = 99
 
     @property
-    def is_beginning(self) -> bool:
+    def _is_beginning(self) -> bool:
         """The replicas can be read when this was asked so often."""
         self.beginnings -= 1
         if self.beginnings == 0:
@@ -51,22 +60,18 @@ class Log:
                 cast(Replica, link).is_readable = True
         return self.beginnings >= 0
 
-    def held(self, _name: str) -> int:
-        return 99
-
 
 def read(*, beginnings: int = 0, **replicas: Replica) -> list[int]:
-    reader = ReplicaReader(Log(replicas, beginnings), seconds=1.0)
-
     async def run() -> list[int]:
-        return [id_ async for run in reader.read(10, 19, 1 << 20) for id_ in range(run.first_id, run.last_id + 1)]
+        runs = Replicas(replicas, beginnings).read(10, 19, 1 << 20)
+        return [id_ async for run in runs for id_ in range(run.first_id, run.last_id + 1)]
 
     return asyncio.run(run())
 
 
 @pytest.mark.parametrize("error", [NoSuchPartition("not here"), BadFrame("nonsense"), PartitionDamaged("rot")])
 def test_what_one_storage_says_of_itself_is_not_said_of_the_partition(error: WaltzError) -> None:
-    with pytest.raises(NotReadable) as raised:
+    with pytest.raises(NotReady) as raised:
         read(a=Replica(fails=error), b=Replica(fails=CannotConnect("gone")), c=Replica(readable=False))
     assert not isinstance(raised.value, FINAL)
     for words in (f"a: {error.code} {error.message}", "b: W4001 gone", "from 10 on"):
@@ -80,7 +85,7 @@ def test_another_one_goes_on_where_one_failed() -> None:
 
 
 def test_nobody_who_could_be_asked() -> None:
-    with pytest.raises(NotReadable, match="none that holds them"):
+    with pytest.raises(NotReady, match="none that holds them"):
         read(a=Replica(readable=False))
 
 

@@ -10,12 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 
+from tests.unit.waltzd.storage.offline.small import IDX0, IDX3, IDX6, KEY, SEG0, SEG3, SEG6, storage
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, join
 from waltzd.disk.simulated import Fault, Loss, SimDisk
@@ -25,46 +24,12 @@ from waltzd.format.layout import (
     CONTROL_NAME,
     JOURNAL_NAME,
     NEW_SUFFIX,
-    ControlHeader,
-    ControlStruct,
     FileHeader,
-    index_name,
-    segment_name,
 )
-from waltzd.format.record import encode_payloads
 from waltzd.storage.offline.reindex import Built, IndexTask, Rebuild, State, build_index, rebuild
 from waltzd.storage.offline.verify import Options, Target, verify
 
-KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
-PAYLOADS = [[b"", b"hello", b"a longer payload"], [b"x", b"yy", b"zzz"], [b"last", b"of", b"all"]]
-STARTS = [0, 3, 6]
 TARGET = [Target(storage="s")]
-SEG0, SEG3, SEG6 = (join("s/0", segment_name(first_id)) for first_id in STARTS)
-IDX0, IDX3, IDX6 = (join("s/0", index_name(first_id)) for first_id in STARTS)
-
-
-def put(disk: SimDisk, path: str, content: bytes) -> None:
-    file = disk.create(path)
-    file.write(0, content)
-    file.flush()
-
-
-def storage(*, local_low_mark: int = 2) -> SimDisk:
-    disk = SimDisk(seed=1)
-    disk.make_directory("s")
-    disk.make_directory("s/0")
-    struct = ControlStruct(session=4, low_mark=2, local_low_mark=local_low_mark, flags=5, sequence=2)
-    control = ControlHeader(created_ms=99, key=KEY, partitions=1).encode() + b"\0\0\0\0"
-    put(disk, join("s", CONTROL_NAME), control + struct.encode() + replace(struct, sequence=1).encode())
-    for first_id, payloads in zip(STARTS, PAYLOADS, strict=True):
-        header = FileHeader(created_ms=7, key=KEY, partition=0, first_id=first_id)
-        run = encode_payloads(first_id, payloads)
-        put(disk, join("s/0", segment_name(first_id)), header.encode() + bytes(run.data))
-        offsets = (run.bounds[:-1] + 128).astype(">i8").tobytes()
-        put(disk, join("s/0", index_name(first_id)), header.encode() + offsets)
-    for path in ("", "s", "s/0"):
-        disk.flush_directory(path)
-    return disk
 
 
 def body(disk: SimDisk, path: str) -> bytes:
@@ -77,7 +42,7 @@ def data(disk: SimDisk) -> list[bytes]:
     return [bytes(disk.content(path)) for path in (SEG0, SEG3, SEG6)]
 
 
-RIGHT = {path: body(storage(), path) for path in (IDX0, IDX3, IDX6)}
+RIGHT = {path: body(storage(with_ours=False), path) for path in (IDX0, IDX3, IDX6)}
 
 
 def states(done: Rebuild) -> list[State]:
@@ -114,7 +79,7 @@ def test_what_is_built_is_what_the_original_had_written(original: Path, tmp_path
 
 
 def test_a_right_index_is_left_alone() -> None:
-    disk = storage()
+    disk = storage(with_ours=False)
     before = [bytes(disk.content(path)) for path in RIGHT]
     assert states(rebuild(disk, TARGET)) == [State.RIGHT] * 3
     assert [bytes(disk.content(path)) for path in RIGHT] == before
@@ -123,7 +88,7 @@ def test_a_right_index_is_left_alone() -> None:
 
 @pytest.mark.parametrize("at", [0, 3, 12, 28, 39, 100, 128, 135, 151])
 def test_a_wrong_byte_anywhere_in_an_index_is_made_right(at: int) -> None:
-    disk = storage()
+    disk = storage(with_ours=False)
     disk.corrupt(IDX3, at, b"\x7f")
     assert states(rebuild(disk, TARGET)) == [State.RIGHT, State.REBUILT, State.RIGHT]
     assert body(disk, IDX3) == RIGHT[IDX3]
@@ -132,7 +97,7 @@ def test_a_wrong_byte_anywhere_in_an_index_is_made_right(at: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 50, 128, 136, 141, 152])
 def test_an_index_of_any_other_length_is_made_right(size: int) -> None:
-    disk = storage()
+    disk = storage(with_ours=False)
     content = disk.content(IDX6)
     content[:] = content[:size].ljust(size, b"\0") + (b"more" if size == 152 else b"")
     assert states(rebuild(disk, TARGET)) == [State.RIGHT, State.RIGHT, State.REBUILT]
@@ -140,16 +105,16 @@ def test_an_index_of_any_other_length_is_made_right(size: int) -> None:
 
 
 def test_a_new_index_has_its_own_date() -> None:
-    disk = storage()
+    disk = storage(with_ours=False)
     disk.remove(IDX0)
     rebuild(disk, TARGET)
     header = FileHeader.decode(bytes(disk.content(IDX0)), IDX0)
     assert header == FileHeader(created_ms=header.created_ms, key=KEY, partition=0, first_id=0)
-    assert header.created_ms != 7
+    assert header.created_ms != 5
 
 
 def test_only_what_was_named_is_touched() -> None:
-    disk = storage()
+    disk = storage(with_ours=False)
     for path in RIGHT:
         disk.remove(path)
     done = rebuild(disk, [Target(storage="s", directory="s/0", first_id=3)])
@@ -161,7 +126,7 @@ def test_only_what_was_named_is_touched() -> None:
 
 
 def test_damage_is_refused_and_the_other_segments_are_done() -> None:
-    disk = storage()
+    disk = storage(with_ours=False)
     disk.corrupt(SEG3, 170, b"\xff")  # in record 4
     for path in RIGHT:
         disk.corrupt(path, 130, b"\xff")
@@ -177,7 +142,7 @@ def test_damage_is_refused_and_the_other_segments_are_done() -> None:
 
 
 def test_ids_that_may_be_left_out_get_the_entry_0() -> None:
-    disk = storage()
+    disk = storage(with_ours=False)
     disk.corrupt(SEG3, 170, b"\xff")
     before = data(disk)
     assert states(rebuild(disk, TARGET, left_out=[(3, 3), (5, 9)])) == [State.RIGHT, State.REFUSED, State.RIGHT]
@@ -191,7 +156,7 @@ def test_ids_that_may_be_left_out_get_the_entry_0() -> None:
 
 
 def test_a_sealed_segment_that_ends_too_early() -> None:
-    disk = storage()
+    disk = storage(with_ours=False)
     del disk.content(SEG3)[-43:]  # record 5, exactly
     done = rebuild(disk, TARGET)
     assert states(done) == [State.RIGHT, State.REFUSED, State.RIGHT]
@@ -203,7 +168,7 @@ def test_a_sealed_segment_that_ends_too_early() -> None:
 
 
 def test_a_torn_tail_is_told_and_no_error() -> None:
-    disk = storage()
+    disk = storage(with_ours=False)
     del disk.content(SEG6)[-2:]
     done = rebuild(disk, TARGET)
     assert states(done) == [State.RIGHT, State.RIGHT, State.REBUILT]
@@ -212,7 +177,7 @@ def test_a_torn_tail_is_told_and_no_error() -> None:
 
 
 def test_the_same_bytes_below_a_mark_are_damage() -> None:
-    disk = storage(local_low_mark=8)
+    disk = storage(local_low_mark=8, with_ours=False)
     del disk.content(SEG6)[-2:]
     assert states(rebuild(disk, TARGET)) == [State.RIGHT, State.RIGHT, State.REFUSED]
     assert states(rebuild(disk, TARGET, left_out=[(8, 8)])) == [State.RIGHT, State.RIGHT, State.REBUILT]
@@ -223,14 +188,14 @@ def test_the_same_bytes_below_a_mark_are_damage() -> None:
     [(3, Code.UNKNOWN_VERSION), (12, Code.FOREIGN_KEY), (31, Code.DAMAGED_HEADER), (39, Code.DAMAGED_HEADER)],
 )
 def test_a_segment_with_a_wrong_header_is_refused(at: int, code: Code) -> None:
-    disk = storage()
+    disk = storage(with_ours=False)
     disk.corrupt(SEG3, at, b"\x55")
     done = rebuild(disk, TARGET)
     assert [finding.code for finding in done.built[1].findings] == [code]
 
 
 def test_a_held_directory_is_refused() -> None:
-    disk = storage()
+    disk = storage(with_ours=False)
     disk.remove(IDX0)
     disk.open(join("s", CONTROL_NAME), write=True).lock()
     with pytest.raises(DirectoryHeld):
@@ -239,7 +204,7 @@ def test_a_held_directory_is_refused() -> None:
 
 
 def test_the_lock_is_held_while_indexes_change_and_given_back() -> None:
-    disk = storage()
+    disk = storage(with_ours=False)
     disk.remove(IDX0)
     seen: list[bool] = []
     control = disk.open(join("s", CONTROL_NAME))
@@ -254,7 +219,7 @@ def test_the_lock_is_held_while_indexes_change_and_given_back() -> None:
 
 def _broken() -> SimDisk:
     """One index wrong, one missing, one right; all of it on the platter."""
-    disk = storage()
+    disk = storage(with_ours=False)
     disk.corrupt(IDX0, 130, b"\xff")
     disk.remove(IDX6)
     disk.flush_directory("s/0")
@@ -280,7 +245,8 @@ def test_a_power_cut_at_any_step_leaves_the_old_index_or_the_new_one(loss: Loss)
         assert not moment.exists(join("s", JOURNAL_NAME))
 
 
-def test_a_killed_rebuild_goes_on_without_scanning_again() -> None:
+def _killed() -> SimDisk:
+    """In the middle of a rebuild."""
     disk = _broken()
 
     def die(built: Built) -> None:
@@ -289,6 +255,11 @@ def test_a_killed_rebuild_goes_on_without_scanning_again() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         rebuild(disk, TARGET, on_built=die)
+    return disk
+
+
+def test_a_killed_rebuild_goes_on_without_scanning_again() -> None:
+    disk = _killed()
     assert disk.exists(join("s", JOURNAL_NAME))
     read: set[str] = set()
     disk.observer = lambda kind, path: read.add(path) if kind == "read" else None
@@ -300,14 +271,7 @@ def test_a_killed_rebuild_goes_on_without_scanning_again() -> None:
 
 @pytest.mark.parametrize("change", ["index", "data", "journal"])
 def test_a_note_in_the_journal_counts_only_while_it_is_true(change: str) -> None:
-    disk = _broken()
-
-    def die(built: Built) -> None:
-        if built.first_id == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        rebuild(disk, TARGET, on_built=die)
+    disk = _killed()
     if change == "index":
         disk.corrupt(IDX0, 135, b"\x01")
     elif change == "data":

@@ -25,7 +25,7 @@ from tests.simulation.sample import (
     sample,
     segment_path,
 )
-from waltzd.cluster.documents import PartitionMeta, ReplicaState, Role
+from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaState
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import join
 from waltzd.disk.simulated import Fault, Loss, SimDisk
@@ -49,6 +49,7 @@ from waltzd.format.layout import (
     PROMISE_NAME,
     control_struct_offset,
     index_name,
+    segment_ids,
     segment_name,
 )
 from waltzd.protocol.descriptions import ReplicaStatus
@@ -57,7 +58,8 @@ from waltzd.storage.offline.transplant import State, Transplant, carry_out, chec
 from waltzd.storage.offline.verify import Options, Target, verify
 from waltzd.storage.replica.control import ControlFile
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.partition import Partition, PartitionSettings
+from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.site import PartitionSettings
 
 TARGET = "target"
 MARK = 7
@@ -103,7 +105,7 @@ def trusted(status: ReplicaStatus) -> int:
     meta = PartitionMeta(
         generation=1, session=3, opened=2, low_mark=MARK, members=names, replicas=dict.fromkeys(names, state)
     )
-    recovery = Recovery(meta, dict.fromkeys(names, Role.MEMBER))
+    recovery = Recovery(meta, dict.fromkeys(names, Membership.MEMBER))
     recovery.opened("a", status)
     assert not recovery.is_faithful("a"), "it has a vote on what another one acknowledged"
     return recovery.trusted("a")
@@ -130,12 +132,12 @@ def goes_on(partition: Partition, mark: int = MARK) -> None:
 @pytest.mark.parametrize("mark", range(RECORDS))
 def test_what_is_certain_arrives_and_nothing_else(mark: int) -> None:
     disk = source(mark=mark)
-    before = {path: bytes(disk.content(path)) for path in _files(disk, ROOT)}
+    before = _contents(disk, ROOT)
     found = transplant(disk)
     assert states(found) == {0: State.TAKEN, 1: State.NOTHING}
     assert found.is_new
     assert found.grafts[0].last_id == mark
-    assert {path: bytes(disk.content(path)) for path in _files(disk, ROOT)} == before, "the source was changed"
+    assert _contents(disk, ROOT) == before, "the source was changed"
     disk.kill()
     report = verify(disk, [Target(storage=TARGET)], Options())
     assert report.findings == []
@@ -155,6 +157,14 @@ def _files(disk: SimDisk, path: str) -> list[str]:
         inner = join(path, entry.name)
         found += _files(disk, inner) if entry.is_directory else [inner]
     return found
+
+
+def _contents(disk: SimDisk, path: str) -> dict[str, bytes]:
+    return {path: bytes(disk.content(path)) for path in _files(disk, path)}
+
+
+def _segments(disk: SimDisk) -> list[str]:
+    return [path for path in _files(disk, f"{ROOT}/0") if path.endswith(".seg")]
 
 
 def test_it_is_another_replica_than_the_one_it_was_taken_from() -> None:
@@ -297,10 +307,10 @@ def _unassign(disk: SimDisk, _: Directory) -> None:
 
 def test_a_replica_that_is_served_stays_as_it_is() -> None:
     disk = with_target(_nothing, records=3)
-    before = {path: bytes(disk.content(path)) for path in _files(disk, f"{TARGET}/0")}
+    before = _contents(disk, f"{TARGET}/0")
     assert states(plan(disk, ROOT, TARGET)) == {0: State.THERE, 1: State.NOTHING}
     assert states(transplant(disk)) == {0: State.THERE, 1: State.NOTHING}
-    assert {path: bytes(disk.content(path)) for path in _files(disk, f"{TARGET}/0")} == before
+    assert _contents(disk, f"{TARGET}/0") == before
 
 
 @pytest.mark.parametrize(
@@ -333,9 +343,9 @@ def test_what_its_daemon_would_refuse_is_set_aside(
 def test_doing_it_twice_changes_nothing() -> None:
     disk = source()
     transplant(disk)
-    before = {path: bytes(disk.content(path)) for path in _files(disk, TARGET)}
+    before = _contents(disk, TARGET)
     assert states(transplant(disk)) == {0: State.THERE, 1: State.NOTHING}
-    assert {path: bytes(disk.content(path)) for path in _files(disk, TARGET)} == before
+    assert _contents(disk, TARGET) == before
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -356,7 +366,7 @@ def test_damage_below_the_mark_is_named_and_the_others_are_taken() -> None:
 
 def test_damage_above_the_mark_is_left_behind() -> None:
     disk = source()
-    last = max(path for path in _files(disk, f"{ROOT}/0") if path.endswith(".seg"))
+    last = _segments(disk)[-1]
     disk.corrupt(last, disk.size(last) - 6, b"\xff\xff")
     assert states(transplant(disk))[0] is State.TAKEN
     disk.kill()
@@ -379,50 +389,30 @@ def test_every_record_is_proven(at: int) -> None:
     assert f"id {at}:" in found.error.message
 
 
-def test_a_log_that_is_shorter_than_its_promise_is_refused() -> None:
+def _shorten_the_last(disk: SimDisk) -> None:
     """As in a copy that was made while the storage ran: the promise file came last."""
-    disk = source(mark=RECORDS - 1)
-    last = max(path for path in _files(disk, f"{ROOT}/0") if path.endswith(".seg"))
-    file = disk.open(last, write=True)
-    file.truncate(disk.size(last) - 1)
-    found = transplant(disk).grafts[0]
-    assert found.state is State.DAMAGED
-    assert found.error is not None
-    assert str(RECORDS - 1) in found.error.message
+    last = _segments(disk)[-1]
+    disk.open(last, write=True).truncate(disk.size(last) - 1)
 
 
 @pytest.mark.parametrize(
-    ("lost", "said"),
+    ("harm", "said"),
     [
-        (segment_path(0, 0), "the first segment starts at id"),
-        (promise_path(0), "the promise file is missing"),
+        (_shorten_the_last, str(RECORDS - 1)),
+        (lambda disk: disk.remove(segment_path(0, 0)), "the first segment starts at id"),
+        (lambda disk: disk.remove(promise_path(0)), "the promise file is missing"),
+        (lambda disk: disk.remove(_segments(disk)[1]), "missing"),
+        (lambda disk: disk.corrupt(segment_path(0, 0), 31, b"\x01"), "partition 1"),
     ],
+    ids=["a log shorter than its promise", "no first segment", "no promise", "no middle segment", "another partition's"],
 )
-def test_a_file_that_is_missing_in_the_source_is_said(lost: str, said: str) -> None:
-    disk = source()
-    disk.remove(lost)
-    found = plan(disk, ROOT, TARGET).grafts[0]
+def test_what_is_wrong_with_the_source_is_said(harm: Callable[[SimDisk], None], said: str) -> None:
+    disk = source(mark=RECORDS - 1)
+    harm(disk)
+    found = transplant(disk).grafts[0]
     assert found.state is State.DAMAGED
     assert found.error is not None
     assert said in found.error.message
-
-
-def test_a_segment_that_is_missing_in_the_middle_is_said() -> None:
-    disk = source(mark=RECORDS - 1)
-    middle = sorted(path for path in _files(disk, f"{ROOT}/0") if path.endswith(".seg"))[1]
-    disk.remove(middle)
-    found = transplant(disk).grafts[0]
-    assert found.state is State.DAMAGED
-    assert found.error is not None
-    assert "missing" in found.error.message
-
-
-def test_a_segment_of_somebody_else_is_refused() -> None:
-    disk = source()
-    disk.corrupt(segment_path(0, 0), 31, b"\x01")
-    found = transplant(disk).grafts[0]
-    assert found.error is not None
-    assert "partition 1" in found.error.message
 
 
 def test_a_wrong_or_missing_index_in_the_source_does_no_harm() -> None:
@@ -511,9 +501,7 @@ def test_clusters_are_not_mixed() -> None:
 
 def test_there_must_be_room_before_anything_is_written() -> None:
     disk = source()
-    disk.capacity_bytes = 1 << 40
-    used = disk.capacity_bytes - disk.room()
-    disk.capacity_bytes = used + 500
+    disk.capacity_bytes -= disk.room() - 500
     with pytest.raises(DiskFull, match="bytes are needed, 500 are free"):
         plan(disk, ROOT, TARGET)
     assert disk.names(TARGET) == []
@@ -583,14 +571,14 @@ def _is_whole_or_not(disk: SimDisk, old: bytes | None) -> None:
     if disk.exists(join(TARGET, CONTROL_NAME)):
         said: list[str] = []
         directory = opened(disk, said)
-        for line in directory.lines():
-            if line.error is not None:
-                assert old is not None, f"partition {line.partition} is refused: {line.error}"
-                assert line.partition == 0
+        for number, error in directory.errors().items():
+            if error is not None:
+                assert old is not None, f"partition {number} is refused: {error}"
+                assert number == 0
             else:
-                partition = directory.partition(line.partition)
+                partition = directory.partition(number)
                 assert partition.status().is_sound
-                assert content(partition) == expected(line.partition, MARK + 1 if line.partition == 0 else RECORDS)
+                assert content(partition) == expected(number, MARK + 1 if number == 0 else RECORDS)
         assert old is not None or said == [], "the daemon had to mend something"
         directory.close()
     found = transplant(again)
@@ -604,7 +592,6 @@ def _is_whole_or_not(disk: SimDisk, old: bytes | None) -> None:
 
 def test_a_failed_flush_leaves_no_replica() -> None:
     """Whatever flush it is: the error comes out, and what is there afterwards is whole or not there."""
-    count = 0
     steps: list[int] = []
     probe = two_partitions()
     wanted = plan(probe, ROOT, TARGET)
@@ -620,8 +607,7 @@ def test_a_failed_flush_leaves_no_replica() -> None:
         disk.faults = {}
         disk.power_cut()
         _is_whole_or_not(disk, None)
-        count += 1
-    assert count > 20
+    assert len(steps) > 20
 
 
 class _Killed(BaseException):
@@ -653,7 +639,7 @@ def _seen(disk: SimDisk) -> list[str]:
     return [path.rpartition("/")[2] for path in created]
 
 
-SEGMENTS = [int(name[:-4]) for name in source(mark=RECORDS - 1).names(f"{ROOT}/0") if name.endswith(".seg")]
+SEGMENTS = segment_ids(source(mark=RECORDS - 1).names(f"{ROOT}/0"))
 BUILD = f"{TARGET}/0.new"
 
 
@@ -682,10 +668,10 @@ def test_what_another_source_has_left_is_not_mixed_in() -> None:
     partition.open_session(2)
     partition.set_low_mark(2, RECORDS - 1)
     directory.close()
-    ours = [int(name[:-4]) for name in disk.names(f"{ROOT}/0") if name.endswith(".seg")]
+    ours = segment_ids(disk.names(f"{ROOT}/0"))
     assert set(SEGMENTS) - set(ours), "the segments of this source begin elsewhere"
     _seen(disk)
-    assert [int(name[:-4]) for name in disk.names(f"{TARGET}/0") if name.endswith(".seg")] == ours
+    assert segment_ids(disk.names(f"{TARGET}/0")) == ours
 
 
 def test_what_was_left_counts_as_room() -> None:

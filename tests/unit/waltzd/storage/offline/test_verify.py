@@ -1,7 +1,7 @@
 """Every way in which a storage directory can be wrong is found, and named for what it is.
 
-The directory is small and lives on a simulated disk: two sealed segments and an open one, control, identity and promise
-files. The twin of all the clever checks is the brute force here: flip every byte there is, one at a time.
+The directory is small and lives on a simulated disk. The twin of all the clever checks is the brute force here: flip every
+byte there is, one at a time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,23 @@ from uuid import UUID
 
 import pytest
 
+from tests.unit.waltzd.storage.offline.small import (
+    IDX0,
+    IDX3,
+    IDX6,
+    KEY,
+    LAST_ID,
+    PAYLOADS,
+    PROMISE,
+    SEG0,
+    SEG3,
+    SEG6,
+    STARTS,
+    put,
+    put_promise,
+    put_segment,
+    storage,
+)
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import join
 from waltzd.disk.simulated import Fault, SimDisk
@@ -27,15 +44,9 @@ from waltzd.format.layout import (
     PROMISE_NAME,
     PROMISE_SLOT_BYTES,
     PROMISE_SLOT_SPACING,
-    ControlHeader,
-    ControlStruct,
-    FileHeader,
-    Identity,
-    Promise,
     control_bytes,
     control_struct_offset,
     index_name,
-    initial_structs,
     segment_name,
 )
 from waltzd.format.record import encode_payloads
@@ -52,53 +63,7 @@ from waltzd.storage.offline.verify import (
 from waltzd.storage.offline.workers import run
 from waltzd.storage.replica.promise import read_promise
 
-KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
 OTHER_KEY = UUID(int=7)
-PAYLOADS = [[b"", b"hello", b"a longer payload"], [b"x", b"yy", b"zzz"], [b"last", b"of", b"all"]]
-STARTS = [0, 3, 6]
-LAST_ID = 8
-PROMISE = Promise(
-    key=KEY, partition=0, incarnation=UUID(int=1), session=4, committed=7, durable=LAST_ID, newest=6, segments=3,
-    is_clean=True, sequence=3,
-)  # fmt: skip
-
-
-def put(disk: SimDisk, path: str, content: bytes) -> None:
-    file = disk.create(path)
-    file.write(0, content)
-    file.flush()
-
-
-def put_segment(disk: SimDisk, first_id: int, payloads: list[bytes], *, directory: str = "s/0", partition: int = 0) -> None:
-    header = FileHeader(created_ms=1234567890123, key=KEY, partition=partition, first_id=first_id)
-    run_ = encode_payloads(first_id, payloads, partition=partition, client=9)
-    offsets = (run_.bounds[:-1] + 128).astype(">i8").tobytes()
-    put(disk, join(directory, segment_name(first_id)), header.encode() + bytes(run_.data))
-    put(disk, join(directory, index_name(first_id)), replace(header, created_ms=5).encode() + offsets)
-
-
-def put_promise(disk: SimDisk, promise: Promise) -> None:
-    """In the first slot, with nothing in the second."""
-    put(disk, join("s/0", PROMISE_NAME), replace(promise, sequence=0).encode().ljust(PROMISE_BYTES, b"\0"))
-
-
-def storage(*, with_ours: bool = True) -> SimDisk:
-    disk = SimDisk()
-    disk.make_directory("s")
-    disk.make_directory("s/0")
-    control = ControlHeader(created_ms=99, key=KEY, partitions=2)
-    one = ControlStruct(session=4, low_mark=5, local_low_mark=5, flags=5, sequence=2)
-    blank = initial_structs()
-    body = b"\0\0\0\0" + replace(one, session=3, sequence=1).encode() + one.encode()
-    body += b"\0\0\0\1" + blank[0].encode() + blank[1].encode()
-    put(disk, join("s", CONTROL_NAME), control.encode() + body)
-    if with_ours:
-        put(disk, join("s", IDENTITY_NAME), Identity(control=control, directory=UUID(int=2)).encode())
-        slots = replace(PROMISE, sequence=2).encode().ljust(PROMISE_SLOT_SPACING, b"\0") + PROMISE.encode()
-        put(disk, join("s/0", PROMISE_NAME), slots.ljust(PROMISE_BYTES, b"\0"))
-    for first_id, payloads in zip(STARTS, PAYLOADS, strict=True):
-        put_segment(disk, first_id, payloads)
-    return disk
 
 
 def check(disk: SimDisk, **options: bool) -> Report:
@@ -246,8 +211,6 @@ def test_a_promise_slot_of_zeros_was_never_written() -> None:
 # -- every code --------------------------------------------------------------------------------------------------------
 
 Damage = Callable[[SimDisk], None]
-SEG0, SEG3, SEG6 = (join("s/0", segment_name(first_id)) for first_id in STARTS)
-IDX0, IDX3, IDX6 = (join("s/0", index_name(first_id)) for first_id in STARTS)
 CONTROL = join("s", CONTROL_NAME)
 PROMISE_PATH = join("s/0", PROMISE_NAME)
 

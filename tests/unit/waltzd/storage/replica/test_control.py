@@ -54,7 +54,7 @@ from waltzd.format.layout import (
 )
 from waltzd.storage.replica.control import ControlFile
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.partition import PartitionSettings
+from waltzd.storage.replica.site import PartitionSettings
 
 CONTROL = f"{ROOT}/{CONTROL_NAME}"
 IDENTITY = f"{ROOT}/{IDENTITY_NAME}"
@@ -137,7 +137,7 @@ def test_both_structs_of_one_partition_are_damaged_and_the_others_go_on() -> Non
     with pytest.raises(ControlDamaged):
         directory.remove_partition(0, delete_files=True)
     goes_on(directory.partition(1), 1)
-    assert [(line.partition, line.error is None) for line in directory.lines()] == [(0, False), (1, True)]
+    assert [(number, error is None) for number, error in directory.errors().items()] == [(0, False), (1, True)]
 
 
 @pytest.mark.parametrize("name", [CONTROL_NAME, IDENTITY_NAME])

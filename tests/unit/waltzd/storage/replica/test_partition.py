@@ -16,6 +16,7 @@ from tests.simulation.sample import (
     run_for,
     served,
 )
+from tests.unit.keeping import begun
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import (
     BadArgument,
@@ -32,18 +33,8 @@ from waltzd.errors import (
 )
 from waltzd.format.record import encode_payloads
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.partition import Partition, PartitionSettings
-
-
-def make(records: int = 0, *, session: int = 3) -> tuple[SimDisk, Directory, Partition]:
-    disk = blank_disk()
-    directory = open_directory(disk)
-    partition = directory.create_partition(0)
-    partition.open_session(session)
-    partition.set_low_mark(session, -1)
-    if records:
-        partition.append(session, [run_for(0, 0, records)], -1)
-    return disk, directory, partition
+from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.site import PartitionSettings
 
 
 def reopened(disk: SimDisk) -> Partition:
@@ -52,7 +43,7 @@ def reopened(disk: SimDisk) -> Partition:
 
 
 def test_only_open_raises_the_session_and_it_never_goes_down() -> None:
-    disk, _, partition = make(4)
+    disk, _, partition = begun(4)
     partition.open_session(3)
     partition.open_session(5)
     for partition_now in (partition, reopened(disk)):
@@ -79,7 +70,7 @@ def refuses_a_session_that_was_not_opened(partition: Partition, session: int) ->
 
 
 def test_runs_follow_the_log_or_are_refused_before_anything_is_written() -> None:
-    disk, _, partition = make(4)
+    disk, _, partition = begun(4)
     writes: list[str] = []
 
     def note(kind: str, path: str) -> None:
@@ -105,13 +96,13 @@ def test_runs_follow_the_log_or_are_refused_before_anything_is_written() -> None
 
 
 def test_an_overlap_writes_only_what_is_new() -> None:
-    _, _, partition = make(4)
+    _, _, partition = begun(4)
     assert partition.append(3, [run_for(0, 2, 5), run_for(0, 5, 4)], -1) == 8
     assert served(partition, expected(0, 9)) == set(range(9))
 
 
 def test_a_batch_may_span_many_segments() -> None:
-    disk, _, partition = make()
+    disk, _, partition = begun()
     assert partition.append(3, [run_for(0, 0, 50)], -1) == 49
     assert len(first_ids(disk)) > 8
     assert served(partition, expected(0, 50)) == set(range(50))
@@ -120,7 +111,7 @@ def test_a_batch_may_span_many_segments() -> None:
 
 
 def test_the_committed_mark_is_believed_only_from_the_session_and_only_as_far_as_the_log() -> None:
-    disk, _, partition = make(4)
+    disk, _, partition = begun(4)
     partition.append(3, [run_for(0, 4, 1)], 1 << 40)
     assert partition.committed == 4
     partition.append(3, [run_for(0, 5, 1)], -7)
@@ -133,7 +124,7 @@ def test_the_committed_mark_is_believed_only_from_the_session_and_only_as_far_as
 
 @pytest.mark.parametrize("mark", range(-1, 12))
 def test_a_cut_keeps_everything_up_to_the_mark_and_nothing_else(mark: int) -> None:
-    disk, _, partition = make(12)
+    disk, _, partition = begun(12)
     partition.open_session(4)
     assert partition.truncate(4, mark).last_id == mark
     other = encode_payloads(mark + 1, [b"the other history"] * 3)
@@ -147,7 +138,7 @@ def test_a_cut_keeps_everything_up_to_the_mark_and_nothing_else(mark: int) -> No
 
 
 def test_a_cut_never_goes_below_what_is_decided() -> None:
-    disk, _, partition = make(12)
+    disk, _, partition = begun(12)
     with pytest.raises(BelowFloor):
         partition.truncate(3, 8)
     partition.append(3, [run_for(0, 12, 1)], 6)
@@ -167,12 +158,12 @@ def test_a_cut_never_goes_below_what_is_decided() -> None:
         with pytest.raises(BelowFloor):
             again.truncate(5, 8)
         with pytest.raises(MarkWentDown):
-            again._control.start_session(0, session=5, low_mark=8, local_low_mark=9)
+            again._site.control.start_session(0, session=5, low_mark=8, local_low_mark=9)
 
 
 def test_a_low_mark_above_the_log_is_remembered_as_what_it_is() -> None:
     """A replica that lags says so: what it holds ends below the mark of its session."""
-    disk, _, partition = make(4)
+    disk, _, partition = begun(4)
     partition.open_session(4)
     status = partition.set_low_mark(4, 30)
     assert (status.low_mark, status.local_low_mark, status.last_id) == (30, 3, 3)
@@ -182,7 +173,7 @@ def test_a_low_mark_above_the_log_is_remembered_as_what_it_is() -> None:
 
 def test_a_session_that_lost_its_beginning_begins_again_and_nothing_is_cut_for_that() -> None:
     """A control file that rotted can bring an older struct back, while the promise file still says what is committed."""
-    _, _, partition = make(6)
+    _, _, partition = begun(6)
     partition.open_session(4)
     partition.set_low_mark(4, 5)
     partition.append(4, [run_for(0, 6, 5)], 10)
@@ -196,7 +187,7 @@ def test_a_session_that_lost_its_beginning_begins_again_and_nothing_is_cut_for_t
 
 def test_no_session_begins_below_what_was_committed_before_it() -> None:
     """Whatever its owner was told: documents that went back, say."""
-    disk, _, partition = make(6)
+    disk, _, partition = begun(6)
     partition.append(3, [run_for(0, 6, 5)], 10)
     partition.open_session(4)
     with pytest.raises(BelowFloor):
@@ -211,7 +202,7 @@ def test_no_session_begins_below_what_was_committed_before_it() -> None:
 def test_what_a_replica_was_told_outlives_its_process() -> None:
     """Told with the append and not flushed: a kill loses nothing of it, and a power cut at most that."""
     for is_cut in (False, True):
-        disk, _, partition = make(6)
+        disk, _, partition = begun(6)
         partition.append(3, [run_for(0, 6, 5)], 8)
         partition.append(3, [run_for(0, 11, 1)], 10)
         if is_cut:
@@ -227,7 +218,7 @@ def test_what_a_replica_was_told_outlives_its_process() -> None:
 
 
 def test_readers_without_a_session_see_only_what_is_committed() -> None:
-    _, _, partition = make(6)
+    _, _, partition = begun(6)
     partition.append(3, [run_for(0, 6, 1)], 2)
     assert len(partition.read(0, 2, 1 << 20, session=None)) == 3
     assert len(partition.read(0, 6, 1 << 20, session=None)) == 3
@@ -242,7 +233,7 @@ def test_readers_without_a_session_see_only_what_is_committed() -> None:
 
 
 def test_offline_means_no_calls_and_no_change() -> None:
-    disk, directory, partition = make(4)
+    disk, directory, partition = begun(4)
     directory.set_available(0, False)
     for call in (
         lambda: partition.open_session(9),
@@ -280,7 +271,7 @@ def test_writes_stop_before_the_disk_is_full_and_go_on_with_some_more_room() -> 
 
 
 def test_a_closed_replica_answers_nothing() -> None:
-    _, directory, partition = make(2)
+    _, directory, partition = begun(2)
     directory.close()
     with pytest.raises(NotOpened, match="is closed"):
         partition.append(3, [run_for(0, 2, 1)], -1)
@@ -289,7 +280,7 @@ def test_a_closed_replica_answers_nothing() -> None:
 
 
 def test_a_directory_that_went_away_is_noticed_where_the_next_segment_is_made() -> None:
-    disk, directory, partition = make(6)
+    disk, directory, partition = begun(6)
     disk.rename(f"{ROOT}/0", f"{ROOT}/elsewhere")
     with pytest.raises(DirectoryGone):
         partition.append(3, [run_for(0, 6, 30)], -1)

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.sample import KEY, blank_disk, index_path, open_directory, promise_path, run_for, segment_path
+from tests.simulation.sample import KEY, index_path, open_directory, promise_path, run_for, segment_path
+from tests.unit.keeping import begun
 from waltzd.disk.simulated import Loss, SimDisk
-from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import PromiseFile
-
-
-def make(records: int = 0, *, seed: int = 0, segment_bytes: int = 1 << 20) -> tuple[SimDisk, Directory, Partition]:
-    disk = blank_disk(seed)
-    directory = open_directory(disk, segment_bytes=segment_bytes)
-    partition = directory.create_partition(0)
-    partition.open_session(3)
-    partition.set_low_mark(3, -1)
-    if records:
-        partition.append(3, [run_for(0, 0, records)], records - 3)
-    return disk, directory, partition
 
 
 def reopened(disk: SimDisk) -> Partition:
@@ -27,7 +16,7 @@ def reopened(disk: SimDisk) -> Partition:
 
 
 def test_a_promise_outlives_the_damage_of_the_slot_that_was_written_last() -> None:
-    disk, _, partition = make(4)
+    disk, _, partition = begun(4, committed=1, segment_bytes=1 << 20)
     partition.open_session(9)
     disk.kill()
     file = PromiseFile.open(disk, f"{promise_path(0).rpartition('/')[0]}", key=KEY, partition=0)
@@ -42,7 +31,7 @@ def test_a_promise_outlives_the_damage_of_the_slot_that_was_written_last() -> No
 
 @pytest.mark.parametrize("what", ["a checkpoint", "a session that begins"])
 def test_what_is_marked_as_indexed_was_flushed_before(what: str) -> None:
-    disk, _, partition = make(20)
+    disk, _, partition = begun(20, committed=17, segment_bytes=1 << 20)
     partition.open_session(4)
     seen: list[tuple[str, str]] = []
     disk.observer = lambda kind, path: seen.append((kind, path))
@@ -55,7 +44,7 @@ def test_what_is_marked_as_indexed_was_flushed_before(what: str) -> None:
 
 
 def test_a_checkpoint_keeps_what_is_known_to_be_committed() -> None:
-    disk, _, partition = make(20)
+    disk, _, partition = begun(20, committed=17, segment_bytes=1 << 20)
     assert partition.committed == 17
     partition.checkpoint()
     disk.kill()
@@ -65,7 +54,7 @@ def test_a_checkpoint_keeps_what_is_known_to_be_committed() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_what_a_killed_process_left_in_the_cache_is_on_the_disk_before_it_is_vouched_for(seed: int) -> None:
     """It was written and not flushed, and nobody was told of it. The next process finds it, and its owner relies on it."""
-    disk, _, partition = make(4, seed=seed)
+    disk, _, partition = begun(4, committed=1, seed=seed, segment_bytes=1 << 20)
 
     def killed(kind: str, path: str) -> None:
         if (kind, path) == ("flush", segment_path(0, 0)):
@@ -83,7 +72,7 @@ def test_what_a_killed_process_left_in_the_cache_is_on_the_disk_before_it_is_vou
 
 
 def test_a_newest_record_that_was_vouched_for_is_damaged_and_never_torn() -> None:
-    disk, _, partition = make(20)
+    disk, _, partition = begun(20, committed=17, segment_bytes=1 << 20)
     partition.checkpoint()
     disk.kill()
     path = segment_path(0, 0)

@@ -1,0 +1,55 @@
+"""`./dev docs`: the site builds without a warning, and its API reference has every name that applications import."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import waltzd
+from tests import site
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    result = site.build(folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "warning" not in (result.stdout + result.stderr).lower()
+    return folder / "site"
+
+
+def test_every_public_name_is_in_the_api_reference(built: Path) -> None:
+    shown = {name for names in site.API.values() for name in names}
+    assert {f"waltzd.{name}" for name in waltzd.__all__} - shown == {"waltzd.WaltzError"}  # it is on the page of errors
+    for title, names in site.API.items():
+        page = (built / site.slug(title).removesuffix(".md") / "index.html").read_text(encoding="utf-8")
+        for name in names:
+            assert f'id="{name}"' in page, f"{name} is not on the page {title!r}"
+
+
+def test_both_faces_of_the_client_are_shown_whole(built: Path) -> None:
+    page = (built / "api-clients" / "index.html").read_text(encoding="utf-8")
+    for face in ("Client", "BlockingClient"):
+        for method in ("append", "append_many", "read", "flush", "close"):
+            assert f'id="waltzd.{face}.{method}"' in page
+
+
+def test_a_warning_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "API", {"Nothing": ("waltzd.no_such_thing",)})
+    assert site.build(tmp_path).returncode != 0
+
+
+def test_every_page_of_docs_is_in_the_menu() -> None:
+    listed = {page for _, pages in site.menu() for _, page in pages}
+    assert {path.name for path in (site.ROOT / "docs").glob("*.md")} - {"README.md"} <= listed
+
+
+def test_links_into_the_repository_become_words() -> None:
+    source = site.ROOT / "docs" / "metrics.md"
+    assert site.rewritten("[rules](../configs/alert-rules.yml)", source) == "rules (`configs/alert-rules.yml`)"
+    assert (
+        site.rewritten("[start](../README.md#try-it) [x](format.md)", source) == "[start](index.md#try-it) [x](format.md)"
+    )
+    assert not re.search(r"\]\(\.\.", site.rewritten(source.read_text(encoding="utf-8"), source))

@@ -1,0 +1,162 @@
+"""The documentation as a site, with an API reference made from the docstrings: `./dev docs`.
+
+Pages are written to be read in the repository, so links lead to files there. For the site they are copied: README and
+ARCHITECTURE become pages, and a link to any other file of the repository becomes the path of that file. The menu is
+`docs/README.md`. A warning of the builder fails the build.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SITE = ROOT / "build" / "site"
+PAGES = {"README.md": "index.md", "ARCHITECTURE.md": "architecture.md", "CHANGELOG.md": "changelog.md"}
+"""Files of the root that are pages of the site. `docs/README.md` is the menu, and the page of the menu."""
+MENU = "documentation.md"
+
+API = {
+    "Clients": ("waltzd.Client", "waltzd.BlockingClient", "waltzd.ClientSettings", "waltzd.Serializer"),
+    "Transactions": (
+        *("waltzd.Transaction", "waltzd.TransactionContext", "waltzd.FeedMode", "waltzd.Handler", "waltzd.Builder"),
+        *("waltzd.Decision", "waltzd.Declined"),
+    ),
+    "Locks and outcomes": (
+        *("waltzd.Lock", "waltzd.read_lock", "waltzd.write_lock", "waltzd.append_lock"),
+        *("waltzd.Outcome", "waltzd.Committed", "waltzd.Rejected", "waltzd.Unknown", "waltzd.Reason", "waltzd.Outcomes"),
+    ),
+    "SQL views": ("waltzd.sql",),
+    "Testing": ("waltzd.testing.LocalCluster",),
+    "Errors": ("waltzd.errors",),
+}
+"""What applications import, a page each: `tests/cli/test_site.py` asks that every public name is on one."""
+
+LINK = re.compile(r"\[([^\]]*)\]\(([^)#:]+)(#[^)]*)?\)")
+CONFIGURATION = """\
+[project]
+site_name = "Waltz"
+site_description = "A distributed write-ahead log with optimistic locks."
+docs_dir = "pages"
+site_dir = "site"
+nav = {nav}
+
+[project.theme]
+font = false
+features = ["navigation.sections", "navigation.top", "toc.follow", "content.code.copy"]
+
+[project.plugins.search]
+
+[project.plugins.mkdocstrings.handlers.python]
+paths = [{root}]
+
+[project.plugins.mkdocstrings.handlers.python.options]
+docstring_style = "google"
+filters = ["!^_", "!^check$"]
+members_order = "source"
+merge_init_into_class = true
+separate_signature = true
+show_if_no_docstring = true
+show_root_heading = true
+show_root_full_path = false
+show_signature_annotations = true
+show_source = false
+"""
+
+
+def page_of(path: Path) -> str | None:
+    """What the site calls a file of the repository, or none if it is no page."""
+    name = str(path.relative_to(ROOT))
+    if name == "docs/README.md":
+        return MENU
+    return PAGES.get(name) or (path.name if path.parent == ROOT / "docs" and path.suffix == ".md" else None)
+
+
+def rewritten(text: str, source: Path) -> str:
+    """The text of a page with its links as the site needs them."""
+
+    def link(found: re.Match[str]) -> str:
+        words, target, anchor = found[1], (source.parent / found[2]).resolve(), found[3] or ""
+        page = page_of(target)
+        if page is not None:
+            return f"[{words}]({page}{anchor})"
+        name = str(target.relative_to(ROOT))
+        return words if name == words.strip("`") else f"{words} (`{name}`)"
+
+    return LINK.sub(link, text)
+
+
+def slug(title: str) -> str:
+    return "api-" + title.lower().replace(" ", "-") + ".md"
+
+
+def title_of(page: Path) -> str:
+    heading = page.read_text(encoding="utf-8").partition("\n")[0]
+    assert heading.startswith("# "), f"{page.name} begins with no heading"
+    return heading.removeprefix("# ").replace("`", "")
+
+
+def menu() -> list[tuple[str, list[tuple[str, str]]]]:
+    """The groups of `docs/README.md` with their pages in order; the API reference stands among what one looks up."""
+    source = ROOT / "docs" / "README.md"
+    groups: list[tuple[str, list[tuple[str, str]]]] = []
+    for line in source.read_text(encoding="utf-8").splitlines():
+        if line.startswith("**"):
+            groups.append((line.strip("*"), []))
+        for _, target, _ in LINK.findall(line):
+            page = page_of((source.parent / target).resolve())
+            if groups and page is not None:
+                groups[-1][1].append((title_of((source.parent / target).resolve()), page))
+    pages = dict(groups)
+    pages["Look it up"] += [(f"API: {title}", slug(title)) for title in API]
+    return groups
+
+
+def nav(groups: list[tuple[str, list[tuple[str, str]]]]) -> str:
+    def entries(pages: list[tuple[str, str]]) -> str:
+        return ", ".join(f'{{"{words}" = "{page}"}}' for words, page in pages)
+
+    return "[\n" + "".join(f'  {{"{name}" = [{entries(pages)}]}},\n' for name, pages in groups) + "]"
+
+
+def write_sources(folder: Path) -> None:
+    """Everything that the builder reads, below `folder`."""
+    pages = folder / "pages"
+    shutil.rmtree(folder, ignore_errors=True)
+    pages.mkdir(parents=True)
+    for source in [*(ROOT / name for name in PAGES), *sorted((ROOT / "docs").glob("*.md"))]:
+        name = page_of(source)
+        assert name is not None
+        (pages / name).write_text(rewritten(source.read_text(encoding="utf-8"), source), encoding="utf-8")
+    for title, names in API.items():
+        text = "\n\n".join([f"# {title}", *(f"::: {name}" for name in names)])
+        (pages / slug(title)).write_text(text + "\n", encoding="utf-8")
+    configuration = CONFIGURATION.format(nav=nav(menu()), root=f'"{ROOT}", "{ROOT / "spark"}"')
+    (folder / "zensical.toml").write_text(configuration, encoding="utf-8")
+
+
+def build(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Makes the site in `folder`/site. A warning is a failure."""
+    write_sources(folder)
+    program = Path(sys.executable).with_name("zensical")
+    return subprocess.run([program, "build", "--strict"], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def main() -> int:
+    built = build(SITE)
+    if built.returncode:
+        print(built.stdout, built.stderr, sep="\n", file=sys.stderr)
+        print(
+            f"The site was not built. Next: mend what stands above, then ./dev docs again. Its sources are in {SITE}.",
+            file=sys.stderr,
+        )
+        return 1
+    print(f"The site is in {SITE / 'site'}; its first page is {SITE / 'site' / 'index.html'}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

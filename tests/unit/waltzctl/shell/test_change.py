@@ -1,0 +1,280 @@
+"""A change, from the plan to the history: who is asked what, what is refused, and what is written down of it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from waltzctl.shell.change import Asked, Asking, agree, recorded
+from waltzctl.shell.options import command_of
+from waltzctl.shell.reach import Reach
+from waltzctl.shell.safety import Danger, Effect, Margin, Plan
+from waltzctl.show.change import history
+from waltzctl.show.forms import put
+from waltzd.cluster.cluster import HISTORY, Cluster
+from waltzd.cluster.coordinator import Delete
+from waltzd.cluster.documents import ClusterMeta, HistoryEntry
+from waltzd.cluster.memory import MemoryTree
+from waltzd.errors import BadArgument, CannotConnect, ChangedMeanwhile, NotConfirmed, Unsafe
+
+META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")
+HERE = Reach(hosts="zk:1", root="/waltz", tls=None, name="payments", is_protected=False, origins={})
+PROTECTED = replace(HERE, is_protected=True)
+NOTHING = Asked(is_dry=False, yes=False, confirm=None, reason=None, override=None)
+YES = replace(NOTHING, yes=True)
+PLAN = Plan(verb="storage remove", subject="s1", steps=("move 0 from s1 to s2",))
+TYPED = replace(PLAN, danger=Danger.TYPED)
+WORSE = Effect(before=Margin(partition=3, members=3, level=2), after=Margin(partition=3, members=3, level=1))
+HARMFUL = replace(PLAN, margins=(WORSE,), danger=Danger.TYPED)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+Typing = Callable[[str], None]
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Typing:
+    """Somebody sits there, and types this."""
+    return lambda text: monkeypatch.setattr("sys.stdin", Terminal(text))
+
+
+# -- whether to do it --------------------------------------------------------------------------------------------------
+
+
+def test_dry_it_shows_the_plan_and_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for plan in (PLAN, TYPED):
+        assert not agree(plan, replace(NOTHING, is_dry=True), PROTECTED, "table")
+        said = capsys.readouterr()
+        assert said.out == "would do: storage remove s1\n  move 0 from s1 to s2\nNothing was changed.\n"
+        assert said.err == ""
+    assert not agree(PLAN, replace(YES, is_dry=True), HERE, "json")
+    found = json.loads(capsys.readouterr().out)
+    assert (found["version"], found["result"], found["steps"]) == (1, "dry-run", ["move 0 from s1 to s2"])
+
+
+def test_nothing_to_do_is_no_question(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not agree(replace(PLAN, steps=()), NOTHING, PROTECTED, "table")
+    assert capsys.readouterr().out == "nothing to do: storage remove s1\n"
+
+
+def test_what_can_lose_nothing_is_not_asked() -> None:
+    assert agree(replace(PLAN, danger=Danger.NONE), NOTHING, HERE, "table")
+    with pytest.raises(NotConfirmed):
+        agree(replace(PLAN, danger=Danger.NONE), NOTHING, PROTECTED, "table")
+
+
+@pytest.mark.parametrize(
+    ("plan", "asked", "reach"),
+    [
+        (PLAN, YES, HERE),
+        (PLAN, replace(NOTHING, confirm="s1"), HERE),
+        (TYPED, replace(NOTHING, confirm="s1"), HERE),
+        (PLAN, replace(NOTHING, confirm="payments"), PROTECTED),
+        (HARMFUL, replace(NOTHING, override="s1", reason="it burns"), HERE),
+        (replace(PLAN, unsafe=("no",)), replace(NOTHING, override="s1", reason="it burns"), HERE),
+    ],
+)
+def test_what_was_said_beforehand_is_not_asked(plan: Plan, asked: Asked, reach: Reach) -> None:
+    assert agree(plan, asked, reach, "table")
+
+
+@pytest.mark.parametrize(
+    ("plan", "asked", "reach", "next_step"),
+    [
+        (PLAN, NOTHING, HERE, "look at it with --dry-run, then say --yes"),
+        (TYPED, YES, HERE, "look at it with --dry-run, then say --confirm s1"),
+        (PLAN, YES, PROTECTED, "look at it with --dry-run, then say --confirm payments"),
+    ],
+)
+def test_without_a_terminal_it_has_to_be_said(plan: Plan, asked: Asked, reach: Reach, next_step: str) -> None:
+    with pytest.raises(NotConfirmed, match="standard input is no terminal") as refused:
+        agree(plan, asked, reach, "table")
+    assert (refused.value.exit_code, refused.value.detail_next_step) == (2, next_step)
+
+
+@pytest.mark.parametrize(
+    ("plan", "reach", "wanted"), [(PLAN, HERE, "s1"), (TYPED, HERE, "s1"), (PLAN, PROTECTED, "payments")]
+)
+def test_another_name_is_no_agreement(plan: Plan, reach: Reach, wanted: str, typed: Typing) -> None:
+    typed("y\n")
+    with pytest.raises(NotConfirmed, match=f"--confirm s2: what is touched is {wanted}"):
+        agree(plan, replace(NOTHING, confirm="s2"), reach, "table")
+
+
+@pytest.mark.parametrize(
+    ("plan", "reach", "answer", "is_agreed"),
+    [
+        (PLAN, HERE, "y", True),
+        (PLAN, HERE, "n", False),
+        (PLAN, HERE, "", False),
+        (TYPED, HERE, "s1", True),
+        (TYPED, HERE, "s2", False),
+        (TYPED, HERE, "y", False),
+        (PLAN, PROTECTED, "payments", True),
+        (PLAN, PROTECTED, "s1", False),
+    ],
+)
+def test_somebody_is_asked(
+    plan: Plan, reach: Reach, answer: str, is_agreed: bool, typed: Typing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed(f"{answer}\n")
+    if is_agreed:
+        assert agree(plan, NOTHING, reach, "json")
+    else:
+        with pytest.raises(NotConfirmed, match="was not agreed to"):
+            agree(plan, NOTHING, reach, "json")
+    said = capsys.readouterr()
+    assert said.out == "", "data is on standard output, and there is none yet"
+    assert "storage remove s1\n  move 0 from s1 to s2\n" in said.err
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "asked", [NOTHING, YES, replace(NOTHING, confirm="s1"), replace(NOTHING, override="s2", reason="x")]
+)
+def test_what_would_stop_a_partition_is_refused(asked: Asked) -> None:
+    with pytest.raises(Unsafe, match="partition 3 would have 1 of 3 members level and take no transactions") as refused:
+        agree(HARMFUL, asked, HERE, "table")
+    assert refused.value.exit_code == 5
+    assert "--override s1 and --reason TEXT" in refused.value.detail_next_step
+
+
+def test_a_refusal_is_shown_by_a_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Unsafe):
+        agree(HARMFUL, replace(NOTHING, is_dry=True), HERE, "table")
+    shown = capsys.readouterr().out
+    assert shown.startswith("refused: storage remove s1\n")
+    assert "0 (2 of 3 members level)" in shown
+    with pytest.raises(Unsafe):
+        agree(HARMFUL, replace(NOTHING, is_dry=True), HERE, "json")
+    found = json.loads(capsys.readouterr().out)
+    assert (found["result"], len(found["refusals"])) == ("refused", 1)
+    assert found["margins"][0]["after"] == {"members": 3, "level": 1, "spare": -1}
+
+
+def test_an_override_needs_a_reason() -> None:
+    with pytest.raises(NotConfirmed, match="--override s1 needs --reason"):
+        agree(HARMFUL, replace(YES, override="s1"), HERE, "table")
+
+
+def test_reasons() -> None:
+    def reason_of(*, asked: Asking) -> int:
+        return len(asked.reason or "")
+
+    command = command_of("change", reason_of)
+    assert command.main(["--reason", "x" * 1000], standalone_mode=False) == 1000
+    for reason in ("", "x" * 1001, "\udcff"):
+        with pytest.raises(BadArgument, match="--reason"):
+            command.main(["--reason", reason], standalone_mode=False)
+
+
+# -- what is written down ----------------------------------------------------------------------------------------------
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 30))
+
+
+async def only_entry(cluster: Cluster) -> HistoryEntry:
+    ((number, entry),) = await cluster.history()
+    assert number == 1
+    return entry
+
+
+def test_what_was_done_is_in_the_history() -> None:
+    async def work() -> None:
+        cluster = await Cluster.create(MemoryTree().connect(), META)
+        async with recorded(cluster, PLAN, replace(YES, reason="new disks")):
+            entry = await only_entry(cluster)
+            assert (entry.outcome, entry.ended) == ("begun", None), "written before anything is done"
+        entry = await only_entry(cluster)
+        assert (entry.verb, entry.subject, entry.steps) == ("storage remove", "s1", PLAN.steps)
+        assert (entry.reason, entry.outcome) == ("new disks", "done")
+        assert entry.ended is not None
+        assert entry.began <= entry.ended
+        assert "@" in entry.who
+
+    run(work())
+
+
+def test_what_failed_or_was_interrupted_is_in_the_history() -> None:
+    async def work() -> None:
+        cluster = await Cluster.create(MemoryTree().connect(), META)
+        with pytest.raises(ChangedMeanwhile):
+            async with recorded(cluster, PLAN, YES):
+                raise ChangedMeanwhile("somebody was faster \udcff")
+        interrupted = asyncio.create_task(forever(cluster))
+        while len(await cluster.history()) < 2:
+            await asyncio.sleep(0)
+        interrupted.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await interrupted
+        outcomes = [entry.outcome for _, entry in await cluster.history()]
+        assert outcomes == ["W2025 somebody was faster \\udcff", "interrupted"]
+        assert all(entry.ended is not None for _, entry in await cluster.history())
+
+    async def forever(cluster: Cluster) -> None:
+        async with recorded(cluster, PLAN, YES):
+            await asyncio.Event().wait()
+
+    run(work())
+
+
+def test_nothing_is_done_that_cannot_be_written_down() -> None:
+    async def work() -> None:
+        coordinator = MemoryTree().connect()
+        cluster = await Cluster.create(coordinator, META)
+        coordinator.disconnect()
+        with pytest.raises(CannotConnect):
+            async with recorded(cluster, PLAN, YES):
+                raise AssertionError("it was begun")
+
+    run(work())
+
+
+def test_what_became_of_the_change_is_told_before_what_became_of_the_history(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def work() -> None:
+        coordinator = MemoryTree().connect()
+        cluster = await Cluster.create(coordinator, META)
+
+        async def fail() -> None:
+            await coordinator.commit([Delete(f"{HISTORY}/{1:010}", 0)])
+            raise ChangedMeanwhile("somebody was faster")
+
+        with pytest.raises(ChangedMeanwhile, match="somebody"):
+            async with recorded(cluster, PLAN, YES):
+                await fail()
+        assert "not in the history, entry 1: W2026" in capsys.readouterr().err
+
+    run(work())
+
+
+def test_history_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    entry = HistoryEntry(
+        began="2026-01-31T12:00:00+00:00", ended=None, who="ada@here", verb="server drain", subject="s1", reason=None,
+        steps=("x",), outcome="begun",
+    )  # fmt: skip
+    put(history([(7, entry)]), "json")
+    found = json.loads(capsys.readouterr().out)["history"]
+    assert (found[0]["number"], found[0]["outcome"], found[0]["steps"]) == (7, "begun", ["x"])
+    put(history([(7, entry)]), "table")
+    shown = capsys.readouterr().out
+    assert "server drain s1" in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= 80
+    put(history([]), "table")
+    assert "Nothing was changed with waltzctl" in capsys.readouterr().out

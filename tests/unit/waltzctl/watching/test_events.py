@@ -1,0 +1,223 @@
+"""The newest lines of a log, kept in memory, and lines of many daemons as one story."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.unit.pictures import well
+from waltzctl.shell.merged_log import Line
+from waltzctl.show import watching
+from waltzctl.watching import events as event_command
+from waltzctl.watching.events import Listening, duration, lines_of, told_lines
+from waltzd.cluster.documents import HistoryEntry
+from waltzd.daemon.logs import TEXT_CHARACTERS_MAX, Ring
+from waltzd.errors import BadArgument
+from waltzd.protocol.descriptions import Event, Events
+from waltzd.wire.codec import to_message, to_value
+from waltzd.wire.wire_pb2 import EventsReply
+
+
+@pytest.fixture
+def ring() -> Iterator[tuple[Ring, logging.Logger]]:
+    found, log = Ring(lines_max=3), logging.getLogger("waltz.test.ring")
+    log.addHandler(found)
+    log.setLevel(logging.INFO)
+    yield found, log
+    log.removeHandler(found)
+
+
+# -- the ring ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_lines_with_level_and_code(ring: tuple[Ring, logging.Logger]) -> None:
+    found, log = ring
+    log.debug("not said")
+    log.info("one %d", 1)
+    log.warning("s1 failed: W3005 the disk is full")
+    log.error("partition 3: refused", extra={"code": "W3003"})
+    told = [(event.number, event.level, event.text, event.code) for event in found.after(0).events]
+    assert told == [
+        (1, "info", "one 1", None),
+        (2, "warning", "s1 failed: W3005 the disk is full", "W3005"),
+        (3, "error", "partition 3: refused", "W3003"),
+    ]
+    log.info("four")
+    assert [event.number for event in found.after(0).events] == [2, 3, 4], "room for three"
+    assert [event.text for event in found.after(3).events] == ["four"]
+    assert found.after(4).events == ()
+
+
+def test_a_line_is_bounded_and_a_traceback_stays_in_the_log(ring: tuple[Ring, logging.Logger]) -> None:
+    found, log = ring
+    log.info("x" * 5000)
+    try:
+        raise ValueError("told nobody")
+    except ValueError:
+        log.exception("a mistake")
+    long, mistake = found.after(0).events
+    assert len(long.text) == TEXT_CHARACTERS_MAX
+    assert (mistake.text, mistake.level) == ("a mistake", "error")
+
+
+def test_a_line_whose_parts_do_not_fit_is_kept_as_it_is(ring: tuple[Ring, logging.Logger]) -> None:
+    found, log = ring
+    found.handle(log.makeRecord(log.name, logging.INFO, "", 0, "%d of", ("many",), None))
+    assert found.after(0).events[0].text == "%d of"
+
+
+def test_events_survive_the_wire() -> None:
+    some = Events(
+        began_ms=5,
+        events=(
+            Event(number=1, time_ms=2, level="info", text="so", code=None),
+            Event(number=2, time_ms=3, level="error", text="W3005 full", code="W3005"),
+        ),
+    )
+    assert to_value(Events, EventsReply.FromString(to_message(EventsReply, some).SerializeToString())) == some
+
+
+# -- the story ---------------------------------------------------------------------------------------------------------
+
+
+def event(number: int, time_ms: int, level: str = "info") -> Event:
+    return Event(number=number, time_ms=time_ms, level=level, text=f"line {number}", code=None)
+
+
+def entry(**changes: Any) -> HistoryEntry:
+    fields: dict[str, Any] = {
+        "began": "1970-01-01T00:00:10+00:00", "ended": "1970-01-01T00:00:20+00:00", "who": "ann@here",
+        "verb": "storage remove", "subject": "s3", "reason": None, "steps": (), "outcome": "done",
+    }  # fmt: skip
+    return HistoryEntry(**{**fields, **changes})
+
+
+TOLD = {
+    ("server", "a"): Events(began_ms=1, events=(event(1, 15_000), event(2, 30_000, "warning"))),
+    ("storage", "s1"): Events(began_ms=1, events=(event(1, 5_000, "error"), event(2, 15_000))),
+}
+
+
+def test_lines_of_all_in_the_order_of_time() -> None:
+    found = told_lines(TOLD, [entry()], since_ms=0, level="info")
+    assert [(line.time_ms // 1000, line.who) for line in found] == [
+        (5, "s1"), (10, "ann@here"), (15, "a"), (15, "s1"), (20, "ann@here"), (30, "a"),
+    ]  # fmt: skip
+    assert [line.kind for line in found][:3] == ["storage", "operator", "server"]
+
+
+def test_only_what_was_asked_for() -> None:
+    def told(**changes: Any) -> list[tuple[int, str]]:
+        asked = {"since_ms": 0, "level": "info", **changes}
+        return [(line.time_ms // 1000, line.who) for line in told_lines(TOLD, [entry()], **asked)]
+
+    assert told(level="warning") == [(5, "s1"), (30, "a")]
+    assert told(level="error") == [(5, "s1")]
+    assert told(since_ms=20_000) == [(20, "ann@here"), (30, "a")]
+    assert told(names=["s1"]) == [(5, "s1"), (15, "s1")]
+
+
+def test_a_change_that_failed_or_goes_on() -> None:
+    began, ended = lines_of(entry(reason="old disk", outcome="W2105 not all moved"))
+    assert (began.text, began.level) == ("storage remove s3 began (old disk)", "info")
+    assert (ended.text, ended.level) == ("storage remove s3: W2105 not all moved", "warning")
+    assert len(lines_of(entry(ended=None, outcome="begun"))) == 1
+    assert lines_of(entry(began="once", ended=None)) == [], "a moment that nobody understands"
+
+
+def test_a_line_can_be_compared() -> None:
+    """Those who follow keep what was told."""
+    assert len({*lines_of(entry()), *lines_of(entry())}) == 2
+    assert all(isinstance(line, Line) for line in lines_of(entry()))
+
+
+class Away:
+    """A poll for a cluster without daemons."""
+
+    def __init__(self, _: object) -> None:
+        self.sighting = SimpleNamespace(picture=well(servers=(), storages=()), lost=None)
+
+    async def __aenter__(self) -> Away:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return
+
+    async def look(self) -> SimpleNamespace:
+        return self.sighting
+
+
+def test_a_change_is_told_once_also_when_the_coordinator_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    found = iter(([entry()], [], [entry(), entry(subject="s4")]))
+
+    async def history(*_: object) -> list[HistoryEntry]:
+        return next(found)
+
+    monkeypatch.setattr(event_command, "Poll", Away)
+    monkeypatch.setattr(event_command, "_history", history)
+    monkeypatch.setattr(event_command, "FOLLOW_SECONDS", 0)
+    monkeypatch.setattr(watching, "line_sink", lambda _: lambda lines: told.extend(line.text for line in lines))
+    reach: Any = SimpleNamespace(tls=None)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(event_command._follow(reach, 0, (), "info", "table"))
+    one, two = (
+        ["storage remove s3 began", "storage remove s3: done"],
+        ["storage remove s4 began", "storage remove s4: done"],
+    )
+    assert told == one + two
+
+
+class Daemon:
+    """Says what it has to say; another process has other numbers."""
+
+    def __init__(self) -> None:
+        self.began_ms, self.lines = 1, 0
+
+    async def events(self, after: int) -> Events:
+        found = tuple(event(number, number) for number in range(after + 1, self.lines + 1))
+        return Events(began_ms=self.began_ms, events=found)
+
+    async def close(self) -> None:
+        return
+
+
+async def _hear_twice(daemon: Daemon, change: Any) -> list[int]:
+    async with Listening(UUID(int=1), None, seconds=1) as listening:
+        listening._clients["server", "a", "x"] = daemon  # type: ignore[assignment]
+        heard = await listening._hear("server", "a", "x")
+        change()
+        again = await listening._hear("server", "a", "x")
+    return [one.number for events in (heard, again) for one in events.events]
+
+
+def test_what_was_heard_is_not_heard_again() -> None:
+    daemon = Daemon()
+    daemon.lines = 2
+
+    def go_on() -> None:
+        daemon.lines = 3
+
+    assert asyncio.run(_hear_twice(daemon, go_on)) == [1, 2, 3]
+
+    def start_again() -> None:
+        daemon.began_ms, daemon.lines = 2, 1
+
+    assert asyncio.run(_hear_twice(daemon, start_again)) == [1, 2, 3, 1]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86400)])
+def test_lengths_of_time(text: str, seconds: int) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "10", "m", "-5m", "1w", "1h30m", "9999999s"])
+def test_no_lengths_of_time(text: str) -> None:
+    with pytest.raises(BadArgument, match="no length of time"):
+        duration(text)

@@ -1,0 +1,270 @@
+"""`waltzctl verify-segments`, `rebuild-index`, `segment dump`: what was typed, and what came out. The work is done in
+`waltzd.storage.offline`.
+
+Paths name storage directories, partition directories or segments. They become absolute, so that the same thing named twice
+is seen to be the same. A link at the end of a path is refused: it can make one set of bytes look like two.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Iterable
+from typing import Annotated, Literal
+from uuid import UUID
+
+from typer import Argument, Option
+
+from waltzctl.shell.interruption import silence_stdout
+from waltzctl.shell.options import OUTPUT
+from waltzctl.shell.progress import Progress, Shown, ShownProgress
+from waltzctl.show import dump as shown
+from waltzctl.show import files
+from waltzctl.show.forms import AnyForm, put
+from waltzd.disk.real import GuestDisk, RealDisk, translate
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, NothingHere, NotRegularFile, Unsafe
+from waltzd.format.layout import CONTROL_NAME, IDENTITY_NAME, PROMISE_NAME, first_id_of
+from waltzd.storage.offline.dump import dump
+from waltzd.storage.offline.reindex import State, rebuild
+from waltzd.storage.offline.verify import Options, Target, partition_of, verify
+from waltzd.storage.offline.workers import processors
+
+_IDS = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
+Paths = Annotated[tuple[str, ...], Argument(metavar="PATH...")]
+Jobs = Annotated[
+    int | None, Option("-j", "--jobs", min=1, max=256, help="Processes to use; as many as processors by default.")
+]
+
+
+def verify_segments(
+    *,
+    paths: Paths,
+    jobs: Jobs = None,
+    read_only: Annotated[
+        bool,
+        Option(
+            "--read-only",
+            help="Check a directory although a daemon holds it; what it may be writing "
+            "at the end of each log is then not judged.",
+        ),
+    ] = False,
+    deep: Annotated[
+        bool, Option("--deep", help="Check each record once more by itself, with plain zlib. Much slower.")
+    ] = False,
+    key: Annotated[UUID | None, Option("--key", help="The cluster key that the data must have.")] = None,
+    output: AnyForm = "table",
+    progress: ShownProgress = Shown.AUTO,
+) -> int:
+    """Check all files of a storage: every checksum, header and index entry, the control and promise files, and that no
+    segment is missing. PATH is a storage directory, one of its partition directories, or one segment.
+
+    Nothing is written. The end is 0 when all is right, 8 when something was found, 1 when the check could not run.
+
+    \b
+    Examples:
+      waltzctl verify-segments /var/lib/waltz
+      waltzctl verify-segments /var/lib/waltz/0 /var/lib/waltz/1 -o json
+      waltzctl verify-segments --read-only --jobs 1 /var/lib/waltz
+    """
+    targets = resolve(paths)
+    options = Options(jobs=jobs or processors(), is_read_only=read_only, is_deep=deep, key=key)
+    started = time.monotonic()
+    with Progress("verify", progress) as course:
+        report = verify(RealDisk(), targets, options, course.update)
+    try:
+        put(files.report(report, seconds=time.monotonic() - started), output)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the exit code still tells the result
+        silence_stdout()
+    return EXIT_FINDINGS if report.findings else EXIT_OK
+
+
+def rebuild_index(
+    *,
+    paths: Paths,
+    jobs: Jobs = None,
+    left_out: Annotated[
+        tuple[str, ...],
+        Option(
+            "--leave-out",
+            metavar="FIRST-LAST",
+            help="Damaged ids that may be missing from the index. May be given several times; one partition only.",
+        ),
+    ] = (),
+    key: Annotated[
+        UUID | None, Option("--key", help="The cluster key that the data must have, where no control file says it.")
+    ] = None,
+    output: AnyForm = "table",
+    progress: ShownProgress = Shown.AUTO,
+) -> int:
+    """Make the index files of a storage again from its data files. An index that is right is left alone. The old index
+    stays until the new one is whole and on the disk, and a rebuild that was killed goes on when it is run again.
+
+    The storage must not be running. Data files are never changed. Damaged records stop the rebuild of their segment
+    unless their ids are named with --leave-out.
+
+    \b
+    Examples:
+      waltzctl rebuild-index /var/lib/waltz
+      waltzctl rebuild-index /var/lib/waltz/0 --leave-out 17-17 --jobs 2
+    """
+    targets = resolve(paths)
+    ranges = [_id_range(text) for text in left_out]
+    if ranges and not _is_one_partition(targets):
+        raise BadArgument(
+            "--leave-out names ids of one partition, and the paths are not one partition",
+            next_step="give the partition directory, or one of its segments",
+        )
+    started = time.monotonic()
+    with Progress("rebuild", progress) as course:
+        done = rebuild(GuestDisk(), targets, jobs=jobs or processors(), left_out=ranges, key=key, on_progress=course.update)
+    put(files.rebuilding(done, seconds=time.monotonic() - started), output)
+    refused = done.of(State.REFUSED)
+    if refused:
+        first = refused[0].findings[0]
+        more = f", {len(refused)} segments in all" if len(refused) > 1 else ""
+        raise Unsafe(
+            f"{first.path} is damaged{more}",
+            not_done="the indexes of these segments were not touched; data files never are",
+            next_step="rebuild the replica from the others, or name the ids with --leave-out FIRST-LAST",
+        )
+    return EXIT_OK
+
+
+def _id_range(text: str) -> tuple[int, int]:
+    given = _IDS.fullmatch(text)
+    if given is None:
+        raise BadArgument(f"--leave-out {text}: this is not FIRST-LAST, for example 17-17")
+    first, last = int(given[1]), int(given[2])
+    if first > last:
+        raise BadArgument(f"--leave-out {text}: the first id is above the last")
+    return first, last
+
+
+def _is_one_partition(targets: list[Target]) -> bool:
+    return len({target.directory for target in targets}) == 1 and bool(targets[0].directory)
+
+
+def dump_segment(
+    *,
+    path: Annotated[str, Argument(metavar="PATH")],
+    first_id: Annotated[int, Option("--from", min=0, help="The first transaction id to show.")] = 0,
+    last_id: Annotated[int | None, Option("--to", min=0, help="The last transaction id to show.")] = None,
+    output: Annotated[
+        Literal["table", "json", "csv", "hex"],
+        Option(
+            "-o",
+            "--output",
+            rich_help_panel=OUTPUT,
+            help="For people; JSON Lines, one for each item; CSV, a row for each entry; or all bytes, with their meaning.",
+        ),
+    ] = "table",
+    payload_bytes: Annotated[int | None, Option("--payload-bytes", min=0, help="How much of each payload to show.")] = None,
+) -> int:
+    """Show what a file holds: a segment (.seg), an index (.idx), the control file, the identity file, a promise file.
+
+    Damaged files are shown too. Bytes that are no sound record are printed where they stand, and the bad byte is marked
+    where one changed byte explains the damage. Nothing is written.
+
+    \b
+    Examples:
+      waltzctl segment dump /var/lib/waltz/0/0000000000000000000.seg
+      waltzctl segment dump -o hex --from 17 --to 17 /var/lib/waltz/0/0000000000000000000.seg
+      waltzctl segment dump -o json /var/lib/waltz/waltz-storage.ctl
+    """
+    if last_id is not None and last_id < first_id:
+        raise BadArgument(f"--from {first_id} is above --to {last_id}", not_done="nothing was shown")
+    sink = shown.sink(output, payload_bytes)
+    dump(RealDisk(), plain_file(path), sink, first_id=first_id, last_id=last_id)
+    return EXIT_OK
+
+
+# -- from paths to the things that they name ---------------------------------------------------------------------------
+
+
+def resolve(paths: Iterable[str]) -> list[Target]:
+    return [_resolve_one(path) for path in paths]
+
+
+def plain_file(path: str) -> str:
+    """The absolute path of something that is a plain file."""
+    mode = _mode_of(path)
+    if stat.S_ISDIR(mode):
+        raise BadArgument(f"{path} is a directory", not_done="nothing was read", next_step="give one file in it")
+    _refuse_special(path, mode)
+    return os.path.realpath(path)
+
+
+def _mode_of(path: str) -> int:
+    try:
+        return os.lstat(path).st_mode
+    except OSError as error:
+        raise translate(error, f"looking at {path}") from error
+    except ValueError as error:
+        raise BadArgument(f"{path!r} is no path") from error
+
+
+def _refuse_special(path: str, mode: int) -> None:
+    if stat.S_ISLNK(mode):
+        raise NotRegularFile(f"{path} is a link", next_step=f"give the real path: {os.path.realpath(path)}")
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise NotRegularFile(
+            f"{path} is neither a file nor a directory", next_step="give a storage directory, or a file in it"
+        )
+
+
+def _resolve_one(path: str) -> Target:
+    mode = _mode_of(path)
+    _refuse_special(path, mode)
+    whole = os.path.realpath(path)
+    if stat.S_ISREG(mode):
+        directory, _, name = whole.rpartition("/")
+        first_id = first_id_of(name)
+        if first_id is None:
+            raise BadArgument(
+                f"{path} is not named like a segment or an index",
+                not_done="nothing was read or changed",
+                next_step="give a storage directory, a partition directory, or a file such as 0000000000000000000.seg",
+            )
+        return Target(storage=_storage_of(directory), directory=directory, first_id=first_id)
+    names = _names(whole)
+    if _is_storage(whole, names):
+        return Target(storage=whole)
+    if any(first_id_of(name) is not None for name in names) or PROMISE_NAME in names:
+        return Target(storage=_storage_of(whole), directory=whole)
+    raise NothingHere(
+        f"{path} holds no Waltz data: no control file, no partition, no segment"
+        if names
+        else f"{path} is an empty directory"
+    )
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        raise translate(error, f"listing {directory}") from error
+
+
+def _is_storage(directory: str, names: list[str]) -> bool:
+    """A storage that has lost its control file still has partitions."""
+    if CONTROL_NAME in names or IDENTITY_NAME in names:
+        return True
+    for name in names:
+        inner = f"{directory}/{name}"
+        if partition_of(name) is None or os.path.islink(inner) or not os.path.isdir(inner):
+            continue
+        if any(first_id_of(inside) is not None for inside in _names(inner)):
+            return True
+    return False
+
+
+def _storage_of(directory: str) -> str:
+    """The storage directory around a partition directory; "" for one that stands alone."""
+    parent, _, name = directory.rpartition("/")
+    names = _names(parent or "/")
+    is_storage = partition_of(name) is not None and (CONTROL_NAME in names or IDENTITY_NAME in names)
+    return parent if is_storage else ""

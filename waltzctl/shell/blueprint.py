@@ -1,0 +1,166 @@
+"""What a cluster on this machine is made of, written down in its directory: key, sizes, and the port of every daemon.
+
+Chosen once, so that the cluster is the same one whenever it is brought up again. Beside it, `state.json` says which
+processes were started; it may be out of date, so readers look whether they still run.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import zlib
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, TypeVar
+from uuid import UUID, uuid4
+
+from waltzd.cluster.documents import Document, Name, decode, encode, whole
+from waltzd.disk.real import translate
+from waltzd.errors import NoLocalCluster, NotesDamaged, PortInUse
+from waltzd.format.layout import PARTITIONS_MAX
+
+D = TypeVar("D", bound=Document)
+HOST = "127.0.0.1"
+BLUEPRINT, STATE = "cluster.json", "state.json"
+PORTS = range(20_000, 32_000)
+"""Below the ports that systems give to outgoing connections, so that none is taken while its daemon is down."""
+STORAGES_MAX, SERVERS_MAX = 16, 16
+ZOOKEEPER = "zookeeper"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint(Document):
+    key: UUID
+    partitions: Annotated[int, whole(1, PARTITIONS_MAX)]
+    replication: int
+    storages: Annotated[int, whole(0, STORAGES_MAX)]
+    servers: Annotated[int, whole(0, SERVERS_MAX)]
+    ports: Mapping[Name, tuple[Annotated[int, whole(1, 65535)], ...]]
+    """For each daemon, the one for its callers, then the one for operators."""
+    is_founded: bool = False
+    """Its documents and replicas were made. From then on only the operator says which storages belong to it."""
+
+    def mistake(self) -> tuple[str, str] | None:
+        for name in self.names:
+            wanted = 1 if name == ZOOKEEPER else 2
+            if len(self.ports.get(name, ())) != wanted:
+                return f"ports.{name}", f"must be {wanted} of them"
+        return None
+
+    @property
+    def storage_names(self) -> list[str]:
+        return [f"storage-{number}" for number in range(1, self.storages + 1)]
+
+    @property
+    def server_names(self) -> list[str]:
+        return [f"server-{number}" for number in range(1, self.servers + 1)]
+
+    @property
+    def names(self) -> list[str]:
+        """In the order in which they are started."""
+        return [ZOOKEEPER, *self.storage_names, *self.server_names]
+
+    def addresses(self, name: str) -> tuple[str, ...]:
+        return tuple(f"{HOST}:{port}" for port in self.ports[name])
+
+
+@dataclass(frozen=True)
+class Life:
+    """A process that was started."""
+
+    pid: int
+    birth: str
+    log_from: int
+    """The offset in the log at which this process began."""
+    was_ready: bool = False
+
+
+@dataclass(frozen=True)
+class Lives(Document):
+    daemons: Mapping[Name, Life]
+
+
+def draw(directory: Path, *, partitions: int, replication: int, storages: int, servers: int) -> Blueprint:
+    """A new blueprint, with ports that are free at this moment."""
+    blueprint = Blueprint(key=uuid4(), partitions=partitions, replication=replication, storages=0, servers=0, ports={})
+    return grown(blueprint, directory, storages=storages, servers=servers)
+
+
+def grown(blueprint: Blueprint, directory: Path, *, storages: int, servers: int) -> Blueprint:
+    """The same cluster with more daemons, and ports for those that have none yet."""
+    larger = replace(blueprint, storages=storages, servers=servers)
+    taken = {port for ports in blueprint.ports.values() for port in ports}
+    free = free_ports(zlib.crc32(os.fsencode(directory.resolve())), taken)
+    more = {
+        name: (next(free),) if name == ZOOKEEPER else (next(free), next(free))
+        for name in larger.names
+        if name not in blueprint.ports
+    }
+    return replace(larger, ports={**blueprint.ports, **more})
+
+
+def free_ports(seed: int, taken: Container[int] = ()) -> Iterator[int]:
+    """Free ports, beginning at one that depends on the seed, so that two clusters made at the same time choose different
+    ones. `taken`: ports of daemons that may be down at this moment."""
+    for step in range(len(PORTS)):
+        port = PORTS[(seed + step) % len(PORTS)]
+        if port not in taken and is_free(port):
+            yield port
+    raise PortInUse(f"no port from {PORTS[0]} to {PORTS[-1]} is free at {HOST}")
+
+
+def is_free(port: int) -> bool:
+    """No process listens there. Connections that are just ending do not count: daemons can listen all the same."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """The file has these bytes, or is as it was."""
+    beside = path.with_name(path.name + ".new")
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise translate(error, f"writing {path}") from error
+
+
+def _read(path: Path, kind: type[D]) -> D | None:
+    try:
+        return decode(kind, path.read_bytes(), str(path), NotesDamaged)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise translate(error, f"reading {path}") from error
+
+
+def save_blueprint(directory: Path, blueprint: Blueprint) -> None:
+    write_whole(directory / BLUEPRINT, encode(blueprint))
+
+
+def load_blueprint(directory: Path) -> Blueprint:
+    found = _read(directory / BLUEPRINT, Blueprint)
+    if found is None:
+        raise NoLocalCluster(f"{directory} holds no cluster: there is no {BLUEPRINT}")
+    return found
+
+
+def save_lives(directory: Path, lives: Mapping[str, Life]) -> None:
+    write_whole(directory / STATE, encode(Lives(lives)))
+
+
+def load_lives(directory: Path) -> Mapping[str, Life]:
+    found = _read(directory / STATE, Lives)
+    return found.daemons if found is not None else {}

@@ -1,0 +1,215 @@
+"""`waltzctl context`: names for clusters, kept in a file of the user. Only `validate` contacts a cluster.
+
+A name never comes to mean another cluster by accident: it has to be removed first.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from waltzctl.shell.blueprint import load_blueprint
+from waltzctl.shell.options import From, Output
+from waltzctl.shell.reach import (
+    LOCAL_ROOT,
+    Context,
+    ContextName,
+    Contexts,
+    Meant,
+    Reach,
+    check_context,
+    contexts_path,
+    known_contexts,
+    load_contexts,
+    resolve,
+    save_contexts,
+    tls_of,
+    using,
+)
+from waltzctl.show.forms import AnyForm, Column, Columns, Listing, Page, put, put_json
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import ClusterMeta
+from waltzd.errors import EXIT_OK, AlreadyThere, BadArgument, ForeignCluster
+
+
+def add(
+    *,
+    name: Annotated[str, Argument(metavar="NAME")],
+    context: Annotated[Context, From(Context)],
+    is_used: Annotated[bool, Option("--use", help="Mean this cluster from now on.")] = False,
+    output: Output = "table",
+) -> int:
+    """Give a cluster a name, so that commands find it by `--context NAME`. It is not contacted: `waltzctl context
+    validate` does that. Paths of files are kept as absolute ones.
+
+    \b
+    Examples:
+      waltzctl context add payments --coordinator zk1:2181,zk2:2181 --root /waltz/payments --protected
+      waltzctl context add trial --coordinator 127.0.0.1:2181 --use
+    """
+    paths = ("directory", "tls_certificate", "tls_key", "tls_ca")
+    absolute = {one: os.path.abspath(path) for one in paths if (path := getattr(context, one)) is not None}
+    context = replace(context, **absolute)
+    check_context(context, "", BadArgument)
+    _check_values(context)
+    contexts = load_contexts()
+    before = contexts.named.get(name)
+    if before is not None and before != context:
+        raise AlreadyThere(
+            f"there is a context {name} already: {where(before)}",
+            not_done="the context was not changed",
+            next_step=f"choose another name, or take the old one away with `waltzctl context remove {name}`",
+        )
+    is_current = is_used or contexts.current == name
+    save_contexts(Contexts(current=name if is_used else contexts.current, named={**contexts.named, name: context}))
+    _told(name, is_current, f"{name} is {where(context)}{', and meant from now on' if is_current else ''}.", output)
+    return EXIT_OK
+
+
+def _told(name: str, is_current: bool, sentence: str, output: str) -> None:
+    """What a change of the file came to."""
+    if output == "json":
+        put_json({"context": name, "is_current": is_current, "file": str(contexts_path())})
+    else:
+        typer.echo(sentence)
+
+
+def _check_values(context: Context) -> None:
+    """Raises for mistakes that can be seen without contacting the cluster."""
+    if context.directory is not None:
+        load_blueprint(Path(context.directory))
+        return
+    from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+
+    assert context.coordinator is not None
+    ZooKeeperCoordinator(context.coordinator, context.root or LOCAL_ROOT)
+    tls_of(context.tls_certificate, context.tls_key, context.tls_ca)
+
+
+def where(context: Context) -> str:
+    if context.directory is not None:
+        return f"the cluster in {context.directory}"
+    return f"{context.coordinator}{context.root or LOCAL_ROOT}"
+
+
+def use(*, name: ContextName, output: Output = "table") -> int:
+    """Mean this cluster from now on, wherever neither an option nor a variable names another one.
+
+    \b
+    Examples:
+      waltzctl context use payments
+      waltzctl context use trial
+    """
+    contexts = load_contexts()
+    context = contexts.get(name)
+    save_contexts(replace(contexts, current=name))
+    _told(name, True, f"{name} is meant from now on: {where(context)}{', protected' if context.protected else ''}.", output)
+    return EXIT_OK
+
+
+def list_(*, output: AnyForm = "table") -> int:
+    """Show the clusters that have names, and which one is meant when nothing else is said.
+
+    \b
+    Examples:
+      waltzctl context list
+      waltzctl context list -o name
+    """
+    contexts = load_contexts()
+    rows = [
+        {"name": name, "current": name == contexts.current, "cluster": where(context), "protected": context.protected,
+         "certificate": context.tls_certificate, **{key: value for key, value in asdict(context).items()
+                                                    if key != "protected"}}
+        for name, context in sorted(contexts.named.items())
+    ]  # fmt: skip
+    columns: Columns[Any] = (
+        Column("name"),
+        Column("current"),
+        Column("cluster"),
+        Column("protected"),
+        Column("certificate", is_wide=True),
+    )
+    nothing = "No cluster has a name yet: waltzctl context add NAME --coordinator HOST:PORT"
+    more = {"file": str(contexts_path()), "current": contexts.current}
+    put(Listing(kind="contexts", columns=columns, rows=rows, nothing=nothing, more=more), output)
+    return EXIT_OK
+
+
+def remove(*, name: ContextName, output: Output = "table") -> int:
+    """Forget a name. The cluster is not touched.
+
+    \b
+    Examples:
+      waltzctl context remove trial
+      waltzctl context remove payments
+    """
+    contexts = load_contexts()
+    contexts.get(name)
+    left = {other: context for other, context in contexts.named.items() if other != name}
+    was_current = contexts.current == name
+    save_contexts(Contexts(current=None if was_current else contexts.current, named=left))
+    sentence = f"{name} is forgotten; the cluster is as it was.{' No cluster is meant now.' if was_current else ''}"
+    _told(name, False, sentence, output)
+    return EXIT_OK
+
+
+# -- which one is meant ------------------------------------------------------------------------------------------------
+
+
+def show(*, reach: Meant, output: AnyForm = "table") -> int:
+    """Show which cluster a command would mean here, and who said so. An option counts most, then a variable, then the
+    context, then the cluster that `waltzctl up` made in this directory. The cluster is not contacted.
+
+    \b
+    Examples:
+      waltzctl context show
+      waltzctl context show --coordinator 127.0.0.1:2181 --root /waltz/payments -o json
+    """
+    rows = [{"setting": name, "value": value, "said_by": origin} for name, (value, origin) in reach.origins.items()]
+    columns: Columns[Any] = (Column("setting"), Column("value"), Column("said by"))
+    more = {"cluster": reach.name, "where": reach.where, "is_protected": reach.is_protected}
+    put(Listing(kind="settings", columns=columns, rows=rows, more=more), output)
+    return EXIT_OK
+
+
+def validate(
+    *,
+    name: Annotated[str | None, Argument(metavar="[NAME]", autocompletion=known_contexts)] = None,
+    output: AnyForm = "table",
+) -> int:
+    """Contact a cluster by its name, or the one that is meant here: ZooKeeper answers, a cluster is there, and your
+    certificate is one of it. It ends with 6 when ZooKeeper does not answer, and with 3 when there is
+    no cluster.
+
+    \b
+    Examples:
+      waltzctl context validate
+      waltzctl context validate payments -o json
+    """
+    reach = resolve({"context": name})
+    found = using(reach, Cluster.meta)
+    check_certificate(found, reach)
+    told = {"context": reach.name, "where": reach.where, "name": found.name, "cluster_key": str(found.key),
+            "partitions": found.partitions, "created": found.created}  # fmt: skip
+
+    def draw(_out: Any) -> None:
+        typer.echo(f"{reach.name} is the cluster {found.name}, key {found.key}, {found.partitions} partitions")
+        typer.echo(f"at {reach.where}")
+
+    columns: Columns[Any] = tuple(Column(name) for name in told)
+    put(Page(told=told, draw=draw, things=Listing(kind="contexts", columns=columns, rows=[told])), output)
+    return EXIT_OK
+
+
+def check_certificate(found: ClusterMeta, reach: Reach) -> None:
+    if reach.tls is not None and reach.tls.identity.key != found.key:
+        raise ForeignCluster(
+            f"the certificate belongs to the cluster {reach.tls.identity.key}; {reach.where} is {found.name}, {found.key}",
+            not_done="nothing was asked of any daemon",
+            next_step="use a certificate of that cluster, or correct the address and root of the context",
+        )

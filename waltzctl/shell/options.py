@@ -1,0 +1,223 @@
+"""How a typed function becomes a command, and options that have no better home.
+
+A command is a plain function: its parameters are its options and arguments, as typer reads them, and what it returns is the
+exit code. A parameter `Annotated[T, From(maker)]` has no option of its own: `maker`, a function or a dataclass, has
+parameters in turn, and the command gets what it makes. So options that many commands share are declared once, next to the
+value that they become, and are checked there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import typer
+from typer import Option
+from typer.core import TyperCommand
+
+OWN, CHANGE, SPARK, CLUSTER, OUTPUT = "Options", "Change", "Spark", "Cluster", "Output"
+"""Sections of a help page, in their order: what is the command's own comes first."""
+_COLUMN_MAX = 30
+_METAVARS = {"int": "N", "int range": "N", "uuid": "UUID", "directory": "DIR", "file": "FILE", "str": "TEXT"}
+"""Type, as typer calls it → what stands for a value, unless the option says it better."""
+_WANTED = {
+    **dict.fromkeys(("int", "int range"), "a whole number"),
+    **dict.fromkeys(("float", "float range"), "a number"),
+    "uuid": "a UUID, like 5e0f0c8e-0d2f-4d0e-9a53-0a6f2f3c7b11",
+}
+"""Type, as typer calls it → what a value of it is, to a person who mistyped one."""
+_RANGE = re.compile(r"(?:(?P<low>[-0-9.]+)<=)?x(?:<=(?P<high>[-0-9.]+)|>=(?P<least>[-0-9.]+))")
+"""How typer spells bounds on a help page."""
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+Output = Annotated[
+    Literal["table", "json"], Option("-o", "--output", rich_help_panel=OUTPUT, help="For people, or for scripts.")
+]
+Timeout = Annotated[
+    float, Option("--timeout", min=0.1, max=60, metavar="SECONDS", help="How long to wait for each answer.")
+]
+Key = Annotated[UUID | None, Option("--key", help="The cluster key that the storage must have.")]
+
+
+@dataclass(frozen=True)
+class From:
+    """Marks a parameter that is made of options."""
+
+    maker: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Bare:
+    """Marks an option that may stand without a value, and then has this one."""
+
+    value: str
+
+
+@dataclass(frozen=True)
+class Negative:
+    """Marks an argument that may begin with a dash."""
+
+
+class Misused(typer.BadParameter):
+    """Options or arguments that do not go together."""
+
+    def format_message(self) -> str:
+        return self.message
+
+
+def positive(text: str) -> float:
+    """A number above 0, of any unit."""
+    try:
+        found = float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number.") from None
+    if not found > 0:
+        raise typer.BadParameter(f"{found:g} is not more than 0.")
+    return found
+
+
+def confirmed(question: str) -> bool:
+    """Whether the person says yes. All of it is on standard error; typer alone would put a blank on standard output."""
+    with redirect_stdout(sys.stderr):
+        return typer.confirm(question)
+
+
+def typed(question: str) -> str:
+    with redirect_stdout(sys.stderr):
+        return str(typer.prompt(question, default="", show_default=False))
+
+
+class Command(TyperCommand):
+    bare: Mapping[str, str] = {}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, list(self.completed(args)))
+        except typer.BadParameter as mistake:
+            type_ = getattr(mistake.param, "type", None)
+            value, is_not, _ = mistake.message.partition(" is not ")
+            if is_not and getattr(type_, "name", None) in _WANTED:
+                mistake.message = f"{value} is not {_wanted(type_)}."
+            raise
+
+    def completed(self, args: Sequence[str]) -> Iterator[str]:
+        """The arguments, with the value of each option that stands without one."""
+        for word, following in pairwise([*args, "-"]):
+            yield word
+            if word in self.bare and following.startswith("-"):
+                yield self.bare[word]
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["[OPTIONS]", *(param.make_metavar(ctx) for param in self.params if param.param_type_name == "argument")]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {name: [] for name in (OWN, CHANGE, SPARK, CLUSTER, OUTPUT)}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None and param.param_type_name == "option":
+                head, text = record
+                text = _RANGE.sub(lambda found: _between(found["low"] or found["least"], found["high"]), text)
+                sections[getattr(param, "rich_help_panel", None) or OWN].append((head, text))
+        column = min(_COLUMN_MAX, max(len(head) for rows in sections.values() for head, _ in rows))
+        for name, rows in sections.items():
+            if rows:
+                with formatter.section(name):
+                    formatter.write_dl([(head.ljust(column), text) for head, text in rows])
+
+
+def _wanted(type_: Any) -> str:
+    """`typer` says "'x' is not a valid int range", and of a number "-1 is not in the range x>=0"."""
+    low, high = getattr(type_, "min", None), getattr(type_, "max", None)
+    is_bounded = low is not None or high is not None
+    return _WANTED[type_.name] + (f" {_between(low, high)}" if is_bounded else "")
+
+
+def _between(low: object, high: object) -> str:
+    if high is None:
+        return f"from {low} on"
+    return f"up to {high}" if low is None else f"from {low} to {high}"
+
+
+def command_of(name: str, function: Callable[..., int]) -> TyperCommand:
+    """The command that runs this function. Parameters of the same name, of several makers, are one option."""
+    parameters = {parameter.name: parameter for parameter in _parameters(function)}
+    marks = {name: _marks(parameter) for name, parameter in parameters.items()}
+
+    def run(**given: Any) -> int:
+        made = _made(function, given)
+        assert isinstance(made, int)
+        return made
+
+    run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    run.__doc__ = function.__doc__
+    is_negative = any(isinstance(mark, Negative) for found in marks.values() for mark in found)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name, cls=Command, context_settings=HELP | {"ignore_unknown_options": is_negative})(run)
+    command = typer.main.get_command(app)
+    assert isinstance(command, Command)
+    for param in command.params:
+        param.metavar = param.metavar or _METAVARS.get(param.type.name)
+    command.bare = {
+        option: mark.value
+        for param in command.params
+        for mark in marks.get(str(param.name), ())
+        if isinstance(mark, Bare)
+        for option in param.opts
+    }
+    return command
+
+
+def _signature(maker: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(maker, eval_str=True).parameters.values())
+
+
+def _marks(parameter: inspect.Parameter) -> tuple[Any, ...]:
+    return getattr(parameter.annotation, "__metadata__", ())
+
+
+def _maker(parameter: inspect.Parameter) -> Callable[..., Any] | None:
+    return next((mark.maker for mark in _marks(parameter) if isinstance(mark, From)), None)
+
+
+def _element(parameter: inspect.Parameter) -> Any:
+    """The type of one value of an option that may be repeated: typer knows lists, and our values are tuples."""
+    base = typing.get_args(parameter.annotation)[0] if _marks(parameter) else parameter.annotation
+    inside = typing.get_args(base)
+    return inside[0] if typing.get_origin(base) is tuple and inside[1:] == (...,) else None
+
+
+def _parameters(maker: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    for parameter in _signature(maker):
+        inner, element = _maker(parameter), _element(parameter)
+        if inner is not None:
+            yield from _parameters(inner)
+        elif element is None:
+            yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        else:
+            yield parameter.replace(
+                kind=inspect.Parameter.KEYWORD_ONLY,
+                annotation=Annotated[types.GenericAlias(list, (element,)), *_marks(parameter)],
+                default=None if parameter.default == () else parameter.default,
+            )
+
+
+def _made(maker: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    values = {}
+    for parameter in _signature(maker):
+        inner = _maker(parameter)
+        if inner is not None:
+            values[parameter.name] = _made(inner, given)
+        elif _element(parameter) is not None:
+            values[parameter.name] = tuple(given[parameter.name] or ())
+        else:
+            values[parameter.name] = given[parameter.name]
+    return maker(**values)

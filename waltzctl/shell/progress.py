@@ -1,0 +1,214 @@
+"""What is going on, on standard error: for people one line that is written over, and nothing when that is no terminal; for
+programs (`--progress json`) an object a line, whatever standard error is. A wait for an answer is named once it has lasted
+longer than a moment: silence looks like a tool that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Annotated, Protocol, Self
+
+import typer
+from typer import Option
+
+from waltzctl.shell.options import OUTPUT
+from waltzctl.show.terminal import printable, rate, size
+
+VERSION = 1
+_UPDATE_SECONDS = 0.1
+_LATELY_SECONDS = 15.0
+"""What was done before says little of how fast it goes now."""
+MOMENT_SECONDS = 1.0
+
+
+class Shown(enum.StrEnum):
+    AUTO = "auto"
+    JSON = "json"
+    OFF = "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amount:
+    """How much is done, like transactions that were copied."""
+
+    done: int
+    total: int
+    unit: str
+
+    @property
+    def percent(self) -> int:
+        return 100 * self.done // max(1, self.total)
+
+
+class Say(Protocol):
+    def __call__(self, sentence: str, amount: Amount | None = None, /) -> None:
+        """Called again and again with what is being waited for."""
+
+
+class Course:
+    """The speed of the last seconds. Pure: moments are given to it."""
+
+    def __init__(self, lately: float = _LATELY_SECONDS) -> None:
+        self._lately = lately
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def see(self, at: float, amount: Amount) -> tuple[float, float] | None:
+        """How much a second, and for how many seconds more; None as long as nothing can be told."""
+        if self._seen and amount.done < self._seen[-1][1]:
+            self._seen.clear()  # something began anew
+        self._seen.append((at, amount.done))
+        while len(self._seen) > 2 and self._seen[1][0] <= at - self._lately:
+            self._seen.popleft()
+        (start, before), (end, after) = self._seen[0], self._seen[-1]
+        if after <= before or end <= start:
+            return None
+        speed = (after - before) / (end - start)
+        return speed, max(0.0, (amount.total - after) / speed)
+
+
+ShownProgress = Annotated[
+    Shown,
+    Option(
+        "--progress",
+        rich_help_panel=OUTPUT,
+        help="On standard error, while it works: a line on a terminal, an object a line for programs, or nothing.",
+    ),
+]
+
+
+class _Line:
+    """The line on a terminal that is written over, or the JSON objects in its place."""
+
+    def __init__(self, shown: str) -> None:
+        self._writes_json = shown == Shown.JSON
+        self._writes_line = shown == Shown.AUTO and sys.stderr.isatty()
+        self._started = time.monotonic()
+        self._width = 0
+
+    @property
+    def _is_shown(self) -> bool:
+        return self._writes_json or self._writes_line
+
+    def _write_event(self, event: Mapping[str, object]) -> None:
+        self._put(json.dumps(event) + "\n")
+
+    def _write_over(self, line: str) -> None:
+        line = line[: shutil.get_terminal_size().columns - 1]
+        self._put("\r" + line.ljust(self._width))
+        self._width = len(line)
+
+    def _put(self, text: str) -> None:
+        with suppress(OSError):  # a terminal that went away
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._width:
+            self._put("\r" + " " * self._width + "\r")
+
+
+class Waiting(_Line):
+    """Shows what a command waits for."""
+
+    def __init__(self, shown: str = Shown.AUTO) -> None:
+        super().__init__(shown)
+        self._course = Course()
+        self._said = ""
+
+    def say(self, sentence: str, amount: Amount | None = None, /) -> None:
+        if not self._is_shown:
+            return
+        seconds = time.monotonic() - self._started
+        course = None if amount is None else self._course.see(seconds, amount)
+        if self._writes_json:
+            if sentence != self._said:
+                self._write_event(event(seconds, sentence, amount, course))
+            self._said = sentence
+            return
+        far = ""  # first, as a narrow terminal shows the beginning only
+        if amount is not None and course is not None:
+            speed = f"{rate(round(course[0]), 1)} MB/s, " if amount.unit == "bytes" else ""
+            far = f"{amount.percent} %, {speed}about {duration(course[1])} left; "
+        self._write_over(f"{seconds:4.1f} s  {far}{printable(sentence)}")
+
+
+class Progress(_Line):
+    """Shows how far the command itself is through so many bytes."""
+
+    def __init__(self, what: str, shown: str = Shown.AUTO) -> None:
+        super().__init__(shown)
+        self._what = what
+        self._last = self._started
+
+    def update(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if not self._is_shown or (now - self._last < _UPDATE_SECONDS and done < total):
+            return
+        self._last = now
+        seconds = now - self._started
+        speed = done / seconds if seconds else 0.0
+        left = (total - done) / speed if speed else 0.0
+        if self._writes_json:
+            amount = Amount(done=done, total=total, unit="bytes")
+            self._write_event(event(seconds, self._what, amount, (speed, left) if speed else None))
+            return
+        self._write_over(f"{self._what}: {size(done)} of {size(total)}, {rate(done, seconds)} MB/s, {left:.0f} s left")
+
+
+def event(seconds: float, sentence: str, amount: Amount | None, course: tuple[float, float] | None) -> dict[str, object]:
+    """As JSON. `course`: how much a second, and for how many seconds more."""
+    found: dict[str, object] = {
+        "version": VERSION, "event": "progress", "seconds": round(seconds, 3), "text": sentence,
+    }  # fmt: skip
+    if amount is not None:
+        speed, left = course if course is not None else (None, None)
+        found |= {
+            "unit": amount.unit,
+            "done": amount.done,
+            "total": amount.total,
+            "per_second": None if speed is None else round(speed, 1),
+            "seconds_left": None if left is None else round(left, 1),
+        }
+    return found
+
+
+def duration(seconds: float) -> str:
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+# -- one wait ----------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def waiting_aloud(what: Callable[[], str]) -> AsyncIterator[None]:
+    """Says on standard error what is waited for, once it lasts longer than a moment. `what` is asked then; an empty
+    sentence is not said."""
+
+    async def say() -> None:
+        await asyncio.sleep(MOMENT_SECONDS)
+        sentence = what()
+        if sentence:
+            with suppress(OSError):  # a terminal that went away
+                typer.echo(printable(f"{sentence} …"), err=True)
+
+    saying = asyncio.create_task(say())
+    try:
+        yield
+    finally:
+        saying.cancel()
+        with suppress(asyncio.CancelledError):
+            await saying

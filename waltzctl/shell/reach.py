@@ -1,0 +1,501 @@
+"""Which cluster a command means, how it is reached, and with which certificate.
+
+Four places may say so; each value is taken from the first that has it: an option, a variable of the environment, the
+context, and at last the cluster that `waltzctl up` made in `./waltz-local`. A context is a cluster with a name, kept in a
+file of the user. No cluster is contacted before `using`, and what is wrong with the files of a certificate is said first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+import yaml
+from typer import Argument, Option
+
+from waltzctl.shell.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint, write_whole
+from waltzctl.shell.options import CLUSTER, From
+from waltzctl.shell.progress import waiting_aloud
+from waltzd.disk.real import translate
+from waltzd.errors import (
+    BadArgument,
+    BadConfig,
+    CannotConnect,
+    NoClusterNamed,
+    NoSuchName,
+    NotesDamaged,
+    NotPermitted,
+    TlsMismatch,
+    WaltzError,
+    WrongPeer,
+)
+from waltzd.protocol.address import is_name
+from waltzd.protocol.role import Role
+from waltzd.wire.tls import Tls, speaks_tls
+
+LOCAL_DIRECTORY = "waltz-local"
+LOCAL_ROOT = "/waltz"
+CONTEXTS_VARIABLE = "WALTZ_CONTEXTS"
+_NO_CLUSTER_ASKED = "nothing was asked of any cluster"
+_NO_DAEMON_ASKED = "nothing was asked of any daemon"
+COMPLETION_SECONDS = 2.0
+"""How long a shell waits for names."""
+T = TypeVar("T")
+
+# -- what may be said --------------------------------------------------------------------------------------------------
+
+MEANT: dict[str, tuple[str, str]] = {
+    "context": ("NAME", "A cluster by its name: `waltzctl context list`."),
+    "directory": ("DIR", "A cluster on this machine, made by `waltzctl up DIR`."),
+    "coordinator": ("HOST:PORT,…", "Addresses of the ZooKeeper ensemble."),
+    "root": ("PATH", f"Where the cluster's documents are in ZooKeeper; {LOCAL_ROOT} by default."),
+    "tls_certificate": ("FILE", "Your certificate, with the role operator. These three, or none."),
+    "tls_key": ("FILE", "Its key, which only you may read."),
+    "tls_ca": ("FILE", "The authorities that sign the daemons' certificates."),
+}
+"""Every setting that says which cluster is meant: what stands for its value, and its meaning. `option` and `variable` are
+its two names."""
+_PLACES = ("context", "directory", "coordinator")
+_TLS = ("tls_certificate", "tls_key", "tls_ca")
+
+
+def option(setting: str) -> str:
+    return "--" + setting.replace("_", "-")
+
+
+def variable(setting: str) -> str:
+    return "WALTZ_" + setting.upper()
+
+
+def meant(setting: str, **more: Any) -> Any:
+    """As an option of every command. The variable is read by `resolve`, which remembers who said what."""
+    metavar, meaning = MEANT[setting]
+    help_ = f"{meaning} [env var: {variable(setting)}]"
+    return Option(option(setting), metavar=metavar, help=help_, rich_help_panel=CLUSTER, **more)
+
+
+def kept(setting: str) -> Any:
+    """As an option of `context add`, which writes it down and reads no variable."""
+    metavar, meaning = MEANT[setting]
+    return Option(option(setting), metavar=metavar, help=meaning)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """A cluster with a name. Either `directory` is given, of a cluster on this machine, or `coordinator`."""
+
+    coordinator: Annotated[str | None, kept("coordinator")] = None
+    root: Annotated[str | None, kept("root")] = None
+    directory: Annotated[str | None, kept("directory")] = None
+    tls_certificate: Annotated[str | None, kept("tls_certificate")] = None
+    tls_key: Annotated[str | None, kept("tls_key")] = None
+    tls_ca: Annotated[str | None, kept("tls_ca")] = None
+    protected: Annotated[bool, Option("--protected", help="To change something there, NAME has to be typed.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contexts:
+    current: str | None
+    named: Mapping[str, Context]
+
+    def get(self, name: str) -> Context:
+        if name not in self.named:
+            raise unknown("context", name, self.named, not_done=_NO_CLUSTER_ASKED)
+        return self.named[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    hosts: str
+    root: str
+    tls: Tls | None
+    name: str
+    """The name of the context, or where the cluster is."""
+    is_protected: bool
+    origins: Mapping[str, tuple[str, str]]
+    """What was decided, and by whom: setting → (value, origin)."""
+    directory: Path | None = None
+    """The directory of a cluster on this machine."""
+
+    @property
+    def where(self) -> str:
+        return f"{self.hosts}{self.root}"
+
+
+def unknown(kind: str, name: str, there: Any, *, not_done: str = "nothing was changed") -> NoSuchName:
+    """The error for a name that is not there, with the nearest one that is."""
+    import difflib
+
+    names = sorted(map(str, there))
+    near = difflib.get_close_matches(name, names, n=1)
+    if near:
+        next_step = f"did you mean {near[0]}?"
+    elif names:
+        next_step = f"there are: {', '.join(names)}"
+    else:
+        next_step = f"there is no {kind} at all"
+    return NoSuchName(f"there is no {kind} {name}", not_done=not_done, next_step=next_step)
+
+
+def check_name(name: str, *, not_done: str = "") -> None:
+    if not is_name(name):
+        words = f"{name!r} is not a name: letters, digits, dots, dashes and underscores, at most 64"
+        raise BadArgument(words, not_done=not_done)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def contexts_path() -> Path:
+    given = os.environ.get(CONTEXTS_VARIABLE)
+    if given:
+        return Path(given)
+    home = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(home) if home else Path.home() / ".config") / "waltz" / "contexts.yml"
+
+
+def load_contexts() -> Contexts:
+    path = contexts_path()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Contexts(current=None, named={})
+    except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError):
+            raise translate(error, f"reading {path}") from error
+        raise NotesDamaged(f"{path} is not UTF-8 text") from error
+    try:
+        found = yaml.safe_load(text) or {}
+        named = {str(name): _context(path, str(name), given) for name, given in (found.get("contexts") or {}).items()}
+        current = found.get("current")
+    except (yaml.YAMLError, AttributeError, ValueError, RecursionError) as error:  # ValueError: a date that is none
+        raise NotesDamaged(f"{path} cannot be understood: {error}") from error
+    return Contexts(current=None if current is None else str(current), named=named)
+
+
+def _context(path: Path, name: str, given: Any) -> Context:
+    known = {field.name: field for field in fields(Context)}
+    if not isinstance(given, dict):
+        raise NotesDamaged(f"{path}: context {name} is not a list of settings")
+    for key, value in given.items():
+        if key not in known:
+            raise NotesDamaged(f"{path}: context {name} has a setting {key}, which is not known")
+        if not isinstance(value, bool if key == "protected" else str):
+            raise NotesDamaged(f"{path}: context {name}: {key} cannot be {value!r}")
+    context = Context(**given)
+    check_context(context, f"{path}: context {name}: ", NotesDamaged)
+    return context
+
+
+def check_context(context: Context, place: str, kind: type[NotesDamaged | BadArgument]) -> None:
+    if (context.coordinator is None) == (context.directory is None):
+        raise kind(f"{place}it needs either a coordinator or the directory of a cluster on this machine")
+    if context.directory is not None and (context.root or context.tls_certificate or context.tls_key or context.tls_ca):
+        raise kind(f"{place}a cluster on this machine has its own root and no certificates")
+
+
+def save_contexts(contexts: Contexts) -> None:
+    for name in contexts.named:
+        check_name(name)
+    path = contexts_path()
+    named = {
+        name: {key: value for key, value in asdict(context).items() if value not in (None, False)}
+        for name, context in sorted(contexts.named.items())
+    }
+    text = yaml.safe_dump({"current": contexts.current, "contexts": named}, sort_keys=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise translate(error, f"writing {path}") from error
+    write_whole(path, text.encode())
+
+
+# -- from what was said to a cluster -----------------------------------------------------------------------------------
+
+
+def resolve(given: Mapping[str, str | None]) -> Reach:
+    """`given`: what options said, by their names, None where they said nothing."""
+    _check_options(given)
+    said = _said(given)
+    origins: dict[str, tuple[str, str]] = {}
+    if "directory" in said and "coordinator" in said:
+        raise BadArgument(
+            f"{said['directory'][1]} and {said['coordinator'][1]} name two clusters",
+            not_done=_NO_CLUSTER_ASKED,
+            next_step="unset one of them, or say which cluster you mean by an option",
+        )
+    context, name = Context(), ""
+    if "directory" not in said and "coordinator" not in said:
+        context, name = _chosen_context(said.get("context"), origins)
+    if given.get("context") and context.tls_certificate is not None:
+        said = {field: found for field, found in said.items() if field not in _TLS or found[1].startswith("--")}
+    if not said.keys().isdisjoint(_TLS):  # all three from one place
+        context = replace(context, tls_certificate=None, tls_key=None, tls_ca=None)
+
+    def take(field: str) -> str | None:
+        value, origin = said[field] if field in said else (getattr(context, field), f"context {name}")
+        if value is not None:
+            origins[field] = (value, origin)
+        return value
+
+    if context.protected:
+        origins["protected"] = ("true", f"context {name}")
+    directory, coordinator = take("directory"), take("coordinator")
+    if directory is None and coordinator is None:
+        if not (Path(LOCAL_DIRECTORY) / BLUEPRINT).exists():
+            raise NoClusterNamed("nothing says which cluster is meant")
+        directory = LOCAL_DIRECTORY
+        origins["directory"] = (directory, "the cluster that `waltzctl up` made here")
+    if directory is not None:
+        hosts = load_blueprint(Path(directory)).addresses(ZOOKEEPER)[0]
+        origins |= {"coordinator": (hosts, f"{directory}/{BLUEPRINT}"), "root": (LOCAL_ROOT, "every local cluster")}
+        return Reach(hosts=hosts, root=LOCAL_ROOT, tls=None, name=name or directory, is_protected=context.protected,
+                     origins=origins, directory=Path(directory))  # fmt: skip
+    assert coordinator is not None
+    root = take("root")
+    if root is None:
+        root = LOCAL_ROOT
+        origins["root"] = (root, "the default")
+    certificate, key, ca = map(take, _TLS)
+    return Reach(hosts=coordinator, root=root, tls=tls_of(certificate, key, ca), name=name or f"{coordinator}{root}",
+                 is_protected=context.protected, origins=origins)  # fmt: skip
+
+
+def _said(given: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
+    """What options and variables say: setting → (value, who said so). An option that names a cluster means that cluster,
+    whatever variables say of another one; a person's certificate may be good for many."""
+    found: dict[str, tuple[str, str]] = {}
+    options = {name for name, value in given.items() if value}
+    overruled = set(_PLACES) if options & set(_PLACES) else set[str]()
+    if options & {"context", "directory"}:
+        overruled.add("root")
+    for name in MEANT:
+        value = given.get(name)
+        if value:
+            found[name] = (value, option(name))
+        elif (there := os.environ.get(variable(name))) and name not in overruled:
+            found[name] = (there, variable(name))
+    return found
+
+
+def _check_options(given: Mapping[str, str | None]) -> None:
+    """Two options that cannot both be meant."""
+    said = [name for name, value in given.items() if value]
+    places = [option(name) for name in _PLACES if name in said]
+    if len(places) > 1:
+        raise BadArgument(
+            f"{' and '.join(places)} name {len(places)} clusters",
+            not_done=_NO_CLUSTER_ASKED,
+            next_step="say one of them only",
+        )
+    if "directory" in said and len(said) > 1:
+        rest = " and ".join(option(name) for name in said if name != "directory")
+        raise BadArgument(
+            f"{rest} with --directory: a cluster on this machine has its own root and no certificates",
+            not_done=_NO_CLUSTER_ASKED,
+            next_step=f"leave {rest} out",
+        )
+
+
+def _chosen_context(said: tuple[str, str] | None, origins: dict[str, tuple[str, str]]) -> tuple[Context, str]:
+    """The context that was asked for, or the current one, or an empty one; and its name."""
+    contexts = load_contexts()
+    if said is not None:
+        origins["context"] = said
+    elif contexts.current is not None:
+        origins["context"] = (contexts.current, str(contexts_path()))
+    else:
+        return Context(), ""
+    name, _ = origins["context"]
+    return contexts.get(name), name
+
+
+# -- the certificate ---------------------------------------------------------------------------------------------------
+
+
+def tls_of(certificate: str | None, key: str | None, ca: str | None) -> Tls | None:
+    if certificate is None or key is None or ca is None:
+        given = dict(zip(_TLS, (certificate, key, ca), strict=True))
+        missing = [name for name, path in given.items() if path is None]
+        if len(missing) == len(given):
+            return None
+        there = " and ".join(option(name) for name in given if name not in missing)
+        raise BadArgument(
+            f"{there} without {' and '.join(map(option, missing))}: a certificate needs all three",
+            not_done=_NO_DAEMON_ASKED,
+            next_step=f"give {' and '.join(f'{option(one)} or {variable(one)}' for one in missing)} too, or none of them",
+        )
+    for path in (certificate, key, ca):
+        _check_there(path)
+    try:
+        tls = Tls(certificate, key, ca, role=None)
+    except BadConfig as error:
+        raise BadArgument(
+            error.message, not_done=_NO_DAEMON_ASKED, next_step="correct the file, or give another one"
+        ) from error
+    if tls.identity.role is not Role.OPERATOR:
+        raise NotPermitted(
+            f"{certificate} has the role {tls.identity.role}; waltzctl needs the role {Role.OPERATOR}",
+            not_done=_NO_DAEMON_ASKED,
+            next_step=f"use a certificate with the role {Role.OPERATOR}",
+        )
+    return tls
+
+
+def _check_there(path: str) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise translate(error, f"opening {path}") from error
+
+
+# -- what a shell offers behind TAB ------------------------------------------------------------------------------------
+# Names that the cluster has at this moment. A person does not wait long for them, and a shell has no place for errors.
+
+
+def known_storages(ctx: typer.Context, incomplete: str) -> list[str]:
+    return _names(ctx, "storages", incomplete)
+
+
+def known_servers(ctx: typer.Context, incomplete: str) -> list[str]:
+    return _names(ctx, "servers", incomplete)
+
+
+def known_contexts(incomplete: str) -> list[str]:
+    with suppress(WaltzError):
+        return [name for name in sorted(load_contexts().named) if name.startswith(incomplete)]
+    return []
+
+
+def _names(ctx: typer.Context, kind: str, incomplete: str) -> list[str]:
+    from waltzd.client import loop
+    from waltzd.cluster.cluster import Cluster
+    from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+
+    async def look(reach: Reach) -> list[str]:
+        coordinator = ZooKeeperCoordinator(reach.hosts, reach.root, call_seconds=COMPLETION_SECONDS)
+        await coordinator.start()
+        try:
+            cluster = Cluster(coordinator)
+            found = await (cluster.storages() if kind == "storages" else cluster.servers())
+        finally:
+            await coordinator.close()
+        return [name for name in found if name.startswith(incomplete)]
+
+    with suppress(WaltzError):
+        return loop.run(look(resolve({field.name: ctx.params.get(field.name) for field in fields(Given)})))
+    return []
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+TlsCertificate = Annotated[str | None, meant("tls_certificate")]
+TlsKey = Annotated[str | None, meant("tls_key")]
+TlsCa = Annotated[str | None, meant("tls_ca")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What options say of which cluster is meant; None where they say nothing. Commands that may be given the address of a
+    daemon take it as it is: they need no cluster then, and find out which one is meant only when they do."""
+
+    context: Annotated[str | None, meant("context", autocompletion=known_contexts)] = None
+    directory: Annotated[str | None, meant("directory")] = None
+    coordinator: Annotated[str | None, meant("coordinator")] = None
+    root: Annotated[str | None, meant("root")] = None
+    tls_certificate: TlsCertificate = None
+    tls_key: TlsKey = None
+    tls_ca: TlsCa = None
+
+    def reach(self) -> Reach:
+        return resolve(vars(self))
+
+    def tls(self) -> Tls | None:
+        """The certificate, also where no cluster is meant."""
+        said = tls_alone(self.tls_certificate, self.tls_key, self.tls_ca)()
+        if said is not None:
+            return said
+        try:
+            return self.reach().tls
+        except NoClusterNamed:
+            return None
+
+    @property
+    def typed(self) -> list[str]:
+        """The options that were used."""
+        return [option(name) for name, value in vars(self).items() if value]
+
+
+def tls_alone(
+    tls_certificate: TlsCertificate = None, tls_key: TlsKey = None, tls_ca: TlsCa = None
+) -> Callable[[], Tls | None]:
+    """The certificate that options or variables name, of a person who names no cluster."""
+    given = zip(_TLS, (tls_certificate, tls_key, tls_ca), strict=True)
+    said = [value or os.environ.get(variable(name)) or None for name, value in given]
+    return lambda: tls_of(*said)
+
+
+ClusterOptions = Annotated[Given, From(Given)]
+
+
+def _reach(given: ClusterOptions) -> Reach:
+    return given.reach()
+
+
+Meant = Annotated[Reach, From(_reach)]
+"""The cluster that a command is about."""
+
+ContextName = Annotated[str, Argument(metavar="NAME", autocompletion=known_contexts)]
+StorageName = Annotated[str, Argument(metavar="STORAGE", autocompletion=known_storages)]
+ServerName = Annotated[str, Argument(metavar="SERVER", autocompletion=known_servers)]
+
+
+# -- contact -----------------------------------------------------------------------------------------------------------
+
+
+def using(reach: Reach, action: Callable[[Any], Awaitable[T]]) -> T:
+    """Do something with the documents of the cluster (`waltzd.cluster.cluster.Cluster`)."""
+    from waltzd.client import loop
+    from waltzd.cluster.cluster import Cluster
+    from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+
+    async def run() -> T:
+        coordinator = ZooKeeperCoordinator(reach.hosts, reach.root)
+        async with waiting_aloud(lambda: f"waiting for ZooKeeper at {reach.hosts}"):
+            await coordinator.start()
+        try:
+            return await action(Cluster(coordinator))
+        finally:
+            await coordinator.close()
+
+    return loop.run(run())
+
+
+@asynccontextmanager
+async def first_contact(address: str, tls: Tls | None) -> AsyncIterator[None]:
+    """Around the first call to a daemon, one that changes nothing: when TLS is why it cannot be reached, say what to do."""
+    try:
+        yield
+    except WrongPeer:
+        raise
+    except TlsMismatch as error:
+        if tls is None:
+            step = f"give {', '.join(map(option, _TLS))}, or set {', '.join(map(variable, _TLS))}"
+        else:
+            step = f"leave {', '.join(map(option, _TLS))} out, and their variables unset; or give the daemon a certificate"
+        raise TlsMismatch(error.message, next_step=step) from error
+    except CannotConnect as error:
+        if tls is not None and await speaks_tls(address):
+            raise CannotConnect(
+                error.message,
+                not_done="nothing was changed",
+                next_step=f"{address} speaks TLS: check that its certificate is one of the cluster {tls.identity.key}, as "
+                "yours is, and that each side has the authority of the other",
+            ) from error
+        raise

@@ -1,0 +1,259 @@
+"""A cluster on this machine: its processes, while they come and go and once they run, and what they wrote.
+
+Progress goes to standard error, and only to a terminal; the screen at the end of `waltzctl up` goes to standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+from uuid import UUID
+
+import typer
+
+from waltzctl.playground.daemon import Process, Reporter, State
+from waltzctl.shell.merged_log import Line
+from waltzctl.shell.reach import LOCAL_DIRECTORY
+from waltzctl.show.cluster import sentence
+from waltzctl.show.forms import Column, Columns, grid, objects, put_json, stream
+from waltzctl.show.terminal import console, count, printable
+from waltzctl.show.watching import EVENTS
+from waltzd.errors import WaltzError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+
+    from waltzctl.picture.picture import Picture
+
+REFRESHES_PER_SECOND = 10
+FRAMES, FRAMES_ASCII = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\"
+STYLES = {State.READY: "green", State.ENDED: "red", State.STOPPED: "dim", State.WAITS: "dim"}
+COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
+
+
+# -- while they come and go --------------------------------------------------------------------------------------------
+
+
+class _Frail:
+    """A terminal that may go away; what cannot be written any more is dropped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@dataclass
+class _Row:
+    state: State
+    since: float
+    until: float | None = None
+    """When it became what it was to become."""
+
+
+class Board(Reporter):
+    """One line for each process, with its state and its seconds, and one for what is waited for. It is written over while
+    things go on, disappears when they went well, and stays after an error. Only a terminal shows it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started = clock()
+        self._rows: dict[str, _Row] = {}
+        self._sentence = "looking at this machine"
+        self._live: Live | None = None
+
+    def say(self, sentence: str) -> None:
+        self._sentence = sentence
+
+    def show(self, name: str, state: State) -> None:
+        now = self._clock()
+        before = self._rows.get(name)
+        if before is None or state in (State.STARTS, State.ENDS):
+            self._rows[name] = _Row(state, now, None if state.is_passing else now)
+        elif before.state is not state:
+            self._rows[name] = _Row(state, before.since, None if state.is_passing else now)
+        if self._live is not None:  # or a state shorter than a refresh would never be seen
+            self._live.refresh()
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        is_plain = not (sys.stderr.encoding or "").lower().startswith("utf")
+        frames = FRAMES_ASCII if is_plain else FRAMES
+        now = self._clock()
+        frame = frames[int(now * REFRESHES_PER_SECOND) % len(frames)]
+        marks = {State.READY: "+" if is_plain else "✓", State.ENDED: "x" if is_plain else "✗"}
+        board = Table.grid(padding=(0, 2, 0, 0))
+        board.add_column(width=1)
+        board.add_column(no_wrap=True)
+        board.add_column(no_wrap=True, min_width=8)
+        board.add_column(justify="right", no_wrap=True, min_width=6)
+        for name, row in list(self._rows.items()):
+            style = STYLES.get(row.state, "cyan")
+            mark = frame if row.state.is_passing else marks.get(row.state, " ")
+            seconds = (row.until if row.until is not None else now) - row.since
+            shown = f"{seconds:.1f} s" if row.state.is_passing or seconds >= 0.05 else ""
+            board.add_row(Text(mark, style), name, Text(row.state.value, style), shown)
+        whole = Table.grid()
+        whole.add_column(no_wrap=True, overflow="ellipsis")
+        if self._rows:
+            whole.add_row(board)
+        whole.add_row(Text(f"{now - self._started:5.1f} s  {self._sentence}", "dim"))
+        return whole
+
+    def __enter__(self) -> Board:
+        if sys.stderr.isatty():
+            from rich.live import Live
+
+            out = console(to_stderr=True)
+            out.file = _Frail(sys.stderr)  # type: ignore[assignment]
+            self._live = Live(
+                get_renderable=self.__rich__,
+                console=out,
+                refresh_per_second=REFRESHES_PER_SECOND,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.transient = not isinstance(error, WaltzError)
+            self._live.stop()
+
+
+# -- once they run -----------------------------------------------------------------------------------------------------
+
+
+PROCESSES: Columns[Process] = (
+    Column("process", lambda one: one.name, json="name"),
+    Column("address", lambda one: one.addresses[0], json=""),
+    Column("admin", lambda one: "".join(one.addresses[1:]), json=""),
+    Column("pid", lambda one: one.pid, is_right=True, cell=lambda pid: "" if pid is None else str(pid)),
+    Column("state", lambda one: one.pid is not None, cell=lambda runs: "runs" if runs else "down", json="is_running"),
+    Column("", lambda one: list(one.addresses), json="addresses"),
+    Column("", lambda one: str(one.log), json="log"),
+)
+
+
+def processes(out: Console, found: Sequence[Process], key: UUID, directory: Path) -> None:
+    grid(out, PROCESSES, found)
+    out.print(f"key {key}; logs: {directory}/log", soft_wrap=True)
+
+
+def ready(
+    directory: Path,
+    running: Sequence[Process],
+    found: Picture,
+    *,
+    seconds: float,
+    stays: bool,
+    is_meant: bool,
+    output: str,
+) -> None:
+    """The screen at the end of `waltzctl up`. `is_meant`: commands that are told nothing mean this cluster."""
+    if output == "json":
+        put_json(
+            {
+                "directory": str(directory.absolute()),
+                "cluster_key": str(found.meta.key),
+                "is_healthy": found.is_healthy,
+                "seconds": round(seconds, 3),
+                "processes": objects(PROCESSES, running),
+            }
+        )
+        return
+    out = console()
+    style = "bold green" if found.is_healthy else "bold yellow"
+    out.print(f"ready after {seconds:.1f} s: {sentence(found)}", style=style, soft_wrap=True)
+    processes(out, running, found.meta.key, directory)
+    here = "" if is_meant else f" --directory {shlex.quote(str(directory))}"
+    known = {view.meta.name for view in found.storages}
+    for one in running:
+        if one.kind == "storage" and one.name not in known:  # brought up later, or taken out
+            out.print(f"{one.name} runs, and is not in the cluster until you say so:", style="yellow", soft_wrap=True)
+            out.print(f"  waltzctl storage add {one.name}={','.join(one.addresses)}{here}", soft_wrap=True)
+    out.print("What to try next:" if stays else "What to try next, in another terminal:")
+    tries = _tries(directory, running, found, here=here, stays=stays)
+    longest = max(len(command) for command, _ in tries)
+    fits = longest + max(len(meaning) for _, meaning in tries) + len("    # ") <= out.width
+    for command, meaning in tries:
+        # A command is copied whole: where both do not fit, what it is for goes to a line of its own.
+        out.print(f"  {command:<{longest}}  # {meaning}" if fits else f"  # {meaning}\n  {command}", soft_wrap=True)
+    if not stays:
+        out.print("Ctrl-C stops everything.")
+
+
+def _tries(directory: Path, running: Sequence[Process], found: Picture, *, here: str, stays: bool) -> list[tuple[str, str]]:
+    """Commands, and what each is for."""
+    up_here = "" if str(directory) == LOCAL_DIRECTORY else f" {shlex.quote(str(directory))}"
+    tries = [
+        (f"waltzctl txn append 0 hello{here}", "append to partition 0"),
+        (f"waltzctl status{here}", "who owns what, and how it is"),
+        (f"waltzctl health{here}", "a probe in every partition"),
+        (f"waltzctl top{here}", "what it does, live"),
+        (f"waltzctl logs{up_here} --follow", "what the daemons say"),
+    ]
+    pids = {one.name: one.pid for one in running if one.pid is not None}
+    owner = next((view.owner for view in found.partitions if view.owner in pids), None)
+    if owner is not None:
+        tries.append((f"kill -9 {pids[owner]}", f"end {owner}, then look again"))
+        tries.append((f"waltzctl up{up_here} --detach", "bring back what is missing"))
+    if stays:
+        tries.append((f"waltzctl down{up_here}", "stop everything; data stays"))
+    return tries
+
+
+def stopped(names: Sequence[str], killed: Sequence[str], directory: str, output: str) -> None:
+    if output == "json":
+        put_json({"directory": os.path.abspath(directory), "stopped": list(names), "killed": list(killed)})
+        return
+    typer.echo(f"{count(len(names), 'process', 'processes')} stopped; {directory} keeps everything." if names
+               else f"Nothing ran in {directory}.")  # fmt: skip
+    told_killed(killed)
+
+
+def told_killed(killed: Sequence[str]) -> None:
+    for name in killed:
+        typer.echo(f"{name} did not end in time and was killed. What it acknowledged is on the disk.", err=True)
+
+
+# -- what they wrote ---------------------------------------------------------------------------------------------------
+
+
+LOGGED = tuple(column for column in EVENTS if column.name in ("time", "who", "text"))
+
+
+def log_lines(names: Sequence[str], output: str) -> Callable[[Line], None]:
+    """A sink for lines of these daemons' logs. Each name has its colour on a terminal."""
+    width = max(map(len, names))
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+    def put(line: Line) -> None:
+        head = f"{line.who:<{width}}"
+        typer.echo(f"{typer.style(head, fg=colours.get(line.who)) if is_coloured else head} | {printable(line.text)}")
+
+    return stream(LOGGED, output, put)

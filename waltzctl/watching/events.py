@@ -1,0 +1,265 @@
+"""`waltzctl events`: the newest lines of every daemon's log, and what operators did, in one order.
+
+Each daemon keeps its newest lines in memory (`waltzd.daemon.logs`) and is asked for them; what operators did is in the
+coordinator's history. No file has to be reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from types import TracebackType
+from typing import Annotated, Literal, Self, get_args
+from uuid import UUID
+
+from typer import Option
+
+from waltzctl.picture.picture import Picture
+from waltzctl.shell.merged_log import Line, merged
+from waltzctl.shell.options import Misused
+from waltzctl.shell.reach import Meant, Reach, first_contact, unknown
+from waltzctl.show import watching
+from waltzctl.show.forms import AnyForm, put
+from waltzctl.watching.facts import Sighting
+from waltzctl.watching.poll import CALL_SECONDS, Poll
+from waltzd.client import loop
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import HistoryEntry
+from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument, CannotConnect, WaltzError
+from waltzd.protocol.descriptions import Events
+from waltzd.wire.servers import ServerAdminClient
+from waltzd.wire.storages import AdminClient
+from waltzd.wire.tls import Tls
+
+Level = Literal["debug", "info", "warning", "error", "critical"]
+LEVELS = get_args(Level)
+OPERATOR = "operator"
+CALLS_MAX = 32
+HISTORY_MAX = 100
+"""Of what operators did, the newest."""
+FOLLOW_SECONDS = 1.0
+LOOK_EVERY = 10
+"""So many rounds pass until new daemons are found."""
+_DURATION = re.compile(r"([0-9]{1,6})([smhd])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def duration(text: str) -> int:
+    """`90s`, `10m`, `2h`, `1d`, in seconds."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise BadArgument(
+            f"{text!r} is no length of time",
+            not_done="no daemon was asked",
+            next_step="write it as 90s, 10m, 2h or 1d",
+        )
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def events(
+    *,
+    since: Annotated[str, Option("--since", metavar="TIME", help="How far back: 90s, 10m, 2h, 1d.")] = "1h",
+    follow: Annotated[bool, Option("--follow", help="Go on with what comes, until Ctrl-C.")] = False,
+    names: Annotated[
+        tuple[str, ...], Option("--daemon", metavar="NAME", help="Only of this server or storage. Once for each.")
+    ] = (),
+    level: Annotated[Level, Option("--level", help="This one and what is worse.")] = "info",
+    output: AnyForm = "table",
+    reach: Meant,
+) -> int:
+    """What the daemons of a cluster logged lately, and what operators changed, in the order of time, each line with who
+    said it. A daemon keeps its last 500 lines, also over restarts where it has a place for them; its log on its machine has
+    everything. With --follow, -o json is an object a line, and -o csv a row. The end is 7 when a daemon did not answer.
+
+    \b
+    Examples:
+      waltzctl events
+      waltzctl events --since 10m --level warning -o json
+    """
+    if follow and output not in ("table", "json", "csv"):
+        raise Misused("--follow shows lines as -o table, as -o json, an object a line, or as -o csv.")
+    since_ms = int((time.time() - duration(since)) * 1000)
+    if not follow:
+        found, silent = loop.run(_once(reach, since_ms, names, level))
+        put(watching.events(found), output)
+        watching.silent(silent)
+        return EXIT_PARTIAL if silent else EXIT_OK
+    with suppress(KeyboardInterrupt):
+        loop.run(_follow(reach, since_ms, names, level, output))
+    return EXIT_OK
+
+
+async def _once(reach: Reach, since_ms: int, names: Sequence[str], level: str) -> tuple[list[Line], dict[str, WaltzError]]:
+    async with Poll(reach) as poll:
+        sighting = await poll.look()
+        _check(sighting, names)
+        async with Listening(sighting.picture.meta.key, reach.tls, seconds=CALL_SECONDS) as listening:
+            told = await listening.listen(sighting.picture, names)
+            history = await _history(poll, sighting)
+        silent = dict(listening.silent)
+        if sighting.lost is not None:
+            silent["ZooKeeper"] = sighting.lost.cause
+        return told_lines(told, history, since_ms=since_ms, level=level, names=names), silent
+
+
+async def _follow(reach: Reach, since_ms: int, names: Sequence[str], level: str, output: str) -> None:
+    async with Poll(reach) as poll:
+        sighting = await poll.look()
+        _check(sighting, names)
+        put_line = watching.line_sink(output)
+        told_before: set[Line] = set()
+        told_silent: set[str] = set()
+        async with Listening(sighting.picture.meta.key, reach.tls, seconds=CALL_SECONDS) as listening:
+            rounds = 0
+            while True:
+                if rounds and rounds % LOOK_EVERY == 0:
+                    sighting = await poll.look()
+                told = await listening.listen(sighting.picture, names)
+                history = await _history(poll, sighting)
+                lines = told_lines(told, history, since_ms=since_ms, level=level, names=names)
+                put_line([line for line in lines if line not in told_before])
+                told_before |= {line for line in lines if line.kind == OPERATOR}
+                silent = {name: error for name, error in listening.silent.items() if name not in told_silent}
+                watching.silent(silent)
+                told_silent = set(listening.silent)
+                rounds += 1
+                await asyncio.sleep(FOLLOW_SECONDS)
+
+
+async def _history(poll: Poll, sighting: Sighting) -> list[HistoryEntry]:
+    if sighting.lost is not None:
+        return []
+    try:
+        return await history_of(await poll.cluster())
+    except CannotConnect:  # it went away just now; the next look says so
+        return []
+
+
+def _check(sighting: Sighting, names: Sequence[str]) -> None:
+    there = [view.meta.name for view in sighting.picture.nodes]
+    for name in names:
+        if name not in there:
+            raise unknown("daemon", name, there, not_done="no daemon was asked for events")
+
+
+# -- asking -------------------------------------------------------------------------------------------------------------
+
+
+def told_lines(
+    told: Mapping[tuple[str, str], Events],
+    history: Iterable[HistoryEntry],
+    *,
+    since_ms: int,
+    level: str,
+    names: Sequence[str] = (),
+) -> list[Line]:
+    """`told`: by kind and name. What people did has no level of its own: a change that failed is a warning."""
+    logs = [
+        [
+            Line(time_ms=one.time_ms, who=name, kind=kind, level=one.level, text=one.text, code=one.code)
+            for one in events.events
+        ]
+        for (kind, name), events in told.items()
+    ]
+    least = LEVELS.index(level)
+    return [
+        line
+        for line in merged([*logs, *map(lines_of, history)])
+        if line.time_ms >= since_ms
+        and (line.level not in LEVELS or LEVELS.index(line.level) >= least)
+        and (not names or line.who in names)
+    ]
+
+
+def lines_of(entry: HistoryEntry) -> list[Line]:
+    """A change began, and it ended."""
+    what = f"{entry.verb} {entry.subject}"
+    why = f" ({entry.reason})" if entry.reason else ""
+    moments = [(entry.began, "info", f"{what} began{why}")]
+    if entry.ended is not None:
+        moments.append((entry.ended, "info" if entry.outcome == "done" else "warning", f"{what}: {entry.outcome}"))
+    return [
+        Line(time_ms=time_ms, who=entry.who, kind=OPERATOR, level=level, text=text)
+        for moment, level, text in moments
+        if (time_ms := _milliseconds(moment)) is not None
+    ]
+
+
+def _milliseconds(moment: str) -> int | None:
+    try:
+        return int(datetime.fromisoformat(moment).timestamp() * 1000)
+    except (ValueError, OverflowError):  # another program wrote it
+        return None
+
+
+class Listening:
+    """A connection to each daemon, and how far each was read."""
+
+    def __init__(self, key: UUID, tls: Tls | None, *, seconds: float) -> None:
+        self._key, self._tls, self._seconds = key, tls, seconds
+        self._clients: dict[tuple[str, str, str], ServerAdminClient | AdminClient] = {}
+        self._heard: dict[tuple[str, str], tuple[int, int]] = {}
+        self.silent: dict[str, WaltzError] = {}
+        """Daemons that did not answer the last time, and why."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for client in self._clients.values():
+            await client.close()
+
+    async def listen(self, found: Picture, names: Sequence[str] = ()) -> dict[tuple[str, str], Events]:
+        """What every daemon has said since the last time."""
+        turn = asyncio.Semaphore(CALLS_MAX)
+        daemons = [
+            *(("server", view.meta.name, view.meta.admin_listen) for view in found.servers),
+            *(("storage", view.meta.name, view.meta.admin_listen) for view in found.storages),
+        ]
+        self.silent = {}
+
+        async def one(kind: str, name: str, address: str) -> tuple[tuple[str, str], Events | None]:
+            async with turn:
+                try:
+                    return (kind, name), await self._hear(kind, name, address)
+                except WaltzError as error:
+                    self.silent[name] = error
+                    return (kind, name), None
+
+        wanted = [daemon for daemon in daemons if not names or daemon[1] in names]
+        answers = await asyncio.gather(*(one(*daemon) for daemon in wanted))
+        return {daemon: events for daemon, events in answers if events is not None}
+
+    async def _hear(self, kind: str, name: str, address: str) -> Events:
+        client = self._client(kind, name, address)
+        began_ms, number = self._heard.get((kind, name), (0, 0))
+        if (kind, name) in self._heard:
+            events = await client.events(number)
+        else:
+            async with first_contact(address, self._tls):
+                events = await client.events(number)
+        if events.began_ms != began_ms and number:  # another process, which counts from the beginning
+            events = await client.events(0)
+        last = events.events[-1].number if events.events else number if events.began_ms == began_ms else 0
+        self._heard[kind, name] = events.began_ms, last
+        return events
+
+    def _client(self, kind: str, name: str, address: str) -> ServerAdminClient | AdminClient:
+        found = self._clients.get((kind, name, address))
+        if found is None:
+            if kind == "server":
+                found = ServerAdminClient(address, self._key, seconds=self._seconds, tls=self._tls, name=name)
+            else:
+                found = AdminClient(address, self._key, seconds=self._seconds, tls=self._tls, name=name)
+            self._clients[kind, name, address] = found
+        return found
+
+
+async def history_of(cluster: Cluster) -> list[HistoryEntry]:
+    return [entry for _, entry in await cluster.history(HISTORY_MAX)]

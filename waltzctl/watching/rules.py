@@ -1,0 +1,445 @@
+"""What is wrong with a cluster, and what will go wrong next: one table of rules over facts that others have gathered. Pure.
+
+A rule finds what there is to say, how bad it is, and what to do. Three read the table: `status` tells what is wrong now
+(`judge`), with one reason for one cause, however many partitions suffer from it; `doctor` gives one check for each rule
+(`diagnose`); and the alerts of `configs/alert-rules.yml` name the rule of which they are a part, and have its fix, its
+severity and its patience (a test compares them). What daemons say of themselves (`waltzd.daemon.readiness`) is decided
+there, without any of this; a test proves that a check fails whenever a daemon is not ready.
+
+A check that could not be made is UNKNOWN, never PASS. Limits stand here, with why they are what they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from waltzctl.picture.picture import Picture
+from waltzctl.placement.plan import crowded, sizes
+from waltzctl.placement.plan import together as together_in_one
+from waltzctl.shell.numbers import spell
+from waltzctl.watching.facts import Check, Facts, Found, Grade, Health, Reason, Verdict, over, under, unsure, warn
+from waltzctl.watching.troubles import coordination, documents, margins, moves, processes, replicas
+from waltzd.protocol.descriptions import StorageDescription
+from waltzd.protocol.quorum import majority
+
+CLOCK_WARN_MS, CLOCK_FAIL_MS = 500.0, 60_000.0
+"""Nothing in Waltz is decided by clocks. Half a second muddles the order of events; a minute makes certificates fail."""
+FLUSH_WARN_MS, FLUSH_FAIL_MS = 50.0, 1_000.0
+"""That 99 of 100 groups take less than. A disk with a write cache that keeps what it has flushes in well under 5 ms."""
+FREE_WARN, FREE_FAIL = 0.10, 0.03
+"""Shares of what is free and what replicas take: a small disk may be well, and a large one nearly full."""
+FULL_WARN_HOURS, FULL_FAIL_HOURS = 48.0, 6.0
+"""Until the disk is full, as fast as it was written to since the storage started."""
+PACE_SECONDS = 600.0
+"""How long a storage has to run before that says anything."""
+FILES_WARN, FILES_FAIL = 0.6, 0.9
+"""Shares of what a process may open."""
+DAYS_WARN, DAYS_FAIL = 30.0, 7.0
+LAG_WARN = 100_000
+"""Ids: more than a live replica is ever behind."""
+COORDINATOR_WARN_MS, COORDINATOR_FAIL_MS = 50.0, 1_000.0
+AGAIN = "look again when everything answers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    name: str
+    find: Callable[[Facts], Found]
+    fix: str
+    needs: tuple[str, ...] = ()
+    """What has to answer before it passes: "servers", "storages"; and "ZooKeeper", without which it is not asked at all."""
+    is_now: bool = False
+    """It finds what is wrong already; others, what will go wrong next."""
+    alerts: Mapping[str, tuple[Grade, int]] = field(default_factory=dict)
+    """By name, how bad it is (FAIL is "critical" there, WARN is "warning") and how many minutes it has to last."""
+
+
+def judge(facts: Facts) -> Verdict:
+    found = facts.picture
+    reasons = [reason for rule in RULES if rule.is_now for reason in _found(rule, facts)[0] if reason.key]
+    reasons.sort(key=lambda reason: not reason.stops)
+    opened = len(found.partitions) - len(found.closed)
+    health = Health.HEALTHY if not reasons else Health.DEGRADED if opened else Health.DOWN
+    return Verdict(health=health, sentence=_sentence(found, opened), reasons=tuple(reasons))
+
+
+def diagnose(facts: Facts) -> list[Check]:
+    """In the order in which one should look at them."""
+    return [_check(rule, facts) for rule in RULES]
+
+
+def with_since(reasons: Iterable[Reason], before: Mapping[str, str], now: str) -> tuple[tuple[Reason, ...], dict[str, str]]:
+    """With the moment at which each was first seen, and what to remember for the next look."""
+    told = tuple(replace(reason, since=before.get(reason.key, now)) for reason in reasons)
+    return told, {reason.key: reason.since or now for reason in told}
+
+
+def _found(rule: Rule, facts: Facts) -> tuple[list[Reason], str]:
+    """What the rule found, and what to say when that is nothing."""
+    if "ZooKeeper" in rule.needs and facts.lost is not None:
+        return [Reason(grade=Grade.UNKNOWN, sentence="ZooKeeper does not answer")], ""
+    passed = ""
+
+    def find() -> Iterator[Reason]:
+        nonlocal passed
+        passed = yield from rule.find(facts)
+
+    found = list(find())
+    for kind, views in (("servers", facts.picture.servers), ("storages", facts.picture.storages)):
+        if kind in rule.needs:
+            silent = [view.meta.name for view in views if view.said is None]
+            found += [Reason(grade=Grade.UNKNOWN, sentence=f"{name} does not answer") for name in silent]
+    return [replace(one, next_step=one.next_step or rule.fix) for one in found if one.grade is not Grade.PASS], passed
+
+
+def _check(rule: Rule, facts: Facts) -> Check:
+    """The worst of what was found, with everything that is not well; what is unknown hides behind no pass."""
+    found, passed = _found(rule, facts)
+    if not found:
+        return Check(name=rule.name, grade=Grade.PASS, finding=passed)
+    grades = list(Grade)
+    found.sort(key=lambda reason: grades.index(reason.grade))
+    worst = found[0].grade
+    steps = dict.fromkeys(reason.next_step for reason in found if reason.grade is worst)
+    finding = "; ".join(reason.sentence for reason in found)
+    return Check(name=rule.name, grade=worst, finding=finding, fix=AGAIN if worst is Grade.UNKNOWN else "; ".join(steps))
+
+
+def _sentence(found: Picture, opened: int) -> str:
+    total = max(len(found.partitions), found.meta.partitions)
+    partitions = "1 partition is open" if (opened, total) == (1, 1) else f"{opened} of {total} partitions are open"
+    if opened == total > 1:
+        partitions = f"all {total} partitions are open"
+    servers, registered = sum(view.error is None for view in found.servers), len(found.servers) + len(found.missing)
+    storages = sum(view.error is None for view in found.storages)
+    who = f"{_of(servers, registered, 'server')} and {_of(storages, len(found.storages), 'storage')}"
+    return f"{partitions}; {who} answer"
+
+
+def _of(some: int, total: int, noun: str) -> str:
+    name = noun if total == 1 else noun + "s"
+    return f"{total} {name}" if some == total else f"{some} of {total} {name}"
+
+
+# -- what will go wrong next: replicas and their storages --------------------------------------------------------------
+
+
+def _space(facts: Facts) -> Found:
+    least = 1.0
+    for view in facts.picture.storages:
+        if view.said is None:
+            continue
+        name, said = view.meta.name, view.said
+        full = tuple(held.partition for held in said.assigned if held.status is not None and held.status.is_full)
+        if full:
+            yield Reason(
+                key=f"full {name}",
+                sentence=f"the disk of {name} is full ({said.directory}): {spell(full)} cannot be written there",
+                next_step=f"free some space on the file system of {said.directory}; it goes on by itself",
+                partitions=full,
+                names=(name,),
+            )
+        free, share, hours = said.free_bytes, _free_share(said), _hours_left(said)
+        least = min(least, share)
+        words = f"{name} has {free / 1e9:,.1f} GB free in {said.directory}, {share:.0%} of what it can use"
+        if hours < FULL_WARN_HOURS:
+            words += f", which lasts for {hours:.0f} hours as it is written to"
+        grades = (under(share, FREE_WARN, FREE_FAIL), under(hours, FULL_WARN_HOURS, FULL_FAIL_HOURS))
+        has_failed = free <= said.free_bytes_min or Grade.FAIL in grades
+        yield Reason(grade=Grade.FAIL if has_failed else Grade.WARN if Grade.WARN in grades else Grade.PASS, sentence=words)
+    return f"at least {least:.0%} is free everywhere"
+
+
+def _free_share(said: StorageDescription) -> float:
+    held = sum(one.disk_bytes for one in said.assigned)
+    return said.free_bytes / (said.free_bytes + held) if said.free_bytes else 0.0
+
+
+def _hours_left(said: StorageDescription) -> float:
+    seconds = said.uptime_ms / 1000
+    if seconds < PACE_SECONDS or not said.statistics.appended_bytes:
+        return math.inf
+    return max(0, said.free_bytes - said.free_bytes_min) / (said.statistics.appended_bytes / seconds) / 3600
+
+
+def _flushes(facts: Facts) -> Found:
+    worst = 0.0
+    for view in facts.picture.storages:
+        if view.said is None:
+            continue
+        name, done = view.meta.name, view.said.statistics
+        p99 = done.flush.quantile(0.99)
+        if p99 is None:
+            yield unsure(f"{name} has written nothing since its start")
+            continue
+        took, most = p99 * 1000, done.group_microseconds_max / 1000
+        worst = max(worst, took)
+        words = f"{name} takes {took:.1f} ms (p99) to write and flush, {most:,.0f} ms at most"
+        yield Reason(grade=over(took, FLUSH_WARN_MS, FLUSH_FAIL_MS), sentence=words)
+    return f"p99 is {worst:.1f} ms or less"
+
+
+def _lag(facts: Facts) -> Found:
+    unknown = []
+    for view in facts.picture.partitions:
+        if view.said is None:
+            unknown.append(view.partition)
+            continue
+        for replica in view.said.replicas:
+            behind = view.said.committed - replica.durable_id
+            if replica.state in ("CATCHING_UP", "SLOW") or (replica.counts and behind > LAG_WARN):
+                state = replica.state.lower().replace("_", " ")
+                yield warn(f"partition {view.partition} on {replica.storage} is {behind:,} ids behind ({state})")
+    if unknown:
+        yield unsure(f"no owner says how {spell(unknown, 'is', 'are')}")
+    return "every replica that counts keeps up"
+
+
+def _groups(facts: Facts) -> Found:
+    group_of = {view.meta.name: view.meta.group for view in facts.picture.storages}
+    together, most = dict[str, list[int]](), dict[str, list[int]]()
+    unknown = []
+    for view in facts.picture.partitions:
+        if not view.replicas:
+            unknown.append(view.partition)
+            continue
+        groups = {group_of.get(name, name) for name in view.replicas}
+        if len(view.replicas) > 1 and len(groups) == 1:
+            together.setdefault(groups.pop(), []).append(view.partition)
+        elif (group := crowded(view.replicas, group_of)) is not None and _could_be_apart(group_of, len(view.replicas)):
+            most.setdefault(group, []).append(view.partition)
+    for group, numbers in sorted(together.items()):
+        yield warn(f"all replicas of {spell(numbers)} are in the group {group}")
+    for group, numbers in sorted(most.items()):
+        yield warn(f"most replicas of {spell(numbers)} are in the group {group}, and stop with it")
+    if unknown:
+        yield unsure(f"the replicas of {spell(unknown)} are not known")
+    return "no partition stops with one group"
+
+
+def _could_be_apart(group_of: Mapping[str, str], replicas: int) -> bool:
+    """There are groups enough, so that a majority of the replicas stays whichever of them fails."""
+    groups = sizes(group_of)
+    return len(group_of) >= replicas and replicas - together_in_one(groups, replicas) >= majority(replicas)
+
+
+def _orphans(facts: Facts) -> Found:
+    """Replicas that no document names: they are never removed by themselves."""
+    sets = {view.partition: view.replicas for view in facts.picture.partitions}
+    for view in facts.picture.storages:
+        held = view.said.assigned if view.said is not None else ()
+        numbers = [one.partition for one in held if view.meta.name not in sets.get(one.partition, {})]
+        if numbers:
+            yield warn(f"{view.meta.name} holds {spell(numbers)}, which no document wants from it")
+    return "none"
+
+
+# -- servers, and what everything stands on ----------------------------------------------------------------------------
+
+
+def _draining(facts: Facts) -> Found:
+    for view in facts.picture.servers:
+        if view.said is not None and view.said.is_draining and not view.said.partitions:
+            yield warn(f"{view.meta.name} takes no partitions since it was drained, and owns none")
+    return "none is forgotten"
+
+
+def _latency(facts: Facts) -> Found:
+    took = facts.coordinator_ms
+    if took is None:
+        yield unsure("it was not measured")
+        return ""
+    words = f"{took:.1f} ms for one read"
+    yield Reason(grade=over(took, COORDINATOR_WARN_MS, COORDINATOR_FAIL_MS), sentence=words)
+    return words
+
+
+def _ensemble(facts: Facts) -> Found:
+    said = [one for one in facts.ensemble if one.mode is not None]
+    alone = [one.address for one in said if one.mode == "standalone"]
+    if alone:
+        yield warn(f"{', '.join(alone)} is alone: when it fails, nothing can change hands")
+    for one in facts.ensemble:
+        if one.mode is None:  # where another one answers, this one is worse than it
+            yield Reason(grade=Grade.WARN if said else Grade.UNKNOWN, sentence=f"{one.address}: {one.trouble}")
+    if not facts.ensemble:
+        yield unsure("no server of it was asked")
+    return ", ".join(f"{one.address} is {one.mode}" for one in said)
+
+
+def _clocks(facts: Facts) -> Found:
+    """Each offset is as good as half the time that the answer took."""
+    offsets: dict[str, tuple[float, float]] = {}
+    for view in facts.picture.nodes:
+        if view.said is None:
+            continue
+        if view.said.vitals is None:
+            yield unsure(f"{view.meta.name} does not tell its time")
+            continue
+        offsets[view.meta.name] = (view.said.vitals.time_ms - view.call.middle_ms, view.call.milliseconds / 2)
+    if not offsets:
+        return ""
+    low, high = (end(offsets, key=lambda name: offsets[name][0]) for end in (min, max))
+    apart = offsets[high][0] - offsets[low][0]
+    surely = max(0.0, apart - offsets[high][1] - offsets[low][1])
+    yield Reason(grade=over(surely, CLOCK_WARN_MS, CLOCK_FAIL_MS), sentence=f"{high} is {apart:,.0f} ms ahead of {low}")
+    return f"no two are more than {max(1.0, apart):,.0f} ms apart"
+
+
+def _files(facts: Facts) -> Found:
+    most = 0.0
+    for view in facts.picture.nodes:
+        if view.said is None:
+            continue
+        vitals = view.said.vitals
+        if vitals is None or vitals.open_files is None or vitals.open_files_max <= 0:
+            yield unsure(f"{view.meta.name} does not tell")
+            continue
+        share = vitals.open_files / vitals.open_files_max
+        most = max(most, share)
+        words = f"{view.meta.name} has {vitals.open_files:,} of {vitals.open_files_max:,} files open"
+        yield Reason(grade=over(share, FILES_WARN, FILES_FAIL), sentence=words)
+    return f"at most {most:.0%} of what a process may open"
+
+
+def _certificates(facts: Facts) -> Found:
+    if not facts.is_secured:
+        return "none are in use: everything travels in plain text"
+    least = math.inf
+    for name, days in sorted(facts.certificate_days.items()):
+        if days is None:
+            yield unsure(f"that of {name} could not be looked at")
+            continue
+        least = min(least, days)
+        words = f"that of {name} ends in {days:.0f} days" if days >= 0 else f"that of {name} has ended"
+        yield Reason(grade=under(days, DAYS_WARN, DAYS_FAIL), sentence=words)
+    return f"the first one ends in {least:.0f} days"
+
+
+def _versions(facts: Facts) -> Found:
+    names: dict[str, list[str]] = {facts.tool_version: ["waltzctl"]}
+    for view in facts.picture.nodes:
+        if view.said is not None:
+            names.setdefault(view.said.version, []).append(view.meta.name)
+    if len(names) > 1:
+        yield warn("; ".join(f"{version}: {', '.join(having)}" for version, having in sorted(names.items())))
+    return f"all are {facts.tool_version}"
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+RULES = (
+    Rule(
+        name="coordination",
+        find=coordination,
+        fix="look at ZooKeeper, and at the network between it and the servers",
+        is_now=True,
+        alerts={"WaltzServerDegraded": (Grade.FAIL, 1), "WaltzNoLeader": (Grade.WARN, 2)},
+    ),
+    Rule(
+        name="processes",
+        find=processes,
+        fix="start it again, or take it out: `waltzctl storage remove`, `waltzctl server remove`",
+        is_now=True,
+        alerts={"WaltzNoServer": (Grade.FAIL, 2), "WaltzDaemonGone": (Grade.WARN, 2)},
+    ),
+    Rule(
+        name="quorum margin",
+        find=margins,
+        fix="see why with `waltzctl status`; bring the replicas back",
+        is_now=True,
+        alerts={
+            "WaltzPartitionNotOpen": (Grade.FAIL, 1),
+            "WaltzPartitionsMissing": (Grade.FAIL, 2),
+            "WaltzPartitionCannotWrite": (Grade.FAIL, 1),
+            "WaltzPartitionNoMargin": (Grade.FAIL, 5),
+            "WaltzReplicaMissing": (Grade.WARN, 15),
+        },
+    ),
+    Rule(
+        name="damaged replicas",
+        find=replicas,
+        fix="bring it back from the others: `waltzctl storage recover`",
+        needs=("storages",),
+        is_now=True,
+        alerts={"WaltzReplicaDamaged": (Grade.FAIL, 5)},
+    ),
+    Rule(
+        name="free space",
+        find=_space,
+        fix="free space there, or move replicas away: `waltzctl storage replace`",
+        needs=("storages",),
+        is_now=True,
+        alerts={"WaltzStorageDiskFull": (Grade.FAIL, 1), "WaltzStorageDiskNearlyFull": (Grade.WARN, 10)},
+    ),
+    Rule(
+        name="flush latency",
+        find=_flushes,
+        fix="look at the disks: every commit waits for the second fastest of them",
+        needs=("storages",),
+        alerts={"WaltzFlushSlow": (Grade.WARN, 10)},
+    ),
+    Rule(
+        name="replica lag",
+        find=_lag,
+        fix="look at the disk and the network of these storages",
+        alerts={"WaltzReplicaLagGrows": (Grade.WARN, 15)},
+    ),
+    Rule(name="failure domains", find=_groups, fix="add storages in other groups, then `waltzctl partition auto-assign`"),
+    Rule(
+        name="unfinished moves",
+        find=moves,
+        fix="wait for the command that moves them; if none runs, run it again, and it goes on from here",
+        needs=("ZooKeeper",),
+        is_now=True,
+    ),
+    Rule(
+        name="drained servers",
+        find=_draining,
+        fix="let it take part again with `waltzctl server undrain`, or stop it",
+        needs=("servers",),
+    ),
+    Rule(
+        name="forgotten replicas",
+        find=_orphans,
+        fix="when they are not needed: `waltzctl storage remove-partition`",
+        needs=("ZooKeeper", "storages"),
+    ),
+    Rule(
+        name="documents",
+        find=documents,
+        fix="an owner writes its partition's documents anew by itself; write a storage's anew with `waltzctl storage add "
+        "NAME=LISTEN,ADMIN,GROUP`",
+        needs=("servers",),
+        is_now=True,
+    ),
+    Rule(name="ZooKeeper latency", find=_latency, fix="look at the load and the disks of ZooKeeper", needs=("ZooKeeper",)),
+    Rule(name="ZooKeeper ensemble", find=_ensemble, fix="run an ensemble of three or five, and name all of them"),
+    Rule(
+        name="clocks",
+        find=_clocks,
+        fix="let all machines follow the same time servers",
+        needs=("servers", "storages"),
+    ),
+    Rule(
+        name="open files",
+        find=_files,
+        fix="raise LimitNOFILE in the unit, or `ulimit -n`, and start it again",
+        needs=("servers", "storages"),
+        alerts={"WaltzOpenFilesNearlyUsedUp": (Grade.WARN, 10)},
+    ),
+    Rule(
+        name="certificates",
+        find=_certificates,
+        fix="put new certificates in the place of the old ones: daemons take them up by themselves",
+        alerts={"WaltzCertificateOver": (Grade.FAIL, 1), "WaltzCertificateEndsSoon": (Grade.WARN, 60)},
+    ),
+    Rule(
+        name="versions",
+        find=_versions,
+        fix="finish the upgrade: storages first, one at a time, then servers",
+        needs=("servers", "storages"),
+    ),
+)

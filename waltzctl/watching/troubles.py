@@ -1,0 +1,326 @@
+"""What is wrong with a cluster at this moment: one reason for one cause, however many partitions suffer from it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from waltzctl.picture.picture import PartitionView, Picture, ServerView, StorageView
+from waltzctl.shell.blueprint import ZOOKEEPER
+from waltzctl.shell.numbers import spell
+from waltzctl.shell.safety import margin
+from waltzctl.watching.facts import REPAIR, Facts, Found, Grade, Reason, unsure, warn
+from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.documents import Membership
+from waltzd.errors import BadMetadata, CannotConnect, ForeignCluster, NodeMissing, TlsMismatch, WaltzError
+from waltzd.protocol.quorum import majority
+
+SLOW_MS = 1000.0
+"""A daemon that takes longer to answer is named: it, or the way to it, is not well."""
+GONE = "the owner is gone"
+_WHEN_SHORT = dict.fromkeys(
+    ("CONNECTING", "SETTLING", "CATCHING_UP", "SLOW", "DAMAGED", "UNKNOWN"), "wait until it is level"
+) | {"GIVEN_UP": "bring it back from the others: `waltzctl storage recover {0}`"}
+"""By the state in which an owner sees a replica."""
+
+
+# -- processes, and who leads them -------------------------------------------------------------------------------------
+
+
+def coordination(facts: Facts) -> Found:
+    found, lost = facts.picture, facts.lost
+    if lost is not None:
+        seen = f"; it was last seen from here at {lost.seen}" if lost.seen else ""
+        if isinstance(lost.cause, NodeMissing | BadMetadata):
+            yield Reason(
+                key="documents",
+                sentence=f"ZooKeeper answers, and documents of this cluster are not there or cannot be read: "
+                f"{lost.cause.message}{seen}. What owners and storages say is shown; owners go on with the sessions that "
+                "they have, and nothing can change hands",
+                next_step="restart no server; put the newest copy of ZooKeeper's data back. Make no second cluster over "
+                "this one: its storages hold what was committed",
+            )
+            return ""
+        yield Reason(
+            key="coordinator",
+            sentence=f"ZooKeeper does not answer: {lost.cause.message}{seen}. What owners and storages say is shown; "
+            "owners go on, and nothing can change hands",
+            next_step=facts.repair if ZOOKEEPER in facts.down else "bring ZooKeeper back",
+        )
+    elif found.servers and found.leader is None:
+        yield Reason(
+            key="leader",
+            grade=Grade.WARN,
+            sentence="no server is the leader, so partitions are given to no server",
+            next_step="wait for one session with ZooKeeper; if it lasts, look at `waltzctl events --level warning`",
+        )
+    if len(found.partitions) != found.meta.partitions:
+        yield Reason(
+            key="assignment",
+            sentence=f"the assignment names {len(found.partitions)} of {found.meta.partitions} partitions: that document "
+            "was changed by hand, and the others have no owner",
+            next_step="put the document `assignment` back as it was; `waltzctl history` says who did what lately",
+            stops=True,
+        )
+    for view in found.servers if lost is None else ():  # one cause, told once
+        if view.said is not None and not view.said.is_connected:
+            yield Reason(
+                key=f"apart {view.meta.name}",
+                sentence=f"server {view.meta.name} has no contact with ZooKeeper: it goes on with what it owns and takes "
+                "nothing new",
+                next_step=f"look at the network between {view.meta.name} and ZooKeeper",
+                names=(view.meta.name,),
+            )
+    return f"{found.leader} leads, and every server has contact with ZooKeeper"
+
+
+def processes(facts: Facts) -> Found:
+    found = facts.picture
+    if not found.servers and facts.lost is None:
+        yield Reason(key="servers", sentence="no server is up, so the partitions have no owner", next_step="start a server")
+    # ZooKeeper itself is told of above.
+    down = [name for name in facts.down if facts.lost is None or name != ZOOKEEPER]
+    for view in found.nodes:
+        if view.error is not None:
+            yield _silence(view, view.error, facts, is_down=view.meta.name in down)
+    there = {view.meta.name for view in found.nodes}
+    for name in down:
+        if name not in there:
+            yield Reason(key=f"silent {name}", sentence=f"{name} does not run", next_step=facts.repair, names=(name,))
+    for meta in found.missing:
+        if meta.name not in facts.down and meta.name not in facts.unlisted:
+            yield Reason(
+                key=f"missing {meta.name}",
+                sentence=f"server {meta.name} is not up: it was at {meta.admin_listen}, and ZooKeeper has lost it",
+                next_step=f"{facts.repair}; if it is not to come back: `waltzctl server remove {meta.name}`",
+                names=(meta.name,),
+            )
+    # A server that stands still, or is cut off, for longer than its session lasts is taken off the list.
+    for name, pid in sorted(facts.unlisted.items()):
+        yield Reason(
+            key=f"unlisted {name}",
+            sentence=f"server {name} runs (process {pid}), and ZooKeeper does not have it: it stands still, has lost "
+            "contact, or has only just been started",
+            next_step=f"wait a moment; a process that stands still is ended with `kill -9 {pid}` and comes back with "
+            f"`{facts.repair}`",
+            names=(name,),
+        )
+    for view in slow(found):
+        yield Reason(
+            key=f"slow {view.meta.name}",
+            grade=Grade.WARN,
+            sentence=f"{view.meta.name} took {view.call.milliseconds:,.0f} ms to say how it is",
+            next_step="look at the load, the disk and the network of its machine",
+            names=(view.meta.name,),
+        )
+    return f"all {len(found.nodes)} answer"
+
+
+def _silence(view: ServerView | StorageView, error: WaltzError, facts: Facts, *, is_down: bool) -> Reason:
+    kind, name = "server" if isinstance(view, ServerView) else "storage", view.meta.name
+    touched = tuple(one.partition for one in facts.picture.partitions if name in one.replicas or name == one.owner)
+    step = error.detail_next_step
+    if is_down:
+        cause, step = f"{kind} {name} does not run", facts.repair
+    elif isinstance(error, ForeignCluster):
+        cause = f"{kind} {name} is not of this cluster: {error.message}"
+        step = f"correct the address of {name}, or start the right process there"
+    elif isinstance(error, CannotConnect):
+        seconds = error.facts.get("seconds")
+        why = f": {error.message}" if seconds is None else f" within {seconds} seconds"
+        cause = f"{kind} {name} does not answer at {view.meta.admin_listen}{why}"
+        if not isinstance(error, TlsMismatch):
+            its_log = f"its process runs: see what it says with `waltzctl logs --daemon {name}`"
+            step = facts.repair if facts.repair == REPAIR else its_log
+    else:
+        cause = f"{kind} {name} refuses to say how it is: {error.code} {error.message}"
+    if touched and kind == "storage":
+        cause += f". It has a replica of {spell(touched)}"
+    return Reason(key=f"silent {name}", sentence=cause, next_step=step, partitions=touched, names=(name,))
+
+
+def slow(found: Picture) -> list[ServerView | StorageView]:
+    return [view for view in found.nodes if view.error is None and view.call.milliseconds > SLOW_MS]
+
+
+# -- partitions: which take transactions, and how many replicas of each may fail ---------------------------------------
+
+
+def margins(facts: Facts) -> Found:
+    """An owner notices late that a storage is silent, and the tool may know before. Or only the tool cannot reach it: such
+    a lonely partition may be open, and is not called closed."""
+    yield from _closed(facts)
+    answering = {view.meta.name for view in facts.picture.storages if view.said is not None}
+    lonely: dict[tuple[int, int], list[int]] = {}
+    below, thin, single, unknown = [], [], [], []
+    for view in facts.picture.partitions:
+        if not view.is_open:
+            continue
+        counted = margin(view.partition, view.replicas, view.counted)
+        held = margin(view.partition, view.replicas, view.counted & answering)
+        if not held.members:
+            unknown.append(view.partition)
+        elif counted.spare < 0:
+            below.append(view.partition)
+        elif held.spare < 0:
+            lonely.setdefault((held.level, held.members), []).append(view.partition)
+        elif held.members == 1:
+            single.append(view.partition)
+        elif held.spare < held.members - majority(held.members):
+            thin.append(view.partition)
+    for (level, total), numbers in sorted(lonely.items()):
+        yield Reason(
+            key=f"lonely {spell_numbers(numbers)}",
+            grade=Grade.UNKNOWN,
+            sentence=f"seen from here, {level} of {total} replicas of {spell(numbers)} are level and answer, and "
+            f"{majority(total)} have to flush a transaction: if their owners cannot reach more, nothing is committed",
+            next_step="bring the storages back that are named above; `waltzctl health` tries it out",
+            partitions=tuple(numbers),
+        )
+    yield from _short(facts)
+    if unknown:
+        yield unsure(f"the replicas of {spell(unknown)} are not known")
+    if below:
+        yield Reason(sentence=f"fewer replicas of {spell(below)} count than a majority, so nothing is committed")
+    if thin:
+        yield warn(f"{spell(thin)} can lose fewer replicas than they should")
+    if single:
+        yield warn(f"{spell(single, 'has', 'have')} one replica only: a lost disk is lost data")
+    return "every partition can lose as many replicas as it should be able to"
+
+
+def _closed(facts: Facts) -> Iterator[Reason]:
+    found = facts.picture
+    grouped: dict[str, list[PartitionView]] = {}
+    up = {view.meta.name for view in found.servers}
+    for view in found.closed:
+        is_gone = view.owner is not None and view.owner not in up
+        grouped.setdefault(GONE if is_gone else view.waiting, []).append(view)
+    silent = facts.silent
+    for waiting, views in grouped.items():
+        numbers = tuple(view.partition for view in views)
+        owners = sorted({view.owner for view in views if view.owner is not None})
+        missing = sorted({name for view in views for name in view.replicas if name in silent})
+        needed = majority(len(views[0].replicas))
+        cause = f"{GONE} ({', '.join(owners)}), and no other server has taken over" if waiting == GONE else _why(views)
+        refusing = sorted(views[0].refusing)
+        if not found.servers:
+            step = "start a server"
+        elif refusing and views[0].owner_says_open:
+            step = f"bring those on {', '.join(refusing)} back: `waltzctl storage describe {refusing[0]}` says how they are"
+        elif not owners or waiting == GONE or set(owners) & silent:
+            step = "wait until another server owns it, or " + facts.repair
+        elif missing and sum(name not in silent for name in views[0].replicas) < needed:
+            step = f"bring {' and '.join(missing)} back: {needed} replicas have to answer"
+        else:
+            step = f"wait; if it lasts, see what {owners[0]} says with `waltzctl events --daemon {owners[0]}`"
+        is_unknown = all(view.said is None and view.owner is not None for view in views)
+        yield Reason(
+            key=f"closed {spell_numbers(numbers)}",
+            grade=Grade.UNKNOWN if is_unknown else Grade.FAIL,
+            sentence=f"{spell(numbers, 'takes', 'take')} no transactions: {cause}",
+            next_step=step,
+            partitions=numbers,
+            names=tuple(missing),
+            stops=True,
+        )
+
+
+def _why(views: Sequence[PartitionView]) -> str:
+    """Of partitions that wait for the same."""
+    first = views[0]
+    if len(views) == 1 or first.owner_says_open:
+        return first.waiting
+    if first.owner is None:
+        return "no server owns them"
+    if first.said is None:
+        return f"their owner {first.owner} does not say how they are"
+    return first.said.waiting or f"{first.owner} is recovering them"
+
+
+def _short(facts: Facts) -> Iterator[Reason]:
+    """Replicas that should count and do not, where the storage itself answers."""
+    grouped: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    silent = facts.silent
+    for view in facts.picture.partitions:
+        if view.said is None or not view.is_open:
+            continue
+        told = {replica.storage for replica in view.said.replicas}
+        for replica in view.said.replicas:
+            if not replica.counts and replica.role == Membership.MEMBER and replica.storage not in silent:
+                grouped.setdefault((replica.storage, replica.state), []).append((view.partition, replica.story))
+        for name, role in view.replicas.items():
+            if role is Membership.MEMBER and name not in told and name not in silent:
+                grouped.setdefault((name, "UNKNOWN"), []).append((view.partition, "its owner does not know of it yet"))
+    for (storage, state), stories in sorted(grouped.items()):
+        numbers = tuple(number for number, _ in stories)
+        few = "counts" if len(numbers) == 1 else "count"
+        story = stories[0][1]
+        about = f"{story} (partition {numbers[0]})" if len(numbers) > 1 and story else story
+        state_said = state.lower().replace("_", " ")
+        yield Reason(
+            key=f"short {storage} {state}",
+            grade=Grade.WARN,
+            sentence=f"{storage}'s replica{'' if len(numbers) == 1 else 's'} of {spell(numbers)} no longer {few}: "
+            f"{state_said}{', ' if about else ''}{about}",
+            next_step=_WHEN_SHORT.get(state, "look at it with `waltzctl storage describe {0}`").format(storage),
+            partitions=numbers,
+            names=(storage,),
+        )
+
+
+# -- what storages and the coordinator hold ----------------------------------------------------------------------------
+
+
+def replicas(facts: Facts) -> Found:
+    for view in facts.picture.storages:
+        if view.said is None:
+            continue
+        name = view.meta.name
+        for held in view.said.assigned:
+            if held.status is None or not held.status.is_sound:
+                yield Reason(
+                    key=f"damaged {name} {held.partition}",
+                    sentence=f"{name} does not vouch for its replica of {held.story}",
+                    next_step=f"bring it back from the others: `waltzctl storage recover {name}`",
+                    partitions=(held.partition,),
+                    names=(name,),
+                )
+        offline = [
+            held.partition for held in view.said.assigned if held.status is not None and not held.status.is_available
+        ]
+        if offline:
+            numbers = spell_numbers(offline).replace(" ", "")
+            yield Reason(
+                key=f"offline {name}",
+                grade=Grade.WARN,
+                sentence=f"an operator took {spell(offline)} on {name} offline",
+                next_step=f"when the reason is gone: `waltzctl storage availability {name} {numbers} --online`",
+                partitions=tuple(offline),
+                names=(name,),
+            )
+    return "every replica vouches for what it holds"
+
+
+def moves(facts: Facts) -> Found:
+    found = facts.picture
+    grouped: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
+    for partition, wanted in sorted(found.moves.items()):
+        replicas = found.partitions[partition].replicas if partition < len(found.partitions) else {}
+        grouped.setdefault((tuple(sorted(replicas)), tuple(wanted)), []).append(partition)
+    for (there, wanted), numbers in grouped.items():
+        yield Reason(
+            key=f"move {spell_numbers(numbers)}",
+            grade=Grade.WARN,
+            sentence=f"replicas of {spell(numbers)} are on their way: now on {', '.join(there)}, in the end on "
+            f"{', '.join(sorted(wanted))}",
+            partitions=tuple(numbers),
+            names=tuple(sorted({*there, *wanted})),
+        )
+    return "none"
+
+
+def documents(facts: Facts) -> Found:
+    for trouble, numbers in facts.picture.spoiled.items():
+        who = f"; the owners of {spell(numbers)} go on with what is known" if numbers else ""
+        yield Reason(key=f"documents {trouble}", sentence=trouble + who, partitions=tuple(numbers))
+    return "every document of the coordinator can be understood"

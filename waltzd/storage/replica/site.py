@@ -1,0 +1,79 @@
+"""The site of a replica: its disk and directory, the control file of its storage, and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+from waltzd.disk.seam import Disk, join
+from waltzd.errors import DiskFull, PartitionDamaged
+from waltzd.format.finding import Code, Finding
+from waltzd.format.layout import ControlStruct, FileHeader, segment_name
+from waltzd.storage.replica.control import ControlFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionSettings:
+    segment_bytes_max: int = 64 << 20
+    free_bytes_min: int = 0
+    record_bytes_max: int = 16 << 20
+    say: Callable[[str], None] = lambda sentence: None
+    """Gets a sentence about everything that an operator should know."""
+    complain: Callable[[str], None] | None = None
+    """The same for damage; without it, `say` gets that too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    disk: Disk
+    directory: str
+    number: int
+    """Of the partition."""
+    control: ControlFile
+    settings: PartitionSettings
+
+    @property
+    def key(self) -> UUID:
+        return self.control.header.key
+
+    @property
+    def info(self) -> ControlStruct:
+        return self.control.info(self.number)
+
+    def header(self, first_id: int) -> FileHeader:
+        """Of a segment that starts at this id; its date is now."""
+        return FileHeader(created_ms=self.disk.now_ms(), key=self.key, partition=self.number, first_id=first_id)
+
+    def path(self, first_id: int) -> str:
+        return join(self.directory, segment_name(first_id))
+
+    def finding(self, code: Code, path: str, detail: str, **place: int | None) -> Finding:
+        return Finding(code, path, detail, partition=self.number, **place)
+
+    def say(self, sentence: str) -> None:
+        self.settings.say(f"partition {self.number}: {sentence}")
+
+    def complain(self, finding: Finding) -> None:
+        complain = self.settings.complain or self.settings.say
+        complain(f"{PartitionDamaged.code} partition {self.number}: {finding.sentence()}")
+
+
+class Room:
+    """The room on the disk: appends stop before it is full, and go on when there is clearly more."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self.is_full = False
+
+    def check(self, size: int) -> None:
+        """Refused when less than the least would stay free; after a refusal, less than an eighth more, so as not to
+        flap."""
+        directory, least = self._site.directory, self._site.settings.free_bytes_min
+        if least == 0:
+            return
+        free = self._site.disk.free_bytes(directory)
+        least += least // 8 if self.is_full else 0
+        if free - size < least:
+            self.is_full = True
+            raise DiskFull(f"{directory}: {free} bytes are free, {size} are to be written and {least} must stay free")
