@@ -330,6 +330,25 @@ class ClientAhead(WaltzError):
     next_step = "check that the client's database belongs to this cluster; do not reset its mark before you know why"
 
 
+class ClockAhead(WaltzError):
+    """The client passes on the time of a transaction that it has seen, and that time is far ahead of this server's clock:
+    the clock of one machine is wrong. Times never fall, so one wrong clock would push those of all partitions into the
+    future; they decide nothing, so no transaction is wrong by it."""
+
+    code, status = "W2028", "FAILED_PRECONDITION"
+    not_done = "nothing was written"
+    next_step = "compare the clocks of the servers (`waltzctl doctor`) and of the client, and set the wrong one"
+
+
+class NeedsBatches(WaltzError):
+    """Something was asked for that segments of format 0 cannot hold: a group of transactions, or a place in the log by its
+    time. The partition writes format 0, or did where the question leads."""
+
+    code, exit_code, status = "W2029", EXIT_UNSAFE, "FAILED_PRECONDITION"
+    not_done = "nothing was written"
+    next_step = "change the cluster over with `waltzctl cluster set --format 1`"
+
+
 class NotReady(WaltzError):
     """The server owns the partition and cannot serve it at this moment. It is still recovering it, and waits for the
     storages that the message names, or for an operator; or no replica gave committed transactions that have left its

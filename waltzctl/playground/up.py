@@ -182,7 +182,7 @@ def _stay(cluster: LocalCluster, found: Picture, seconds: float, output: str) ->
 
 
 def _watch(cluster: LocalCluster, before: list[str]) -> list[str]:
-    """Until nothing runs, and the command that stopped it has finished. Returns what ran last; `before`: what was started."""
+    """Until nothing runs, and the command that stopped it has finished. Returns what ran last, of `before` on."""
     known = set(before)
     while True:
         time.sleep(WATCH_SECONDS)

@@ -90,6 +90,9 @@ class ClusterMeta(Document):
     key: UUID
     partitions: Annotated[int, whole(1, PARTITIONS_MAX)]
     created: str
+    format: Annotated[int, whole(0, 1)] = 0
+    """Of the segments that the next session of each partition writes. It only rises, and a partition that has gone over
+    stays there."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,23 @@ from waltzd.format.layout import NEW_SUFFIX, FileHeader, index_name, index_offse
 from waltzd.format.record import Run
 from waltzd.format.scan import read_index
 
+LEAD_BITS = 36
+"""An index entry of format 1: the offset of the record in the low 36 bits, above them its distance from the head of its
+batch. So a segment may have 64 GiB and a batch 128 MiB."""
+
 
 def offsets_of(offset: int, run: Run) -> I64:
-    """The index entries of a run whose first record starts at `offset`."""
-    return run.bounds[:-1] + offset
+    """The index entries of a run whose first record starts at `offset`: where each record starts and, in format 1, how far
+    behind the head of its batch."""
+    if not run.lead:
+        return run.bounds[:-1] + offset
+    return (run.bounds[:-1] + offset) | (run.bounds[:-1] + run.lead) << LEAD_BITS
+
+
+def places_of(entries: I64) -> tuple[I64, I64]:
+    """Where the records of index entries of format 1 start, and the heads of their batches."""
+    starts = entries & (1 << LEAD_BITS) - 1
+    return starts, starts - (entries >> LEAD_BITS)
 
 
 def write_entries(index: File, entry: int, offsets: I64) -> None:

@@ -25,7 +25,12 @@ from waltzd.format.checksum import single_byte_error
 from waltzd.format.finding import Code, Finding, Findings
 
 VERSION = 0
-"""The only format version so far. Every header carries it, and every reader refuses another one."""
+"""Of every file but segments and their indexes, which may have a newer one. Each reader refuses a version that it does not
+know."""
+BATCHES = 1
+"""The version of segments that hold batches (`waltzd.format.batch`), and of their indexes."""
+VERSIONS = (VERSION, BATCHES)
+"""Of segments and indexes."""
 
 HEADER_BYTES = 128
 CONTROL_NAME = "waltz-storage.ctl"
@@ -105,9 +110,12 @@ def _unsealed(raw: bytes, size: int) -> bytes | None:
     return body if raw[size : size + _CRC.size] == _CRC.pack(zlib.crc32(body)) else None
 
 
-def _check_version(version: int, where: str) -> None:
-    if version != VERSION:
-        raise UnknownVersion(f"{where} has format version {version}; this program knows version {VERSION}")
+def _check_version(version: int, where: str, known: tuple[int, ...] = (VERSION,)) -> None:
+    if version not in known:
+        said = " and ".join(map(str, known))
+        raise UnknownVersion(
+            f"{where} has format version {version}; this program knows version{'s' * (len(known) > 1)} {said}"
+        )
 
 
 # -- segment and index header ------------------------------------------------------------------------------------------
@@ -123,9 +131,10 @@ class FileHeader:
     key: UUID
     partition: int
     first_id: int
+    version: int = VERSION
 
     def encode(self) -> bytes:
-        packed = _FILE_HEADER.pack(VERSION, self.created_ms, self.key.bytes, self.partition, self.first_id)
+        packed = _FILE_HEADER.pack(self.version, self.created_ms, self.key.bytes, self.partition, self.first_id)
         return packed.ljust(HEADER_BYTES, b"\0")
 
     @staticmethod
@@ -133,8 +142,10 @@ class FileHeader:
         if len(raw) < HEADER_BYTES:
             raise HeaderDamaged(f"{where} ends inside its header: {len(raw)} of {HEADER_BYTES} bytes are there")
         version, created_ms, key, partition, first_id = _FILE_HEADER.unpack_from(raw)
-        _check_version(version, where)
-        return FileHeader(created_ms=created_ms, key=UUID(bytes=key), partition=partition, first_id=first_id)
+        _check_version(version, where, VERSIONS)
+        return FileHeader(
+            created_ms=created_ms, key=UUID(bytes=key), partition=partition, first_id=first_id, version=version
+        )
 
 
 def read_header(

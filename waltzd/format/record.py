@@ -18,7 +18,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,12 +83,53 @@ class Record:
 
 
 @dataclass(frozen=True, eq=False)
+class LockColumns:
+    """The locks of transactions: `counts` has a row for each of them, the others one for each lock."""
+
+    counts: I64
+    ids: NDArray[np.uint64]
+    modes: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def part(self, start: int, stop: int) -> LockColumns:
+        first, last = int(self.counts[:start].sum()), int(self.counts[:stop].sum())
+        return LockColumns(self.counts[start:stop], self.ids[first:last], self.modes[first:last])
+
+
+def no_locks(records: int) -> LockColumns:
+    return LockColumns(np.zeros(records, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.uint8))
+
+
+def join_locks(found: Sequence[LockColumns]) -> LockColumns:
+    return LockColumns(
+        np.concatenate([one.counts for one in found]),
+        np.concatenate([one.ids for one in found]),
+        np.concatenate([one.modes for one in found]),
+    )
+
+
+NO_TIME = -1
+"""The time of a transaction of format 0, beside others that have one."""
+
+
+@dataclass(frozen=True, eq=False)
 class Run:
-    """Whole records with the ids `first_id`, `first_id + 1`, …; record i is `data[bounds[i]:bounds[i + 1]]`."""
+    """Whole records with the ids `first_id`, `first_id + 1`, …; record i is `data[bounds[i]:bounds[i + 1]]`. What the
+    records do not say of themselves stands beside them, where it is known."""
 
     first_id: int
     data: memoryview
     bounds: I64
+    lead: int = 0
+    """In a segment of format 1: the bytes between the head of the batch and the first of these records."""
+    times: I64 | None = None
+    """Microseconds since 1970, or `NO_TIME`. None: none of these has a time."""
+    follows: NDArray[np.bool_] | None = None
+    """Whether each goes on with the group of the one before. None: none of these does."""
+    locks: LockColumns | None = None
+    """None: they were not asked for."""
 
     def __post_init__(self) -> None:
         assert len(self.bounds) > 0
@@ -110,7 +151,16 @@ class Run:
     def part(self, start: int, stop: int) -> Run:
         """The records number `start` to `stop - 1`, without copying."""
         bounds = self.bounds[start : stop + 1]
-        return Run(self.first_id + start, self.data[int(bounds[0]) : int(bounds[-1])], bounds - bounds[0])
+        first = int(bounds[0])
+        return Run(
+            self.first_id + start,
+            self.data[first : int(bounds[-1])],
+            bounds - first,
+            lead=self.lead + first if self.lead else 0,
+            times=None if self.times is None else self.times[start:stop],
+            follows=None if self.follows is None else self.follows[start:stop],
+            locks=None if self.locks is None else self.locks.part(start, stop),
+        )
 
     def record(self, number: int) -> Record:
         start, stop = int(self.bounds[number]), int(self.bounds[number + 1])
@@ -130,7 +180,33 @@ def join_runs(runs: Sequence[Run]) -> Run:
     for run in runs:
         bounds.append(run.bounds[1:] + at)
         at += len(run.data)
-    return Run(runs[0].first_id, memoryview(b"".join([run.data for run in runs])), np.concatenate(bounds))
+    return Run(
+        runs[0].first_id,
+        memoryview(b"".join([run.data for run in runs])),
+        np.concatenate(bounds),
+        times=_joined([run.times for run in runs], runs, NO_TIME),
+        follows=_joined([run.follows for run in runs], runs, False),
+        locks=_joined_locks(runs),
+    )
+
+
+def _joined(columns: Sequence[NDArray[Any] | None], runs: Sequence[Run], default: int) -> NDArray[Any] | None:
+    """A column of all runs; where one has none of it, the default stands for each of its records."""
+    sample = next((column for column in columns if column is not None), None)
+    if sample is None:
+        return None
+    return np.concatenate(
+        [
+            np.full(len(run), default, sample.dtype) if column is None else column
+            for column, run in zip(columns, runs, strict=True)
+        ]
+    )
+
+
+def _joined_locks(runs: Sequence[Run]) -> LockColumns | None:
+    if all(run.locks is None for run in runs):
+        return None
+    return join_locks([run.locks if run.locks is not None else no_locks(len(run)) for run in runs])
 
 
 def bounds_of(lengths: I64) -> I64:

@@ -83,6 +83,11 @@ class AppendBatch:
     lock_ids: U64
     lock_modes: U8
     payloads: Buffer
+    follows: NDArray[np.bool_] | None = None
+    """Whether each goes on with the group of the one before; None: each stands by itself. A group is in the log as a whole
+    or not at all."""
+    seen_time: int = 0
+    """The highest time of a transaction that the client has seen, in any partition."""
 
     def __len__(self) -> int:
         return len(self.marks)
@@ -107,6 +112,8 @@ class AppendBatch:
             raise BadFrame(
                 f"a batch has {len(self.payloads)} bytes of payload; its lengths add up to {int(self.lengths.sum())}"
             )
+        if self.follows is not None and (len(self.follows) != count or self.follows[0]):
+            raise BadFrame(f"a batch says of {len(self.follows)} transactions, of {count}, which group they go on with")
         locks = int(self.lock_counts.sum())
         if len(self.lock_ids) != locks or len(self.lock_modes) != locks:
             raise BadFrame(f"a batch has {len(self.lock_ids)} lock ids and {len(self.lock_modes)} modes for {locks} locks")
@@ -152,6 +159,8 @@ class Mounted:
     session: int
     barrier: int
     limits: Limits
+    format: int = 0
+    """What the session writes; groups need format 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,9 +190,11 @@ class Feed:
 
 @dataclass(frozen=True, eq=False)
 class HeadFeed:
-    """The heads of committed records: `record.HEAD` rows."""
+    """The heads of committed records: `record.HEAD` rows; times and groups as in `Run`."""
 
     heads: HeadArray
+    times: I64 | None = None
+    follows: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)

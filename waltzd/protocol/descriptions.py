@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from waltzd.errors import WaltzError
+from waltzd.format.batch import End
 from waltzd.format.finding import Finding
 from waltzd.protocol.histogram import Histogram
 
@@ -68,6 +69,8 @@ class ReplicaStatus:
     """The first ids of the segment files that would heal it, in the order in which they can be installed."""
     contact: int = 0
     """Which opening of the replica this is. A call that changes it names that one, and is refused after the next."""
+    end: End | None = None
+    """Where its last batch ends. None: its last segment is of format 0, or not readable."""
 
     @property
     def is_sound(self) -> bool:
@@ -148,6 +151,8 @@ class StorageDescription:
     name: str = ""
     """What its directory remembers; empty until it was told."""
     set_aside: tuple[SetAside, ...] = ()
+    formats: tuple[int, ...] = (0,)
+    """Of the segments that it can write."""
 
     def is_same_as(self, other: StorageDescription) -> bool:
         """One storage under two addresses, which can be spelled in many ways: one process, or the same files."""
@@ -222,6 +227,8 @@ class OwnedPartition:
     tail_bytes: int
     replicas: tuple[OwnedReplica, ...]
     statistics: PartitionStatistics = field(default_factory=PartitionStatistics)
+    format: int = 0
+    """Of the segments that the session writes."""
     trouble: str = ""
     """Documents of the coordinator that are gone or spoiled: it goes on with what they said."""
 

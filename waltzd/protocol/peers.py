@@ -9,24 +9,53 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, WaltzError
+from waltzd.format.batch import Batch, Piece
 from waltzd.format.layout import ID_MAX
-from waltzd.format.record import Run, bounds_of
+from waltzd.format.record import LockColumns, Run, bounds_of
 from waltzd.protocol.batches import ClientFrame, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ReplicaStatus
+
+Content: TypeAlias = Run | tuple[Batch, ...]
+"""One run of format 0, or whole batches."""
 
 
 @dataclass(frozen=True)
 class RecordsFrame:
-    """Records on their way to a replica, and what is known to be committed."""
+    """What goes to a replica at once, and what is known to be committed. Without records it tells only that, and is not
+    acknowledged."""
 
-    run: Run
+    content: Content
     committed: int
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        return (self.content,) if isinstance(self.content, Run) else self.content
+
+    @property
+    def runs(self) -> list[Run]:
+        return [self.content] if isinstance(self.content, Run) else [batch.run for batch in self.content]
+
+    @property
+    def bytes(self) -> int:
+        return len(self.content.data) if isinstance(self.content, Run) else sum(batch.size for batch in self.content)
+
+    @property
+    def records(self) -> int:
+        return sum(map(len, self.pieces))
+
+
+@dataclass(frozen=True, eq=False)
+class LockHistory:
+    """The locks of consecutive transactions from `first_id` on."""
+
+    first_id: int
+    locks: LockColumns
 
 
 class Link(Protocol):
@@ -66,7 +95,7 @@ class AppendPort(Protocol):
     """An append stream at its server. A mark says: what came in this stream up to this id is on the disk."""
 
     async def start(self) -> None: ...
-    async def send(self, run: Run, committed: int) -> None: ...
+    async def send(self, content: Content, committed: int) -> None: ...
     async def receive(self) -> int | None: ...
     def cancel(self) -> None: ...
 
@@ -88,8 +117,33 @@ class ReplicaPort(Protocol):
     async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus: ...
     def append(self, partition: int, session: int) -> AppendPort: ...
     def read(
-        self, partition: int, first_id: int, last_id: int | None = None, *, session: int | None = None, frame_bytes: int = 0
-    ) -> AsyncIterator[Run]: ...
+        self,
+        partition: int,
+        first_id: int,
+        last_id: int | None = None,
+        *,
+        session: int | None = None,
+        frame_bytes: int = 0,
+        with_locks: bool = False,
+    ) -> AsyncIterator[Run]:
+        """Records, with their times and groups, and their locks where these are asked for."""
+        ...
+
+    def read_whole(
+        self, partition: int, first_id: int, last_id: int, *, session: int, frame_bytes: int = 0
+    ) -> AsyncIterator[Piece]:
+        """For another replica: batches where the log has them, from `first_id` on, where one begins."""
+        ...
+
+    async def read_locks(self, partition: int, last_id: int, *, session: int, bytes_max: int) -> LockHistory | None:
+        """The locks of transactions up to `last_id`, where a batch ends: as many of the last batches as fit, at least one.
+        None where the log has no batch there."""
+        ...
+
+    async def find_time(self, partition: int, time: int, *, session: int) -> int:
+        """The highest id in front of the first transaction whose time is `time` or later."""
+        ...
+
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         """First id, last id and size of each sealed segment."""
         ...
@@ -153,5 +207,11 @@ class ServerPort(Protocol):
 
     def mount(self) -> MountPort: ...
     async def high_water_mark(self, partition: int) -> int: ...
-    def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]: ...
+    async def find_time(self, partition: int, time: int) -> int:
+        """The highest id in front of the first committed transaction whose time is `time` or later."""
+        ...
+
+    def fetch(
+        self, partition: int, first_id: int, last_id: int | None = None, *, with_locks: bool = False
+    ) -> AsyncGenerator[Run, None]: ...
     async def close(self) -> None: ...

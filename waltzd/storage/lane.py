@@ -61,7 +61,7 @@ class _Group:
     def bytes_between(self, above: int, up_to: int) -> int:
         """Of the records with these ids, each counted once."""
         found = 0
-        for run in (frame.run for frame in self.frames):
+        for run in (run for frame in self.frames for run in frame.runs):
             first, last = max(run.first_id, above + 1), min(run.last_id, up_to)
             if first <= last:
                 found += int(run.bounds[last + 1 - run.first_id] - run.bounds[first - run.first_id])
@@ -126,7 +126,7 @@ class Lane:
 
     async def append(self, appender: Appender, frame: RecordsFrame) -> None:
         """Queue a frame; waits while the queue is full. The appender gets the outcome."""
-        size = len(frame.run.data)
+        size = frame.bytes
         await self._budget.take(size)
         last = self._queue[-1] if self._queue else None
         if not isinstance(last, _Group) or last.appender is not appender or last.bytes + size > GROUP_BYTES_MAX:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from uuid import UUID
@@ -24,7 +24,19 @@ from numpy.typing import NDArray
 
 from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, CannotConnect, WaltzError, tree
-from waltzd.format.record import HEAD, HeadArray, Run, first_bad
+from waltzd.format.batch import (
+    Batch,
+    Flags,
+    Piece,
+    decode_groups,
+    decode_locks,
+    encode_groups,
+    encode_locks,
+    parse_batches,
+    why_wrong,
+)
+from waltzd.format.checksum import I64
+from waltzd.format.record import HEAD, HeadArray, Run, bounds_of, first_bad
 from waltzd.protocol.batches import (
     AppendBatch,
     ClientFrame,
@@ -41,13 +53,15 @@ from waltzd.protocol.batches import (
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.histogram import Histogram
 from waltzd.protocol.locks import Reason
-from waltzd.protocol.peers import run_of
+from waltzd.protocol.peers import LockHistory, run_of
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.wire_pb2 import ErrorDetail
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 _ERRORS = tree()
+LOCK_ROWS_MAX = 10_000_000
+"""Of one answer about locks: what it says is not believed before it is seen."""
 
 
 def key_of(raw: bytes) -> UUID:
@@ -196,6 +210,7 @@ _ROWS = (
 )
 _LOCK_COUNTS = _Column("lock_counts", ">u4", np.int64)
 _LOCKS = (_Column("lock_ids", ">u8", np.uint64), _Column("lock_modes", "u1", np.uint8))
+_TIMES = (_Column("time_counts", ">u4", np.int64), _Column("times", ">i8", np.int64))
 _COMMITTALS = (_Column("sequences", ">i4", np.int64), _Column("ids", ">i8", np.int64))
 _REFUSALS = (
     _Column("sequences", ">i4", np.int64),
@@ -267,13 +282,23 @@ def _fill_batch(message: wire.AppendBatch, batch: AppendBatch) -> None:
     if len(batch.lock_ids):
         _fill(message, batch, _LOCK_COUNTS, *_LOCKS)
     message.payloads = batch.payloads if isinstance(batch.payloads, bytes) else bytes(batch.payloads)
+    message.follows, message.seen_time = encode_groups(batch.follows), batch.seen_time
 
 
 def _batch_of(message: wire.AppendBatch) -> AppendBatch:
     rows = _taken(message, *_ROWS, *([_LOCK_COUNTS] if message.lock_counts else []))
     rows.setdefault("lock_counts", np.zeros(len(rows["marks"]), np.int64))
-    locks = _taken(message, *_LOCKS)
-    return AppendBatch(first_sequence=message.first_sequence, payloads=message.payloads, **rows, **locks)
+    locks, count = _taken(message, *_LOCKS), len(rows["marks"])
+    if len(message.follows) not in (0, (count + 7) // 8):
+        raise BadFrame(f"a batch of {count} transactions has {len(message.follows)} bytes for their groups")
+    return AppendBatch(
+        first_sequence=message.first_sequence,
+        payloads=message.payloads,
+        follows=decode_groups(message.follows, count),
+        seen_time=message.seen_time,
+        **rows,
+        **locks,
+    )
 
 
 # -- from the server ---------------------------------------------------------------------------------------------------
@@ -294,6 +319,7 @@ def server_message(frames: Sequence[ServerFrame]) -> wire.ServerFrame:
                 _fill_run(message.feed, frame.run)
             case HeadFeed():
                 message.heads = frame.heads.tobytes()
+                _fill_beside(message.beside_heads, frame.times, frame.follows)
             case Refused():
                 message.refused.CopyFrom(detail_of(frame.error))
                 if frame.untaken is not None:
@@ -313,7 +339,8 @@ def server_frames(message: wire.ServerFrame) -> list[ServerFrame]:
     if message.HasField("feed"):
         frames.append(Feed(_run_of(message.feed)))
     if message.HasField("heads"):
-        frames.append(HeadFeed(heads_of(message.heads)))
+        heads = heads_of(message.heads)
+        frames.append(HeadFeed(heads, *_beside_of(message.beside_heads, len(heads))))
     if message.HasField("refused"):
         untaken = message.untaken if message.HasField("untaken") else None
         frames.append(Refused(error_of_detail(message.refused), untaken))
@@ -346,10 +373,84 @@ def run_message(run: Run) -> wire.RunFrame:
 
 def _fill_run(message: wire.RunFrame, run: Run) -> None:
     message.first_id, message.lengths, message.records = run.first_id, run.sent_lengths, bytes_of(run)
+    _fill_beside(message, run.times, run.follows)
+    if run.locks is not None:
+        message.locks = encode_locks(run.locks)
+
+
+def _fill_beside(message: wire.RunFrame, times: I64 | None, follows: Flags | None) -> None:
+    """What records do not say of themselves. Times come in stretches: one for each batch."""
+    if times is not None and len(times):
+        starts = np.concatenate(([0], np.flatnonzero(times[1:] != times[:-1]) + 1, [len(times)]))
+        message.time_counts = np.diff(starts).astype(">u4").tobytes()
+        message.times = times[starts[:-1]].astype(">i8").tobytes()
+    message.follows = encode_groups(follows)
+
+
+def _beside_of(message: wire.RunFrame, count: int) -> tuple[I64 | None, Flags | None]:
+    found = _taken(message, *_TIMES)
+    times = np.repeat(found["times"], found["time_counts"]) if len(found["times"]) else None
+    if times is not None and len(times) != count:
+        raise BadFrame(f"a frame of {count} transactions has the times of {len(times)}")
+    if len(message.follows) not in (0, (count + 7) // 8):
+        raise BadFrame(f"a frame of {count} transactions has {len(message.follows)} bytes for their groups")
+    return times, decode_groups(message.follows, count)
 
 
 def _run_of(message: wire.RunFrame) -> Run:
-    return run_of(message.first_id, message.lengths, message.records)
+    if message.are_batches:
+        raise BadFrame("batches came in the place of records")
+    run = run_of(message.first_id, message.lengths, message.records)
+    times, follows = _beside_of(message, len(run))
+    locks = decode_locks(message.locks, len(run)) if message.locks else None
+    if message.locks and locks is None:
+        raise BadFrame("the locks of a frame are none")
+    return (
+        run
+        if times is None and follows is None and locks is None
+        else replace(run, times=times, follows=follows, locks=locks)
+    )
+
+
+def pieces_message(pieces: Sequence[Piece]) -> wire.RunFrame:
+    """One run, or batches behind each other, as they are stored."""
+    if isinstance(pieces[0], Run):
+        return run_message(pieces[0])
+    batches = [piece for piece in pieces if isinstance(piece, Batch)]
+    return wire.RunFrame(
+        first_id=batches[0].first_id,
+        lengths=b"".join(batch.run.sent_lengths for batch in batches),
+        records=b"".join(piece for batch in batches for piece in batch.pieces),
+        are_batches=True,
+    )
+
+
+def checked_pieces(message: wire.RunFrame, address: str) -> Sequence[Piece]:
+    """The same again, with every checksum compared."""
+    if not message.are_batches:
+        return (checked_run(message, address),)
+    lengths = np.frombuffer(message.lengths[: len(message.lengths) // 4 * 4], ">u4").astype(np.int64)
+    batches = parse_batches(message.records, bounds_of(lengths))
+    for batch in batches:
+        wrong = why_wrong(batch)
+        if wrong:
+            raise BadFrame(f"the batch at id {batch.first_id} from {address} was damaged on the way: {wrong}")
+    return batches
+
+
+def lock_history_message(history: LockHistory | None) -> wire.LocksReply:
+    if history is None:
+        return wire.LocksReply()
+    return wire.LocksReply(first_id=history.first_id, records=len(history.locks), locks=encode_locks(history.locks))
+
+
+def lock_history_of(message: wire.LocksReply) -> LockHistory | None:
+    if not message.HasField("first_id"):
+        return None
+    locks = decode_locks(message.locks, message.records) if 0 < message.records <= LOCK_ROWS_MAX else None
+    if locks is None:
+        raise BadFrame("an answer about locks has none that can be read")
+    return LockHistory(message.first_id, locks)
 
 
 def checked_run(message: wire.RunFrame, address: str) -> Run:

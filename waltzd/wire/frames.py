@@ -23,10 +23,13 @@ from dataclasses import dataclass
 from typing import cast
 from uuid import UUID
 
+import numpy as np
+
 from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, CannotConnect, WaltzError
+from waltzd.format.batch import Batch, parse_batches
 from waltzd.format.checksum import crc32
-from waltzd.format.record import Run
+from waltzd.format.record import Run, bounds_of
 from waltzd.protocol.peers import RecordsFrame, run_of
 from waltzd.protocol.role import Identity
 from waltzd.wire.codec import unpacked_error
@@ -49,6 +52,7 @@ class Kind(enum.IntEnum):
     HELLO = 1
     """Who calls, and will append; the first frame, and only the first."""
     RECORDS = 2
+    BATCHES = 3
     MARK = 4
     REFUSED = 5
     """The last frame: why."""
@@ -328,6 +332,7 @@ class Connection(asyncio.BufferedProtocol):
 VERSION = 1
 _HELLO = struct.Struct(">B16siqq64sqq")
 _RECORDS = struct.Struct(">qqI")
+_BATCHES = struct.Struct(">qI")
 _MARK = struct.Struct(">q")
 _PIECE = struct.Struct(">qI")
 _WHOLE = struct.Struct(">q")
@@ -379,6 +384,27 @@ class Hello:
 
 def records_parts(run: Run, committed: int) -> list[Buffer]:
     return [_RECORDS.pack(run.first_id, committed, len(run)), run.sent_lengths, run.data]
+
+
+def batches_parts(batches: Sequence[Batch], committed: int) -> list[Buffer]:
+    lengths = [batch.run.sent_lengths for batch in batches]
+    pieces = [piece for batch in batches for piece in batch.pieces]
+    return [_BATCHES.pack(committed, sum(map(len, batches))), *lengths, *pieces]
+
+
+def batches_of(content: Buffer) -> RecordsFrame:
+    if len(content) < _BATCHES.size:
+        raise BadFrame(f"a frame of batches has {len(content)} bytes; its head alone has {_BATCHES.size}")
+    committed, count = _BATCHES.unpack_from(content)
+    view = memoryview(content)
+    behind = _BATCHES.size + 4 * count
+    if behind > len(content):
+        raise BadFrame(f"a frame says that it has {count} records, and has {len(content)} bytes")
+    lengths = np.frombuffer(view[_BATCHES.size : behind], ">u4").astype(np.int64)
+    found = parse_batches(view[behind:], bounds_of(lengths))
+    if sum(map(len, found)) != count:
+        raise BadFrame(f"a frame says that it has {count} records, and has batches of {sum(map(len, found))}")
+    return RecordsFrame(found, committed)
 
 
 def records_of(content: Buffer) -> RecordsFrame:

@@ -15,15 +15,17 @@ from uuid import UUID
 
 from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, CannotConnect, WaltzError, WrongPeer
+from waltzd.format.batch import Piece
 from waltzd.format.digest import HASH_BYTES, Digest
 from waltzd.format.finding import Finding
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.descriptions import Events, ReplicaStatus, SetAside, StorageDescription, VerifySummary
+from waltzd.protocol.peers import Content, LockHistory
 from waltzd.protocol.role import Role, dns_name
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import checked_run, error_of_detail, to_value, unpacked_error
-from waltzd.wire.frames import Connection, FileSender, Hello, Kind, mark_of, received, records_parts
+from waltzd.wire.codec import checked_pieces, checked_run, error_of_detail, lock_history_of, to_value, unpacked_error
+from waltzd.wire.frames import Connection, FileSender, Hello, Kind, batches_parts, mark_of, received, records_parts
 from waltzd.wire.grpc import Caller
 from waltzd.wire.tls import Tls, check_peer
 from waltzd.wire.wire_pb2_grpc import ReplicaStub, StorageAdminStub
@@ -103,15 +105,51 @@ class ReplicaClient(Caller):
         return AppendStream(self._host, self._stream_port, hello, tls=self._tls, name=self._name)
 
     async def read(
-        self, partition: int, first_id: int, last_id: int | None = None, *, session: int | None = None, frame_bytes: int = 0
+        self,
+        partition: int,
+        first_id: int,
+        last_id: int | None = None,
+        *,
+        session: int | None = None,
+        frame_bytes: int = 0,
+        with_locks: bool = False,
     ) -> AsyncIterator[Run]:
         """Runs that were checked here, too: what the network did to them shows."""
         request = wire.ReadRequest(
-            target=self._target(partition, session), first_id=first_id, last_id=last_id, frame_bytes=frame_bytes
+            target=self._target(partition, session),
+            first_id=first_id,
+            last_id=last_id,
+            frame_bytes=frame_bytes,
+            form=wire.READ_FORM_LOCKS if with_locks else wire.READ_FORM_RECORDS,
         )
         async with aclosing(self._stream(self._stub.Read, request)) as messages:
             async for message in messages:
                 yield checked_run(message, self.address)
+
+    async def read_whole(
+        self, partition: int, first_id: int, last_id: int, *, session: int, frame_bytes: int = 0
+    ) -> AsyncIterator[Piece]:
+        """The same for another replica: batches where the log has them."""
+        request = wire.ReadRequest(
+            target=self._target(partition, session),
+            first_id=first_id,
+            last_id=last_id,
+            frame_bytes=frame_bytes,
+            form=wire.READ_FORM_WHOLE,
+        )
+        async with aclosing(self._stream(self._stub.Read, request)) as messages:
+            async for message in messages:
+                for piece in checked_pieces(message, self.address):
+                    yield piece
+
+    async def read_locks(self, partition: int, last_id: int, *, session: int, bytes_max: int) -> LockHistory | None:
+        request = wire.LocksRequest(target=self._target(partition, session), last_id=last_id, bytes_max=bytes_max)
+        return lock_history_of(await self._call(self._stub.ReadLocks, request))
+
+    async def find_time(self, partition: int, time: int, *, session: int) -> int:
+        request = wire.TimeRequest(target=self._target(partition, session), time=time)
+        reply: wire.MarkReply = await self._call(self._stub.FindTime, request)
+        return reply.mark
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         """First id, last id and size of each sealed segment."""
@@ -212,12 +250,15 @@ class AppendStream:
         """Send the hello without records yet: what is wrong with the session shows before the first record."""
         await self._connection()
 
-    async def send(self, run: Run, committed: int) -> None:
+    async def send(self, content: Content, committed: int) -> None:
         if self._refusal is not None:
             raise self._refusal
         connection = await self._connection()
         try:
-            await connection.send(Kind.RECORDS, records_parts(run, committed))
+            if isinstance(content, Run):
+                await connection.send(Kind.RECORDS, records_parts(content, committed))
+            else:
+                await connection.send(Kind.BATCHES, batches_parts(content, committed))
         except CannotConnect:
             if self._refusal is not None:  # `receive` has met it
                 raise self._refusal from None

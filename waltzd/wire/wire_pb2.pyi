@@ -23,6 +23,27 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ReadForm:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReadFormEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReadForm.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    READ_FORM_RECORDS: _ReadForm.ValueType  # 0
+    READ_FORM_LOCKS: _ReadForm.ValueType  # 1
+    """With the locks of each transaction."""
+    READ_FORM_WHOLE: _ReadForm.ValueType  # 2
+    """For another replica: whole batches where the log has them."""
+
+class ReadForm(_ReadForm, metaclass=_ReadFormEnumTypeWrapper): ...
+
+READ_FORM_RECORDS: ReadForm.ValueType  # 0
+READ_FORM_LOCKS: ReadForm.ValueType  # 1
+"""With the locks of each transaction."""
+READ_FORM_WHOLE: ReadForm.ValueType  # 2
+"""For another replica: whole batches where the log has them."""
+Global___ReadForm: _TypeAlias = ReadForm  # noqa: Y015
+
 class _FeedMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -263,6 +284,7 @@ class ReplicaStatus(_message.Message):
     DAMAGED_SEGMENTS_FIELD_NUMBER: _builtins.int
     STREAM_PORT_FIELD_NUMBER: _builtins.int
     CONTACT_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.bytes
     promised_session: _builtins.int
@@ -287,6 +309,10 @@ class ReplicaStatus(_message.Message):
     def damaged_segments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The first ids of segment files that heal it when they are installed."""
 
+    @_builtins.property
+    def end(self) -> Global___End:
+        """Of the last batch. Absent: the last segment is of format 0."""
+
     def __init__(
         self,
         *,
@@ -305,14 +331,123 @@ class ReplicaStatus(_message.Message):
         damaged_segments: _abc.Iterable[_builtins.int] | None = ...,
         stream_port: _builtins.int = ...,
         contact: _builtins.int = ...,
+        end: Global___End | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
+
+@_typing.final
+class End(_message.Message):
+    """The end of a log of batches: what the next one has to fit to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CRC_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    SEGMENT_BYTES_FIELD_NUMBER: _builtins.int
+    crc: _builtins.int
+    """Of the head of the last batch."""
+    time: _builtins.int
+    segment_bytes: _builtins.int
+    """Of its segment up to here; 0: the next batch begins a segment."""
+    def __init__(
+        self,
+        *,
+        crc: _builtins.int = ...,
+        time: _builtins.int = ...,
+        segment_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc", b"crc", "segment_bytes", b"segment_bytes", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___End: _TypeAlias = End  # noqa: Y015
+
+@_typing.final
+class LocksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    BYTES_MAX_FIELD_NUMBER: _builtins.int
+    last_id: _builtins.int
+    bytes_max: _builtins.int
+    @_builtins.property
+    def target(self) -> Global___Target: ...
+    def __init__(
+        self,
+        *,
+        target: Global___Target | None = ...,
+        last_id: _builtins.int = ...,
+        bytes_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "last_id", b"last_id", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocksRequest: _TypeAlias = LocksRequest  # noqa: Y015
+
+@_typing.final
+class LocksReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_ID_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    LOCKS_FIELD_NUMBER: _builtins.int
+    first_id: _builtins.int
+    """Absent: the log has no batch that ends there."""
+    records: _builtins.int
+    locks: _builtins.bytes
+    """As in a batch (docs/format.md)."""
+    def __init__(
+        self,
+        *,
+        first_id: _builtins.int | None = ...,
+        records: _builtins.int = ...,
+        locks: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_id", b"_first_id", "first_id", b"first_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_id", b"_first_id", "first_id", b"first_id", "locks", b"locks", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__first_id: _TypeAlias = _typing.Literal["first_id"]  # noqa: Y015
+    _WhichOneofArgType__first_id: _TypeAlias = _typing.Literal["_first_id", b"_first_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_id) -> _WhichOneofReturnType__first_id | None: ...
+
+Global___LocksReply: _TypeAlias = LocksReply  # noqa: Y015
+
+@_typing.final
+class TimeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    time: _builtins.int
+    """Microseconds since 1970."""
+    @_builtins.property
+    def target(self) -> Global___Target: ...
+    def __init__(
+        self,
+        *,
+        target: Global___Target | None = ...,
+        time: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["target", b"target", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimeRequest: _TypeAlias = TimeRequest  # noqa: Y015
 
 @_typing.final
 class ReadRequest(_message.Message):
@@ -322,11 +457,13 @@ class ReadRequest(_message.Message):
     FIRST_ID_FIELD_NUMBER: _builtins.int
     LAST_ID_FIELD_NUMBER: _builtins.int
     FRAME_BYTES_FIELD_NUMBER: _builtins.int
+    FORM_FIELD_NUMBER: _builtins.int
     first_id: _builtins.int
     last_id: _builtins.int
     """Absent: as far as this caller may see, without waiting for more."""
     frame_bytes: _builtins.int
     """How many bytes of records to put in one frame; 0 leaves it to the storage."""
+    form: Global___ReadForm.ValueType
     @_builtins.property
     def target(self) -> Global___Target: ...
     def __init__(
@@ -336,10 +473,11 @@ class ReadRequest(_message.Message):
         first_id: _builtins.int = ...,
         last_id: _builtins.int | None = ...,
         frame_bytes: _builtins.int = ...,
+        form: Global___ReadForm.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "last_id", b"last_id", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "first_id", b"first_id", "frame_bytes", b"frame_bytes", "last_id", b"last_id", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "first_id", b"first_id", "form", b"form", "frame_bytes", b"frame_bytes", "last_id", b"last_id", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_id: _TypeAlias = _typing.Literal["last_id"]  # noqa: Y015
     _WhichOneofArgType__last_id: _TypeAlias = _typing.Literal["_last_id", b"_last_id"]  # noqa: Y015
@@ -354,19 +492,38 @@ class RunFrame(_message.Message):
     FIRST_ID_FIELD_NUMBER: _builtins.int
     LENGTHS_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    ARE_BATCHES_FIELD_NUMBER: _builtins.int
+    TIME_COUNTS_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    FOLLOWS_FIELD_NUMBER: _builtins.int
+    LOCKS_FIELD_NUMBER: _builtins.int
     first_id: _builtins.int
     lengths: _builtins.bytes
     records: _builtins.bytes
+    """Or whole batches, where these were asked for and the log has them."""
+    are_batches: _builtins.bool
+    time_counts: _builtins.bytes
+    """Of transactions in batches: how many (uint32) have each time (int64, microseconds since 1970; -1: none)."""
+    times: _builtins.bytes
+    follows: _builtins.bytes
+    """A bit for each: goes on with the group of the one before. Empty: none does."""
+    locks: _builtins.bytes
+    """As in a batch, where they were asked for."""
     def __init__(
         self,
         *,
         first_id: _builtins.int = ...,
         lengths: _builtins.bytes = ...,
         records: _builtins.bytes = ...,
+        are_batches: _builtins.bool = ...,
+        time_counts: _builtins.bytes = ...,
+        times: _builtins.bytes = ...,
+        follows: _builtins.bytes = ...,
+        locks: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_id", b"first_id", "lengths", b"lengths", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["are_batches", b"are_batches", "first_id", b"first_id", "follows", b"follows", "lengths", b"lengths", "locks", b"locks", "records", b"records", "time_counts", b"time_counts", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -470,6 +627,7 @@ class StorageDescription(_message.Message):
     FREE_BYTES_MIN_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     SET_ASIDE_FIELD_NUMBER: _builtins.int
+    FORMATS_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partitions: _builtins.int
     directory: _builtins.str
@@ -493,6 +651,10 @@ class StorageDescription(_message.Message):
     def set_aside(self) -> _containers.RepeatedCompositeFieldContainer[Global___SetAside]:
         """Directories of partitions that were taken off it."""
 
+    @_builtins.property
+    def formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of the segments that it can write."""
+
     def __init__(
         self,
         *,
@@ -510,10 +672,11 @@ class StorageDescription(_message.Message):
         free_bytes_min: _builtins.int = ...,
         name: _builtins.str = ...,
         set_aside: _abc.Iterable[Global___SetAside] | None = ...,
+        formats: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "free_bytes", b"free_bytes", "free_bytes_min", b"free_bytes_min", "instance", b"instance", "name", b"name", "partitions", b"partitions", "set_aside", b"set_aside", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "formats", b"formats", "free_bytes", b"free_bytes", "free_bytes_min", b"free_bytes_min", "instance", b"instance", "name", b"name", "partitions", b"partitions", "set_aside", b"set_aside", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1165,11 +1328,13 @@ class FetchRecordsRequest(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     FIRST_ID_FIELD_NUMBER: _builtins.int
     LAST_ID_FIELD_NUMBER: _builtins.int
+    WITH_LOCKS_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partition: _builtins.int
     first_id: _builtins.int
     last_id: _builtins.int
     """Absent: up to the high-water mark."""
+    with_locks: _builtins.bool
     def __init__(
         self,
         *,
@@ -1177,16 +1342,43 @@ class FetchRecordsRequest(_message.Message):
         partition: _builtins.int = ...,
         first_id: _builtins.int = ...,
         last_id: _builtins.int | None = ...,
+        with_locks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "last_id", b"last_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "cluster_key", b"cluster_key", "first_id", b"first_id", "last_id", b"last_id", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "cluster_key", b"cluster_key", "first_id", b"first_id", "last_id", b"last_id", "partition", b"partition", "with_locks", b"with_locks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_id: _TypeAlias = _typing.Literal["last_id"]  # noqa: Y015
     _WhichOneofArgType__last_id: _TypeAlias = _typing.Literal["_last_id", b"_last_id"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_id) -> _WhichOneofReturnType__last_id | None: ...
 
 Global___FetchRecordsRequest: _TypeAlias = FetchRecordsRequest  # noqa: Y015
+
+@_typing.final
+class FindTimeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    partition: _builtins.int
+    time: _builtins.int
+    """Microseconds since 1970."""
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        time: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "partition", b"partition", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindTimeRequest: _TypeAlias = FindTimeRequest  # noqa: Y015
 
 @_typing.final
 class ClientFrame(_message.Message):
@@ -1283,6 +1475,8 @@ class AppendBatch(_message.Message):
     LOCK_IDS_FIELD_NUMBER: _builtins.int
     LOCK_MODES_FIELD_NUMBER: _builtins.int
     PAYLOADS_FIELD_NUMBER: _builtins.int
+    FOLLOWS_FIELD_NUMBER: _builtins.int
+    SEEN_TIME_FIELD_NUMBER: _builtins.int
     first_sequence: _builtins.int
     marks: _builtins.bytes
     """int64: the highest id that the client had seen when it built the transaction."""
@@ -1300,6 +1494,10 @@ class AppendBatch(_message.Message):
     """uint8: 1 READ, 2 WRITE, 3 APPEND"""
     payloads: _builtins.bytes
     """Back to back."""
+    follows: _builtins.bytes
+    """A bit for each: goes on with the group of the one before. Empty: none does."""
+    seen_time: _builtins.int
+    """The highest time that the client has seen, in any partition; microseconds since 1970."""
     def __init__(
         self,
         *,
@@ -1312,10 +1510,12 @@ class AppendBatch(_message.Message):
         lock_ids: _builtins.bytes = ...,
         lock_modes: _builtins.bytes = ...,
         payloads: _builtins.bytes = ...,
+        follows: _builtins.bytes = ...,
+        seen_time: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_crcs", b"data_crcs", "first_sequence", b"first_sequence", "headers", b"headers", "lengths", b"lengths", "lock_counts", b"lock_counts", "lock_ids", b"lock_ids", "lock_modes", b"lock_modes", "marks", b"marks", "payloads", b"payloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_crcs", b"data_crcs", "first_sequence", b"first_sequence", "follows", b"follows", "headers", b"headers", "lengths", b"lengths", "lock_counts", b"lock_counts", "lock_ids", b"lock_ids", "lock_modes", b"lock_modes", "marks", b"marks", "payloads", b"payloads", "seen_time", b"seen_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1334,6 +1534,7 @@ class ServerFrame(_message.Message):
     HEADS_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     UNTAKEN_FIELD_NUMBER: _builtins.int
+    BESIDE_HEADS_FIELD_NUMBER: _builtins.int
     heads: _builtins.bytes
     """Heads of 36 bytes each, as in the records."""
     untaken: _builtins.int
@@ -1350,6 +1551,10 @@ class ServerFrame(_message.Message):
     def refused(self) -> Global___ErrorDetail:
         """The last of a stream."""
 
+    @_builtins.property
+    def beside_heads(self) -> Global___RunFrame:
+        """With `heads`: their times and groups, and nothing else."""
+
     def __init__(
         self,
         *,
@@ -1360,10 +1565,11 @@ class ServerFrame(_message.Message):
         heads: _builtins.bytes | None = ...,
         refused: Global___ErrorDetail | None = ...,
         untaken: _builtins.int | None = ...,
+        beside_heads: Global___RunFrame | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "_untaken", b"_untaken", "committals", b"committals", "feed", b"feed", "heads", b"heads", "mounted", b"mounted", "refusals", b"refusals", "refused", b"refused", "untaken", b"untaken"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "_untaken", b"_untaken", "beside_heads", b"beside_heads", "committals", b"committals", "feed", b"feed", "heads", b"heads", "mounted", b"mounted", "refusals", b"refusals", "refused", b"refused", "untaken", b"untaken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "_untaken", b"_untaken", "committals", b"committals", "feed", b"feed", "heads", b"heads", "mounted", b"mounted", "refusals", b"refusals", "refused", b"refused", "untaken", b"untaken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "_untaken", b"_untaken", "beside_heads", b"beside_heads", "committals", b"committals", "feed", b"feed", "heads", b"heads", "mounted", b"mounted", "refusals", b"refusals", "refused", b"refused", "untaken", b"untaken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__heads: _TypeAlias = _typing.Literal["heads"]  # noqa: Y015
     _WhichOneofArgType__heads: _TypeAlias = _typing.Literal["_heads", b"_heads"]  # noqa: Y015
@@ -1383,8 +1589,11 @@ class Mounted(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     BARRIER_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     barrier: _builtins.int
+    format: _builtins.int
+    """What the session writes."""
     @_builtins.property
     def limits(self) -> Global___Limits: ...
     def __init__(
@@ -1393,10 +1602,11 @@ class Mounted(_message.Message):
         session: _builtins.int = ...,
         barrier: _builtins.int = ...,
         limits: Global___Limits | None = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "limits", b"limits", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "format", b"format", "limits", b"limits", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1566,6 +1776,7 @@ class OwnedPartition(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     generation: _builtins.int
     session: _builtins.int
@@ -1580,6 +1791,8 @@ class OwnedPartition(_message.Message):
     tail_bytes: _builtins.int
     trouble: _builtins.str
     """Documents of the coordinator that are gone or spoiled: it goes on with what they said."""
+    format: _builtins.int
+    """Of the segments that the session writes."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedReplica]: ...
     @_builtins.property
@@ -1600,10 +1813,11 @@ class OwnedPartition(_message.Message):
         replicas: _abc.Iterable[Global___OwnedReplica] | None = ...,
         statistics: Global___PartitionStatistics | None = ...,
         trouble: _builtins.str = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "format", b"format", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -56,6 +56,16 @@ class ReplicaStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.ReadRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.RunFrame.FromString,
                 _registered_method=True)
+        self.ReadLocks = channel.unary_unary(
+                '/waltz.v1.Replica/ReadLocks',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.LocksRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.LocksReply.FromString,
+                _registered_method=True)
+        self.FindTime = channel.unary_unary(
+                '/waltz.v1.Replica/FindTime',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.TimeRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.MarkReply.FromString,
+                _registered_method=True)
         self.ListSegments = channel.unary_unary(
                 '/waltz.v1.Replica/ListSegments',
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.SegmentsRequest.SerializeToString,
@@ -94,6 +104,20 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadLocks(self, request, context):
+        """The locks of the transactions up to an id, where a batch ends, as far back as was asked for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindTime(self, request, context):
+        """The highest id in front of the first transaction of that time or later.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListSegments(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -122,6 +146,16 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Read,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.ReadRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.RunFrame.SerializeToString,
+            ),
+            'ReadLocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadLocks,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.LocksRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.LocksReply.SerializeToString,
+            ),
+            'FindTime': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindTime,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.TimeRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.MarkReply.SerializeToString,
             ),
             'ListSegments': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSegments,
@@ -239,6 +273,60 @@ class Replica:
             '/waltz.v1.Replica/Read',
             waltzd_dot_wire_dot_wire__pb2.ReadRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.RunFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadLocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/ReadLocks',
+            waltzd_dot_wire_dot_wire__pb2.LocksRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.LocksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindTime(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/FindTime',
+            waltzd_dot_wire_dot_wire__pb2.TimeRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.MarkReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -738,6 +826,11 @@ class LogStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.FetchRecordsRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.RunFrame.FromString,
                 _registered_method=True)
+        self.FindTime = channel.unary_unary(
+                '/waltz.v1.Log/FindTime',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.FindTimeRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.MarkReply.FromString,
+                _registered_method=True)
 
 
 class LogServicer:
@@ -781,6 +874,13 @@ class LogServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindTime(self, request, context):
+        """The highest id in front of the first committed transaction of that time or later.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LogServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -808,6 +908,11 @@ def add_LogServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.FetchRecordsRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.RunFrame.SerializeToString,
+            ),
+            'FindTime': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindTime,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.FindTimeRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.MarkReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -949,6 +1054,33 @@ class Log:
             '/waltz.v1.Log/Fetch',
             waltzd_dot_wire_dot_wire__pb2.FetchRecordsRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.RunFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindTime(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Log/FindTime',
+            waltzd_dot_wire_dot_wire__pb2.FindTimeRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.MarkReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,10 @@ class ReplicaStub:
     Truncate: _grpc.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]
     Read: _grpc.UnaryStreamMultiCallable[_wire_pb2.ReadRequest, _wire_pb2.RunFrame]
     """Without a session: only what is known to be committed."""
+    ReadLocks: _grpc.UnaryUnaryMultiCallable[_wire_pb2.LocksRequest, _wire_pb2.LocksReply]
+    """The locks of the transactions up to an id, where a batch ends, as far back as was asked for."""
+    FindTime: _grpc.UnaryUnaryMultiCallable[_wire_pb2.TimeRequest, _wire_pb2.MarkReply]
+    """The highest id in front of the first transaction of that time or later."""
     ListSegments: _grpc.UnaryUnaryMultiCallable[_wire_pb2.SegmentsRequest, _wire_pb2.SegmentList]
 
 @_typing.type_check_only
@@ -60,6 +64,10 @@ class ReplicaAsyncStub(ReplicaStub):
     Truncate: _aio.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
     Read: _aio.UnaryStreamMultiCallable[_wire_pb2.ReadRequest, _wire_pb2.RunFrame]  # type: ignore[assignment]
     """Without a session: only what is known to be committed."""
+    ReadLocks: _aio.UnaryUnaryMultiCallable[_wire_pb2.LocksRequest, _wire_pb2.LocksReply]  # type: ignore[assignment]
+    """The locks of the transactions up to an id, where a batch ends, as far back as was asked for."""
+    FindTime: _aio.UnaryUnaryMultiCallable[_wire_pb2.TimeRequest, _wire_pb2.MarkReply]  # type: ignore[assignment]
+    """The highest id in front of the first transaction of that time or later."""
     ListSegments: _aio.UnaryUnaryMultiCallable[_wire_pb2.SegmentsRequest, _wire_pb2.SegmentList]  # type: ignore[assignment]
 
 class ReplicaServicer(metaclass=_abc_1.ABCMeta):
@@ -96,6 +104,22 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_wire_pb2.RunFrame], _abc.AsyncIterator[_wire_pb2.RunFrame]]:
         """Without a session: only what is known to be committed."""
+
+    @_abc_1.abstractmethod
+    def ReadLocks(
+        self,
+        request: _wire_pb2.LocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.LocksReply, _abc.Awaitable[_wire_pb2.LocksReply]]:
+        """The locks of the transactions up to an id, where a batch ends, as far back as was asked for."""
+
+    @_abc_1.abstractmethod
+    def FindTime(
+        self,
+        request: _wire_pb2.TimeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.MarkReply, _abc.Awaitable[_wire_pb2.MarkReply]]:
+        """The highest id in front of the first transaction of that time or later."""
 
     @_abc_1.abstractmethod
     def ListSegments(
@@ -237,6 +261,8 @@ class LogStub:
     HighWaterMark: _grpc.UnaryUnaryMultiCallable[_wire_pb2.PartitionRequest, _wire_pb2.MarkReply]
     Fetch: _grpc.UnaryStreamMultiCallable[_wire_pb2.FetchRecordsRequest, _wire_pb2.RunFrame]
     """Committed records by id."""
+    FindTime: _grpc.UnaryUnaryMultiCallable[_wire_pb2.FindTimeRequest, _wire_pb2.MarkReply]
+    """The highest id in front of the first committed transaction of that time or later."""
 
 @_typing.type_check_only
 class LogAsyncStub(LogStub):
@@ -255,6 +281,8 @@ class LogAsyncStub(LogStub):
     HighWaterMark: _aio.UnaryUnaryMultiCallable[_wire_pb2.PartitionRequest, _wire_pb2.MarkReply]  # type: ignore[assignment]
     Fetch: _aio.UnaryStreamMultiCallable[_wire_pb2.FetchRecordsRequest, _wire_pb2.RunFrame]  # type: ignore[assignment]
     """Committed records by id."""
+    FindTime: _aio.UnaryUnaryMultiCallable[_wire_pb2.FindTimeRequest, _wire_pb2.MarkReply]  # type: ignore[assignment]
+    """The highest id in front of the first committed transaction of that time or later."""
 
 class LogServicer(metaclass=_abc_1.ABCMeta):
     """-- the log, seen by applications ------------------------------------------------------------------------------------
@@ -300,6 +328,14 @@ class LogServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_wire_pb2.RunFrame], _abc.AsyncIterator[_wire_pb2.RunFrame]]:
         """Committed records by id."""
+
+    @_abc_1.abstractmethod
+    def FindTime(
+        self,
+        request: _wire_pb2.FindTimeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.MarkReply, _abc.Awaitable[_wire_pb2.MarkReply]]:
+        """The highest id in front of the first committed transaction of that time or later."""
 
 def add_LogServicer_to_server(servicer: LogServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -1,0 +1,332 @@
+"""Batches: how segments of format 1 hold records, together with what no record says of itself.
+
+    96 bytes of head · locks · groups · records as in format 0
+
+A batch is what an owner built in one step. It says when, in which session, under which locks its transactions were decided,
+which of them belong together, and what was committed by then. It is never split: replicas write it whole, acknowledge it
+whole and cut it whole, so every mark that anyone can decide is the end of a batch. Each head carries the checksum of the
+head before, so that a batch that was put between others, or taken out, shows.
+
+    0  magic `WZB1`        4     28 generation           4     60 flags                       4
+    4  bytes in all        4     32 committed mark       8     64 CRC-32 of the head before   4
+    8  first id            8     40 time, µs since 1970  8     68 CRC-32 of locks and groups  4
+    16 records             4     48 bytes of locks       4     72 CRC-32 of the records       4
+    20 session             8     52 bytes of groups      4     76 zeros                      16
+                                 56 bytes of records     4     92 CRC-32 of the head          4
+
+Locks: a byte for the form of the counts (0: one of four bytes for all records, 1: a byte for each, 2: four bytes for each),
+the counts, the 64-bit ids, and two bits for each mode, the first in the highest bits. Nothing where no transaction has one.
+Groups: a bit for each record, the first in the highest bit: "goes on with the one before". Nothing where none does.
+
+Pure: bytes in, values out.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from waltzd.disk.seam import Buffer
+from waltzd.errors import BadFrame
+from waltzd.format.checksum import I64, crc32
+from waltzd.format.layout import HEADER_BYTES, ID_MAX
+from waltzd.format.record import OVERHEAD_BYTES, LockColumns, Run, first_bad, heads, no_locks, walk
+
+MAGIC = b"WZB1"
+HEAD_BYTES = 96
+_HEAD = struct.Struct(">4sIqIqiqqIIIIIII16xI")
+assert _HEAD.size == HEAD_BYTES
+_CRC = struct.Struct(">I")
+LAST = 0x1
+"""The flag of the last batch of its segment: a footer stands behind it."""
+_KNOWN_FLAGS = LAST
+_RESERVED = slice(76, 92)
+
+Flags: TypeAlias = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """The end of a log, as far as the next batch has to fit to it."""
+
+    crc: int = 0
+    """Of the head of the last batch; 0 where there is none."""
+    time: int = 0
+    """Of the last batch."""
+    segment_bytes: int = 0
+    """Of its segment up to here, the header included; 0 where the next batch begins a segment."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    first_id: int
+    records: int
+    session: int
+    generation: int
+    committed: int
+    """What the owner knew to be committed when it built the batch."""
+    time: int
+    """Microseconds since 1970, by a hybrid clock: it never falls within a partition, and decides nothing."""
+    lock_bytes: int
+    group_bytes: int
+    record_bytes: int
+    flags: int
+    before: int
+    """The checksum of the head before."""
+    section_crc: int
+    record_crc: int
+    crc: int = 0
+    """Of this head itself; computed by `encode`."""
+
+    @property
+    def lead(self) -> int:
+        """The bytes in front of the records."""
+        return HEAD_BYTES + self.lock_bytes + self.group_bytes
+
+    @property
+    def size(self) -> int:
+        return self.lead + self.record_bytes
+
+    @property
+    def last_id(self) -> int:
+        return self.first_id + self.records - 1
+
+    @property
+    def is_last(self) -> bool:
+        """Of its segment."""
+        return bool(self.flags & LAST)
+
+    def encode(self) -> bytes:
+        raw = _HEAD.pack(
+            MAGIC, self.size, self.first_id, self.records, self.session, self.generation, self.committed, self.time,
+            self.lock_bytes, self.group_bytes, self.record_bytes, self.flags, self.before, self.section_crc,
+            self.record_crc, 0,
+        )  # fmt: skip
+        return raw[:-4] + _CRC.pack(crc32(raw[:-4]))
+
+    @staticmethod
+    def decode(raw: Buffer, offset: int = 0) -> Head | None:
+        """None where no sound head stands: its checksum, or what it says of its own sizes, is wrong."""
+        if len(raw) - offset < HEAD_BYTES:
+            return None
+        (
+            magic, size, first_id, records, session, generation, committed, time,
+            lock_bytes, group_bytes, record_bytes, flags, before, section_crc, record_crc, crc,
+        ) = _HEAD.unpack_from(raw, offset)  # fmt: skip
+        view = memoryview(raw)[offset : offset + HEAD_BYTES]
+        if magic != MAGIC or crc32(view[:-4]) != crc or any(view[_RESERVED]) or flags & ~_KNOWN_FLAGS:
+            return None
+        found = Head(
+            first_id=first_id, records=records, session=session, generation=generation, committed=committed, time=time,
+            lock_bytes=lock_bytes, group_bytes=group_bytes, record_bytes=record_bytes, flags=flags, before=before,
+            section_crc=section_crc, record_crc=record_crc, crc=crc,
+        )  # fmt: skip
+        is_possible = (
+            size == found.size
+            and records > 0
+            and 0 <= first_id <= ID_MAX - records
+            and record_bytes >= records * OVERHEAD_BYTES
+            and group_bytes in (0, (records + 7) // 8)
+        )
+        return found if is_possible else None
+
+
+# -- locks and groups --------------------------------------------------------------------------------------------------
+
+
+def encode_locks(locks: LockColumns) -> bytes:
+    if len(locks.ids) == 0:
+        return b""
+    most = int(locks.counts.max())
+    if most == int(locks.counts.min()):
+        counts = b"\0" + most.to_bytes(4, "big")
+    elif most < 256:
+        counts = b"\1" + locks.counts.astype(np.uint8).tobytes()
+    else:
+        counts = b"\2" + locks.counts.astype(">u4").tobytes()
+    bits = np.unpackbits(locks.modes.astype(np.uint8).reshape(-1, 1), axis=1)[:, 6:]
+    return counts + locks.ids.astype(">u8").tobytes() + np.packbits(bits.ravel()).tobytes()
+
+
+def decode_locks(raw: Buffer, records: int) -> LockColumns | None:
+    """None where these are no locks of so many transactions."""
+    if len(raw) == 0:
+        return no_locks(records)
+    form, view = raw[0], memoryview(raw)[1:]
+    width = {0: 4, 1: records, 2: 4 * records}.get(form)
+    if width is None or len(view) < width:
+        return None
+    if form == 0:
+        counts = np.full(records, int.from_bytes(view[:4], "big"), np.int64)
+    else:
+        counts = np.frombuffer(view[:width], np.uint8 if form == 1 else ">u4").astype(np.int64)
+    total, view = int(counts.sum()), view[width:]
+    if total == 0 or len(view) != 8 * total + (2 * total + 7) // 8:
+        return None
+    ids = np.frombuffer(view[: 8 * total], ">u8").astype(np.uint64)
+    bits = np.unpackbits(np.frombuffer(view[8 * total :], np.uint8))
+    pairs = bits[: 2 * total].reshape(-1, 2)
+    modes = (pairs[:, 0] << 1 | pairs[:, 1]).astype(np.uint8)
+    return None if bits[2 * total :].any() or (total and int(modes.min()) == 0) else LockColumns(counts, ids, modes)
+
+
+def encode_groups(follows: Flags | None) -> bytes:
+    return b"" if follows is None or not follows.any() else np.packbits(follows).tobytes()
+
+
+def decode_groups(raw: Buffer, records: int) -> Flags | None:
+    """None where no record goes on with the one before."""
+    if len(raw) == 0:
+        return None
+    return np.unpackbits(np.frombuffer(raw, np.uint8))[:records].astype(np.bool_)
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A whole batch: `preamble` is everything in front of its records, `run` has the records, their time and groups."""
+
+    head: Head
+    preamble: Buffer
+    run: Run
+
+    @property
+    def first_id(self) -> int:
+        return self.head.first_id
+
+    @property
+    def last_id(self) -> int:
+        return self.head.last_id
+
+    @property
+    def size(self) -> int:
+        return self.head.size
+
+    def __len__(self) -> int:
+        return self.head.records
+
+    @property
+    def pieces(self) -> tuple[Buffer, Buffer]:
+        """Its bytes, as they are on the disk."""
+        return self.preamble, self.run.data
+
+    @cached_property
+    def locks(self) -> LockColumns:
+        found = decode_locks(memoryview(self.preamble)[HEAD_BYTES : HEAD_BYTES + self.head.lock_bytes], len(self))
+        assert found is not None, "it was checked"
+        return found
+
+    @property
+    def run_with_locks(self) -> Run:
+        return replace(self.run, locks=self.locks)
+
+    def is_same_as(self, other: Batch) -> bool:
+        return self.preamble == other.preamble and self.run.data == other.run.data
+
+    def end(self, before: End) -> End:
+        """The end of the log with this batch behind `before`."""
+        size = (before.segment_bytes or HEADER_BYTES) + self.size
+        return End(crc=self.head.crc, time=self.head.time, segment_bytes=0 if self.head.is_last else size)
+
+
+Piece: TypeAlias = Run | Batch
+"""What is appended as one: records of format 0, or a batch."""
+
+
+def encode_batch(
+    run: Run,
+    *,
+    session: int,
+    generation: int,
+    committed: int,
+    time: int,
+    before: End,
+    locks: LockColumns | None = None,
+    follows: Flags | None = None,
+    segment_bytes_max: int,
+) -> Batch:
+    """The batch of these records behind `before`. It is the last of its segment when that has so many bytes with it."""
+    lock_raw, group_raw = encode_locks(locks) if locks is not None else b"", encode_groups(follows)
+    size = HEAD_BYTES + len(lock_raw) + len(group_raw) + len(run.data)
+    is_last = (before.segment_bytes or HEADER_BYTES) + size >= segment_bytes_max
+    head = Head(
+        first_id=run.first_id, records=len(run), session=session, generation=generation, committed=committed, time=time,
+        lock_bytes=len(lock_raw), group_bytes=len(group_raw), record_bytes=len(run.data), flags=LAST if is_last else 0,
+        before=before.crc, section_crc=crc32(group_raw, crc32(lock_raw)), record_crc=crc32(run.data),
+    )  # fmt: skip
+    raw = head.encode()
+    head = replace(head, crc=_CRC.unpack(raw[-4:])[0])
+    return _batch(head, b"".join((raw, lock_raw, group_raw)), run.data, run.bounds)
+
+
+def _batch(head: Head, preamble: Buffer, records: memoryview, bounds: I64) -> Batch:
+    follows = decode_groups(memoryview(preamble)[HEAD_BYTES + head.lock_bytes : head.lead], head.records)
+    times = np.broadcast_to(np.int64(head.time), head.records)
+    return Batch(head, preamble, Run(head.first_id, records, bounds, lead=head.lead, times=times, follows=follows))
+
+
+def batch_at(raw: memoryview, head: Head, bounds: I64 | None = None) -> Batch | None:
+    """The batch that begins with this head and fills `raw`. Without `bounds` its lengths are followed. None where the
+    lengths do not make up its records; `why_wrong` tells the rest."""
+    assert len(raw) == head.size
+    records = raw[head.lead :]
+    if bounds is None:
+        bounds = walk(records)
+    if len(bounds) != head.records + 1 or bounds[-1] != len(records):
+        return None
+    return _batch(head, raw[: head.lead], records, bounds)
+
+
+def why_wrong(batch: Batch, before: End | None = None, *, deeply: bool = True) -> str:
+    """What is wrong with it, or with its place behind `before`; empty for nothing. `deeply`: also the checksum of each
+    record, which that of all of them implies unless its owner was wrong."""
+    head, run = batch.head, batch.run
+    if before is not None and head.before != before.crc:
+        return "its head names another one in front of it"
+    if before is not None and head.time < before.time:
+        return "its time is before that of the one in front of it"
+    sections = memoryview(batch.preamble)[HEAD_BYTES:]
+    if crc32(sections) != head.section_crc:
+        return "its locks and groups fail their checksum"
+    if decode_locks(sections[: head.lock_bytes], head.records) is None:
+        return "its locks are none"
+    if run.follows is not None and (run.follows[0] or encode_groups(run.follows) != sections[head.lock_bytes :]):
+        return "its groups are none"
+    if crc32(run.data) != head.record_crc:
+        return "its records fail their checksum"
+    if deeply:
+        bad = first_bad(run)
+        return "" if bad is None else f"record {run.first_id + bad} fails its checks"
+    ids = heads(run)["id"] if len(run) > 1 else np.frombuffer(run.data[:8], ">i8")
+    return "" if (ids == np.arange(run.first_id, run.first_id + len(run))).all() else "its records have other ids"
+
+
+def parse_batches(data: Buffer, bounds: I64 | None = None) -> tuple[Batch, ...]:
+    """Whole batches back to back. `bounds`: of all their records, as if nothing were between them. Refuses what cannot be
+    taken apart; what it holds is not checked yet."""
+    view, at, number = memoryview(data), 0, 0
+    found: list[Batch] = []
+    while at < len(view):
+        head = Head.decode(view, at)
+        if head is None or head.size > len(view) - at:
+            raise BadFrame(f"no sound batch stands at byte {at} of {len(view)}")
+        mine = None
+        if bounds is not None:
+            mine = bounds[number : number + head.records + 1]
+            mine = mine - mine[0] if len(mine) else mine
+        batch = batch_at(view[at : at + head.size], head, mine)
+        if batch is None:
+            raise BadFrame(f"the batch at id {head.first_id} does not hold the {head.records} records that it says")
+        if found and batch.first_id != found[-1].last_id + 1:
+            raise BadFrame(f"a batch at id {batch.first_id} stands behind id {found[-1].last_id}")
+        found.append(batch)
+        at += head.size
+        number += head.records
+    return tuple(found)
