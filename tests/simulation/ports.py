@@ -14,10 +14,11 @@ from tests.simulation.loop import Life
 from tests.simulation.network import End, Network, Stream
 from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
+from waltzd.format.batch import Piece
 from waltzd.format.record import Run
 from waltzd.protocol.batches import ClientFrame, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ReplicaStatus, ServerDescription, StorageDescription
-from waltzd.protocol.peers import RecordsFrame
+from waltzd.protocol.peers import Content, LockHistory, RecordsFrame
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.session.wake import Bell
 from waltzd.storage.calls import StorageCalls
@@ -152,15 +153,40 @@ class SimReplicaPort(_Port[StorageCalls]):
         return SimAppend(lambda: self._open(work), f"the append stream to {self.name}")
 
     async def read(
-        self, partition: int, first_id: int, last_id: int | None = None, *, session: int | None = None, frame_bytes: int = 0
+        self,
+        partition: int,
+        first_id: int,
+        last_id: int | None = None,
+        *,
+        session: int | None = None,
+        frame_bytes: int = 0,
+        with_locks: bool = False,
     ) -> AsyncIterator[Run]:
         async def work(calls: StorageCalls, end: End) -> None:
-            async for run in calls.read(partition, session, first_id, last_id, frame_bytes):
+            async for run in calls.read(partition, session, first_id, last_id, frame_bytes, with_locks=with_locks):
                 await end.send(run)
 
         async with aclosing(self._each(work)) as runs:
             async for run in runs:
                 yield run
+
+    async def read_whole(
+        self, partition: int, first_id: int, last_id: int, *, session: int, frame_bytes: int = 0
+    ) -> AsyncIterator[Piece]:
+        async def work(calls: StorageCalls, end: End) -> None:
+            async for content in calls.read_whole(partition, session, first_id, last_id, frame_bytes):
+                await end.send(content)
+
+        async with aclosing(self._each(work)) as contents:
+            async for content in contents:
+                for piece in (content,) if isinstance(content, Run) else content:
+                    yield piece
+
+    async def read_locks(self, partition: int, last_id: int, *, session: int, bytes_max: int) -> LockHistory | None:
+        return await self._ask(lambda calls: calls.read_locks(partition, session, last_id, bytes_max))
+
+    async def find_time(self, partition: int, time: int, *, session: int) -> int:
+        return await self._ask(lambda calls: calls.find_time(partition, session, time))
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         return await self._ask(lambda calls: calls.segments(partition, session))
@@ -255,8 +281,8 @@ class SimAppend(_Lazy):
     async def start(self) -> None:
         self.caller()
 
-    async def send(self, run: Run, committed: int) -> None:
-        await self.caller().send(RecordsFrame(run, committed))
+    async def send(self, content: Content, committed: int) -> None:
+        await self.caller().send(RecordsFrame(content, committed))
 
 
 class _StorageLink:
@@ -358,11 +384,17 @@ class SimServerPort(_Port[ServerCalls]):
         key = await self._known_key()
         return await self._ask(lambda calls: calls.high_water_mark(key, partition))
 
-    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
+    async def find_time(self, partition: int, time: int) -> int:
+        key = await self._known_key()
+        return await self._ask(lambda calls: calls.find_time(key, partition, time))
+
+    async def fetch(
+        self, partition: int, first_id: int, last_id: int | None = None, *, with_locks: bool = False
+    ) -> AsyncGenerator[Run, None]:
         key = await self._known_key()
 
         async def work(calls: ServerCalls, end: End) -> None:
-            async with aclosing(calls.fetch(key, partition, first_id, last_id)) as runs:
+            async with aclosing(calls.fetch(key, partition, first_id, last_id, with_locks=with_locks)) as runs:
                 async for run in runs:
                     await end.send(run)
 
