@@ -26,7 +26,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ LAST = 0x1
 """The flag of the last batch of its segment: a footer stands behind it."""
 _KNOWN_FLAGS = LAST
 _RESERVED = slice(76, 92)
+_ZEROS = bytes(16)
 
 Flags: TypeAlias = NDArray[np.bool_]
 
@@ -62,8 +63,9 @@ class End:
     """Of its segment up to here, the header included; 0 where the next batch begins a segment."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Head:
+class Head(NamedTuple):
+    """Of a batch, in the order of its bytes."""
+
     first_id: int
     records: int
     session: int
@@ -81,7 +83,7 @@ class Head:
     section_crc: int
     record_crc: int
     crc: int = 0
-    """Of this head itself; computed by `encode`."""
+    """Of this head itself."""
 
     @property
     def lead(self) -> int:
@@ -102,36 +104,29 @@ class Head:
         return bool(self.flags & LAST)
 
     def encode(self) -> bytes:
+        """`crc` is not looked at."""
         raw = _HEAD.pack(
             MAGIC, self.size, self.first_id, self.records, self.session, self.generation, self.committed, self.time,
             self.lock_bytes, self.group_bytes, self.record_bytes, self.flags, self.before, self.section_crc,
             self.record_crc, 0,
-        )  # fmt: skip
-        return raw[:-4] + _CRC.pack(crc32(raw[:-4]))
+        )[:-4]  # fmt: skip
+        return raw + _CRC.pack(crc32(raw))
 
     @staticmethod
     def decode(raw: Buffer, offset: int = 0) -> Head | None:
         """None where no sound head stands: its checksum, or what it says of its own sizes, is wrong."""
         if len(raw) - offset < HEAD_BYTES:
             return None
-        (
-            magic, size, first_id, records, session, generation, committed, time,
-            lock_bytes, group_bytes, record_bytes, flags, before, section_crc, record_crc, crc,
-        ) = _HEAD.unpack_from(raw, offset)  # fmt: skip
-        view = memoryview(raw)[offset : offset + HEAD_BYTES]
-        if magic != MAGIC or crc32(view[:-4]) != crc or any(view[_RESERVED]) or flags & ~_KNOWN_FLAGS:
+        magic, size, *values = _HEAD.unpack_from(raw, offset)
+        view, found = memoryview(raw)[offset : offset + HEAD_BYTES], Head(*values)
+        if magic != MAGIC or crc32(view[:-4]) != found.crc or view[_RESERVED] != _ZEROS or found.flags & ~_KNOWN_FLAGS:
             return None
-        found = Head(
-            first_id=first_id, records=records, session=session, generation=generation, committed=committed, time=time,
-            lock_bytes=lock_bytes, group_bytes=group_bytes, record_bytes=record_bytes, flags=flags, before=before,
-            section_crc=section_crc, record_crc=record_crc, crc=crc,
-        )  # fmt: skip
         is_possible = (
             size == found.size
-            and records > 0
-            and 0 <= first_id <= ID_MAX - records
-            and record_bytes >= records * OVERHEAD_BYTES
-            and group_bytes in (0, (records + 7) // 8)
+            and found.records > 0
+            and 0 <= found.first_id <= ID_MAX - found.records
+            and found.record_bytes >= found.records * OVERHEAD_BYTES
+            and found.group_bytes in (0, (found.records + 7) // 8)
         )
         return found if is_possible else None
 
@@ -149,30 +144,50 @@ def encode_locks(locks: LockColumns) -> bytes:
         counts = b"\1" + locks.counts.astype(np.uint8).tobytes()
     else:
         counts = b"\2" + locks.counts.astype(">u4").tobytes()
-    bits = np.unpackbits(locks.modes.astype(np.uint8).reshape(-1, 1), axis=1)[:, 6:]
-    return counts + locks.ids.astype(">u8").tobytes() + np.packbits(bits.ravel()).tobytes()
+    four = np.zeros(((len(locks.modes) + 3) // 4, 4), np.uint8)
+    four.ravel()[: len(locks.modes)] = locks.modes
+    packed = four[:, 0] << 6 | four[:, 1] << 4 | four[:, 2] << 2 | four[:, 3]
+    return counts + locks.ids.astype(">u8").tobytes() + packed.tobytes()
+
+
+_COUNTS = {0: (4, ">u4"), 1: (1, "u1"), 2: (4, ">u4")}
+"""By the form of the counts: how wide each is, and its type."""
 
 
 def decode_locks(raw: Buffer, records: int) -> LockColumns | None:
     """None where these are no locks of so many transactions."""
     if len(raw) == 0:
         return no_locks(records)
-    form, view = raw[0], memoryview(raw)[1:]
-    width = {0: 4, 1: records, 2: 4 * records}.get(form)
-    if width is None or len(view) < width:
+    if not are_locks(raw, records):
         return None
-    if form == 0:
-        counts = np.full(records, int.from_bytes(view[:4], "big"), np.int64)
-    else:
-        counts = np.frombuffer(view[:width], np.uint8 if form == 1 else ">u4").astype(np.int64)
-    total, view = int(counts.sum()), view[width:]
-    if total == 0 or len(view) != 8 * total + (2 * total + 7) // 8:
-        return None
+    width, kind = _COUNTS[raw[0]]
+    rows = 1 if raw[0] == 0 else records
+    view = memoryview(raw)[1:]
+    counts = np.frombuffer(view[: width * rows], kind).astype(np.int64)
+    if raw[0] == 0:
+        counts = np.full(records, counts[0])
+    total, view = int(counts.sum()), view[width * rows :]
+    packed = np.frombuffer(view[8 * total :], np.uint8)
+    modes = (packed[:, None] >> np.array([6, 4, 2, 0], np.uint8) & 3).ravel()[:total].astype(np.uint8)
     ids = np.frombuffer(view[: 8 * total], ">u8").astype(np.uint64)
-    bits = np.unpackbits(np.frombuffer(view[8 * total :], np.uint8))
-    pairs = bits[: 2 * total].reshape(-1, 2)
-    modes = (pairs[:, 0] << 1 | pairs[:, 1]).astype(np.uint8)
-    return None if bits[2 * total :].any() or (total and int(modes.min()) == 0) else LockColumns(counts, ids, modes)
+    return None if int(modes.min()) == 0 else LockColumns(counts, ids, modes)
+
+
+def are_locks(raw: Buffer, records: int) -> bool:
+    """Whether a section has the size that its counts say: a checksum has shown that it is as its owner made it."""
+    if len(raw) == 0:
+        return True
+    found = _COUNTS.get(raw[0])
+    if found is None:
+        return False
+    width, kind = found
+    rows = 1 if raw[0] == 0 else records
+    behind = 1 + width * rows
+    if len(raw) < behind:
+        return False
+    counts = np.frombuffer(memoryview(raw)[1:behind], kind)
+    total = int(counts[0]) * records if rows == 1 else int(counts.sum(dtype=np.int64))
+    return total > 0 and len(raw) - behind == 8 * total + (total + 3) // 4
 
 
 def encode_groups(follows: Flags | None) -> bytes:
@@ -256,19 +271,21 @@ def encode_batch(
     lock_raw, group_raw = encode_locks(locks) if locks is not None else b"", encode_groups(follows)
     size = HEAD_BYTES + len(lock_raw) + len(group_raw) + len(run.data)
     is_last = (before.segment_bytes or HEADER_BYTES) + size >= segment_bytes_max
-    head = Head(
-        first_id=run.first_id, records=len(run), session=session, generation=generation, committed=committed, time=time,
-        lock_bytes=len(lock_raw), group_bytes=len(group_raw), record_bytes=len(run.data), flags=LAST if is_last else 0,
-        before=before.crc, section_crc=crc32(group_raw, crc32(lock_raw)), record_crc=crc32(run.data),
+    values = (
+        len(lock_raw), len(group_raw), len(run.data), LAST if is_last else 0, before.crc,
+        crc32(group_raw, crc32(lock_raw)), crc32(run.data),
     )  # fmt: skip
-    raw = head.encode()
-    head = replace(head, crc=_CRC.unpack(raw[-4:])[0])
-    return _batch(head, b"".join((raw, lock_raw, group_raw)), run.data, run.bounds)
+    raw = _HEAD.pack(MAGIC, size, run.first_id, len(run), session, generation, committed, time, *values, 0)[:-4]
+    crc = crc32(raw)
+    head = Head(run.first_id, len(run), session, generation, committed, time, *values, crc)
+    return _batch(head, b"".join((raw, _CRC.pack(crc), lock_raw, group_raw)), run.data, run.bounds)
 
 
 def _batch(head: Head, preamble: Buffer, records: memoryview, bounds: I64) -> Batch:
-    follows = decode_groups(memoryview(preamble)[HEAD_BYTES + head.lock_bytes : head.lead], head.records)
-    times = np.broadcast_to(np.int64(head.time), head.records)
+    follows = None
+    if head.group_bytes:
+        follows = decode_groups(memoryview(preamble)[HEAD_BYTES + head.lock_bytes : head.lead], head.records)
+    times = np.full(head.records, head.time, np.int64)
     return Batch(head, preamble, Run(head.first_id, records, bounds, lead=head.lead, times=times, follows=follows))
 
 
@@ -295,7 +312,7 @@ def why_wrong(batch: Batch, before: End | None = None, *, deeply: bool = True) -
     sections = memoryview(batch.preamble)[HEAD_BYTES:]
     if crc32(sections) != head.section_crc:
         return "its locks and groups fail their checksum"
-    if decode_locks(sections[: head.lock_bytes], head.records) is None:
+    if not are_locks(sections[: head.lock_bytes], head.records):
         return "its locks are none"
     if run.follows is not None and (run.follows[0] or encode_groups(run.follows) != sections[head.lock_bytes :]):
         return "its groups are none"
