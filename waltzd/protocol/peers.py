@@ -25,6 +25,10 @@ Content: TypeAlias = Run | tuple[Batch, ...]
 """One run of format 0, or whole batches."""
 
 
+def runs_of(content: Content) -> list[Run]:
+    return [content] if isinstance(content, Run) else [batch.run for batch in content]
+
+
 @dataclass(frozen=True)
 class RecordsFrame:
     """What goes to a replica at once, and what is known to be committed. Without records it tells only that, and is not
@@ -39,7 +43,7 @@ class RecordsFrame:
 
     @property
     def runs(self) -> list[Run]:
-        return [self.content] if isinstance(self.content, Run) else [batch.run for batch in self.content]
+        return runs_of(self.content)
 
     @property
     def bytes(self) -> int:

@@ -39,10 +39,10 @@ from waltzd.errors import (
 )
 from waltzd.format.digest import Digest, Hashing
 from waltzd.format.finding import Finding
-from waltzd.format.layout import NO_SESSION
+from waltzd.format.layout import NO_SESSION, VERSIONS
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import PartitionDescription, ReplicaStatus, SetAside, Statistics, StorageDescription
-from waltzd.protocol.peers import Link
+from waltzd.protocol.peers import Content, Link, LockHistory, runs_of
 from waltzd.storage.lane import Lane, RunBlocking, Stream, refuse
 from waltzd.storage.offline.verify import Marks, PartitionReport, verify_partition
 from waltzd.storage.replica.directory import Directory
@@ -313,8 +313,42 @@ class StorageCalls:
             self._readers -= 1
 
     async def read(
-        self, number: int, session: int | None, first_id: int, last_id: int | None, frame_bytes: int
+        self,
+        number: int,
+        session: int | None,
+        first_id: int,
+        last_id: int | None,
+        frame_bytes: int,
+        *,
+        with_locks: bool = False,
     ) -> AsyncIterator[Run]:
+        def read(partition: Partition, first_id: int, last_id: int, size: int) -> Run:
+            return partition.read(first_id, last_id, size, session=session, with_locks=with_locks)
+
+        async for run in self._read(number, session, first_id, last_id, frame_bytes, read):
+            assert isinstance(run, Run)
+            yield run
+
+    async def read_whole(
+        self, number: int, session: int, first_id: int, last_id: int | None, frame_bytes: int
+    ) -> AsyncIterator[Content]:
+        """The same for another replica: whole batches where the log has them."""
+
+        def read(partition: Partition, first_id: int, last_id: int, size: int) -> Content:
+            return partition.read_whole(first_id, last_id, size, session=session)
+
+        async for content in self._read(number, session, first_id, last_id, frame_bytes, read):
+            yield content
+
+    async def _read(
+        self,
+        number: int,
+        session: int | None,
+        first_id: int,
+        last_id: int | None,
+        frame_bytes: int,
+        read: Callable[[Partition, int, int, int], Content],
+    ) -> AsyncIterator[Content]:
         with self._reader():
             lane = self._lane(number)
             partition = lane.partition
@@ -329,28 +363,37 @@ class StorageCalls:
                 return
             at = first_id
             while at <= last_id:
-                run = await self._read_one(lane, at, last_id, size, session)
-                self.statistics.read_records += len(run)
-                self.statistics.read_bytes += len(run.data)
-                yield run
-                at = run.last_id + 1
+                content = await self._answer(lane, read, partition, at, last_id, size)
+                runs = runs_of(content)
+                self.statistics.read_records += sum(map(len, runs))
+                self.statistics.read_bytes += sum(len(run.data) for run in runs)
+                yield content
+                at = runs[-1].last_id + 1
                 if at > limit:
                     limit = partition.readable_to(session)
                     if limit < at <= last_id:
                         raise BeyondLog(f"partition {number} ends at id {limit}; id {at} is not here", last_id=limit)
 
-    async def _read_one(self, lane: Lane, first_id: int, last_id: int, size: int, session: int | None) -> Run:
+    async def read_locks(self, number: int, session: int, last_id: int, bytes_max: int) -> LockHistory | None:
+        with self._reader():
+            lane = self._lane(number)
+            size = min(bytes_max, self._config.frame_bytes_max)
+            return await self._answer(lane, lambda: lane.partition.read_locks(last_id, size, session=session))
+
+    async def find_time(self, number: int, session: int, time: int) -> int:
+        with self._reader():
+            lane = self._lane(number)
+            return await self._answer(lane, lambda: lane.partition.find_time(time, session=session))
+
+    async def _answer(self, lane: Lane, read: Callable[..., T], *arguments: Any) -> T:
+        """What a reader of the replica gives, once a segment that it met wrong bytes in was examined."""
         partition = lane.partition
-
-        def read() -> Run:
-            return partition.read(first_id, last_id, size, session=session)
-
         try:
-            return await self._run_reading(read)
+            return await self._run_reading(read, *arguments)
         except Suspect as question:
             await self._examine(lane, question.first_id)
             try:
-                return await self._run_reading(read)
+                return await self._run_reading(read, *arguments)
             except Suspect:
                 raise PartitionDamaged(
                     f"partition {partition.number}: what is read from the segment at id {question.first_id} is not what "
@@ -382,11 +425,15 @@ class StorageCalls:
         if not 0 <= first_id <= last_id:
             raise BadArgument(f"ids {first_id} to {last_id} are no range")
         hashing, clock = Hashing(first_id), asyncio.get_running_loop().time
+
+        def read(first_id: int) -> Run:
+            return lane.partition.read(first_id, last_id, self._config.read_chunk_bytes, session=None)
+
         ends = clock() + ANSWER_SECONDS_MAX
         with self._reader():
             while hashing.next_id <= last_id:
                 try:
-                    run = await self._read_one(lane, hashing.next_id, last_id, self._config.read_chunk_bytes, None)
+                    run = await self._answer(lane, read, hashing.next_id)
                 except (PartitionDamaged, BeyondLog):
                     if hashing.next_id == first_id:
                         raise
@@ -543,6 +590,7 @@ class StorageCalls:
             free_bytes_min=self._config.free_bytes_min,
             name=directory.name,
             set_aside=directory.aside(),
+            formats=VERSIONS,
         )
 
     def _describe_one(self, number: int, refused: WaltzError | None) -> PartitionDescription:

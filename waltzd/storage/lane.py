@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from waltzd.daemon.config import StorageConfig
 from waltzd.errors import BadFrame, DiskFull, Draining, FlushFailed, TooLarge, WaltzError
+from waltzd.format.batch import Piece, why_wrong
 from waltzd.format.record import Run, first_bad
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.peers import Link, RecordsFrame
@@ -215,29 +216,36 @@ class Lane:
         """On the thread: check the records, write the sound ones. Returns how far this appender's own records are on the
         disk, and the error. Never more than its own: records that were here before were compared with nothing that it
         sent."""
-        runs: list[Run] = []
+        sound: list[Piece] = []
         error: WaltzError | None = None
-        for frame in group.frames:
-            bad = first_bad(frame.run)
-            if bad is not None:
-                error = BadFrame(
-                    f"record {frame.run.first_id + bad} of an append to partition {self.partition.number} fails its checks"
-                )
+        for piece in (piece for frame in group.frames for piece in frame.pieces):
+            wrong = _why_wrong(piece)
+            if wrong:
+                error = BadFrame(f"an append to partition {self.partition.number} cannot be taken: {wrong}")
                 break
-            runs.append(frame.run)
-        if not runs:
+            sound.append(piece)
+        if error is not None and not sound:
             return None, error
         try:
             appender, committed = group.appender, max(frame.committed for frame in group.frames)
-            self.partition.append(appender.session, runs, committed, appender.contact)
+            self.partition.append(appender.session, sound, committed, appender.contact)
         except FlushFailed:
             raise
         except DiskFull as full:  # a segment that was sealed before the disk was full keeps its part
-            kept = min(self.partition.last_id, runs[-1].last_id)
-            return kept if kept >= runs[0].first_id else None, full
+            kept = min(self.partition.last_id, sound[-1].last_id)
+            return kept if kept >= sound[0].first_id else None, full
         except WaltzError as refused:
             return None, refused
-        return runs[-1].last_id, error
+        return sound[-1].last_id if sound else None, error
+
+
+def _why_wrong(piece: Piece) -> str:
+    """Empty for records that are as their owner made them."""
+    if isinstance(piece, Run):
+        bad = first_bad(piece)
+        return "" if bad is None else f"record {piece.first_id + bad} fails its checks"
+    wrong = why_wrong(piece)
+    return wrong and f"the batch at id {piece.first_id}: {wrong}"
 
 
 REFUSED_SECONDS = 2.0
@@ -340,13 +348,14 @@ class Stream:
                 self.refuse(error)
 
     def _check(self, frame: RecordsFrame) -> None:
-        size, count = len(frame.run.data), len(frame.run)
-        if count == 0:
+        size, count = sum(len(run.data) for run in frame.runs), frame.records
+        if count == 0 and isinstance(frame.content, Run):
             raise BadFrame("a frame without records")
         if count > 1 and size > self._config.frame_bytes_max:
             raise TooLarge(f"a frame has {size} bytes of records; {self._config.frame_bytes_max} are allowed")
         if count == 1 and size > self._config.record_bytes_max:
-            raise TooLarge(f"record {frame.run.first_id} has {size} bytes; {self._config.record_bytes_max} are allowed")
+            first_id = frame.pieces[0].first_id
+            raise TooLarge(f"record {first_id} has {size} bytes; {self._config.record_bytes_max} are allowed")
 
 
 async def refuse(link: Link, error: WaltzError, receiving: asyncio.Task[None] | None = None) -> None:

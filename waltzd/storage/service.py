@@ -17,12 +17,21 @@ from waltzd.daemon.process import vitals
 from waltzd.daemon.readiness import Unready
 from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
 from waltzd.format.finding import Finding
+from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.stream_port import StreamPort
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import detail_of, key_of, run_message, to_message, uuid_of
+from waltzd.wire.codec import (
+    detail_of,
+    key_of,
+    lock_history_message,
+    pieces_message,
+    run_message,
+    to_message,
+    uuid_of,
+)
 from waltzd.wire.grpc import INSTANCE_KEY, STORAGE_KEY, Server, abort, caller_of
 from waltzd.wire.listener import REQUEST_BYTES_MAX, Listener
 from waltzd.wire.tls import Tls
@@ -144,10 +153,31 @@ class ReplicaService(_Service, ReplicaServicer):
             target = request.target
             self._check(target.cluster_key, context)
             session, last_id = _optional_session(target, context), request.last_id if request.HasField("last_id") else None
-            async for run in self._calls.read(target.partition, session, request.first_id, last_id, request.frame_bytes):
+            place = request.first_id, last_id, request.frame_bytes
+            if request.form == wire.READ_FORM_WHOLE:
+                async for content in self._calls.read_whole(target.partition, _session(target), *place):
+                    yield pieces_message((content,) if isinstance(content, Run) else content)
+                return
+            with_locks = request.form == wire.READ_FORM_LOCKS
+            async for run in self._calls.read(target.partition, session, *place, with_locks=with_locks):
                 yield run_message(run)
         except WaltzError as error:
             await self.refuse(context, error)
+
+    @_answered
+    async def ReadLocks(self, request: wire.LocksRequest, context: Context) -> wire.LocksReply:
+        target = request.target
+        self._check(target.cluster_key, context)
+        _optional_session(target, context)
+        found = await self._calls.read_locks(target.partition, _session(target), request.last_id, request.bytes_max)
+        return lock_history_message(found)
+
+    @_answered
+    async def FindTime(self, request: wire.TimeRequest, context: Context) -> wire.MarkReply:
+        target = request.target
+        self._check(target.cluster_key, context)
+        _optional_session(target, context)
+        return wire.MarkReply(mark=await self._calls.find_time(target.partition, _session(target), request.time))
 
     @_answered
     async def ListSegments(self, request: wire.SegmentsRequest, context: Context) -> wire.SegmentList:

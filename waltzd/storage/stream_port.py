@@ -19,7 +19,17 @@ from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.lane import refuse
 from waltzd.wire.codec import packed_error, packed_status
-from waltzd.wire.frames import FIRST_BYTES, Connection, FileSender, Hello, Kind, mark_bytes, received, records_of
+from waltzd.wire.frames import (
+    FIRST_BYTES,
+    Connection,
+    FileSender,
+    Hello,
+    Kind,
+    batches_of,
+    mark_bytes,
+    received,
+    records_of,
+)
 from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import Tls
 
@@ -44,6 +54,8 @@ class _FramedLink:
                 return None
             case Kind.RECORDS, content:
                 return records_of(content)
+            case Kind.BATCHES, content:
+                return batches_of(content)
             case kind, _:
                 raise BadFrame(f"a frame of the kind {kind.name} on an append stream")
 

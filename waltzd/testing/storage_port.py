@@ -14,9 +14,10 @@ from uuid import UUID
 
 from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, WaltzError
+from waltzd.format.batch import Piece
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.protocol.peers import RecordsFrame
+from waltzd.protocol.peers import Content, LockHistory, RecordsFrame
 from waltzd.server.session.wake import Bell
 from waltzd.storage.calls import StorageCalls
 
@@ -122,11 +123,32 @@ class StoragePort:
         return stream
 
     async def read(
-        self, partition: int, first_id: int, last_id: int | None = None, *, session: int | None = None, frame_bytes: int = 0
+        self,
+        partition: int,
+        first_id: int,
+        last_id: int | None = None,
+        *,
+        session: int | None = None,
+        frame_bytes: int = 0,
+        with_locks: bool = False,
     ) -> AsyncIterator[Run]:
         calls = await self._calls()
-        async for run in calls.read(partition, session, first_id, last_id, frame_bytes):
+        async for run in calls.read(partition, session, first_id, last_id, frame_bytes, with_locks=with_locks):
             yield await self._answer(run)
+
+    async def read_whole(
+        self, partition: int, first_id: int, last_id: int, *, session: int, frame_bytes: int = 0
+    ) -> AsyncIterator[Piece]:
+        calls = await self._calls()
+        async for content in calls.read_whole(partition, session, first_id, last_id, frame_bytes):
+            for piece in (content,) if isinstance(content, Run) else content:
+                yield await self._answer(piece)
+
+    async def read_locks(self, partition: int, last_id: int, *, session: int, bytes_max: int) -> LockHistory | None:
+        return await self._answer(await (await self._calls()).read_locks(partition, session, last_id, bytes_max))
+
+    async def find_time(self, partition: int, time: int, *, session: int) -> int:
+        return await self._answer(await (await self._calls()).find_time(partition, session, time))
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         return await self._answer((await self._calls()).segments(partition, session))
@@ -184,9 +206,9 @@ class DirectStream:
             await self._enter()
             self._task = self._door.serve(self._partition, self._session, self._contact, self._link)
 
-    async def send(self, run: Run, committed: int) -> None:
+    async def send(self, content: Content, committed: int) -> None:
         await self.start()
-        await self._link.put(RecordsFrame(run, committed))
+        await self._link.put(RecordsFrame(content, committed))
 
     async def receive(self) -> int | None:
         return await self._link.take()

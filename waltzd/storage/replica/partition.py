@@ -28,12 +28,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 from uuid import UUID
 
 import numpy as np
 
 from waltzd.errors import (
     BadArgument,
+    BadFrame,
     BelowFloor,
     BeyondLog,
     DirectoryGone,
@@ -45,10 +47,12 @@ from waltzd.errors import (
     PathMissing,
     WaltzError,
 )
+from waltzd.format.batch import Piece
 from waltzd.format.finding import Finding
 from waltzd.format.layout import CHECKPOINT_TRANSACTIONS
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.peers import Content, LockHistory
 from waltzd.storage.replica.examine import Quarantine
 from waltzd.storage.replica.healing import Healing, Installation
 from waltzd.storage.replica.promise import Fence, PromiseFile
@@ -56,6 +60,7 @@ from waltzd.storage.replica.segment import Segment, Suspect
 from waltzd.storage.replica.shelf import Shelf
 from waltzd.storage.replica.site import Room, Site
 
+T = TypeVar("T")
 ReadStored = Callable[[int, int, int], Run]
 """Stored records from a first id on: up to a last id, up to some bytes, at least one."""
 
@@ -287,11 +292,14 @@ class Partition:
 
     # -- appending
 
-    def append(self, session: int, runs: Sequence[Run], committed: int, contact: int = 0) -> int:
-        """Write consecutive runs, whose records the lane has checked, and flush once. Returns the highest id on the
+    def append(self, session: int, pieces: Sequence[Piece], committed: int, contact: int = 0) -> int:
+        """Write consecutive runs or batches, which the lane has checked, and flush once. Returns the highest id on the
         disk."""
         self.check_session(session, contact)
         self._check_sound(may_be_short=True)
+        runs = [piece for piece in pieces if isinstance(piece, Run)]
+        if len(runs) < len(pieces):
+            raise BadFrame("batches cannot be written yet")
         fresh = only_new(runs, partition=self.number, last_id=self.last_id, stored=self.read_examined)
         if fresh:
             self._room.check(sum(len(run.data) for run in fresh))
@@ -438,10 +446,30 @@ class Partition:
 
     # -- reading
 
-    def read(self, first_id: int, last_id: int, bytes_max: int, *, session: int | None) -> Run:
+    def read(self, first_id: int, last_id: int, bytes_max: int, *, session: int | None, with_locks: bool = False) -> Run:
         """Sound records from `first_id` on, at most up to `last_id` and `bytes_max`, at least one.
 
         Without a session only committed ones. Raises `Suspect` when the segment must be examined first."""
+        return self._read(first_id, last_id, session, lambda segment, last: segment.read(first_id, last, bytes_max))
+
+    def read_whole(self, first_id: int, last_id: int, bytes_max: int, *, session: int) -> Content:
+        """The same for another replica: whole batches where the log has them, from the beginning of one on."""
+        return self.read(first_id, last_id, bytes_max, session=session)
+
+    def read_locks(self, last_id: int, bytes_max: int, *, session: int) -> LockHistory | None:
+        """The locks of transactions up to `last_id`, where a batch ends; None where the log has no batch there."""
+        self._check_alive()
+        self.check_session(session)
+        return None
+
+    def find_time(self, time: int, *, session: int) -> int:
+        """The highest id in front of the first transaction whose time is `time` or later. Those of format 0 have none, and
+        count as earlier than any."""
+        self._check_alive()
+        self.check_session(session)
+        return self.last_id
+
+    def _read(self, first_id: int, last_id: int, session: int | None, read: Callable[[Segment, int], T]) -> T:
         if self._failed is not None:
             raise self._failed
         if session is not None:
@@ -457,7 +485,7 @@ class Partition:
         cuts = self.cuts
         try:
             segment, last_here = self._shelf.segment_with(first_id)
-            return segment.read(first_id, min(last_id, last_here), bytes_max)
+            return read(segment, min(last_id, last_here))
         except Suspect:
             if cuts != self.cuts:
                 raise BeyondLog(f"partition {self.number}: id {first_id} was cut while it was read") from None

@@ -419,7 +419,9 @@ def test_who_gives_up_while_a_replica_is_made_or_removed_leaves_it_whole(turns: 
 
 
 def test_what_stays_in_doubt_after_it_was_examined_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def doubtful(self: Partition, first_id: int, last_id: int, size: int, *, session: int | None) -> Run:
+    def doubtful(
+        self: Partition, first_id: int, last_id: int, size: int, *, session: int | None, with_locks: bool = False
+    ) -> Run:
         raise Suspect(0)
 
     monkeypatch.setattr(Partition, "read", doubtful)

@@ -11,6 +11,7 @@ import pytest
 
 from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors import BadFrame, DiskFull, FlushFailed, NotNextId, StaleSession, WaltzError
+from waltzd.format.batch import Piece
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.peers import RecordsFrame
@@ -126,10 +127,11 @@ def test_a_frame_above_the_bound_goes_alone() -> None:
 
 def test_what_was_wrong_is_said_behind_the_mark_of_what_was_right() -> None:
     async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
-        bad = bytearray(frame(1).run.data)
+        [run] = frame(1).runs
+        bad = bytearray(run.data)
         bad[-1] ^= 1
         await lane.append(sender, frame(0))
-        await lane.append(sender, RecordsFrame(Run(1, memoryview(bytes(bad)), frame(1).run.bounds), -1))
+        await lane.append(sender, RecordsFrame(Run(1, memoryview(bytes(bad)), run.bounds), -1))
         await lane.append(sender, frame(2))
         await lane.call(lambda: None)
         assert sender.marks == [0]
@@ -188,8 +190,8 @@ def test_of_a_group_that_filled_the_disk_only_what_is_there_is_acknowledged() ->
     async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
         right = lane.partition.append
 
-        def append(session: int, runs: Sequence[Run], committed: int, contact: int = 0) -> int:
-            right(session, runs[:1], committed, contact)
+        def append(session: int, pieces: Sequence[Piece], committed: int, contact: int = 0) -> int:
+            right(session, pieces[:1], committed, contact)
             raise DiskFull("no room")
 
         lane.partition.append = append  # type: ignore[method-assign]
