@@ -5,19 +5,23 @@ for all processes (those of one machine share it). `key` is the application's ow
 and readable in the transaction itself, so that the log can be compared with what was asked without trusting the request
 ids of the system under test. Lines by their `type`:
 
-    invoke    key client partition at mark read write append header crc
-              before the attempt leaves: `mark` is what the client had seen, `read`, `write`, `append` are lock hashes
+    invoke    key client partition at mark read write append header crc together time_seen
+              before the attempt leaves: `mark` is what the client had seen, `read`, `write`, `append` are lock hashes;
+              `together` is the key of the first attempt of its group of transactions, empty for one by itself; `time_seen`
+              is the highest time of a transaction that the client had seen, in any partition
     return    key at kind id reason conflict lock
               `kind`: committed (with `id`), rejected (with `reason` and, for a lock, `conflict` and `lock`), unknown,
               declined (never sent); an attempt without a return line is unknown
-    seen      name partition start records at group
+    seen      name partition start records at group times is_whole
               a reader that stood at the mark `start` was given these: [[id, key, crc], …]; `at` is when, -1 where that is
-              not known; `group` is whom it reads with, empty for one that reads alone
+              not known; `group` is whom it reads with, empty for one that reads alone; `times` are those of the
+              transactions, -1 or left out where they have none; `is_whole`: it took all of them at once
     observed  client partition invoked returned mark is_confirmed
               somebody asked for the high-water mark, or flushed; one that is not confirmed is what its owner knew
     log       source partition first records
-              what is in the log in the end, from `first` on: [[key, crc, header, generation], …]; the source `final` is
-              what a reader gets, other sources are single replicas; a generation that is not known is -1
+              what is in the log in the end, from `first` on: [[key, crc, header, generation, time, follows, locks], …]; the
+              source `final` is what a reader gets, other sources are single replicas; a generation or time that is not
+              known is -1, and `follows` (it goes on with the group of the one before) and `locks` are null then
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TextIO
 
 FINAL = "final"
+UNTIMED = -1
 
 
 @dataclass(slots=True)
@@ -51,6 +56,10 @@ class Operation:
     reason: str | None = None
     conflict: int = -1
     lock: int | None = None
+    together: str = ""
+    """The key of the first of its group of transactions; empty for one by itself."""
+    time_seen: int = UNTIMED
+    """The highest time of a transaction that its client had seen, in any partition."""
 
 
 @dataclass(slots=True)
@@ -62,6 +71,10 @@ class Seen:
     """Id, key, checksum of the payload."""
     at: int = -1
     group: str = ""
+    times: list[int] = field(default_factory=list)
+    """Of each, or of none."""
+    is_whole: bool = False
+    """They were taken at once: no group of transactions begins in front of them, or goes on behind."""
 
 
 @dataclass(slots=True)
@@ -81,6 +94,11 @@ class LogRecord:
     crc: int
     header: int = 0
     generation: int = -1
+    time: int = field(default=UNTIMED, compare=False)
+    follows: bool | None = field(default=None, compare=False)
+    """It goes on with the group of the one before; None where that is not known."""
+    locks: tuple[tuple[int, int], ...] | None = field(default=None, compare=False)
+    """Hash and mode of each; None where they are not known."""
 
 
 @dataclass(slots=True)
@@ -141,10 +159,17 @@ def _take(history: History, returns: dict[str, dict[str, Any]], fields: dict[str
         case "observed":
             history.observed.append(Observed(**fields))
         case "log":
-            records = [LogRecord(*record) for record in fields.pop("records")]
+            records = [_log_record(*record) for record in fields.pop("records")]
             history.log(fields["partition"], records, first=fields["first"], source=fields["source"])
         case other:
             raise BadHistory(f"no such type of line: {other}")
+
+
+def _log_record(*row: Any) -> LogRecord:
+    record = LogRecord(*row)
+    if record.locks is not None:
+        record.locks = tuple((lock, mode) for lock, mode in record.locks)
+    return record
 
 
 def _check_key(key: object) -> None:
@@ -226,7 +251,9 @@ class Writer:
         self._file.flush()
 
     def invoked(self, operation: Operation) -> None:
-        names = ("key", "client", "partition", "mark", "read", "write", "append", "header", "crc")
+        names = (
+            "key", "client", "partition", "mark", "read", "write", "append", "header", "crc", "together", "time_seen",
+        )  # fmt: skip
         self._write("invoke", {"at": operation.invoked, **{name: getattr(operation, name) for name in names}})
 
     def returned(self, operation: Operation) -> None:
@@ -238,17 +265,16 @@ class Writer:
         self._write("return", fields)
 
     def seen(self, seen: Seen) -> None:
-        self._write(
-            "seen",
-            {name: getattr(seen, name) for name in ("name", "partition", "start", "records", "at", "group")},
-        )
+        names = ("name", "partition", "start", "records", "at", "group", "times", "is_whole")
+        self._write("seen", {name: getattr(seen, name) for name in names})
 
     def observed(self, observed: Observed) -> None:
         names = ("client", "partition", "invoked", "returned", "mark", "is_confirmed")
         self._write("observed", {name: getattr(observed, name) for name in names})
 
     def log(self, partition: int, records: Iterable[LogRecord], *, first: int = 0, source: str = FINAL) -> None:
-        rows = [(record.key, record.crc, record.header, record.generation) for record in records]
+        names = ("key", "crc", "header", "generation", "time", "follows", "locks")
+        rows = [[getattr(record, name) for name in names] for record in records]
         self._write("log", {"source": source, "partition": partition, "first": first, "records": rows})
 
 

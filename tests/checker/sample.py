@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.checker.history import History, LogRecord, Observed, Operation, Seen
+from waltzd.protocol.locks import Mode
 
 
 @dataclass
@@ -14,6 +15,7 @@ class _Partition:
     records: list[LogRecord] = field(default_factory=list)
     marked: dict[int, int] = field(default_factory=dict)
     generation: int = 0
+    time: int = 0
 
 
 def sample(
@@ -29,8 +31,11 @@ def sample(
         if chance.random() < 0.02:
             part.generation += 1
         operation = _operation(chance, f"k{number}", part, now, clients, locks, lag)
-        history.operations.append(operation)
-        _decide(chance, operation, part, now)
+        members = [operation]
+        if chance.random() < 0.15:
+            members = _group(chance, operation)
+        history.operations += members
+        _decide(chance, members, part, now)
         if chance.random() < 0.05:
             is_confirmed = chance.random() < 0.5
             look = Observed(operation.client, part.number, now, now + 30, len(part.records) - 1, is_confirmed)
@@ -58,38 +63,55 @@ def _operation(
         write=tuple(names[1:2]),
         append=tuple(names[2:]),
         header=chance.randrange(5),
-        crc=chance.randrange(1 << 32),
+        crc=chance.randrange(1 << 31),
+        time_seen=chance.choice((-1, part.time, part.time + 1)),
     )
 
 
-def _decide(chance: random.Random, operation: Operation, part: _Partition, now: int) -> None:
-    conflict, lock = max(
-        ((part.marked.get(lock, -1), lock) for lock in operation.read + operation.write), default=(-1, None)
-    )
+def _group(chance: random.Random, first: Operation) -> list[Operation]:
+    """Transactions that were asked for together."""
+    first.together = first.key
+    more = [replace(first, key=f"{first.key}.{number}", crc=first.crc + number) for number in range(chance.randrange(3))]
+    return [first, *more]
+
+
+def _decide(chance: random.Random, members: list[Operation], part: _Partition, now: int) -> None:
+    """All of them, or none."""
+    first = members[0]
+    conflict, lock = max(((part.marked.get(lock, -1), lock) for lock in first.read + first.write), default=(-1, None))
     is_answered = chance.random() < 0.9
     if is_answered:
-        operation.returned = now + chance.randrange(1, 20)
-    if conflict > operation.mark:
-        if is_answered:
-            operation.kind, operation.reason = "rejected", "REAL"
-            operation.conflict, operation.lock = conflict, lock
+        for one in members:
+            one.returned = now + chance.randrange(1, 20)
+    if conflict > first.mark:
+        for one in members if is_answered else ():
+            one.kind, one.reason, one.conflict, one.lock = "rejected", "REAL", conflict, lock
         return
     if not is_answered and chance.random() < 0.5:
         return
-    id = len(part.records)
-    part.records.append(LogRecord(operation.key, operation.crc, operation.header, part.generation))
-    for name in operation.write + operation.append:
-        part.marked[name] = id
-    if is_answered:
-        operation.kind, operation.id = "committed", id
+    part.time = max(part.time + chance.randrange(3), first.time_seen)
+    for one in members:
+        if is_answered:
+            one.kind, one.id = "committed", len(part.records)
+        for name in one.write + one.append:
+            part.marked[name] = len(part.records)
+        locks = [(lock, Mode.READ) for lock in one.read] + [(lock, Mode.WRITE) for lock in one.write]
+        locks += [(lock, Mode.APPEND) for lock in one.append]
+        spelt = tuple((lock, int(mode)) for lock, mode in locks)
+        part.records.append(
+            LogRecord(
+                one.key, one.crc, one.header, part.generation, part.time, bool(one.together) and one is not first, spelt
+            )
+        )
 
 
 def _read(chance: random.Random, part: _Partition, name: str, at: int, group: str) -> list[Seen]:
     """A reader that starts again now and then, from a mark that it had kept."""
     rows = [(id, record.key, record.crc) for id, record in enumerate(part.records)]
-    cut = chance.randrange(len(rows) + 1)
-    again = chance.randrange(cut + 1)
+    times = [record.time for record in part.records]
+    ends = [id for id in range(len(rows) + 1) if id == len(rows) or not part.records[id].follows]
+    cut, again = sorted((chance.choice(ends), chance.choice(ends)), reverse=True)
     return [
-        Seen(name, part.number, -1, rows[:cut], at, group),
+        Seen(name, part.number, -1, rows[:cut], at, group, times[:cut], is_whole=True),
         Seen(name, part.number, again - 1, rows[again:], -1, group),
     ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tests.checker.history import FINAL, History, LogRecord, Operation
+from tests.checker.history import FINAL, UNTIMED, History, LogRecord, Operation
 from tests.checker.verdict import Finding
+from waltzd.protocol.locks import Mode
 
 
 def judge_slowly(history: History) -> set[Finding]:
@@ -18,6 +19,8 @@ def judge_slowly(history: History) -> set[Finding]:
         *_by_operation(history, log, asked),
         *_by_pair(history, log),
         *_by_reader(history, log),
+        *_by_group(history, log, asked),
+        *_by_time(history, log, asked),
     }
 
 
@@ -51,13 +54,21 @@ def _by_record(log: Placed, asked: dict[str, Operation]) -> list[Finding]:
             found.append(Finding("mark ahead", partition, id, record.key))
         for at, other, earlier in log:
             cause = asked.get(earlier.key)
-            if cause is not None and at == partition and operation.mark < other < id and _conflict(operation, cause):
+            is_own = bool(operation.together) and _are_together(log, asked, operation.together, partition, other, id)
+            is_between = at == partition and operation.mark < other < id
+            if cause is not None and is_between and not is_own and _conflict(operation, cause):
                 found.append(Finding("lock", partition, id, record.key))
     return found
 
 
 def _conflict(operation: Operation, cause: Operation) -> bool:
     return any(lock in operation.read + operation.write for lock in cause.write + cause.append)
+
+
+def _are_together(log: Placed, asked: dict[str, Operation], group: str, partition: int, first: int, last: int) -> bool:
+    """All that was asked for, from one place in a log to another, is of this group."""
+    between = [record.key for at, id, record in log if at == partition and first <= id <= last]
+    return all(asked[key].together == group for key in between if key in asked)
 
 
 def _by_operation(history: History, log: Placed, asked: dict[str, Operation]) -> list[Finding]:
@@ -160,4 +171,63 @@ def _by_reader(history: History, log: Placed) -> list[Finding]:
             ]
             if wrong:
                 found.append(Finding("replica", partition, min(wrong), source))
+    return found
+
+
+def _by_group(history: History, log: Placed, asked: dict[str, Operation]) -> list[Finding]:
+    found = []
+    for group in {operation.together for operation in history.operations} - {""}:
+        members = [operation for operation in history.operations if operation.together == group]
+        places = [
+            min([(partition, id) for partition, id, record in log if record.key == one.key], default=None)
+            for one in members
+        ]
+        there = [place for place in places if place is not None]
+        is_whole = (
+            all(place == (there[0][0], there[0][1] + number) for number, place in enumerate(places)) if there else True
+        )
+        if not is_whole or any(one.kind != members[0].kind for one in members):
+            found.append(Finding("torn apart", *(there[0] if there else (members[0].partition, -1)), group))
+    for seen in history.seen:
+        for id in (seen.records[0][0] - 1, seen.records[-1][0]) if seen.is_whole and seen.records else ():
+            pair = [
+                asked[record.key].together
+                for partition, at, record in sorted(log, key=lambda one: one[:2])
+                if partition == seen.partition and at in (id, id + 1) and record.key in asked
+            ]
+            if len(pair) == 2 and pair[0] == pair[1] != "":
+                found.append(Finding("half a group", seen.partition, id, seen.name))
+    return found
+
+
+def _by_time(history: History, log: Placed, asked: dict[str, Operation]) -> list[Finding]:
+    found = []
+    for partition, id, record in log:
+        if any(at == partition and other < id and earlier.time > record.time for at, other, earlier in log):
+            found.append(Finding("time fell", partition, id, record.key))
+        operation = asked.get(record.key)
+        if operation is None:
+            continue
+        if UNTIMED < record.time < operation.time_seen:
+            found.append(Finding("cause", partition, id, record.key))
+        wanted = {(lock, Mode.READ) for lock in operation.read} | {(lock, Mode.WRITE) for lock in operation.write}
+        wanted |= {(lock, Mode.APPEND) for lock in operation.append}
+        is_behind = operation.together not in ("", operation.key)
+        if (record.locks is not None and set(record.locks) != wanted) or record.follows is (not is_behind):
+            found.append(Finding("other locks", partition, id, record.key))
+    true = {(partition, id): record.time for partition, id, record in log if record.time != UNTIMED}
+    told = [
+        (source, partition, [(id, ids[id].time) for id in sorted(ids)])
+        for source, partitions in history.logs.items()
+        for partition, ids in partitions.items()
+        if source != FINAL
+    ]
+    for seen in history.seen:
+        rows = [(row[0], time) for row, time in zip(seen.records, seen.times, strict=False)]
+        told.append((seen.name, seen.partition, rows))
+        falls = [rows[n][0] for n in range(len(rows)) if any(rows[before][1] > rows[n][1] for before in range(n))]
+        found += [Finding("time fell", seen.partition, id, seen.name) for id in falls[:1]]
+    for name, partition, rows in told:
+        differ = [id for id, time in rows if time != UNTIMED and true.get((partition, id), time) != time]
+        found += [Finding("two times", partition, id, name) for id in differ[:1]]
     return found

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from tests.checker.history import FINAL, History, LogRecord, Operation, Seen
+from tests.checker.history import FINAL, UNTIMED, History, LogRecord, Operation, Seen
+from waltzd.protocol.locks import Mode
 
 LIMIT = 20
 """How many findings of one kind are told in a report; all are counted."""
@@ -34,6 +35,12 @@ EXPLAINED = {
     "generation": "an earlier owner wrote behind a later one",
     "false conflict": "refused because of a transaction that does not conflict",
     "replica": "a replica holds another record than the log",
+    "torn apart": "a group of transactions is not in the log as a whole, in a row, with one outcome",
+    "half a group": "a view took a part of a group of transactions at once",
+    "time fell": "the time of a transaction is before that of one in front of it",
+    "two times": "one transaction has different times in different places",
+    "cause": "the time of a transaction is before one that its client had seen",
+    "other locks": "the log says other locks, or another group, than were asked for",
 }
 """All kinds of findings."""
 
@@ -86,6 +93,10 @@ def judge(history: History) -> Verdict:
         *case.feeds(),
         *case.groups(),
         *case.replicas(),
+        *case.torn_apart(),
+        *case.halves(),
+        *case.clocks(),
+        *case.words_of_batches(),
     ]
     kinds = Counter(operation.kind for operation in history.operations)
     counts = {
@@ -107,6 +118,11 @@ class _Case:
         self.by_key = {operation.key: operation for operation in history.operations}
         self.places: dict[str, tuple[int, int]] = {}
         """Where each key is first found."""
+        self.together: dict[str, list[Operation]] = {}
+        """Groups of transactions."""
+        for operation in history.operations:
+            if operation.together:
+                self.together.setdefault(operation.together, []).append(operation)
 
     def _ordered(self) -> Iterator[tuple[int, int, LogRecord]]:
         for partition in sorted(self.log):
@@ -190,12 +206,18 @@ class _Case:
             yield Finding("false conflict", operation.partition, operation.conflict, operation.key, detail)
 
     def locks(self) -> Iterator[Finding]:
-        """For each record, the last marking of every lock that it checked is not above its mark."""
+        """For each record, the last marking of every lock that it checked is not above its mark. Transactions of one group
+        are decided together, so none is in the way of another."""
         marked: dict[tuple[int, int], int] = {}
+        late: list[tuple[int, int, int]] = []
+        group = ""
         for partition, id, record in self._ordered():
             operation = self.by_key.get(record.key)
             if operation is None:
                 continue
+            if not operation.together or operation.together != group:
+                marked.update(((at, lock), marking) for at, lock, marking in late)
+                late, group = [], operation.together
             if operation.mark >= id:
                 yield Finding("mark ahead", partition, id, record.key, f"the client said it had seen {operation.mark}")
             for lock in {*operation.read, *operation.write}:
@@ -203,8 +225,7 @@ class _Case:
                 if last > operation.mark:
                     detail = f"lock {lock:#x} was marked by {last}; the client had seen {operation.mark}"
                     yield Finding("lock", partition, id, record.key, detail)
-            for lock in operation.write + operation.append:
-                marked[partition, lock] = id
+            late += [(partition, lock, id) for lock in operation.write + operation.append]
 
     def time(self) -> Iterator[Finding]:
         """What was acknowledged, observed or fed before something began is in front of it; equal times are concurrent."""
@@ -284,6 +305,86 @@ class _Case:
                     if id in log and log[id] != ids[id]:
                         yield Finding("replica", partition, id, source, f"holds {ids[id].key}, the log {log[id].key}")
                         break
+
+    def torn_apart(self) -> Iterator[Finding]:
+        """Groups of transactions: all or none, in a row, with one outcome."""
+        for first, members in self.together.items():
+            places = [self.places.get(one.key) for one in members]
+            found = [place for place in places if place is not None]
+            start = found[0] if found else (members[0].partition, -1)
+            row = [(start[0], start[1] + number) for number in range(len(members))]
+            kinds = [one.kind for one in members]
+            if (found and places != row) or len(set(kinds)) > 1:
+                detail = f"found at {places}, told {', '.join(kinds)}"
+                yield Finding("torn apart", *start, first, detail)
+
+    def _goes_on(self, partition: int, id: int) -> bool:
+        """Whether the transaction behind this one belongs to its group."""
+        pair = [self.log.get(partition, {}).get(at) for at in (id, id + 1)]
+        groups = [one.together if record is not None and (one := self.by_key.get(record.key)) else "" for record in pair]
+        return bool(groups[0]) and groups[0] == groups[1]
+
+    def halves(self) -> Iterator[Finding]:
+        for seen in self.history.seen:
+            if not seen.is_whole or not seen.records:
+                continue
+            for id in (seen.records[0][0] - 1, seen.records[-1][0]):
+                if self._goes_on(seen.partition, id):
+                    yield Finding(
+                        "half a group", seen.partition, id, seen.name, f"it took none of {id} and {id + 1}, or one"
+                    )
+
+    def clocks(self) -> Iterator[Finding]:
+        """Times never fall, each is the same for everybody, and effects are never before their causes."""
+        times = {(partition, id): record.time for partition, id, record in self._ordered() if record.time != UNTIMED}
+        newest: dict[int, int] = {}
+        for partition, id, record in self._ordered():
+            before = newest.get(partition, UNTIMED)
+            if record.time < before:
+                yield Finding("time fell", partition, id, record.key, f"{_time(record.time)} behind {_time(before)}")
+            newest[partition] = max(before, record.time)
+            operation = self.by_key.get(record.key)
+            if operation is not None and record.time != UNTIMED and record.time < operation.time_seen:
+                detail = f"{_time(record.time)}, and its client had seen {_time(operation.time_seen)}"
+                yield Finding("cause", partition, id, record.key, detail)
+        for source, partitions in self.history.logs.items():
+            for partition, ids in partitions.items():
+                for id in sorted(ids) if source != FINAL else ():
+                    if times.get((partition, id), ids[id].time) != ids[id].time != UNTIMED:
+                        yield Finding("two times", partition, id, source)
+                        break
+        for seen in self.history.seen:
+            before = UNTIMED
+            for (id, _, _), time in zip(seen.records, seen.times, strict=False):
+                if time < before:
+                    yield Finding("time fell", seen.partition, id, seen.name, f"{_time(time)} behind {_time(before)}")
+                    break
+                before = time
+            for (id, _, _), time in zip(seen.records, seen.times, strict=False):
+                if times.get((seen.partition, id), time) != time != UNTIMED:
+                    yield Finding("two times", seen.partition, id, seen.name)
+                    break
+
+    def words_of_batches(self) -> Iterator[Finding]:
+        """What batches say beside the records: locks and groups are those that were asked for."""
+        for partition, id, record in self._ordered():
+            operation = self.by_key.get(record.key)
+            if operation is None:
+                continue
+            follows = bool(operation.together) and operation.together != operation.key
+            if record.locks is not None and set(record.locks) != set(_locks(operation)):
+                yield Finding("other locks", partition, id, record.key, f"{record.locks}, not {_locks(operation)}")
+            elif record.follows not in (None, follows):
+                yield Finding("other locks", partition, id, record.key, f"it goes on with a group: {record.follows}")
+
+
+def _locks(operation: Operation) -> list[tuple[int, int]]:
+    modes = ((operation.read, Mode.READ), (operation.write, Mode.WRITE), (operation.append, Mode.APPEND))
+    return [(lock, int(mode)) for locks, mode in modes for lock in locks]
+
+
+def _time(time: int) -> str:
+    return "no time" if time == UNTIMED else f"{time / 1e6:.6f} s"
 
 
 def _is_timed(seen: Seen) -> bool:
