@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import numpy as np
@@ -21,13 +21,14 @@ from waltzd.errors import (
     ClientAhead,
     Displaced,
     ForeignCluster,
+    NeedsBatches,
     NotOwner,
     NotReady,
     SessionEnded,
     WaltzError,
 )
 from waltzd.format.checksum import crc32
-from waltzd.format.record import Run, encode_run, heads
+from waltzd.format.record import NO_TIME, LockColumns, Run, encode_run, heads
 from waltzd.protocol.batches import (
     AppendBatch,
     ClientFrame,
@@ -48,6 +49,7 @@ from waltzd.protocol.batches import (
     Topology,
 )
 from waltzd.protocol.locks import Mode, Reason
+from waltzd.server.core.clock import HybridClock, check_seen
 
 KEY = UUID(int=7)
 FAULTS = ("drop", "drop after", "late", "end", "crash", "move")
@@ -63,6 +65,9 @@ class Entry:
     payload: bytes
     mark: int
     locks: tuple[tuple[int, int], ...]
+    time: int = NO_TIME
+    follows: bool = False
+    """Goes on with the group of the one before."""
 
 
 class FakePartition:
@@ -74,6 +79,10 @@ class FakePartition:
         self.generation = 1
         self.session = 1
         self.owner = number % len(cluster.addresses)
+        self.format = cluster.format
+        self.clock = HybridClock(0)
+        self.ahead = 0
+        """So many microseconds the clock of its owner is ahead of that of the cluster."""
         self.is_ready = True
         self.mounts: dict[int, FakeMount] = {}
         self.late: list[tuple[FakeMount, AppendBatch]] = []
@@ -94,8 +103,25 @@ class FakePartition:
     def payloads(self) -> list[bytes]:
         return [entry.payload for entry in self.log]
 
-    def run(self, first_id: int, last_id: int) -> Run:
+    def run(self, first_id: int, last_id: int, *, with_locks: bool = False) -> Run:
         entries = self.log[first_id : last_id + 1]
+        locks = [lock for entry in entries for lock in entry.locks]
+        columns = LockColumns(
+            np.array([len(entry.locks) for entry in entries], np.int64),
+            np.array([id_ for id_, _ in locks], np.uint64),
+            np.array([mode for _, mode in locks], np.uint8),
+        )
+        found = self._records(first_id, entries)
+        if self.format == 0:
+            return found
+        return replace(
+            found,
+            times=np.array([entry.time for entry in entries], np.int64),
+            follows=np.array([entry.follows for entry in entries], np.bool_),
+            locks=columns if with_locks else None,
+        )
+
+    def _records(self, first_id: int, entries: Sequence[Entry]) -> Run:
         requests = [(entry.client, self.generation, self.number, entry.sequence) for entry in entries]
         return encode_run(
             first_id,
@@ -108,8 +134,31 @@ class FakePartition:
 
     def write(self, *payloads: bytes) -> None:
         """Somebody else's transactions, committed at once."""
-        self.log += [Entry(9999, len(self.log) + i, 0, payload, -1, ()) for i, payload in enumerate(payloads)]
+        self.log += [
+            Entry(9999, len(self.log) + i, 0, payload, -1, (), self.next_time()) for i, payload in enumerate(payloads)
+        ]
         self.commit()
+
+    def write_group(self, *payloads: bytes) -> None:
+        """The same as one group."""
+        time, first = self.next_time(), len(self.log)
+        self.log += [Entry(9999, first + i, 0, payload, -1, (), time, i > 0) for i, payload in enumerate(payloads)]
+        self.commit()
+
+    def next_time(self, seen: int = 0) -> int:
+        now = self.cluster.now + self.ahead
+        check_seen(seen, max(now, self.clock.last))
+        return NO_TIME if self.format == 0 else self.clock.next(now, seen)
+
+    def find_time(self, time: int) -> int:
+        before = [id_ for id_, entry in enumerate(self.log[: self.committed + 1]) if entry.time < time]
+        return before[-1] if before else -1
+
+    def whole(self, mark: int) -> int:
+        """The highest mark up to this one that stands inside no group."""
+        while mark + 1 < len(self.log) and self.log[mark + 1].follows:
+            mark -= 1
+        return mark
 
     def append(self, mount: FakeMount, batch: AppendBatch) -> None:
         self.taken += 1
@@ -118,8 +167,13 @@ class FakePartition:
         batch.check(self.cluster.limits)
         if batch.first_sequence <= mount.last_sequence:
             raise BadFrame("sequence numbers must rise")
+        follows = [False] * len(batch) if batch.follows is None else [bool(flag) for flag in batch.follows]
+        if any(follows) and self.format == 0:
+            raise NeedsBatches("a group, in a session of format 0")
+        time = self.next_time(batch.seen_time)
         mount.last_sequence = batch.first_sequence + len(batch) - 1
         lock_at = data_at = 0
+        groups: list[list[tuple[int, Entry]]] = []
         for row in range(len(batch)):
             count, length, mark = int(batch.lock_counts[row]), int(batch.lengths[row]), int(batch.marks[row])
             payload = bytes(batch.payloads[data_at : data_at + length])
@@ -129,18 +183,29 @@ class FakePartition:
             sequence = batch.first_sequence + row
             if mark >= len(self.log):
                 raise ClientAhead(f"mark {mark} of {len(self.log)}")
-            refusal = self._refusal(mark, locks)
-            if refusal is not None:
-                mount.refusals.append((sequence, *refusal))
-            else:
-                for lock, mode in locks:
-                    if mode != Mode.READ:
-                        self.marks[lock] = len(self.log)
-                self.log.append(Entry(mount.client, sequence, int(batch.headers[row]), payload, mark, locks))
-                mount.sequences[len(self.log) - 1] = sequence
+            entry = Entry(mount.client, sequence, int(batch.headers[row]), payload, mark, locks, time, follows[row])
+            if not follows[row]:
+                groups.append([])
+            groups[-1].append((sequence, entry))
+        for group in groups:
+            self._decide(mount, group)
         mount.wake.set()
         if not self.is_holding:
             self.cluster.later(self.commit)
+
+    def _decide(self, mount: FakeMount, group: Sequence[tuple[int, Entry]]) -> None:
+        """All of it or nothing, against what was there before it."""
+        refusals = [self._refusal(entry.mark, entry.locks) for _, entry in group]
+        refusal = next((found for found in refusals if found is not None), None)
+        for sequence, entry in group:
+            if refusal is not None:
+                mount.refusals.append((sequence, *refusal))
+                continue
+            for lock, mode in entry.locks:
+                if mode != Mode.READ:
+                    self.marks[lock] = len(self.log)
+            self.log.append(entry)
+            mount.sequences[len(self.log) - 1] = sequence
 
     def _refusal(self, mark: int, locks: tuple[tuple[int, int], ...]) -> tuple[int, int, int] | None:
         for lock, mode in locks:
@@ -152,7 +217,7 @@ class FakePartition:
         return None
 
     def commit(self, mark: int | None = None) -> None:
-        mark = len(self.log) - 1 if mark is None else min(mark, len(self.log) - 1)
+        mark = len(self.log) - 1 if mark is None else self.whole(min(mark, len(self.log) - 1))
         if mark > self.committed:
             self.committed = mark
             for mount in self.mounts.values():
@@ -177,7 +242,7 @@ class FakePartition:
 
     def end_session(self, *, keep: int | None = None, silently: bool = False, move: bool = False) -> None:
         """Some of what is not committed may survive; the rest is lost. After a while there is a new session."""
-        last = self.committed if keep is None else max(self.committed, min(keep, len(self.log) - 1))
+        last = self.committed if keep is None else max(self.committed, self.whole(min(keep, len(self.log) - 1)))
         del self.log[last + 1 :]
         self.session += 1
         self.is_ready = False
@@ -209,7 +274,11 @@ class FakeCluster:
         fault: Callable[[str], str | None] = lambda moment: None,
         choose: Callable[[int], int] = lambda count: count - 1,
         seconds: float = 0.001,
+        format: int = 0,
     ) -> None:
+        self.format = format
+        self.now = 1_700_000_000_000_000
+        """What the clocks of all owners show, in microseconds since 1970."""
         self.addresses = [f"s{number}:1" for number in range(servers)]
         self.partitions = [FakePartition(number, self) for number in range(partitions)]
         self.limits = Limits(payload_bytes_max=1000, locks_max=4, frame_bytes_max=2000)
@@ -287,13 +356,18 @@ class FakeServer:
     async def high_water_mark(self, partition: int) -> int:
         return (await self._owned(partition)).committed
 
-    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
+    async def find_time(self, partition: int, time: int) -> int:
+        return (await self._owned(partition)).find_time(time)
+
+    async def fetch(
+        self, partition: int, first_id: int, last_id: int | None = None, *, with_locks: bool = False
+    ) -> AsyncGenerator[Run, None]:
         found = await self._owned(partition)
         last = found.committed if last_id is None else last_id
         if last > found.committed:
             raise BeyondLog(f"there is nothing above {found.committed}")
         for first in range(first_id, last + 1, self.cluster.run_records):
-            yield found.run(first, min(last, first + self.cluster.run_records - 1))
+            yield found.run(first, min(last, first + self.cluster.run_records - 1), with_locks=with_locks)
 
     async def close(self) -> None:
         assert not self.is_closed
@@ -396,7 +470,12 @@ class FakeMount:
         self.partition = partition
         self.session = partition.session
         self.feed, self.credit, self.next_id = request.feed, request.credit, request.mark + 1
-        self.greeting = Mounted(session=partition.session, barrier=len(partition.log) - 1, limits=self.cluster.limits)
+        self.greeting = Mounted(
+            session=partition.session,
+            barrier=len(partition.log) - 1,
+            limits=self.cluster.limits,
+            format=partition.format,
+        )
         self.is_counted = True
         self.cluster.open_mounts += 1
         self.wake.set()
@@ -411,7 +490,8 @@ class FakeMount:
         done = [id_ for id_ in self.sequences if id_ <= partition.committed] if partition.session == self.session else []
         if done:
             sequences = [self.sequences.pop(id_) for id_ in done]
-            frames.append(Committals(np.array(sequences, np.int64), np.array(done, np.int64)))
+            time = max(0, *[partition.log[id_].time for id_ in done])
+            frames.append(Committals(np.array(sequences, np.int64), np.array(done, np.int64), time))
         if self.refusals:
             columns = list(zip(*self.refusals, strict=True))
             self.refusals = []
@@ -427,7 +507,7 @@ class FakeMount:
             else:
                 found = heads(run)
                 self.credit -= found.nbytes
-                frames.append(HeadFeed(found))
+                frames.append(HeadFeed(found, run.times, run.follows))
         return frames
 
     def end(self, error: WaltzError | None) -> None:

@@ -169,6 +169,8 @@ class Committals:
 
     sequences: I64
     ids: I64
+    time: int = 0
+    """The highest of their times, which the client passes on; 0 where they have none."""
 
 
 @dataclass(frozen=True, eq=False)

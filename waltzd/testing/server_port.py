@@ -138,8 +138,14 @@ class ServerPort:
         await asyncio.sleep(0)
         return self._find().calls.high_water_mark(self._known_key(), partition)
 
-    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
-        async with aclosing(self._find().calls.fetch(self._known_key(), partition, first_id, last_id)) as runs:
+    async def find_time(self, partition: int, time: int) -> int:
+        return await self._find().calls.find_time(self._known_key(), partition, time)
+
+    async def fetch(
+        self, partition: int, first_id: int, last_id: int | None = None, *, with_locks: bool = False
+    ) -> AsyncGenerator[Run, None]:
+        calls = self._find().calls
+        async with aclosing(calls.fetch(self._known_key(), partition, first_id, last_id, with_locks=with_locks)) as runs:
             async for run in runs:
                 yield run
 
@@ -227,26 +233,24 @@ class DirectMount:
         return [frame for frame in message if not isinstance(frame, Feed | HeadFeed)]
 
     def _unlucky(self, frames: Sequence[ClientFrame]) -> Iterator[Sequence[ClientFrame]]:
-        """The same frames; or, when a lock is to fail, what is in front of its transaction and what is behind it."""
+        """The same frames; or, when a lock is to fail, what is in front of its group and what is behind it."""
         assert self._door is not None
         luck = self._door.luck
-        batches = [frame for frame in frames if isinstance(frame, AppendBatch)]
-        if not batches or not luck.lock_failures.get(self.partition):
-            yield frames
+        for number, frame in enumerate(frames):
+            row = first_checked(frame) if isinstance(frame, AppendBatch) else None
+            if row is None or not luck.strikes(luck.lock_failures, self.partition):
+                continue
+            assert isinstance(frame, AppendBatch)
+            start, stop = group_around(frame, row)
+            before = [*frames[:number], *([rows(frame, 0, start)] if start > 0 else [])]
+            if before:
+                yield before
+            self.link.answer(_refusal(frame, row, start, stop))
+            behind = [*([rows(frame, stop, len(frame))] if stop < len(frame) else []), *frames[number + 1 :]]
+            if behind:
+                yield behind
             return
-        (batch,) = batches
-        row = first_checked(batch)
-        if row is None:
-            yield frames
-            return
-        luck.strikes(luck.lock_failures, self.partition)
-        if row > 0:
-            yield [rows(batch, 0, row)]
-        self.link.answer(_refusal(batch, row))
-        others = [frame for frame in frames if not isinstance(frame, AppendBatch)]
-        rest = [rows(batch, row + 1, len(batch))] if row + 1 < len(batch) else []
-        if rest or others:
-            yield [*rest, *others]
+        yield frames
 
 
 class _MountLink:
@@ -312,6 +316,12 @@ def first_checked(batch: AppendBatch) -> int | None:
     return int(np.searchsorted(ends, checked[0], side="right")) if len(checked) else None
 
 
+def group_around(batch: AppendBatch, row: int) -> tuple[int, int]:
+    """The first row of the group that this row belongs to, and the one behind its last."""
+    starts = range(len(batch)) if batch.follows is None else np.flatnonzero(~batch.follows).tolist()
+    return max(at for at in starts if at <= row), min((at for at in starts if at > row), default=len(batch))
+
+
 def rows(batch: AppendBatch, start: int, stop: int) -> AppendBatch:
     data = np.concatenate([[0], np.cumsum(batch.lengths)])
     locks = np.concatenate([[0], np.cumsum(batch.lock_counts)])
@@ -326,17 +336,21 @@ def rows(batch: AppendBatch, start: int, stop: int) -> AppendBatch:
         lock_ids=batch.lock_ids[of_locks],
         lock_modes=batch.lock_modes[of_locks],
         payloads=memoryview(batch.payloads)[int(data[start]) : int(data[stop])],
+        follows=None if batch.follows is None else batch.follows[start:stop],
+        seen_time=batch.seen_time,
     )
 
 
-def _refusal(batch: AppendBatch, row: int) -> Refusals:
-    """As if the lock table did not reach back far enough, which may happen to any client at any time."""
+def _refusal(batch: AppendBatch, row: int, start: int, stop: int) -> Refusals:
+    """As if the lock table did not reach back far enough, which may happen to any client at any time. It is the lock of
+    this row, and refuses the group that begins with `start`."""
     locks = np.concatenate([[0], np.cumsum(batch.lock_counts)])
     modes = batch.lock_modes[int(locks[row]) : int(locks[row + 1])]
     lock = int(locks[row]) + int(np.flatnonzero(modes != int(Mode.APPEND))[0])
+    count = stop - start
     return Refusals(
-        sequences=np.array([batch.first_sequence + row], np.int64),
-        reasons=np.array([int(Reason.FLOOR)], np.uint8),
-        conflict_ids=batch.marks[row : row + 1],
-        locks=batch.lock_ids[lock : lock + 1],
+        sequences=np.arange(batch.first_sequence + start, batch.first_sequence + stop),
+        reasons=np.full(count, int(Reason.FLOOR), np.uint8),
+        conflict_ids=np.repeat(batch.marks[row], count),
+        locks=np.repeat(batch.lock_ids[lock], count),
     )

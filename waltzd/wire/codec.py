@@ -313,6 +313,7 @@ def server_message(frames: Sequence[ServerFrame]) -> wire.ServerFrame:
                 message.mounted.CopyFrom(to_message(wire.Mounted, frame))
             case Committals():
                 _fill(message.committals, frame, *_COMMITTALS)
+                message.committals.time = frame.time
             case Refusals():
                 _fill(message.refusals, frame, *_REFUSALS)
             case Feed():
@@ -333,7 +334,7 @@ def server_frames(message: wire.ServerFrame) -> list[ServerFrame]:
     if message.HasField("mounted"):
         frames.append(to_value(Mounted, message.mounted))
     if message.HasField("committals"):
-        frames.append(Committals(**_taken(message.committals, *_COMMITTALS)))
+        frames.append(Committals(**_taken(message.committals, *_COMMITTALS), time=message.committals.time))
     if message.HasField("refusals"):
         frames.append(_refusals_of(message.refusals))
     if message.HasField("feed"):

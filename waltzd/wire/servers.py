@@ -74,10 +74,23 @@ class ServerClient(Caller):
         request = wire.PartitionRequest(cluster_key=await self._known_key(), partition=partition)
         return int((await self._call(self._stub.HighWaterMark, request)).mark)
 
-    async def fetch(self, partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
+    async def find_time(self, partition: int, time: int) -> int:
+        request = wire.FindTimeRequest(cluster_key=await self._known_key(), partition=partition, time=time)
+        return int((await self._call(self._stub.FindTime, request)).mark)
+
+    async def fetch(
+        self, partition: int, first_id: int, last_id: int | None = None, *, with_locks: bool = False
+    ) -> AsyncGenerator[Run, None]:
         """Committed records, checked here, too: what the network did to them shows."""
+        request = wire.FetchRecordsRequest(
+            cluster_key=await self._known_key(),
+            partition=partition,
+            first_id=first_id,
+            last_id=last_id,
+            with_locks=with_locks,
+        )
         next_id = first_id
-        async for message in self._fetch(partition, first_id, last_id):
+        async for message in self._fetch(request):
             run = checked_run(message, self.address)
             if run.first_id != next_id or len(run) == 0:
                 raise BadFrame(f"record {next_id} from {self.address} was damaged on the way")
@@ -86,9 +99,7 @@ class ServerClient(Caller):
         if last_id is not None and next_id != last_id + 1:
             raise BadFrame(f"{self.address} stopped in front of id {next_id}; ids up to {last_id} were asked for")
 
-    async def _fetch(self, partition: int, first_id: int, last_id: int | None) -> AsyncIterator[wire.RunFrame]:
-        key = await self._known_key()
-        request = wire.FetchRecordsRequest(cluster_key=key, partition=partition, first_id=first_id, last_id=last_id)
+    async def _fetch(self, request: wire.FetchRecordsRequest) -> AsyncIterator[wire.RunFrame]:
         await self._channel.prove(self._seconds)
         call = self._stub.Fetch(request)
         try:

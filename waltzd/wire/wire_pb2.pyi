@@ -1645,19 +1645,23 @@ class Committals(_message.Message):
 
     SEQUENCES_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
     sequences: _builtins.bytes
     """int32"""
     ids: _builtins.bytes
     """int64"""
+    time: _builtins.int
+    """The highest of their times, microseconds since 1970; 0 where they have none."""
     def __init__(
         self,
         *,
         sequences: _builtins.bytes = ...,
         ids: _builtins.bytes = ...,
+        time: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "sequences", b"sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "sequences", b"sequences", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -73,7 +73,12 @@ class Server:
             raise answer
         return [answer] if answer is not None else None
 
-    async def fetch(self, _partition: int, first_id: int, last_id: int | None = None) -> AsyncGenerator[Run, None]:
+    async def find_time(self, _partition: int, time: int) -> int:
+        return 41
+
+    async def fetch(
+        self, _partition: int, first_id: int, last_id: int | None = None, *, with_locks: bool = False
+    ) -> AsyncGenerator[Run, None]:
         yield encode_payloads(first_id, [self.gives])
 
     def cancel(self) -> None:

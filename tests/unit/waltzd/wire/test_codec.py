@@ -100,7 +100,7 @@ def test_server_frames_survive_and_come_in_their_order() -> None:
     error = NotOwner("another has it", owner="two", generation=6)
     sent: list[ServerFrame] = [
         Mounted(session=3, barrier=-1, limits=Limits(payload_bytes_max=1, locks_max=2, frame_bytes_max=3)),
-        Committals(np.array([0, 0x7FFFFFFF]), np.array([5, (1 << 63) - 1])),
+        Committals(np.array([0, 0x7FFFFFFF]), np.array([5, (1 << 63) - 1]), time=1_800_000_000_000_000),
         Refusals(
             np.array([1, 2]),
             np.array([Reason.REAL, Reason.LOST], np.uint8),
