@@ -663,6 +663,15 @@ class Unfinished(WaltzError):
     next_step = "see what it waits for with `waltzctl status`; run the same command again to go on"
 
 
+class FormatUnknown(WaltzError):
+    """A storage cannot write the format that the cluster writes, or shall write: its Waltz is too old for that. Or it does
+    not say, because it does not answer. Its replicas would stay behind for ever. Nothing was changed."""
+
+    code, exit_code = "W2106", EXIT_UNSAFE
+    not_done = "nothing was changed"
+    next_step = "upgrade the storages that the message names, start them again, and run the same command"
+
+
 class WouldNotLast(WaltzError):
     """A transfer of partitions was refused, because the server that decides who owns what would undo it at once: numbers
     of partitions stay even, and partitions are where they are preferred as far as that permits. The message says what

@@ -21,7 +21,7 @@ from tests.process.zookeeper import LocalZooKeeper
 from waltzctl.placement.creation import Wish, create_cluster
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, StorageMeta
+from waltzd.cluster.documents import FORMAT, ClusterMeta, Membership, ReplicaSets, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import AlreadyThere, WaltzError
 
@@ -132,14 +132,14 @@ def as_json(text: str) -> Any:
 def test_a_cluster_from_a_dry_run_to_a_description(world: World, waltzctl: Tool) -> None:
     dry = waltzctl(*world.usual, "--dry-run")
     assert (dry.code, dry.err) == (0, "")
-    assert dry.out.startswith("would create: cluster trial, 4 partitions\n")
+    assert dry.out.startswith(f"would create: cluster trial, 4 partitions, format {FORMAT}\n")
     assert "Nothing was written." in dry.out
     assert not world.is_written_down()
     assert world.assigned() == {"one": [], "three": [], "two": []}
 
     made = waltzctl(*world.usual)
     assert (made.code, made.err) == (0, "")
-    assert made.out.startswith("created: cluster trial, 4 partitions\n")
+    assert made.out.startswith(f"created: cluster trial, 4 partitions, format {FORMAT}\n")
     assert str(KEY) in made.out
     assert f"  coordinator: {world.hosts}\n  cluster: {world.root}\n" in made.out
     assert max(len(line) for line in made.out.splitlines() if line.startswith(" ")) <= 80

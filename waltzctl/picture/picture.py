@@ -83,6 +83,11 @@ class PartitionView:
         return len(self.counted)
 
     @property
+    def format(self) -> int | None:
+        """Of the segments that its session writes; None while that is not open."""
+        return self.said.format if self.said is not None and self.said.step == OPEN else None
+
+    @property
     def state(self) -> str:
         """How it is, in one word."""
         if self.said is None:

@@ -27,13 +27,14 @@ from waltzctl.show.forms import put
 from waltzctl.show.terminal import is_line
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
-from waltzd.cluster.documents import ClusterMeta, HistoryEntry, Membership, ReplicaSets, StorageMeta
+from waltzd.cluster.documents import FORMAT, ClusterMeta, HistoryEntry, Membership, ReplicaSets, StorageMeta
 from waltzd.errors import (
     EXIT_OK,
     AlreadyThere,
     BadArgument,
     CannotConnect,
     ForeignCluster,
+    FormatUnknown,
     MetadataMissing,
     NameInUse,
     NodeMissing,
@@ -46,7 +47,7 @@ from waltzd.errors import (
     WrongPeer,
     WrongStorage,
 )
-from waltzd.format.layout import PARTITIONS_MAX
+from waltzd.format.layout import PARTITIONS_MAX, VERSIONS
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.descriptions import PartitionDescription, StorageDescription
 from waltzd.wire.storages import AdminClient, ReplicaClient
@@ -57,6 +58,16 @@ CALLS_MAX = 16
 """So many storages are asked at once."""
 NO_KEY = UUID(int=0)
 T = TypeVar("T")
+WantedFormat = Annotated[
+    int | None,
+    Option(
+        "--format",
+        min=min(VERSIONS),
+        max=max(VERSIONS),
+        help="Of the files: 0 is that of the original Waltz, 1 also keeps times, locks and groups of transactions. "
+        f"{FORMAT} in a new cluster.",
+    ),
+]
 INCOMPLETE = "Interrupted. The cluster may be written down already, with some replicas: the same command completes it."
 FORM = "write it as name=host:port,host:port or name=host:port,host:port,group"
 GROUP_CHARACTERS_MAX = 64
@@ -70,6 +81,8 @@ class Wish:
     storages: tuple[StorageMeta, ...]
     key: UUID | None = None
     """Without one, the key that the storages have."""
+    format: int | None = None
+    """Of the segments that it writes; None for `FORMAT`, or the one that it has."""
 
     def __post_init__(self) -> None:
         """What a person may have mistyped, before anything is asked."""
@@ -104,6 +117,7 @@ def create(
     ],
     replicas: Annotated[int, Option("--replicas", min=1, max=15, help="Of each partition.")] = 3,
     key: Annotated[UUID | None, Option("--key", help="The cluster key; the one that the storages have by default.")] = None,
+    format: WantedFormat = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Look at everything, show what would be done, write nothing.")
     ] = False,
@@ -124,7 +138,7 @@ def create(
         --storage one=127.0.0.1:55280,127.0.0.1:55281,rack-1
     """
     storages = tuple(map(storage_of, given))
-    wish = Wish(name=name, partitions=partitions, replication=replicas, storages=storages, key=key)
+    wish = Wish(name=name, partitions=partitions, replication=replicas, storages=storages, key=key, format=format)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     with interruptible(NOTHING_BEGUN if dry_run else INCOMPLETE):
         found = using(
@@ -177,7 +191,9 @@ async def create_cluster(
     was_there, created_now = there is not None, dict[str, tuple[int, ...]]()
     if there is None:
         _check_emptiness(descriptions)
-        meta = ClusterMeta(name=wish.name, key=key, partitions=wish.partitions, created=created)
+        written = FORMAT if wish.format is None else wish.format
+        check_formats(descriptions, written)
+        meta = ClusterMeta(name=wish.name, key=key, partitions=wish.partitions, created=created, format=written)
         there = meta, {storage.name: storage for storage in wish.storages}, planned
         if not is_dry:
             sets = {partition: dict.fromkeys(names, Membership.MEMBER) for partition, names in planned.items()}
@@ -330,6 +346,17 @@ def _check_apart(descriptions: Mapping[str, StorageDescription]) -> None:
             )
 
 
+def check_formats(descriptions: Mapping[str, StorageDescription], wanted: int) -> None:
+    """A storage that cannot write what the cluster writes would never be level."""
+    too_old = [name for name, said in sorted(descriptions.items()) if wanted not in said.formats]
+    if too_old:
+        raise FormatUnknown(
+            f"{', '.join(too_old)} cannot write format {wanted}: "
+            f"{'its version is' if len(too_old) == 1 else 'their versions are'} "
+            f"{', '.join(sorted({descriptions[name].version for name in too_old}))}"
+        )
+
+
 def _check_emptiness(descriptions: Mapping[str, StorageDescription]) -> None:
     """Without documents, whatever a storage holds belongs to a cluster whose documents were lost."""
     for name, description in sorted(descriptions.items()):
@@ -365,6 +392,7 @@ async def _look(coordinator: Coordinator, wish: Wish, key: UUID) -> Documents | 
     for what, there, wished in (
         ("name", meta.name, wish.name),
         ("number of partitions", meta.partitions, wish.partitions),
+        ("format", meta.format, meta.format if wish.format is None else wish.format),
         ("storages", ", ".join(map(_spell, storages.values())), ", ".join(_spell(wanted[name]) for name in sorted(wanted))),
     ):
         if there != wished:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.placement.creation import check_group, describe, reach_replicas, storage_of
+from waltzctl.placement.creation import check_formats, check_group, describe, reach_replicas, storage_of
 from waltzctl.placement.moves import Goals, Relocation, Situation
 from waltzctl.placement.moving import Moving, change_of, situation
 from waltzctl.shell.change import Change, Changing, nothing_to_do
@@ -112,6 +112,7 @@ async def check_storage(now: Situation, storage: StorageMeta, tls: Tls | None) -
                 f"the storage at {storage.admin_listen} is {view.meta.name}: both addresses lead to it",
                 next_step=f"`waltzctl storage set {view.meta.name}` changes the addresses of one that is there",
             )
+    check_formats({storage.name: said}, meta.format)
     await reach_replicas(storage, meta.key, tls, said.instance)
     return said
 

@@ -49,7 +49,7 @@ from waltzctl.shell.numbers import spell
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
-from waltzd.cluster.documents import StorageMeta
+from waltzd.cluster.documents import FORMAT, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.disk.real import translate
 from waltzd.errors import (
@@ -116,6 +116,7 @@ class LocalCluster:
         storages: int = 3,
         servers: int = 2,
         replication: int = 3,
+        format: int = FORMAT,
         reporter: Reporter = QUIET,
         settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> LocalCluster:
@@ -137,7 +138,14 @@ class LocalCluster:
             raise translate(error, f"making the directory {directory}") from error
         with directory_lock(directory):
             _check_unmade(directory)
-            blueprint = draw(directory, partitions=partitions, replication=replication, storages=storages, servers=servers)
+            blueprint = draw(
+                directory,
+                partitions=partitions,
+                replication=replication,
+                storages=storages,
+                servers=servers,
+                format=format,
+            )
             save_blueprint(directory, blueprint)
         return cls(directory, blueprint, reporter=reporter, settings=settings)
 
@@ -422,6 +430,7 @@ class LocalCluster:
             name=meta.name,
             key=meta.key,
             partitions=meta.partitions,
+            format=meta.format,
             storages=tuple((await cluster.storages()).values()),
         )
 
@@ -433,6 +442,7 @@ class LocalCluster:
             key=self.blueprint.key,
             partitions=self.blueprint.partitions,
             replication=self.blueprint.replication,
+            format=self.blueprint.format,
             storages=tuple(
                 StorageMeta(name=name, listen=listen, admin_listen=admin, group=name)
                 for name in self.blueprint.storage_names

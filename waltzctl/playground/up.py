@@ -34,7 +34,9 @@ from waltzctl.show import local as shown
 from waltzctl.show.change import put_plan
 from waltzctl.show.forms import Lines
 from waltzctl.show.terminal import count, size
+from waltzd.cluster.documents import FORMAT
 from waltzd.errors import EXIT_ERROR, EXIT_OK, BadArgument, NoLocalCluster, WaltzError
+from waltzd.format.layout import VERSIONS
 
 WATCH_SECONDS = 0.3
 FOLLOW_SECONDS = 0.2
@@ -58,6 +60,15 @@ def up(
     replicas: Annotated[
         int | None, Option("--replicas", min=1, max=15, help="Of each partition; 3 in a new cluster.")
     ] = None,
+    format: Annotated[
+        int | None,
+        Option(
+            "--format",
+            min=min(VERSIONS),
+            max=max(VERSIONS),
+            help=f"Of its files: 1 also keeps times, locks and groups of transactions; {FORMAT} in a new cluster.",
+        ),
+    ] = None,
     detach: Annotated[bool, Option("--detach", help="Leave it running and return; `waltzctl down` stops it.")] = False,
     directory: Place = Path(LOCAL_DIRECTORY),
     output: Output = "table",
@@ -76,7 +87,7 @@ def up(
       waltzctl up
       waltzctl up trial --storages 3 --servers 1 --partitions 8 --detach
     """
-    asked = {"storages": storages, "servers": servers, "partitions": partitions, "replicas": replicas}
+    asked = {"storages": storages, "servers": servers, "partitions": partitions, "replicas": replicas, "format": format}
     started = time.monotonic()
     with ending_in_order():
         with shown.Board() as board:
@@ -111,6 +122,7 @@ def _cluster(directory: Path, asked: dict[str, int | None], board: shown.Board) 
         servers=asked["servers"] or 2,
         partitions=asked["partitions"] or 4,
         replication=replication,
+        format=FORMAT if asked["format"] is None else asked["format"],
         reporter=board,
     )
 
@@ -123,6 +135,7 @@ def _wanted(cluster: LocalCluster, asked: dict[str, int | None]) -> tuple[int, i
         "servers": blueprint.servers,
         "partitions": blueprint.partitions,
         "replicas": blueprint.replication,
+        "format": blueprint.format,
     }
     may_grow = ("storages", "servers")
     for name, number in asked.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 from uuid import UUID, uuid4
 
-from waltzd.cluster.documents import Document, Name, decode, encode, whole
+from waltzd.cluster.documents import FORMAT, Document, Name, decode, encode, whole
 from waltzd.disk.real import translate
 from waltzd.errors import NoLocalCluster, NotesDamaged, PortInUse
 from waltzd.format.layout import PARTITIONS_MAX
@@ -38,6 +38,8 @@ class Blueprint(Document):
     servers: Annotated[int, whole(0, SERVERS_MAX)]
     ports: Mapping[Name, tuple[Annotated[int, whole(1, 65535)], ...]]
     """For each daemon, the one for its callers, then the one for operators."""
+    format: Annotated[int, whole(0, 1)] = 0
+    """Of the segments that it was made to write; `waltzctl cluster set` may have raised it since."""
     is_founded: bool = False
     """Its documents and replicas were made. From then on only the operator says which storages belong to it."""
 
@@ -81,9 +83,13 @@ class Lives(Document):
     daemons: Mapping[Name, Life]
 
 
-def draw(directory: Path, *, partitions: int, replication: int, storages: int, servers: int) -> Blueprint:
+def draw(
+    directory: Path, *, partitions: int, replication: int, storages: int, servers: int, format: int = FORMAT
+) -> Blueprint:
     """A new blueprint, with ports that are free at this moment."""
-    blueprint = Blueprint(key=uuid4(), partitions=partitions, replication=replication, storages=0, servers=0, ports={})
+    blueprint = Blueprint(
+        key=uuid4(), partitions=partitions, replication=replication, storages=0, servers=0, ports={}, format=format
+    )
     return grown(blueprint, directory, storages=storages, servers=servers)
 
 

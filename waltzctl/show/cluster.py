@@ -123,6 +123,7 @@ PARTITIONS: Columns[PartitionView] = (
     Column("replicas", lambda view: with_stars(view.replicas)),
     Column("level", lambda view: None if view.said is None else view.counting, is_right=True),
     Column("committed", lambda view: None if view.said is None else view.said.committed, is_right=True),
+    Column("format", lambda view: view.format, is_right=True, is_wide=True),
     Column("generation", lambda view: view.generation, is_right=True, is_wide=True),
     Column("session", lambda view: None if view.said is None else view.said.session, is_right=True, is_wide=True),
     Column("waiting", lambda view: view.waiting, is_wide=True),
@@ -134,6 +135,7 @@ DESCRIBED_PARTITIONS: Columns[PartitionView] = (
     Column("session", lambda view: None if view.said is None else view.said.session, is_right=True, json=""),
     Column("state", lambda view: view.state, json=""),
     Column("committed", lambda view: None if view.said is None else view.said.committed, is_right=True, json=""),
+    Column("format", lambda view: view.format, is_right=True),
     Column("", lambda view: view.is_open, json="is_open"),
     Column("", lambda view: view.waiting, json="waiting"),
     Column("replicas", lambda view: f"{view.counting} of {len(view.replicas)}", is_right=True, json=""),
@@ -171,6 +173,8 @@ def partition(found: PartitionView, meta: PartitionMeta | None, goal: tuple[str,
         owner = f"{_owner(found.owner)}, generation {found.generation:,}"
         if said is not None:
             owner += f", session {said.session:,}, {said.committed + 1:,} transactions, {count(said.mounts, 'client')}"
+        if found.format is not None:
+            owner += f", writes format {found.format}"
         out.print(f"partition {found.partition}, owned by {owner}", soft_wrap=True)
         grid(out, columns, rows)
         if goal is not None:
@@ -193,7 +197,7 @@ def partition(found: PartitionView, meta: PartitionMeta | None, goal: tuple[str,
 def picture(found: Picture, *, where: str) -> Page:
     def draw(out: Console) -> None:
         out.print(sentence(found), style="bold green" if found.is_healthy else "bold red", soft_wrap=True)
-        out.print(f"cluster {found.meta.name}, key {found.meta.key}, {where}", soft_wrap=True)
+        out.print(f"cluster {found.meta.name}, {_format(found)}, key {found.meta.key}, {where}", soft_wrap=True)
         grid(out, _described_servers(found), all_servers(found))
         grid(out, DESCRIBED_STORAGES, found.storages)
         wanting = {view.partition for view in (*found.closed, *found.short)}
@@ -258,11 +262,19 @@ def picture_json(found: Picture) -> dict[str, Any]:
         "name": found.meta.name,
         "cluster_key": str(found.meta.key),
         "created": found.meta.created,
+        "format": found.meta.format,
         "leader": found.leader,
         "servers": objects(_described_servers(found), all_servers(found)),
         "storages": objects(DESCRIBED_STORAGES, found.storages),
         "partitions": objects(DESCRIBED_PARTITIONS, found.partitions),
     }
+
+
+def _format(found: Picture) -> str:
+    """What the cluster writes, and how far the change to it has come."""
+    wanted, opened = found.meta.format, [view for view in found.partitions if view.format is not None]
+    over = sum(view.format is not None and view.format >= wanted for view in found.partitions)
+    return f"format {wanted}" + (f" ({over} of {count(len(opened), 'partition')} so far)" if over < len(opened) else "")
 
 
 def sentence(found: Picture) -> str:
@@ -300,7 +312,10 @@ def creation(made: Creation, *, hosts: str, root: str, is_dry: bool) -> Page:
     )
 
     def draw(out: Console) -> None:
-        out.print(f"{result}: cluster {made.meta.name}, {count(made.meta.partitions, 'partition')}", style="bold green")
+        out.print(
+            f"{result}: cluster {made.meta.name}, {count(made.meta.partitions, 'partition')}, format {made.meta.format}",
+            style="bold green",
+        )
         out.print(f"key {made.meta.key}, documents at {hosts}{root}", soft_wrap=True)
         grid(out, columns, names)
         if is_dry:
@@ -319,6 +334,7 @@ def creation(made: Creation, *, hosts: str, root: str, is_dry: bool) -> Page:
             "cluster_key": str(made.meta.key),
             "partitions": made.meta.partitions,
             "created": made.meta.created,
+            "format": made.meta.format,
             "storages": objects(columns, names),
             "replicas": plain(dict(sorted(made.replicas.items()))),
         },
@@ -348,7 +364,7 @@ def draw_status(out: Console, found: Sighting, local: Local | None) -> None:
     table(out, names, rows[:ROWS_MAX], right=("counting", "mounts", "tail"))
     contact = "" if found.facts.coordinator_ms is None else f", ZooKeeper answered in {found.facts.coordinator_ms:.0f} ms"
     leader = f", leader {seen.leader}" if seen.leader is not None else ""
-    out.print(f"cluster {seen.meta.name}{leader}{contact}, {found.at}", soft_wrap=True)
+    out.print(f"cluster {seen.meta.name}, {_format(seen)}{leader}{contact}, {found.at}", soft_wrap=True)
     if local is not None:
         local[0](out)
 

@@ -112,6 +112,8 @@ def description(found: StorageDescription) -> Page:
         out.print(verdict, style="bold red" if wrong else "bold green")
         who = f"storage {found.name}, " if found.name else ""
         out.print(f"{who}cluster {found.cluster_key}, {found.directory}, waltzd {found.version}", soft_wrap=True)
+        written = " and ".join(map(str, found.formats))
+        out.print(f"can write {'formats' if len(found.formats) > 1 else 'format'} {written}")
         for one in wrong:
             out.print(one.story, style="red", soft_wrap=True)
         grid(out, REPLICAS, found.assigned)

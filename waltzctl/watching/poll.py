@@ -159,7 +159,9 @@ def _blueprint(reach: Reach, directory: Path) -> LastSeen:
     storages = [(name, *blueprint.addresses(name)) for name in blueprint.storage_names]
     return LastSeen(
         where=reach.where,
-        meta=ClusterMeta(name="local", key=blueprint.key, partitions=blueprint.partitions, created=""),
+        meta=ClusterMeta(
+            name="local", key=blueprint.key, partitions=blueprint.partitions, created="", format=blueprint.format
+        ),
         servers=tuple(
             ServerMeta(name=name, listen=listen, admin_listen=admin, instance=UNKNOWN_INSTANCE, version="")
             for name, listen, admin in servers

@@ -173,6 +173,13 @@ class Cluster:
         except NodeMissing as error:
             raise NodeMissing("the coordinator has no cluster at this root", path=ROOT) from error
 
+    async def set_format(self, format: int, *, before: ClusterMeta) -> None:
+        """Which format the next session of each partition writes. Only if the document is still what it was."""
+        version = await self._version_of(ROOT)  # first, so that it notices a change after this look
+        if await self.meta() != before:
+            raise ChangedMeanwhile("the document of the cluster was changed by somebody else meanwhile")
+        await self.coordinator.commit([Set(ROOT, encode(replace(before, format=format)), version)])
+
     # -- servers -------------------------------------------------------------------------------------------------------
 
     async def servers(self) -> dict[str, ServerMeta]:

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 from waltzd.client.client import Client
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, StorageMeta
+from waltzd.cluster.documents import FORMAT, ClusterMeta, Membership, ReplicaSets, StorageMeta
 from waltzd.cluster.memory import MemoryTree
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
@@ -55,7 +55,15 @@ class LocalCluster:
         ```
     """
 
-    def __init__(self, *, partitions: int = 1, servers: int = 2, storages: int = 3, storage_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        *,
+        partitions: int = 1,
+        servers: int = 2,
+        storages: int = 3,
+        storage_seconds: float = 5.0,
+        format: int = FORMAT,
+    ) -> None:
         """Every storage holds every partition.
 
         Args:
@@ -63,6 +71,7 @@ class LocalCluster:
             servers: How many; with two, one can take over from the other.
             storages: How many; a majority of them commits.
             storage_seconds: How long a server waits for a storage that is paused.
+            format: Of the files: 1 also keeps times, locks and groups of transactions.
 
         Raises:
             BadArgument: A number is below 1.
@@ -70,7 +79,7 @@ class LocalCluster:
         for name, value in (("partitions", partitions), ("servers", servers), ("storages", storages)):
             if value < 1:
                 raise BadArgument(f"{name} must be at least 1, not {value}")
-        self.meta = ClusterMeta(name="local", key=uuid4(), partitions=partitions, created="in a test")
+        self.meta = ClusterMeta(name="local", key=uuid4(), partitions=partitions, created="in a test", format=format)
         self.storage_seconds = storage_seconds
         self.luck = Luck()
         self.tree = MemoryTree()
