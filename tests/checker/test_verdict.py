@@ -152,7 +152,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[History], object]]] = {
     "a view took the first of a group": ("half a group", lambda h: h.seen[2].records.pop()),
     "a view took the second of a group": (
         "half a group",
-        lambda h: (h.seen[2].records.pop(0), setattr(h.seen[2], "start", 5)),
+        lambda h: h.seen.append(dataclasses.replace(h.seen[2], start=5, records=h.seen[2].records[1:])),
     ),
     "a time is before the one in front": ("time fell", lambda h: put(h, 2, time=0)),
     "behind a time comes none": ("time fell", lambda h: put(h, 6, time=-1)),

@@ -330,9 +330,7 @@ class _Case:
                 continue
             for id in (seen.records[0][0] - 1, seen.records[-1][0]):
                 if self._goes_on(seen.partition, id):
-                    yield Finding(
-                        "half a group", seen.partition, id, seen.name, f"it took none of {id} and {id + 1}, or one"
-                    )
+                    yield Finding("half a group", seen.partition, id, seen.name, f"{id} and {id + 1} belong together")
 
     def clocks(self) -> Iterator[Finding]:
         """Times never fall, each is the same for everybody, and effects are never before their causes."""
