@@ -119,6 +119,7 @@ class FakePartition:
             times=np.array([entry.time for entry in entries], np.int64),
             follows=np.array([entry.follows for entry in entries], np.bool_),
             locks=columns if with_locks else None,
+            goes_on=last_id != self.whole(last_id),
         )
 
     def _records(self, first_id: int, entries: Sequence[Entry]) -> Run:
@@ -507,7 +508,7 @@ class FakeMount:
             else:
                 found = heads(run)
                 self.credit -= found.nbytes
-                frames.append(HeadFeed(found, run.times, run.follows))
+                frames.append(HeadFeed(found, run.times, run.follows, run.goes_on))
         return frames
 
     def end(self, error: WaltzError | None) -> None:

@@ -130,6 +130,8 @@ class Run:
     """Whether each goes on with the group of the one before. None: none of these does."""
     locks: LockColumns | None = None
     """None: they were not asked for."""
+    goes_on: bool = False
+    """The group of the last one goes on behind it: whoever applies groups whole waits for the rest."""
 
     def __post_init__(self) -> None:
         assert len(self.bounds) > 0
@@ -160,7 +162,14 @@ class Run:
             times=None if self.times is None else self.times[start:stop],
             follows=None if self.follows is None else self.follows[start:stop],
             locks=None if self.locks is None else self.locks.part(start, stop),
+            goes_on=self._goes_on(stop),
         )
+
+    def _goes_on(self, stop: int) -> bool:
+        """Whether a part that ends in front of record number `stop` is cut off from the rest of a group."""
+        if stop >= len(self):
+            return self.goes_on
+        return self.follows is not None and bool(self.follows[stop])
 
     def record(self, number: int) -> Record:
         start, stop = int(self.bounds[number]), int(self.bounds[number + 1])
@@ -187,6 +196,7 @@ def join_runs(runs: Sequence[Run]) -> Run:
         times=_joined([run.times for run in runs], runs, NO_TIME),
         follows=_joined([run.follows for run in runs], runs, False),
         locks=_joined_locks(runs),
+        goes_on=runs[-1].goes_on,
     )
 
 

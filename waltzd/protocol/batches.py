@@ -197,6 +197,7 @@ class HeadFeed:
     heads: HeadArray
     times: I64 | None = None
     follows: NDArray[np.bool_] | None = None
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)

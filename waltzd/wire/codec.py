@@ -320,7 +320,7 @@ def server_message(frames: Sequence[ServerFrame]) -> wire.ServerFrame:
                 _fill_run(message.feed, frame.run)
             case HeadFeed():
                 message.heads = frame.heads.tobytes()
-                _fill_beside(message.beside_heads, frame.times, frame.follows)
+                _fill_beside(message.beside_heads, frame)
             case Refused():
                 message.refused.CopyFrom(detail_of(frame.error))
                 if frame.untaken is not None:
@@ -374,42 +374,43 @@ def run_message(run: Run) -> wire.RunFrame:
 
 def _fill_run(message: wire.RunFrame, run: Run) -> None:
     message.first_id, message.lengths, message.records = run.first_id, run.sent_lengths, bytes_of(run)
-    _fill_beside(message, run.times, run.follows)
+    _fill_beside(message, run)
     if run.locks is not None:
         message.locks = encode_locks(run.locks)
 
 
-def _fill_beside(message: wire.RunFrame, times: I64 | None, follows: Flags | None) -> None:
+def _fill_beside(message: wire.RunFrame, frame: Run | HeadFeed) -> None:
     """What records do not say of themselves. Times come in stretches: one for each batch."""
+    times = frame.times
     if times is not None and len(times):
         starts = np.concatenate(([0], np.flatnonzero(times[1:] != times[:-1]) + 1, [len(times)]))
         message.time_counts = np.diff(starts).astype(">u4").tobytes()
         message.times = times[starts[:-1]].astype(">i8").tobytes()
-    message.follows = encode_groups(follows)
+    message.follows, message.goes_on = encode_groups(frame.follows), frame.goes_on
 
 
-def _beside_of(message: wire.RunFrame, count: int) -> tuple[I64 | None, Flags | None]:
+def _beside_of(message: wire.RunFrame, count: int) -> tuple[I64 | None, Flags | None, bool]:
     found = _taken(message, *_TIMES)
     times = np.repeat(found["times"], found["time_counts"]) if len(found["times"]) else None
     if times is not None and len(times) != count:
         raise BadFrame(f"a frame of {count} transactions has the times of {len(times)}")
     if len(message.follows) not in (0, (count + 7) // 8):
         raise BadFrame(f"a frame of {count} transactions has {len(message.follows)} bytes for their groups")
-    return times, decode_groups(message.follows, count)
+    return times, decode_groups(message.follows, count), message.goes_on
 
 
 def _run_of(message: wire.RunFrame) -> Run:
     if message.are_batches:
         raise BadFrame("batches came in the place of records")
     run = run_of(message.first_id, message.lengths, message.records)
-    times, follows = _beside_of(message, len(run))
+    times, follows, goes_on = _beside_of(message, len(run))
     locks = decode_locks(message.locks, len(run)) if message.locks else None
     if message.locks and locks is None:
         raise BadFrame("the locks of a frame are none")
     return (
         run
-        if times is None and follows is None and locks is None
-        else replace(run, times=times, follows=follows, locks=locks)
+        if times is None and follows is None and locks is None and not goes_on
+        else replace(run, times=times, follows=follows, locks=locks, goes_on=goes_on)
     )
 
 

@@ -497,6 +497,7 @@ class RunFrame(_message.Message):
     TIMES_FIELD_NUMBER: _builtins.int
     FOLLOWS_FIELD_NUMBER: _builtins.int
     LOCKS_FIELD_NUMBER: _builtins.int
+    GOES_ON_FIELD_NUMBER: _builtins.int
     first_id: _builtins.int
     lengths: _builtins.bytes
     records: _builtins.bytes
@@ -509,6 +510,8 @@ class RunFrame(_message.Message):
     """A bit for each: goes on with the group of the one before. Empty: none does."""
     locks: _builtins.bytes
     """As in a batch, where they were asked for."""
+    goes_on: _builtins.bool
+    """The group of the last one goes on behind it."""
     def __init__(
         self,
         *,
@@ -520,10 +523,11 @@ class RunFrame(_message.Message):
         times: _builtins.bytes = ...,
         follows: _builtins.bytes = ...,
         locks: _builtins.bytes = ...,
+        goes_on: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["are_batches", b"are_batches", "first_id", b"first_id", "follows", b"follows", "lengths", b"lengths", "locks", b"locks", "records", b"records", "time_counts", b"time_counts", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["are_batches", b"are_batches", "first_id", b"first_id", "follows", b"follows", "goes_on", b"goes_on", "lengths", b"lengths", "locks", b"locks", "records", b"records", "time_counts", b"time_counts", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from unittest.mock import patch
 
 import numpy as np
@@ -28,6 +29,7 @@ from waltzd.format.record import (
     first_bad_one_by_one,
     heads,
     id_and_length,
+    join_runs,
     likely_starts,
     trailers,
     walk,
@@ -126,6 +128,21 @@ def test_a_part_of_a_run_is_a_run(start: int, length: int) -> None:
     assert (part.first_id, len(part)) == (7 + start, stop - start)
     assert first_bad(part) is None
     assert [part.record(i) for i in range(len(part))] == [run.record(i) for i in range(start, stop)]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=20), st.lists(st.integers(0, 20)), st.booleans())
+def test_a_run_that_is_cut_anywhere_says_where_groups_go_on(flags: list[bool], cuts: list[int], goes_on: bool) -> None:
+    count = len(flags)
+    whole = replace(
+        small_run(count), follows=np.array(flags, np.bool_), times=np.arange(count, dtype=np.int64), goes_on=goes_on
+    )
+    edges = sorted({0, count, *[cut for cut in cuts if cut < count]})
+    parts = [whole.part(start, stop) for start, stop in pairwise(edges)]
+    assert [part.goes_on for part in parts] == [*[flags[edge] for edge in edges[1:-1]], goes_on]
+    joined = join_runs(parts)
+    assert joined.follows is not None
+    assert joined.times is not None
+    assert (joined.follows.tolist(), joined.times.tolist(), joined.goes_on) == (flags, list(range(count)), goes_on)
 
 
 def test_empty_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -147,6 +148,22 @@ def test_topology_survives() -> None:
         servers=(ServerAddress("one", "h:1"), ServerAddress("two", "h:2")),
     )
     assert to_value(Topology, wire.Topology.FromString(to_message(wire.Topology, topology).SerializeToString())) == topology
+
+
+def test_times_and_groups_travel_beside_records_and_heads() -> None:
+    follows = np.array([False, True, False, False, True])
+    times = np.array([-1, -1, 7, 9, 9])
+    run = replace(encode_payloads(3, [b""] * 5), times=times, follows=follows, goes_on=True)
+    feed, found = back_over_the_wire([Feed(run), HeadFeed(heads(run), times, follows, goes_on=True)])
+    assert isinstance(feed, Feed)
+    assert isinstance(found, HeadFeed)
+    for frame in (feed.run, found):
+        assert frame.times is not None
+        assert frame.follows is not None
+        assert (frame.times.tolist(), frame.follows.tolist(), frame.goes_on) == (times.tolist(), follows.tolist(), True)
+    (bare,) = back_over_the_wire([Feed(encode_payloads(3, [b"a"]))])
+    assert isinstance(bare, Feed)
+    assert (bare.run.times, bare.run.follows, bare.run.goes_on) == (None, None, False)
 
 
 def test_the_bytes_of_a_whole_run_are_not_copied() -> None:
