@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import curves, idle, moves, spark, storage, tool
+from tests.bench import curves, formats, idle, moves, spark, storage, tool
 from tests.bench.peers import command as peers
 
 BENCHES = {
     "curves": curves.main,
+    "formats": formats.main,
     "idle": idle.main,
     "moves": moves.main,
     "peers": peers.main,

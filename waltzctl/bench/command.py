@@ -25,8 +25,10 @@ from waltzctl.shell.reach import tls_alone
 from waltzctl.show.bench import Live, result
 from waltzctl.show.forms import AnyForm, put
 from waltzd.client import loop
+from waltzd.cluster.documents import FORMAT
 from waltzd.daemon.settings import parse_size
 from waltzd.errors import EXIT_OK, EXIT_USAGE, BadArgument
+from waltzd.format.layout import VERSIONS
 from waltzd.protocol.locks import Mode
 from waltzd.wire.tls import Tls
 
@@ -70,6 +72,7 @@ class Made:
     servers: Annotated[int, Option("--servers", min=1, max=SERVERS_MAX)] = 1
     partitions: Annotated[int, Option("--partitions", min=1, max=1024)] = 4
     replicas: Annotated[int | None, Option("--replicas", min=1, max=15, help="Of each partition; 3 by default.")] = None
+    format: Annotated[int, Option("--format", min=min(VERSIONS), max=max(VERSIONS), help="Of its files.")] = FORMAT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +172,7 @@ def _site(there: There, made: Made, live: Live, server_settings: Mapping[str, ob
         storages=made.storages,
         servers=made.servers,
         replicas=made.replicas or min(3, made.storages),
+        format=made.format,
         server_settings=server_settings,
         reporter=live,
     ) as site:

@@ -158,6 +158,7 @@ def scratch(
     storages: int,
     servers: int,
     replicas: int,
+    format: int,
     server_settings: Mapping[str, object],
     reporter: Reporter,
 ) -> Iterator[Site]:
@@ -174,6 +175,7 @@ def scratch(
             storages=storages,
             servers=servers,
             replication=replicas,
+            format=format,
             reporter=reporter,
             settings={"server": server_settings},
         )
