@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from waltzd.disk.real import RealDisk
+from waltzd.format.index import read_index
 from waltzd.format.layout import (
     HEADER_BYTES,
     ControlHeader,
@@ -20,7 +21,7 @@ from waltzd.format.layout import (
     index_entries,
 )
 from waltzd.format.record import OVERHEAD_BYTES, Run, bad_payloads, encode_run, first_bad, heads, walk
-from waltzd.format.scan import Survey, read_index, survey
+from waltzd.format.scan import Survey, survey
 
 Facts = dict[str, str]
 STORAGES = ["storage0", "storage1", "storage2"]

@@ -17,9 +17,9 @@ from typing import Any
 import typer
 
 from waltzctl.show.forms import JSON_VERSION, Column, Columns, stream
+from waltzd.format.explain import BadRecord, describe
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, decode_record
-from waltzd.format.scan import BadRecord, describe
 from waltzd.storage.offline.dump import DamagedBytes, FileStart, IndexEntry, Item, Sink, Slot, WholeRecord
 
 _TABLE_PAYLOAD_BYTES = 64

@@ -11,13 +11,18 @@ import numpy as np
 from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import DiskFull
 from waltzd.format.checksum import I64
-from waltzd.format.layout import NEW_SUFFIX, FileHeader, index_name, index_offset
+from waltzd.format.layout import INDEX_ENTRY_BYTES, NEW_SUFFIX, FileHeader, index_name, index_offset
 from waltzd.format.record import Run
-from waltzd.format.scan import read_index
 
 LEAD_BITS = 36
 """An index entry of format 1: the offset of the record in the low 36 bits, above them its distance from the head of its
 batch. So a segment may have 64 GiB and a batch 128 MiB."""
+
+
+def read_index(file: File, first_entry: int, count: int) -> I64:
+    """Entries of an index file, fewer where it ends."""
+    raw = file.read(index_offset(first_entry), count * INDEX_ENTRY_BYTES)
+    return np.frombuffer(raw[: len(raw) // 8 * 8], ">i8").astype(np.int64)
 
 
 def offsets_of(offset: int, run: Run) -> I64:

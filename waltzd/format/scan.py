@@ -4,32 +4,38 @@
 `survey` puts the two together: sound records, gaps between them, and a rest at the end. Whether that rest is a torn tail or
 damage depends on what the replica had promised: `judge_tail`.
 
+The version, which the header of the segment says, decides what is read: records back to back, or batches. Gaps are then
+whole batches. The head of a batch makes this exact where format 0 has to conclude: once a head is sound, the place of the
+next one is known, whatever the bytes between are, and what a payload looks like plays no part. Only behind a wrong head are
+all bytes searched.
+
 An index may be given as a hint for where records start. It saves the walk from length to length, and is never believed:
 each place it names must follow from the record before it.
-
-`explain` says which byte of a damaged place is wrong. One changed byte leaves a difference of checksums that gives its
-position and its right value, once the exact extent of the record is known: from its own length field, from the index, or
-from the record behind. A byte is claimed only when the corrected record has the expected id, the right length, and a
-payload with the client's own checksum, which rules out a guess by chance.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from waltzd.disk.seam import File
+from waltzd.format import footer as footers
+from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
+from waltzd.format.batch import MAGIC, Batch, End, Head, batch_at, why_wrong
 from waltzd.format.checksum import I64, crc32, is_one_byte_wrong, shift, single_byte_error
-from waltzd.format.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, index_offset
+from waltzd.format.footer import Footer
+from waltzd.format.index import places_of, read_index
+from waltzd.format.layout import BATCHES, HEADER_BYTES, NO_MARK, VERSION
 from waltzd.format.record import (
+    FEW_RECORDS,
     HEAD_BYTES,
     OVERHEAD_BYTES,
     TRAILER_BYTES,
     Run,
-    decode_record,
     first_bad,
     id_and_length,
     likely_starts,
@@ -38,21 +44,36 @@ from waltzd.format.record import (
 
 CHUNK_BYTES = 4 << 20
 SEARCH_BYTES = 1 << 20
+BATCH_BYTES_MAX = 128 << 20
+"""Larger ones do not fit into an index; a head that claims more is wrong."""
+_MAGIC = int.from_bytes(MAGIC, "big")
 RECORD_BYTES_MAX = (16 << 20) + OVERHEAD_BYTES
 """The largest damaged record that is searched for its wrong byte."""
 _HINT_ENTRIES = 8192
 _HINTS_BEHIND = 64
 
+
 OnRun = Callable[[int, Run], None]
-"""Called with the file offset and the sound records there. The buffer is used again afterwards."""
+"""Called with the file offset of the first record, and the sound records there: one batch in format 1. The buffer is used
+again afterwards."""
+OnBatch = Callable[[int, Batch], None]
+"""Called with the file offset of the head. The buffer is used again afterwards."""
+Hints = Callable[[int, Head, memoryview], I64 | None]
+"""Where the records of a batch start and end, as far as an index says it and their lengths confirm it."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a scan ended: `next_id` would have started at `offset`."""
+    """Where a scan ended: `next_id` would have started at `offset`. The rest is known in format 1."""
 
     offset: int
     next_id: int
+    end_of_log: End | None = None
+    """The end of the last sound batch; what was known before where there is none."""
+    is_sealed: bool = False
+    """That batch is the last of its segment."""
+    committed: int = NO_MARK
+    """The highest mark that a sound head states."""
 
 
 @dataclass(frozen=True)
@@ -66,28 +87,37 @@ class Gap:
 
 
 class Rest(enum.Enum):
-    """The look of the first bytes behind the last sound record."""
+    """The look of the first bytes behind the last sound record, or the last sound batch."""
 
-    SHORT = "the beginning of the next record, which the end of the file cut off"
-    ROTTEN = "the next record with one byte changed, or a wrong length"
-    OTHER = "no record"
+    SHORT = "the beginning of the next one, which the end of the file cut off"
+    ROTTEN = "the next one with one byte changed, or a wrong length"
+    WHOLE = "a batch as an owner made it, which does not follow the one in front"
+    FOLLOWED = "a wrong batch, with the head of a later one behind it"
+    OTHER = "nothing of the kind"
 
 
 @dataclass
 class Survey:
-    """A whole segment: sound records up to `next_id - 1` apart from the gaps, which end at `end`; then `tail_bytes`."""
+    """A whole segment: sound records up to `next_id - 1` apart from the gaps, which end at `end`; then `tail_bytes`.
+
+    The rest is known in format 1. Behind the last batch of a sealed segment no tail begins: what stands there is its
+    footer, or a footer has to take its place."""
 
     next_id: int
     end: int
     tail_bytes: int
     gaps: list[Gap] = field(default_factory=list)
     rest: Rest = Rest.OTHER
-
-
-def read_index(file: File, first_entry: int, count: int) -> I64:
-    """Entries of an index file, fewer where it ends."""
-    raw = file.read(index_offset(first_entry), count * INDEX_ENTRY_BYTES)
-    return np.frombuffer(raw[: len(raw) // 8 * 8], ">i8").astype(np.int64)
+    end_of_log: End | None = None
+    """The end of the last sound batch; what was known before where there is none."""
+    is_sealed: bool = False
+    """The last batch is the last of its segment."""
+    footer: Footer | None = None
+    """Sound by itself; whether it is that of these batches, only its hash tells."""
+    footer_bytes: int = 0
+    """Behind the last batch of a sealed segment, whatever they are."""
+    committed: int = NO_MARK
+    """The highest mark that a sound head states."""
 
 
 def _bounds_by_hint(data: memoryview, hint: I64) -> I64:
@@ -122,12 +152,23 @@ def scan(
     next_id: int,
     offset: int,
     end: int,
+    version: int = VERSION,
+    before: End | None = None,
     index: File | None = None,
     on_run: OnRun | None = None,
+    on_batch: OnBatch | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     record_bytes_max: int | None = None,
 ) -> Stop:
-    """Check records from `offset` on, where `next_id` should start, up to a bad or too large one, or to `end`."""
+    """Check records from `offset` on, where `next_id` should start, up to a bad or too large one, or to `end`.
+
+    In format 1 `offset` is that of a batch, and the limit is one of batches. `before`: the end of the batch in front; None:
+    it is not known, so any batch may come first."""
+    if version == BATCHES:
+        return scan_batches(
+            file, next_id=next_id, offset=offset, end=end, before=before, hints=_hints(index, segment_first_id),
+            on_run=on_run, on_batch=on_batch, chunk_bytes=chunk_bytes, bytes_max=record_bytes_max,
+        )  # fmt: skip
     buffer = bytearray(min(chunk_bytes, max(end - offset, 0)))
     while offset < end:
         want = min(len(buffer), end - offset)
@@ -154,6 +195,21 @@ def scan(
         if bad is not None:
             return Stop(offset, next_id)
     return Stop(offset, next_id)
+
+
+def _hints(index: File | None, segment_first_id: int) -> Hints | None:
+    """For batches whose lengths are dearer to follow than the index is to read."""
+    if index is None:
+        return None
+
+    def bounds(offset: int, head: Head, records: memoryview) -> I64 | None:
+        if head.records < FEW_RECORDS:
+            return None
+        starts, _ = places_of(read_index(index, head.first_id - segment_first_id, head.records))
+        found = _bounds_by_hint(records, starts - offset)
+        return found if len(found) == head.records + 1 else None
+
+    return bounds
 
 
 def _is_sound_at(file: File, offset: int, length: int) -> bool:
@@ -217,29 +273,67 @@ def survey(
     *,
     first_id: int,
     end: int,
+    version: int = VERSION,
+    before: End | None = None,
     next_id: int | None = None,
     offset: int = HEADER_BYTES,
     id_limit: int | None = None,
     index: File | None = None,
     on_run: OnRun | None = None,
+    on_batch: OnBatch | None = None,
 ) -> Survey:
     """The segment that starts at `first_id`, from `offset`, where `next_id` should start, to `end`. `id_limit` is the first
-    id of the next segment."""
+    id of the next segment. `before`: see `scan`."""
     next_id = first_id if next_id is None else next_id
     gaps: list[Gap] = []
+    committed = NO_MARK
     while True:
-        stop = scan(file, segment_first_id=first_id, next_id=next_id, offset=offset, end=end, index=index, on_run=on_run)
+        stop = scan(
+            file, segment_first_id=first_id, next_id=next_id, offset=offset, end=end, version=version, before=before,
+            index=index, on_run=on_run, on_batch=on_batch,
+        )  # fmt: skip
+        found = Survey(
+            stop.next_id, stop.offset, end - stop.offset, gaps, end_of_log=stop.end_of_log, is_sealed=stop.is_sealed
+        )
+        found.committed = committed = max(committed, stop.committed)
+        if stop.offset == end or _is_footer(file, found, end):
+            return found
         high = stop.next_id + (end - stop.offset) // OVERHEAD_BYTES + 1
         if id_limit is not None:
             high = min(high, id_limit - 1)
-        behind = None
-        if stop.offset < end:
+        if stop.is_sealed:
+            heads = _likely_heads(file, stop.offset, end, stop.next_id, high)
+            return _with_rest(file, found, stop, has_head=next(heads, None) is not None)
+        if version == BATCHES:
+            seen = batches_behind(file, offset=stop.offset, end=end, next_id=stop.next_id, high_id=high)
+            behind, found.committed = seen.stop, max(committed, seen.committed)
+            if behind is None:
+                return _with_rest(file, found, stop, has_head=seen.has_head)
+        else:
             behind = _behind(file, index, first_id, stop, end, high)
-        if behind is None:
-            rest = _rest(file, stop, end) if stop.offset < end else Rest.OTHER
-            return Survey(stop.next_id, stop.offset, end - stop.offset, gaps, rest)
+            if behind is None:
+                found.rest = _rest(file, stop, end)
+                return found
         gaps.append(Gap(stop.offset, behind.offset - 1, stop.next_id, behind.next_id - 1))
-        next_id, offset = behind.next_id, behind.offset
+        next_id, offset, before = behind.next_id, behind.offset, None
+
+
+def _is_footer(file: File, found: Survey, end: int) -> bool:
+    if found.is_sealed:
+        found.footer = footer_at(file, found.end, end)
+    if found.footer is not None:
+        found.tail_bytes, found.footer_bytes = 0, found.tail_bytes
+    return found.footer is not None
+
+
+def _with_rest(file: File, found: Survey, stop: Stop, *, has_head: bool) -> Survey:
+    if has_head:
+        found.rest = Rest.FOLLOWED
+    elif found.is_sealed:
+        found.tail_bytes, found.footer_bytes = 0, found.tail_bytes
+    else:
+        found.rest = rest_of_batches(file, stop, found.end + found.tail_bytes)
+    return found
 
 
 def _rest(file: File, stop: Stop, end: int) -> Rest:
@@ -279,134 +373,274 @@ class Tail(enum.Enum):
     CLEAN = "clean"
     TORN = "torn"
     DAMAGED = "damaged"
+    UNFINISHED = "all of its batches, and no sound footer behind them: that is made from the batches"
 
 
 def judge_tail(found: Survey, *, is_last: bool, floor: int, was_cut: bool = True) -> Tail:
     """Torn are only bytes that no owner can have relied on: in the last segment, above `floor`, the highest id that this
     replica is known to have had on disk, and with no sound record behind them, which the survey has seen to.
 
-    A power cut (`was_cut`) leaves any part of a write. Yet a record with a single wrong byte was whole, and may have been
-    acknowledged. Without a power cut the system has every byte that was written, in order: a write that a kill interrupted
-    ends with the file, and any other wrong byte was changed later."""
+    A power cut (`was_cut`) leaves any part of a write. Yet a record, or a batch, with a single wrong byte was whole, and
+    may have been acknowledged. Without a power cut the system has every byte that was written, in order: a write that a
+    kill interrupted ends with the file, and any other wrong byte was changed later.
+
+    A footer is no promise to anybody: in whichever segment it is missing or wrong, and however that came, it is made again
+    from the batches."""
     if found.tail_bytes == 0:
-        return Tail.CLEAN
-    if not is_last or found.gaps or found.next_id <= floor:
+        return Tail.UNFINISHED if found.is_sealed and found.footer is None else Tail.CLEAN
+    if not is_last or found.gaps or found.next_id <= max(floor, found.committed):
         return Tail.DAMAGED
-    rest = found.rest
-    may_be_torn = rest is not Rest.ROTTEN if was_cut else rest is Rest.SHORT
+    may_be_torn = found.rest is Rest.SHORT or (was_cut and found.rest is Rest.OTHER)
     return Tail.TORN if may_be_torn else Tail.DAMAGED
 
 
-RECORDS_MAX = 64
-"""So many records of one damaged place are explained."""
-SOUND_BYTES_MAX = 4 << 20
-"""Of one record; in larger ones a second byte could explain the same damage."""
-BUDGET_BYTES = 8 << 20
-"""Read of one damaged place for its explanation, where several ends are tried."""
+# -- batches -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class BadRecord:
-    """The extent of one damaged record, and its one wrong byte where there is only one."""
+class _Window:
+    """A file read in large pieces, forwards; what `at` returned is gone at the next call."""
 
-    id: int
-    first_byte: int
-    last_byte: int
-    bad_byte: int | None = None
-    is_value: int = 0
-    right_value: int = 0
-    note: str = ""
+    def __init__(self, file: File, chunk_bytes: int, end: int) -> None:
+        self._file = file
+        self._buffer = bytearray(max(chunk_bytes, BATCH_HEAD_BYTES))
+        self._end = end
+        self._start = 0
+        self._data = memoryview(b"")
 
-    def sentence(self) -> str:
-        if self.bad_byte is not None:
-            return (
-                f"record {self.id}: byte {self.bad_byte} is 0x{self.is_value:02x}, "
-                f"a sound record has 0x{self.right_value:02x}"
-            )
-        return f"record {self.id}: {self.note or 'no single byte explains it'}"
+    def at(self, offset: int, size: int) -> memoryview:
+        """Fewer bytes only at the end."""
+        first = offset - self._start
+        if first < 0 or first + size > len(self._data):
+            if size > len(self._buffer):
+                self._buffer = bytearray(size)
+            want = memoryview(self._buffer)[: max(0, min(len(self._buffer), self._end - offset))]
+            self._start, self._data, first = offset, want[: self._file.read_into(offset, want)], 0
+        return self._data[first : first + size]
 
 
-def explain(
-    file: File, *, first_byte: int, last_byte: int, first_id: int, last_id: int | None, segment_first_id: int,
-    index: File | None = None,
-) -> list[BadRecord]:  # fmt: skip
-    """The damaged records in a range of bytes. `last_id` is known when a sound record follows."""
-    out: list[BadRecord] = []
-    at, end, id_ = first_byte, last_byte + 1, first_id
-    budget = BUDGET_BYTES
-    while at < end and len(out) < RECORDS_MAX and (last_id is None or id_ <= last_id):
-        by_index = _end_by_index(index, id_, segment_first_id, at, end)
-        found = None
-        for stop in _possible_ends(file, at, end, by_index, is_only=id_ == last_id):
-            size = stop - at
-            if not OVERHEAD_BYTES <= size <= min(SOUND_BYTES_MAX, budget):
-                continue
-            budget -= size
-            found = _correct(file.read(at, size), at, id_)
-            if found is not None:
+def scan_batches(
+    file: File,
+    *,
+    next_id: int,
+    offset: int,
+    end: int,
+    before: End | None = None,
+    hints: Hints | None = None,
+    on_run: OnRun | None = None,
+    on_batch: OnBatch | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    bytes_max: int | None = None,
+) -> Stop:
+    """Check batches from `offset` on, where `next_id` should start, up to a bad or too large one, the last of the segment,
+    or to `end`."""
+    window = _Window(file, min(chunk_bytes, max(end - offset, 0)), end)
+    committed, is_sealed = NO_MARK, False
+    while offset < end and not is_sealed:
+        head = Head.decode(window.at(offset, BATCH_HEAD_BYTES))
+        room = min(end - offset, BATCH_BYTES_MAX if bytes_max is None else bytes_max)
+        if head is None or head.first_id != next_id or head.size > room:
+            break
+        raw = window.at(offset, head.size)
+        if len(raw) < head.size:
+            break
+        batch = batch_at(raw, head, None if hints is None else hints(offset + head.lead, head, raw[head.lead :]))
+        if batch is None or why_wrong(batch, before, deeply=False):
+            break
+        if on_batch is not None:
+            on_batch(offset, batch)
+        if on_run is not None:
+            on_run(offset + head.lead, batch.run)
+        offset += head.size
+        next_id += head.records
+        is_sealed = head.is_last
+        committed = max(committed, head.committed)
+        before = End(crc=head.crc, time=head.time, segment_bytes=0 if is_sealed else offset)
+    return Stop(offset, next_id, before, is_sealed, committed)
+
+
+# -- behind a bad place ------------------------------------------------------------------------------------------------
+
+
+def _crc_of(file: File, offset: int, size: int) -> int:
+    """In pieces: the size is only a claim."""
+    crc, end = 0, offset + size
+    while offset < end:
+        piece = file.read(offset, min(end - offset, SEARCH_BYTES))
+        if not piece:
+            return -1
+        crc = crc32(piece, crc)
+        offset += len(piece)
+    return crc
+
+
+def _has_sound_body(file: File, offset: int, head: Head) -> bool:
+    return (
+        _crc_of(file, offset + BATCH_HEAD_BYTES, head.lead - BATCH_HEAD_BYTES) == head.section_crc
+        and _crc_of(file, offset + head.lead, head.record_bytes) == head.record_crc
+    )
+
+
+def _likely_heads(file: File, offset: int, end: int, low_id: int, high_id: int) -> Iterator[tuple[int, Head]]:
+    """Every sound head from `offset` on whose first id is `low_id` to `high_id`."""
+    while offset < end:
+        piece = file.read(offset, min(SEARCH_BYTES + BATCH_HEAD_BYTES - 1, end - offset))
+        count = len(piece) - BATCH_HEAD_BYTES + 1
+        if count > 0:
+            magics = np.ndarray((count,), ">u4", buffer=piece, strides=(1,))
+            at = np.flatnonzero(magics == _MAGIC)
+            ids = np.ndarray((count,), ">i8", buffer=memoryview(piece)[8:], strides=(1,))[at]
+            for place in at[(ids >= low_id) & (ids <= high_id)].tolist():
+                head = Head.decode(piece, place)
+                if head is not None:
+                    yield offset + place, head
+        offset += SEARCH_BYTES
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What stands behind a bad place: the next batch that is sound as a whole, or at least a sound head."""
+
+    stop: Stop | None = None
+    has_head: bool = False
+    committed: int = NO_MARK
+    """The highest mark that the heads seen on the way state."""
+
+
+def batches_behind(file: File, *, offset: int, end: int, next_id: int, high_id: int) -> Behind:
+    """`next_id` should start at `offset`, and does not.
+
+    Bytes made to look like batches could make this read the file many times over. Past a bound everything to the end counts
+    as damaged, which is the careful answer."""
+    raw = file.read(offset, BATCH_HEAD_BYTES)
+    own = Head.decode(raw)
+    start = offset + 1
+    if own is not None and own.first_id == next_id:  # what its payloads look like plays no part
+        start = offset + own.size
+    elif own is None and len(raw) == BATCH_HEAD_BYTES:  # of its two statements of its size, one wrong byte leaves one
+        for size in _claimed_sizes(raw):
+            head = Head.decode(file.read(offset + size, BATCH_HEAD_BYTES)) if size < end - offset else None
+            if head is not None and next_id < head.first_id <= high_id:
+                start = offset + size
                 break
-        if found is None:
-            stop = by_index if by_index is not None else end
-            found = BadRecord(id=id_, first_byte=at, last_byte=stop - 1, note=_cut_off(file, at, end, id_))
-        out.append(found)
-        at, id_ = found.last_byte + 1, id_ + 1
-    return out
+    budget = 4 * (end - offset) + (64 << 20)
+    committed, has_head = NO_MARK, False
+    if own is not None and own.first_id == next_id:
+        committed = own.committed
+    for place, head in _likely_heads(file, start, end, next_id, high_id):
+        has_head, committed = True, max(committed, head.committed)
+        if head.size > min(end - place, BATCH_BYTES_MAX):
+            continue
+        budget -= head.size
+        if budget < 0:
+            break
+        if _has_sound_body(file, place, head):
+            return Behind(Stop(place, head.first_id), True, committed)
+    return Behind(None, has_head, committed)
 
 
-def describe(records: list[BadRecord], most: int = 4) -> str:
-    said = [record.sentence() for record in records[:most]]
-    if len(records) > most:
-        said.append(f"{len(records) - most} more")
-    return "; ".join(said)
+def _claimed_sizes(raw: bytes) -> list[int]:
+    """Of a wrong head: what it says in all, and what its parts make up."""
+    locks, groups, records = (int.from_bytes(raw[at : at + 4], "big") for at in (48, 52, 56))
+    sizes = {BATCH_HEAD_BYTES + locks + groups + records, int.from_bytes(raw[4:8], "big")}
+    return sorted(size for size in sizes if size >= BATCH_HEAD_BYTES)
 
 
-def _end_by_index(index: File | None, id_: int, segment_first_id: int, at: int, end: int) -> int | None:
-    """The index's start of the next record, provided that it agrees where this one starts."""
-    if index is None:
-        return None
-    entries = read_index(index, id_ - segment_first_id, 2).tolist()
-    if len(entries) == 2 and entries[0] == at and at + OVERHEAD_BYTES <= entries[1] <= end:
-        return int(entries[1])
-    return None
+# -- the rest at the end -----------------------------------------------------------------------------------------------
 
 
-def _possible_ends(file: File, at: int, end: int, by_index: int | None, *, is_only: bool) -> list[int]:
-    ends = [] if by_index is None else [by_index]
-    if is_only:
-        ends.insert(0, end)
-    head = file.read(at, HEAD_BYTES)
-    if len(head) == HEAD_BYTES:
-        length = id_and_length(head)[1]
-        if 0 <= length <= end - at - OVERHEAD_BYTES:
-            ends.append(at + length + OVERHEAD_BYTES)
-    ends.append(end)
-    return list(dict.fromkeys(ends))
+def rest_of_batches(file: File, stop: Stop, end: int) -> Rest:
+    """Of bytes in which no later batch begins."""
+    size = end - stop.offset
+    raw = file.read(stop.offset, BATCH_HEAD_BYTES)
+    if len(raw) < BATCH_HEAD_BYTES:
+        return Rest.SHORT if _begins_next(raw, stop) else Rest.OTHER
+    head = Head.decode(raw)
+    if head is None:
+        return Rest.ROTTEN if _is_right_but_for_its_head(file, stop, raw, size) else Rest.OTHER
+    if not _follows(head, stop):
+        return Rest.WHOLE
+    if head.size > size:
+        return Rest.SHORT
+    return _rest_of_body(file, stop.offset, head)
 
 
-def _cut_off(file: File, at: int, end: int, id_: int) -> str:
-    """A phrase about how much of the record is there, when the bytes end inside it."""
-    head = file.read(at, min(HEAD_BYTES, end - at))
-    if len(head) < HEAD_BYTES:
-        return f"only {len(head)} bytes of it are there"
-    claimed_id, length = id_and_length(head)
-    if claimed_id == id_ and length > end - at - OVERHEAD_BYTES:
-        return f"only {end - at} of its {length + OVERHEAD_BYTES} bytes are there"
-    return ""
+def _begins_next(raw: bytes, stop: Stop) -> bool:
+    """As far as the bytes of the next head are known."""
+    known = [(0, MAGIC), (8, stop.next_id.to_bytes(8, "big")), (76, bytes(16))]
+    if stop.end_of_log is not None:
+        known.append((64, stop.end_of_log.crc.to_bytes(4, "big")))
+    return all(right.startswith(raw[at : at + len(right)]) for at, right in known)
 
 
-def _correct(raw: bytes, at: int, id_: int) -> BadRecord | None:
-    last_byte = at + len(raw) - 1
+def _follows(head: Head, stop: Stop) -> bool:
+    log_end = stop.end_of_log
+    return head.first_id == stop.next_id and (log_end is None or (head.before == log_end.crc and head.time >= log_end.time))
+
+
+def _is_right_but_for_its_head(file: File, stop: Stop, raw: bytes, size: int) -> bool:
     error = single_byte_error(raw)
     if error is None:
-        record = decode_record(raw)
-        if crc32(raw[:-4]) == record.crc and record.length == len(raw) - OVERHEAD_BYTES:
-            note = f"a sound record with id {record.id} stands in its place"
-            return BadRecord(id=id_, first_byte=at, last_byte=last_byte, note=note)
+        return False
+    at, right = error
+    head = Head.decode(raw[:at] + bytes([right]) + raw[at + 1 :])
+    return head is not None and _follows(head, stop) and head.size <= size and _has_sound_body(file, stop.offset, head)
+
+
+def _rest_of_body(file: File, offset: int, head: Head) -> Rest:
+    """Of a batch that is there to its last byte, and wrong."""
+    sections = file.read(offset + BATCH_HEAD_BYTES, head.lead - BATCH_HEAD_BYTES)
+    are_sections_right = crc32(sections) == head.section_crc
+    are_records_right = _crc_of(file, offset + head.lead, head.record_bytes) == head.record_crc
+    if are_sections_right and are_records_right:
+        return Rest.WHOLE
+    if are_records_right:
+        rotten, crc = sections, head.section_crc
+    elif are_sections_right:
+        rotten, crc = file.read(offset + head.lead, head.record_bytes), head.record_crc
+    else:
+        return Rest.OTHER
+    return Rest.ROTTEN if is_one_byte_wrong(rotten + crc.to_bytes(TRAILER_BYTES, "big")) else Rest.OTHER
+
+
+# -- footers -----------------------------------------------------------------------------------------------------------
+
+
+def footer_at(file: File, offset: int, end: int) -> Footer | None:
+    """The footer that fills the bytes from `offset` to `end`; None where they are no sound one of this place."""
+    size = end - offset
+    if not footers.FRONT_BYTES + footers.END_BYTES <= size <= footers.FRONT_BYTES + footers.END_BYTES + offset:
         return None
-    position, right = error
-    record = decode_record(raw[:position] + bytes([right]) + raw[position + 1 :])
-    if record.id != id_ or record.length != len(raw) - OVERHEAD_BYTES or crc32(record.payload) != record.data_crc:
-        return None
-    return BadRecord(
-        id=id_, first_byte=at, last_byte=last_byte, bad_byte=at + position, is_value=raw[position], right_value=right
-    )
+    found = Footer.decode(file.read(offset, size))
+    return found if found is not None and found.offset == offset and _has_places(found) else None
+
+
+def _has_places(footer: Footer) -> bool:
+    """The batches follow each other, and each has room for one record."""
+    ends = np.append(footer.batches, footer.offset)
+    return len(ends) > 1 and ends[0] == HEADER_BYTES and bool((np.diff(ends) >= BATCH_HEAD_BYTES + OVERHEAD_BYTES).all())
+
+
+def read_footer(file: File) -> Footer | None:
+    """By the end of the file: of a segment that is not read. None where no sound footer stands there."""
+    end = file.size()
+    size = footers.footer_bytes(file.read(max(0, end - footers.END_BYTES), footers.END_BYTES))
+    return None if size is None or size > end - HEADER_BYTES else footer_at(file, end - size, end)
+
+
+def follow_footer(file: File, footer: Footer, on_run: OnRun, *, chunk_bytes: int = CHUNK_BYTES) -> bool:
+    """Where the records are, by the footer, the heads of the batches and the lengths of the records; no checksum of a
+    record is computed. False where these contradict each other: then only the data can tell (`survey`)."""
+    next_id = footer.first_id
+    window = _Window(file, chunk_bytes, footer.offset)
+    places = [*footer.batches.tolist(), footer.offset]
+    for offset, stop in itertools.pairwise(places):
+        head = Head.decode(window.at(offset, BATCH_HEAD_BYTES))
+        if head is None or head.first_id != next_id or head.size != stop - offset or head.size > BATCH_BYTES_MAX:
+            return False
+        raw = window.at(offset, head.size)
+        batch = batch_at(raw, head, walk(raw[head.lead :])) if len(raw) == head.size else None
+        if batch is None:
+            return False
+        on_run(offset + head.lead, batch.run)
+        next_id += head.records
+    return next_id == footer.last_id + 1

@@ -15,6 +15,8 @@ from typing import TypeAlias
 
 from waltzd.disk.seam import Disk, File, opened
 from waltzd.errors import BadArgument, HeaderDamaged, UnknownVersion, WaltzError
+from waltzd.format.explain import BadRecord, explain
+from waltzd.format.index import read_index
 from waltzd.format.layout import (
     CONTROL_INFO_BYTES,
     CONTROL_NAME,
@@ -42,7 +44,7 @@ from waltzd.format.layout import (
     index_offset,
 )
 from waltzd.format.record import Record, Run, decode_record
-from waltzd.format.scan import BadRecord, explain, read_index, survey
+from waltzd.format.scan import survey
 
 INDEX_CHUNK_ENTRIES = 1 << 16
 

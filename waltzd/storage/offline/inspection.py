@@ -20,8 +20,9 @@ import numpy as np
 from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import NotRegularFile, PathMissing, ReadFailed
 from waltzd.format.checksum import I64
+from waltzd.format.explain import describe, explain
 from waltzd.format.finding import Code, Finding
-from waltzd.format.index import offsets_of
+from waltzd.format.index import offsets_of, read_index
 from waltzd.format.layout import (
     HEADER_BYTES,
     INDEX_ENTRY_BYTES,
@@ -35,7 +36,7 @@ from waltzd.format.layout import (
     segment_name,
 )
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, bad_payloads, id_and_length
-from waltzd.format.scan import Survey, Tail, describe, explain, judge_tail, read_index, survey
+from waltzd.format.scan import Survey, Tail, judge_tail, survey
 
 FINDINGS_MAX = 1000
 """Of one kind in one segment; further ones are counted in a last finding, so that the memory stays bounded."""

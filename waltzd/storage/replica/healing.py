@@ -19,7 +19,7 @@ import numpy as np
 
 from waltzd.disk.seam import Buffer, File, join
 from waltzd.errors import HeaderDamaged, NotNextId, TooLarge, UnfitSegment, WaltzError
-from waltzd.format.index import offsets_of, write_entries
+from waltzd.format.index import offsets_of, read_index, write_entries
 from waltzd.format.layout import (
     HEADER_BYTES,
     NEW_SUFFIX,
@@ -30,7 +30,7 @@ from waltzd.format.layout import (
     index_offset,
 )
 from waltzd.format.record import OVERHEAD_BYTES, Run, id_and_length
-from waltzd.format.scan import Stop, read_index, scan
+from waltzd.format.scan import Stop, scan
 from waltzd.storage.replica.examine import Quarantine, examine_segment, missing_finding, short_finding
 from waltzd.storage.replica.promise import PromiseFile, floor_of
 from waltzd.storage.replica.segment import Segment, Suspect

@@ -35,7 +35,7 @@ from typing import Any
 from waltzd.disk.seam import File, join
 from waltzd.errors import PartitionDamaged, PathMissing
 from waltzd.format.finding import Finding
-from waltzd.format.index import offsets_of
+from waltzd.format.index import offsets_of, read_index
 from waltzd.format.layout import (
     HEADER_BYTES,
     NEW_SUFFIX,
@@ -50,7 +50,7 @@ from waltzd.format.layout import (
     segment_ids,
 )
 from waltzd.format.record import Run
-from waltzd.format.scan import Survey, Tail, judge_tail, read_index, survey
+from waltzd.format.scan import Survey, Tail, judge_tail, survey
 from waltzd.storage.replica.examine import (
     Quarantine,
     examine_segment,

@@ -15,10 +15,9 @@ import numpy as np
 from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import FlushFailed, ForeignCluster, HeaderDamaged, PathMissing, UnknownVersion, WaltzError
 from waltzd.format.checksum import I64
-from waltzd.format.index import write_entries
+from waltzd.format.index import read_index, write_entries
 from waltzd.format.layout import HEADER_BYTES, NEW_SUFFIX, FileHeader, check_header, index_name, index_offset, segment_name
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length
-from waltzd.format.scan import read_index
 
 WRITE_AGAIN_BYTES = 1 << 20
 PAGE_BYTES = 4096

@@ -290,7 +290,7 @@ STORIES: list[tuple[str, Damage, list[Code]]] = [
     ("a payload that came damaged", _bad_payload, [Code.DAMAGED_PAYLOAD]),
     ("a reserved byte in a header", _overwrite(SEG0, 100, b"!"), [Code.DAMAGED_HEADER]),
     ("a segment cut inside its header", _shorten(SEG3, 50), [Code.DAMAGED_HEADER]),
-    ("a segment from the future", _overwrite(SEG0, 3, b"\1"), [Code.UNKNOWN_VERSION]),
+    ("a segment from the future", _overwrite(SEG0, 3, b"\2"), [Code.UNKNOWN_VERSION]),
     ("a control file from the future", _overwrite(CONTROL, 3, b"\1"), [Code.UNKNOWN_VERSION]),
     ("a segment of another cluster", _foreign_segment, [Code.FOREIGN_KEY]),
     ("the first segment gone", _remove(SEG0, IDX0), [Code.SEGMENT_GAP]),
