@@ -13,9 +13,11 @@ from typer import Option
 
 from waltzctl.picture import last_seen
 from waltzctl.picture.look import look, seen
+from waltzctl.placement.changeover import change_format
 from waltzctl.placement.moving import Moving
 from waltzctl.placement.partition import spread_all
 from waltzctl.shell.change import Change, Changing
+from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Say
 from waltzctl.shell.reach import Meant, using
 from waltzctl.shell.safety import Danger, Plan
@@ -25,6 +27,7 @@ from waltzctl.show.forms import AnyForm, put
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
 from waltzd.disk.real import translate
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, AlreadyThere, Unsafe
+from waltzd.format.layout import VERSIONS
 
 
 def describe(*, reach: Meant, output: AnyForm = "table") -> int:
@@ -43,18 +46,39 @@ def describe(*, reach: Meant, output: AnyForm = "table") -> int:
 
 def set_(
     *,
-    replicas: Annotated[int, Option("--replicas", min=1, max=15, help="Of each partition.")],
+    replicas: Annotated[int | None, Option("--replicas", min=1, max=15, help="Of each partition.")] = None,
+    format: Annotated[
+        int | None,
+        Option(
+            "--format",
+            min=min(VERSIONS),
+            max=max(VERSIONS),
+            help="Of what is written from now on: 1 also keeps times, locks and groups of transactions. It only rises.",
+        ),
+    ] = None,
     options: Moving,
     request: Changing,
 ) -> int:
-    """Change how many replicas each partition has. More are copied while writing goes on; fewer leave when a majority
-    stays. The number of partitions, the name and the key of a cluster cannot be changed.
+    """Change how many replicas each partition has, or the format of what they write. The number of partitions, the name
+    and the key of a cluster cannot be changed.
+
+    More replicas are copied while writing goes on; fewer leave when a majority stays. A new format is written by each
+    partition from its next session on, which its owner begins at once: transactions wait for a moment. Every storage must
+    know it. There is no way back for a partition that has gone over; what was written before stays as it is.
 
     \b
     Examples:
       waltzctl cluster set --replicas 3 --dry-run
       waltzctl cluster set --replicas 3 --yes
+      waltzctl cluster set --format 1 --dry-run
     """
+    if (replicas is None) == (format is None):
+        raise Misused("Say either --replicas or --format.")
+    if replicas is None:
+        assert format is not None
+        if options.bytes_per_second is not None:
+            raise Misused("--rate is a bound on copies, and --format copies nothing.")
+        return change_format(format, options.timeout, request)
     return spread_all("cluster set", replicas, request, options)
 
 

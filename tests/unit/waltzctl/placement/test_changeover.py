@@ -1,0 +1,75 @@
+"""A cluster that is told to write a newer format: what is refused, what is said before, and what is waited for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit import pictures
+from waltzctl.picture.picture import PartitionView, Picture, StorageView
+from waltzctl.placement.changeover import plan_of, waiting
+from waltzctl.show.cluster import picture_json
+from waltzd.errors import CannotConnect, FormatUnknown, Unsafe
+
+
+def partition(number: int, format: int, **changes: Any) -> PartitionView:
+    found = pictures.partition(number)
+    assert found.said is not None
+    return replace(found, said=replace(found.said, format=format, **changes))
+
+
+def cluster(*formats: int, told: int = 0, storages: tuple[StorageView, ...] | None = None) -> Picture:
+    found = pictures.well(
+        partitions=tuple(partition(number, format) for number, format in enumerate(formats)),
+        storages=storages or tuple(pictures.storage(name, formats=(0, 1)) for name in pictures.STORAGES),
+    )
+    return replace(found, meta=replace(found.meta, partitions=len(formats), format=told))
+
+
+def test_the_plan_says_what_changes_and_that_there_is_no_way_back() -> None:
+    plan = plan_of(cluster(0, 0, 0), 1)
+    assert (plan.verb, plan.subject, plan.refusals) == ("cluster set", "trial", [])
+    assert plan.steps == (
+        "write down that the cluster trial writes format 1",
+        "partitions 0-2 go over, each in a new session: transactions wait for a moment, none is lost",
+        "there is no way back for a partition that has gone over; what was written before stays format 0",
+    )
+
+
+def test_a_command_that_goes_on_only_waits_for_the_rest() -> None:
+    found = cluster(1, 0, 1, told=1)
+    assert [view.partition for view in waiting(found, 1)] == [1]
+    assert plan_of(found, 1).steps[0].startswith("partition 1 goes over in a new session: ")
+    assert plan_of(cluster(1, 1, 1, told=1), 1).steps == ()
+    assert plan_of(cluster(0, 0), 0).steps == ()
+
+
+def test_a_partition_that_is_not_open_goes_over_later() -> None:
+    found = cluster(0, 0)
+    found = replace(found, partitions=(found.partitions[0], partition(1, 0, step="SETTLING", waiting="for two of three")))
+    assert "partition 1 is not open, and goes over when it can be opened" in plan_of(found, 1).steps
+    assert [view.partition for view in waiting(found, 1)] == [0, 1]
+    assert waiting(found, 0) == [], "there is nothing below it"
+
+
+def test_every_storage_must_answer_and_know_the_format() -> None:
+    one, two, three = (pictures.storage(name, formats=(0, 1)) for name in pictures.STORAGES)
+    old = pictures.storage("s2", version="0.1.0")
+    with pytest.raises(FormatUnknown, match=r"s2 cannot write format 1: its version is 0\.1\.0"):
+        plan_of(cluster(0, storages=(one, old, three)), 1)
+    silent = replace(two, said=None, error=CannotConnect("no answer"))
+    with pytest.raises(FormatUnknown, match="s2 does not answer, and may be too old to write format 1") as refused:
+        plan_of(cluster(0, storages=(one, silent, three)), 1)
+    assert (refused.value.exit_code, refused.value.detail_not_done) == (5, "nothing was changed")
+
+
+def test_there_is_no_way_back() -> None:
+    with pytest.raises(Unsafe, match="writes format 1, and there is no way back"):
+        plan_of(cluster(1, 0, told=1), 0)
+
+
+def test_a_picture_says_what_each_partition_writes() -> None:
+    found = picture_json(cluster(1, 0, told=1))
+    assert (found["format"], [one["format"] for one in found["partitions"]]) == (1, [1, 0])

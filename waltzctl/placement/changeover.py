@@ -1,0 +1,113 @@
+"""From format 0 to format 1: a cluster that is told to write the newer one, and waiting until every partition does.
+
+The cluster's document says which format new sessions write. Owners see that it changed, and begin a planned new session of
+each partition by themselves; clients go on. A partition that has gone over stays there: what it has written since, no
+reader of the older format can read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from waltzctl.picture.look import look
+from waltzctl.picture.picture import PartitionView, Picture
+from waltzctl.placement.creation import check_formats
+from waltzctl.placement.moving import POLL_SECONDS
+from waltzctl.shell.change import Change, Request
+from waltzctl.shell.numbers import spell
+from waltzctl.shell.progress import Amount, Say
+from waltzctl.shell.safety import Plan
+from waltzd.cluster.cluster import Cluster
+from waltzd.errors import FormatUnknown, Unfinished, Unsafe
+
+TOLD_MAX = 3
+"""How many of the partitions that wait are named when it takes too long."""
+WAITS = (
+    "Interrupted. When the cluster was told already, its partitions go over by themselves: `waltzctl partition list -o "
+    "wide` shows which have."
+)
+
+
+def change_format(wanted: int, seconds: float | None, request: Request) -> int:
+    tls = request.reach.tls
+
+    async def prepare(cluster: Cluster) -> Change:
+        found = await look(cluster.coordinator, tls=tls)
+        made = plan_of(found, wanted)
+
+        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+            if found.meta.format != wanted:
+                await cluster.set_format(wanted, before=found.meta)
+            began = time.monotonic()
+            while left := waiting(now := await look(cluster.coordinator, tls=tls), wanted):
+                if seconds is not None and time.monotonic() - began >= seconds:
+                    raise Unfinished(
+                        f"the cluster is told to write format {wanted}, and after {seconds:g} seconds not all partitions "
+                        f"do: {_spell(left)}",
+                        not_done="these partitions go over as soon as they can, also without this command",
+                    )
+                total = len(now.partitions)
+                say(_spell(left), Amount(done=total - len(left), total=total, unit="partitions"))
+                await asyncio.sleep(POLL_SECONDS)
+            return {"format": wanted, "partitions": [view.partition for view in now.partitions]}
+
+        is_told = found.meta.format == wanted
+        return Change(
+            plan=made, do=do, is_change=not is_told, is_planned_again=True, interrupted=None if is_told else WAITS
+        )
+
+    return request.perform(prepare)
+
+
+def plan_of(found: Picture, wanted: int) -> Plan:
+    """Raises where it must not be done: there is no way back, and no replica may be left behind."""
+    meta, left = found.meta, waiting(found, wanted)
+    if wanted < meta.format:
+        raise Unsafe(
+            f"the cluster {meta.name} writes format {meta.format}, and there is no way back: what its partitions have "
+            f"written in it, no reader of format {wanted} can read",
+            next_step=f"leave it as it is; a new cluster can be made with `waltzctl create-cluster --format {wanted}`",
+        )
+    _check_storages(found, wanted)
+    steps = [f"write down that the cluster {meta.name} writes format {wanted}"] if wanted > meta.format else []
+    opened, closed = ([view.partition for view in left if view.is_open is is_open] for is_open in (True, False))
+    if opened:
+        steps.append(
+            f"{spell(opened, 'goes over', 'go over, each')} in a new session: transactions wait for a moment, none is lost"
+        )
+    if closed:
+        steps.append(f"{spell(closed, 'is not open, and goes', 'are not open, and go')} over when it can be opened")
+    if left:
+        steps.append(
+            f"there is no way back for a partition that has gone over; what was written before stays format {meta.format}"
+            if wanted > meta.format
+            else "there is no way back for a partition that has gone over"
+        )
+    return Plan(verb="cluster set", subject=meta.name, steps=tuple(steps))
+
+
+def waiting(found: Picture, wanted: int) -> list[PartitionView]:
+    """Partitions whose sessions do not write this format, as far as is known."""
+    return [view for view in found.partitions if (view.format or 0) < wanted]
+
+
+def _check_storages(found: Picture, wanted: int) -> None:
+    silent = [view.meta.name for view in found.storages if view.said is None]
+    if silent:
+        raise FormatUnknown(
+            f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, and may be too old to write format "
+            f"{wanted}",
+            next_step="start what is named, or take it out with `waltzctl storage remove`, and run the same command again",
+        )
+    check_formats({view.meta.name: view.said for view in found.storages if view.said is not None}, wanted)
+
+
+def _spell(left: list[PartitionView]) -> str:
+    told = [
+        f"partition {view.partition}: {view.waiting or f'its session writes format {view.format}'}"
+        for view in left[:TOLD_MAX]
+    ]
+    return "; ".join(told) + (f"; and {len(left) - TOLD_MAX} more" if len(left) > TOLD_MAX else "")
