@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import CannotConnect, NotOwner, WaltzError
+from waltzd.format.batch import Batch, End, Piece
 from waltzd.format.checksum import crc32
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.batches import (
@@ -35,6 +37,7 @@ from waltzd.protocol.batches import (
     Topology,
 )
 from waltzd.protocol.locks import Mode, Reason
+from waltzd.protocol.peers import LockHistory
 from waltzd.server.clients.calls import ServerCalls, token_of
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.core.tail import Tail
@@ -49,9 +52,16 @@ LockColumn = Sequence[tuple[int, Mode]]
 
 
 def batch_of(
-    *payloads: bytes, first: int = 0, marks: Sequence[int] | int = -1, locks: Sequence[LockColumn] = (), header: int = 0
+    *payloads: bytes,
+    first: int = 0,
+    marks: Sequence[int] | int = -1,
+    locks: Sequence[LockColumn] = (),
+    header: int = 0,
+    groups: Sequence[int] = (),
+    seen_time: int = 0,
 ) -> AppendBatch:
-    """A batch with a payload for each transaction; `locks` has one list for each, or is left out."""
+    """A batch with a payload for each transaction; `locks` has one list for each, or is left out, and `groups` says how
+    many stand together."""
     count = len(payloads)
     rows = list(locks) or [()] * count
     assert len(rows) == count
@@ -65,18 +75,28 @@ def batch_of(
         lock_ids=np.array([lock for row in rows for lock, _ in row], np.uint64),
         lock_modes=np.array([mode for row in rows for _, mode in row], np.uint8),
         payloads=b"".join(payloads),
+        follows=np.array([number > 0 for size in groups for number in range(size)], np.bool_) if groups else None,
+        seen_time=seen_time,
     )
 
 
 class FakeSession(Log):
     """An open session. What is appended is committed when the test says so, or at once."""
 
-    def __init__(self, *, next_id: int = 0, tail_bytes: int = 1 << 20, commits_at_once: bool = True) -> None:
+    def __init__(
+        self, *, next_id: int = 0, tail_bytes: int = 1 << 20, commits_at_once: bool = True, end: End | None = None
+    ) -> None:
+        """`end`: of the log in format 1, which this session then writes."""
         meta = PartitionMeta(generation=5, session=11, opened=11, low_mark=next_id - 1)
         super().__init__(3, meta, {}, SessionSettings(partitions=4, key=KEY), say=lambda sentence: None)
-        self.open_tail = Tail(next_id, tail_bytes)
+        self.open_tail = Tail(next_id, tail_bytes, end)
+        self.format = 0 if end is None else 1
+        self.histories: list[LockHistory] = []
+        """What replicas say of locks, the newest first."""
+        self.times: dict[int, int] = {}
+        """What replicas answer about a time."""
         self.commits_at_once = commits_at_once
-        self.runs: list[Run] = []
+        self.pieces: list[Piece] = []
         """Everything that was ever appended here."""
         self.reads: list[tuple[int, int]] = []
         self.reads_at_once = self.reads_at_once_max = 0
@@ -84,11 +104,19 @@ class FakeSession(Log):
         self.gate: asyncio.Event | None = None
         """Reads from storages wait for it."""
 
-    def append(self, run: Run) -> None:
-        super().append(run)
-        self.runs.append(run)
+    def append(self, piece: Piece) -> None:
+        super().append(piece)
+        self.pieces.append(piece)
         if self.commits_at_once:
-            self.commit(run.last_id)
+            self.commit(piece.last_id)
+
+    @property
+    def runs(self) -> list[Run]:
+        return [piece if isinstance(piece, Run) else piece.run_with_locks for piece in self.pieces]
+
+    @property
+    def batches(self) -> list[Batch]:
+        return [piece for piece in self.pieces if isinstance(piece, Batch)]
 
     def whole(self) -> Run:
         return join_runs(self.runs)
@@ -97,7 +125,19 @@ class FakeSession(Log):
         run = self.whole()
         return [run.record(number).payload for number in range(len(run))]
 
-    async def read(self, first_id: int, last_id: int, chunk_bytes: int) -> AsyncGenerator[Run, None]:
+    async def read_locks(self, last_id: int, bytes_max: int) -> LockHistory | None:
+        await asyncio.sleep(0)
+        if self.fault is not None:
+            raise self.fault
+        return self.histories.pop(0) if self.histories else None
+
+    async def find_time(self, time: int, last_id: int) -> int:
+        await asyncio.sleep(0)
+        return self.times[time]
+
+    async def read(
+        self, first_id: int, last_id: int, chunk_bytes: int, *, with_locks: bool = False
+    ) -> AsyncGenerator[Run, None]:
         assert first_id <= last_id <= self.committed
         self.reads.append((first_id, last_id))
         self.reads_at_once += 1
@@ -114,7 +154,8 @@ class FakeSession(Log):
                 stop = start + 1
                 while stop <= last_id - whole.first_id and whole.bounds[stop + 1] - whole.bounds[start] <= chunk_bytes:
                     stop += 1
-                yield whole.part(start, stop)
+                found = whole.part(start, stop)
+                yield found if with_locks else replace(found, locks=None)
                 first_id += stop - start
         finally:
             self.reads_at_once -= 1

@@ -174,7 +174,10 @@ class Cluster:
             raise NodeMissing("the coordinator has no cluster at this root", path=ROOT) from error
 
     async def set_format(self, format: int, *, before: ClusterMeta) -> None:
-        """Which format the next session of each partition writes. Only if the document is still what it was."""
+        """Which format the next session of each partition writes. It only rises, and only if the document is still what it
+        was."""
+        if format < before.format:
+            raise Unsafe(f"the cluster writes format {before.format}, and there is no way back to format {format}")
         version = await self._version_of(ROOT)  # first, so that it notices a change after this look
         if await self.meta() != before:
             raise ChangedMeanwhile("the document of the cluster was changed by somebody else meanwhile")
@@ -539,8 +542,9 @@ class Cluster:
         return await self.wait_for_change([IDS], seen)
 
     async def wait_for_replicas(self, partition: int, seen: object | None) -> object:
-        """For a replica that comes, goes or changes its role, and for a storage that does or has another address."""
-        return await self.wait_for_change([replicas_path(partition), STORAGES], seen)
+        """For a replica that comes, goes or changes its role, for a storage that does or has another address, and for
+        another format of what is written."""
+        return await self.wait_for_change([replicas_path(partition), STORAGES, ROOT], seen)
 
     async def wait_for_partition(self, partition: int, seen: object | None) -> object:
         return await self.wait_for_change([partition_path(partition)], seen)

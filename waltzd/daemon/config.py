@@ -312,6 +312,13 @@ class ServerConfig(DaemonConfig):
         bounds=(1 << 20, 1 << 40),
         unit="bytes",
     )
+    segment_bytes_max: int = setting(
+        "In format 1, start a new segment of a partition when the current one has reached this size; what was written in "
+        "one step stays whole. In format 0 each storage has this setting for itself.",
+        default=64 << 20,
+        bounds=(1 << 10, 2 << 30),
+        unit="bytes",
+    )
     session_bytes_max: int = setting(
         "A session of a partition ends, and a new one begins, after so many bytes: recovery reads about that much at most.",
         default=1 << 30,

@@ -187,6 +187,7 @@ class _Daemon:
             ),
             lock_table_size=config.lock_table_size,
             inflight_bytes_max=config.inflight_bytes_max,
+            segment_bytes_max=config.segment_bytes_max,
         )
         self.registration = Registration(cluster, self._server, is_alive=self._is_alive)
         self.election = Election(cluster, config.name, meta.partitions)

@@ -78,17 +78,16 @@ class ServerCalls:
         return self._owner.pipeline(partition, None).committed
 
     async def find_time(self, key: UUID, partition: int, time: int) -> int:
-        """The highest id in front of the first committed transaction of that time or later. No session writes times yet,
-        and what has none is before any time."""
+        """The highest id in front of the first committed transaction whose time is `time` or later."""
         self._check_key(key)
-        return self._owner.pipeline(partition, None).committed
+        return await self._owner.pipeline(partition, None).find_time(time)
 
     async def fetch(
         self, key: UUID, partition: int, first_id: int, last_id: int | None, *, with_locks: bool = False
     ) -> AsyncGenerator[Run, None]:
         """Committed records; without `last_id`, up to the high-water mark. Close it where it is not read to its end."""
         self._check_key(key)
-        async with aclosing(self._owner.pipeline(partition, None).read(first_id, last_id)) as runs:
+        async with aclosing(self._owner.pipeline(partition, None).read(first_id, last_id, with_locks=with_locks)) as runs:
             async for run in runs:
                 yield run
 

@@ -23,8 +23,9 @@ FIRST_COUNT = 64
 class ColdReader:
     """Reads what has left the tail, a chunk at a time."""
 
-    def __init__(self, session: Log, turns: asyncio.Semaphore, chunk_bytes: int) -> None:
+    def __init__(self, session: Log, turns: asyncio.Semaphore, chunk_bytes: int, *, with_locks: bool = False) -> None:
         self._session = session
+        self._with_locks = with_locks
         self._turns = turns
         self._chunk_bytes = chunk_bytes
         self._count = FIRST_COUNT
@@ -34,7 +35,7 @@ class ColdReader:
         that is about as large as a chunk makes sure that a storage seldom reads in vain."""
         last_id = min(last_id, first_id + self._count - 1)
         async with self._turns:
-            runs = self._session.read(first_id, last_id, self._chunk_bytes)
+            runs = self._session.read(first_id, last_id, self._chunk_bytes, with_locks=self._with_locks)
             try:
                 run = await anext(runs, None)
             finally:
@@ -86,7 +87,7 @@ class Cursor:
             return Feed(run)
         found = heads(run)
         self.credit -= found.nbytes
-        return HeadFeed(found)
+        return HeadFeed(found, run.times, run.follows, run.goes_on)
 
     def needs_cold(self, committed: int) -> bool:
         """A chunk from a storage is wanted, because the client can take it."""
@@ -105,7 +106,7 @@ class Cursor:
 
 
 async def records(
-    session: Log, cold: ColdReader, first_id: int, last_id: int, *, chunk_bytes: int
+    session: Log, cold: ColdReader, first_id: int, last_id: int, *, chunk_bytes: int, with_locks: bool = False
 ) -> AsyncGenerator[Run, None]:
     """Committed records by id, in chunks."""
     while first_id <= last_id:
@@ -113,7 +114,7 @@ async def records(
         if first_id < oldest:
             run: Run | None = await cold.read(first_id, min(last_id, oldest - 1))
         else:
-            run = session.tail.joined_from(first_id, last_id, chunk_bytes)
+            run = session.tail.joined_from(first_id, last_id, chunk_bytes, with_locks=with_locks)
         assert run is not None
         yield run
         first_id = run.last_id + 1

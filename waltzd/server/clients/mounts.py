@@ -30,7 +30,7 @@ from waltzd.protocol.batches import (
 )
 from waltzd.protocol.peers import MountLink
 from waltzd.server.clients.feed import Cursor
-from waltzd.server.clients.pipeline import STEP_ROWS_MAX, Member, Pipeline
+from waltzd.server.clients.pipeline import STEP_BYTES_MAX, STEP_ROWS_MAX, Member, Pipeline
 from waltzd.server.core.step import check_payloads, slices
 from waltzd.wire.budget import Budget
 
@@ -104,8 +104,9 @@ class Mount:
             at_work = [task for task in at_work if task not in done]
 
     async def _send(self) -> None:
-        session, limits = self._pipeline.session.session, self._pipeline.settings.limits
-        await self._link.send([Mounted(session=session, barrier=self._barrier, limits=limits)])
+        session, limits = self._pipeline.session, self._pipeline.settings.limits
+        mounted = Mounted(session=session.session, barrier=self._barrier, limits=limits, format=session.format)
+        await self._link.send([mounted])
         while True:
             self._member.changed.clear()
             error = self._member.error
@@ -182,11 +183,13 @@ class Mount:
                 f"a batch starts at sequence {batch.first_sequence}; {self._last_sequence} was sent before it in this mount"
             )
         self._pipeline.check_mark(int(batch.marks.max()))
+        self._pipeline.check_seen(batch.seen_time)
+        self._pipeline.check_groups(batch)
         check_payloads(batch)
         self._last_sequence = batch.first_sequence + len(batch) - 1
         frame_cost = FRAME_COST
         await self._unanswered.take(batch.bytes + frame_cost)
-        for piece in slices(batch, STEP_ROWS_MAX):
+        for piece in slices(batch, STEP_ROWS_MAX, STEP_BYTES_MAX):
             await self._pipeline.append(self._member, piece, piece.bytes + frame_cost)
             frame_cost = 0
 

@@ -1,9 +1,9 @@
 """From batches to the log: the order in which transactions get their ids, in one open session.
 
-Batches queue. One step takes what is there, decides the locks, gives ids and builds one run, which goes to the replicas;
-when the session says that it is committed, the mounts get their outcomes. There is no timer: while one step is at work the
-next one gathers. Bytes on the way to the replicas are bounded: above the bound no step is made, so the queue fills, so
-mounts are not read any more. A step never waits and never fails half-way.
+Batches queue. One step takes what is there, decides the locks, gives ids and builds one run, in format 1 one batch of the
+log, which goes to the replicas; when the session says that it is committed, the mounts get their outcomes. There is no
+timer: while one step is at work the next one gathers. Bytes on the way to the replicas are bounded: above the bound no step
+is made, so the queue fills, so mounts are not read any more. A step never waits and never fails half-way.
 
 Everything here ends with the session. A transaction that has an id and was not answered by then is not answered: the log
 itself tells. One without an id was not taken: its mount says so, and the client sends it to the next owner.
@@ -12,6 +12,7 @@ itself tells. One without an id was not taken: its mount says so, and the client
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -19,15 +20,28 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from waltzd.errors import BadArgument, BadFrame, BeyondLog, ClientAhead, Displaced, TooManyCallers, WaltzError
+from waltzd.errors import (
+    BadArgument,
+    BadFrame,
+    BeyondLog,
+    ClientAhead,
+    Displaced,
+    NeedsBatches,
+    NotReady,
+    SessionEnded,
+    TooManyCallers,
+    WaltzError,
+)
+from waltzd.format.batch import Batch, End, encode_batch
 from waltzd.format.checksum import I64
 from waltzd.format.record import Run
 from waltzd.protocol.batches import AppendBatch, Committals, Limits, Refusals, ServerFrame
 from waltzd.protocol.locks import LockExplanation, Reason
 from waltzd.server.clients.counters import Counters
 from waltzd.server.clients.feed import ColdReader, records
+from waltzd.server.core.clock import HybridClock, check_seen
 from waltzd.server.core.locks import LockTable
-from waltzd.server.core.step import Portion, build
+from waltzd.server.core.step import Portion, build, groups_of, locks_of
 from waltzd.server.session.replica import Log
 from waltzd.wire.budget import Budget
 from waltzd.wire.tasks import tell_failure
@@ -37,7 +51,17 @@ NUMBER_JUMP_MAX = 1_000_000
 """Between two mounts of a client that meet here: so often it may have tried elsewhere meanwhile. A number that is far too
 high would keep the client out for good."""
 STEP_BYTES_MAX = 1 << 20
-"""One step holds the loop for some milliseconds at most; the other partitions of this server need it, too."""
+"""One step holds the loop for some milliseconds at most; the other partitions of this server need it, too. What one client
+wants to be together is not cut for that."""
+LOCKS_BYTES = 64 << 10
+"""Of what is read of the log at a time to make a new lock table more exact."""
+LOCKS_READS_MAX = 1000
+"""A log with few locks is not read back to its beginning for them."""
+
+
+def microseconds() -> int:
+    """Since 1970, by the clock of this machine."""
+    return time.time_ns() // 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +74,9 @@ class PipelineSettings:
     """What one mount may have received and not answered."""
     feed_frame_bytes: int = 256 << 10
     cold_chunk_bytes: int = 256 << 10
+    segment_bytes_max: int = 64 << 20
+    """In format 1."""
+    clock: Callable[[], int] = microseconds
 
 
 class Capacity:
@@ -87,7 +114,7 @@ class Member:
         self.over = asyncio.Event()
         self.changed = asyncio.Event()
         """There may be something to send."""
-        self._committals: list[tuple[I64, int]] = []
+        self._committals: list[tuple[I64, int, int]] = []
         self._refusals: list[Refusals] = []
         self._cost = 0
 
@@ -96,9 +123,9 @@ class Member:
         """Nothing more is taken from it: what it has in the queue is dropped."""
         return self.over.is_set()
 
-    def committed(self, sequences: I64, first_id: int, cost: int) -> None:
+    def committed(self, sequences: I64, first_id: int, time: int, cost: int) -> None:
         """These have the ids from `first_id` on. `cost` is of what is answered with this."""
-        self._committals.append((sequences, first_id))
+        self._committals.append((sequences, first_id, time))
         self._cost += cost
         self.changed.set()
 
@@ -127,10 +154,11 @@ class Member:
         return frames, cost
 
 
-def _joined_committals(found: list[tuple[I64, int]]) -> Committals:
+def _joined_committals(found: list[tuple[I64, int, int]]) -> Committals:
     return Committals(
-        np.concatenate([sequences for sequences, _ in found]),
-        np.concatenate([np.arange(first_id, first_id + len(sequences)) for sequences, first_id in found]),
+        np.concatenate([sequences for sequences, _, _ in found]),
+        np.concatenate([np.arange(first_id, first_id + len(sequences)) for sequences, first_id, _ in found]),
+        max(time for _, _, time in found),
     )
 
 
@@ -164,6 +192,8 @@ class _Flight:
     bytes: int
     """Of their records; counted with the last of them."""
     arrived: float
+    time: int
+    """Of their batch; 0 in format 0."""
 
     @property
     def last_id(self) -> int:
@@ -190,6 +220,7 @@ class Pipeline:
         """Outcomes up to here are with the mounts, so the feed may go as far."""
         self.ended: WaltzError | None = None
         self._locks = LockTable(settings.lock_table_size, session.low_mark)
+        self._clock = HybridClock((session.tail.end or End()).time)
         self._intake = Budget(settings.inflight_bytes_max)
         self._queue: deque[_Batch] = deque()
         self._flights: deque[_Flight] = deque()
@@ -199,8 +230,11 @@ class Pipeline:
         self._wake = asyncio.Event()
         self._on_fatal = on_fatal
         session.on_commit(self._on_commit)
+        session.on_rise = self._on_rise
         self._task = asyncio.create_task(self._work(), name=f"pipeline of partition {session.partition}")
+        self._warming = asyncio.create_task(self._warm_up(), name=f"lock table of partition {session.partition}")
         tell_failure(self._task, on_fatal)
+        tell_failure(self._warming, on_fatal)
 
     def hold(self) -> None:
         """No more ids are given out. What has one is still answered; what waits, or comes, is not taken."""
@@ -212,6 +246,7 @@ class Pipeline:
             return
         self.ended = error
         self._task.cancel()
+        self._warming.cancel()
         self._queue.clear()
         self._flights.clear()
         for member in list(self._members.values()):
@@ -271,6 +306,14 @@ class Pipeline:
                 last_id=self.last_id,
             )
 
+    def check_seen(self, seen: int) -> None:
+        """What the log itself says is not ahead of it."""
+        check_seen(seen, max(self.settings.clock(), self._clock.last))
+
+    def check_groups(self, batch: AppendBatch) -> None:
+        if self.session.format == 0 and batch.follows is not None and batch.follows.any():
+            raise NeedsBatches(f"partition {self.session.partition} writes format 0, which has no groups of transactions")
+
     # -- what mounts put in
 
     async def append(self, member: Member, batch: AppendBatch, cost: int) -> None:
@@ -311,21 +354,40 @@ class Pipeline:
         return taken
 
     def _step(self, items: list[_Batch]) -> None:
-        first_id = next_id = self.session.tail.next_id
-        portions: list[Portion] = []
+        session, next_id, seen = self.session, self.session.tail.next_id, 0
+        taken: list[tuple[_Batch, Portion]] = []
         for item in items:
             portion = self._decide(item, next_id)
             if portion.accepted:
-                self._flights.append(
-                    _Flight(item.member, portion.sequences, next_id, item.cost, portion.bytes, item.arrived)
-                )
-                self._inflight_bytes += item.cost
+                taken.append((item, portion))
                 next_id += portion.accepted
-                portions.append(portion)
-        if portions:
-            self.session.append(
-                build(first_id, portions, partition=self.session.partition, generation=self.session.generation)
+                seen = max(seen, item.batch.seen_time)
+        if not taken:
+            return
+        first_id, portions = session.tail.next_id, [portion for _, portion in taken]
+        run = build(first_id, portions, partition=session.partition, generation=session.generation)
+        time = self._clock.next(self.settings.clock(), seen) if session.format > 0 else 0
+        for item, portion in taken:
+            self._flights.append(
+                _Flight(item.member, portion.sequences, first_id, item.cost, portion.bytes, item.arrived, time)
             )
+            self._inflight_bytes += item.cost
+            first_id += portion.accepted
+        session.append(self._batch(run, portions, time) if session.format > 0 else run)
+
+    def _batch(self, run: Run, portions: list[Portion], time: int) -> Batch:
+        session = self.session
+        return encode_batch(
+            run,
+            session=session.session,
+            generation=session.generation,
+            committed=session.committed,
+            time=time,
+            before=session.tail.end or End(),
+            locks=locks_of(portions),
+            follows=groups_of(portions),
+            segment_bytes_max=self.settings.segment_bytes_max,
+        )
 
     def _decide(self, item: _Batch, next_id: int) -> Portion:
         batch = item.batch
@@ -339,6 +401,21 @@ class Pipeline:
                     self.counters.refused[Reason(reason)] += count
             item.member.rejected(refusals, item.cost if refused == len(batch) else 0)
         return Portion(item.member.client, batch, refusals.sequences - batch.first_sequence)
+
+    async def _warm_up(self) -> None:
+        """Make the lock table more exact by what the log says of locks, a piece at a time and in turns with readers. Where
+        no replica gives it, the table stays as it is: it is right, and stricter than it need be."""
+        locks, session = self._locks, self.session
+        for _ in range(LOCKS_READS_MAX if session.tail.end is not None else 0):
+            async with self.capacity.cold_turns:
+                try:
+                    history = await session.read_locks(locks.lowest, LOCKS_BYTES)
+                except NotReady as error:
+                    session.say(f"the lock table knows nothing below {locks.lowest}: {error.message}")
+                    return
+            if history is None or not locks.lower(history):
+                return
+            await asyncio.sleep(0)
 
     # -- outcomes
 
@@ -360,21 +437,28 @@ class Pipeline:
         while flights:
             item = flights[0]
             if item.last_id <= mark:
-                item.member.committed(item.sequences, item.first_id, item.cost)
+                item.member.committed(item.sequences, item.first_id, item.time, item.cost)
                 self._inflight_bytes -= item.cost
                 self.counters.committed(len(item.sequences), item.bytes, now - item.arrived)
             else:
                 if item.first_id <= mark:
                     count = mark - item.first_id + 1
-                    item.member.committed(item.sequences[:count], item.first_id, 0)
+                    item.member.committed(item.sequences[:count], item.first_id, item.time, 0)
                     self.counters.committed(count, 0, now - item.arrived)
                     flights[0] = replace(item, sequences=item.sequences[count:], first_id=mark + 1)
                 return
             flights.popleft()
 
+    def _on_rise(self) -> None:
+        """Each mount was told that there are no groups: its client mounts again."""
+        for member in list(self._members.values()):
+            member.refuse(
+                SessionEnded(f"partition {self.session.partition} writes format {self.session.format} from now on")
+            )
+
     # -- reading by id
 
-    async def read(self, first_id: int, last_id: int | None) -> AsyncGenerator[Run, None]:
+    async def read(self, first_id: int, last_id: int | None, *, with_locks: bool = False) -> AsyncGenerator[Run, None]:
         """Committed records; without `last_id`, up to the high-water mark of this moment."""
         if self.ended is not None:
             raise self.ended
@@ -390,15 +474,35 @@ class Pipeline:
             )
         self.capacity.enter()
         try:
-            found = records(self.session, self.cold_reader(), first_id, until, chunk_bytes=self.settings.cold_chunk_bytes)
+            found = records(
+                self.session,
+                self.cold_reader(with_locks=with_locks),
+                first_id,
+                until,
+                chunk_bytes=self.settings.cold_chunk_bytes,
+                with_locks=with_locks,
+            )
             async with aclosing(found):
                 async for run in found:
                     yield run
         finally:
             self.capacity.leave()
 
-    def cold_reader(self) -> ColdReader:
-        return ColdReader(self.session, self.capacity.cold_turns, self.settings.cold_chunk_bytes)
+    def cold_reader(self, *, with_locks: bool = False) -> ColdReader:
+        return ColdReader(self.session, self.capacity.cold_turns, self.settings.cold_chunk_bytes, with_locks=with_locks)
+
+    async def find_time(self, time: int) -> int:
+        """The highest id in front of the first committed transaction whose time is `time` or later."""
+        if self.ended is not None:
+            raise self.ended
+        if self.session.format == 0:
+            raise NeedsBatches(f"partition {self.session.partition} writes format 0, which says nothing of time")
+        committed = self.committed
+        mark, is_certain = self.session.tail.find_time(time)
+        if not is_certain:
+            async with self.capacity.cold_turns:
+                mark = min(mark, await self.session.find_time(time, mark))
+        return min(mark, committed)
 
     # -- what others see
 

@@ -76,12 +76,20 @@ class LogService(LogServicer):
         except WaltzError as error:
             await abort(context, error)
 
+    async def FindTime(self, request: wire.FindTimeRequest, context: Context) -> wire.MarkReply:
+        try:
+            key = key_of(request.cluster_key)
+            return wire.MarkReply(mark=await self._calls.find_time(key, request.partition, request.time))
+        except WaltzError as error:
+            await abort(context, error)
+
     # gRPC takes a coroutine that writes to the context as well as an iterator; the generated types know only the latter.
     # A coroutine is ended with the call, whatever it waits for; an iterator could be left lying about.
     async def Fetch(self, request: wire.FetchRecordsRequest, context: Context) -> None:  # type: ignore[override]
         try:
             key, last_id = key_of(request.cluster_key), request.last_id if request.HasField("last_id") else None
-            async with aclosing(self._calls.fetch(key, request.partition, request.first_id, last_id)) as runs:
+            found = self._calls.fetch(key, request.partition, request.first_id, last_id, with_locks=request.with_locks)
+            async with aclosing(found) as runs:
                 async for run in runs:
                     await _write(context, run_message(run))
         except WaltzError as error:

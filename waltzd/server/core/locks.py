@@ -5,16 +5,26 @@ highest id that was ever evicted is the *floor*: the mark of every lock that is 
 strict for a client that lags far behind, and never too lenient. Marks are set when the id is given, not when it is
 committed, so that transactions in flight conflict exactly; a transaction that then gets lost takes the session, and this
 table, with it.
+
+A new table knows nothing, and its floor is the mark at which the session opened. Where the log says under which locks its
+transactions were decided, that is read backwards (`lower`): older marks stand in front of the oldest, and the floor sinks
+to where the reading has come. At any moment the table answers like one that has seen everything, or more strictly.
+
+A group of transactions is decided like one transaction that has the locks of all of them and has seen the least that any of
+them has: all of them are accepted, or all are refused for the same reason.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import repeat
 
 import numpy as np
 
 from waltzd.protocol.batches import AppendBatch, Refusals
 from waltzd.protocol.locks import Mode, Reason
+from waltzd.protocol.peers import LockHistory
 
 _READ, _APPEND = int(Mode.READ), int(Mode.APPEND)
 
@@ -24,66 +34,118 @@ _NOTHING_REFUSED = Refusals(np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zer
 
 class LockTable:
     def __init__(self, size: int, low_mark: int) -> None:
-        """`low_mark`: where the session opened. What was marked before that is not known here."""
+        """`low_mark`: where the session opened. What was marked before that is not known here until `lower` tells it."""
         assert size > 0
         self.floor = low_mark
         self._low_mark = low_mark
         self._size = size
         self._marked: OrderedDict[int, int] = OrderedDict()
-        """Oldest mark first."""
+        """Marked in this session, oldest mark first."""
+        self._before: dict[int, int] = {}
+        """Marked before and not since, newest mark first: the oldest is what `popitem` takes."""
+        self.lowest = low_mark
+        """What was marked above it is known, or was evicted."""
+        self.has_evicted = False
 
     def __len__(self) -> int:
-        return len(self._marked)
+        return len(self._marked) + len(self._before)
 
     def decide(self, batch: AppendBatch, next_id: int, committed: int) -> Refusals:
         """What is refused, each with the failed lock of the highest mark. The other rows get the ids from `next_id` on, in
-        order, and their marks are set, so that a later row sees those of an earlier one."""
+        order, and their marks are set, so that a later row, or group, sees those of an earlier one."""
         if len(batch.lock_ids) == 0:
             return _NOTHING_REFUSED
         ids, modes = batch.lock_ids.tolist(), batch.lock_modes.tolist()
-        marked = self._marked
-        mark_of, to_the_end, floor = marked.get, marked.move_to_end, self.floor
+        marked, before = self._marked, self._before
+        mark_of, to_the_end = marked.get, marked.move_to_end
         refused: list[tuple[int, Reason, int, int]] = []
-        start = 0
-        for row, (seen, count) in enumerate(zip(batch.marks.tolist(), batch.lock_counts.tolist(), strict=True)):
+        start, row = 0, batch.first_sequence
+        rows, steps = _groups(batch)
+        for seen, count, size in rows:
             mine = range(start, start + count)
             start += count
             worst = seen
             for k in mine:
                 if modes[k] != _APPEND:
-                    mark = mark_of(ids[k], floor)
+                    mark = mark_of(ids[k])
+                    if mark is None:
+                        mark = before.get(ids[k], self.floor)
                     if mark > worst:
                         worst, failed = mark, ids[k]
             if worst > seen:
-                refused.append((batch.first_sequence + row, self._reason(failed, worst, committed), worst, failed))
-                continue
-            for k in mine:
-                if modes[k] != _READ:
-                    lock = ids[k]
-                    marked[lock] = next_id
-                    to_the_end(lock)
-                    if len(marked) > self._size:
-                        floor = self.floor = marked.popitem(last=False)[1]
-            next_id += 1
+                reason = self._reason(failed, worst, committed)
+                refused += [(row + n, reason, worst, failed) for n in range(size)]
+            else:
+                for k in mine:
+                    if modes[k] != _READ:
+                        lock = ids[k]
+                        marked[lock] = next_id + steps[k] if steps else next_id
+                        to_the_end(lock)
+                        if before:
+                            before.pop(lock, None)
+                        if len(marked) + len(before) > self._size:
+                            self._evict()
+                next_id += size
+            row += size
         return _columns(refused) if refused else _NOTHING_REFUSED
+
+    def _evict(self) -> None:
+        self.has_evicted = True
+        self.floor = (self._before.popitem() if self._before else self._marked.popitem(last=False))[1]
+
+    def lower(self, history: LockHistory) -> bool:
+        """Take the marks of the transactions in front of those that are known, and lower the floor to where they begin.
+        False when nothing further back can be taken: there is no room, or what is above is not known any more."""
+        count = len(history.locks)
+        assert history.first_id + count - 1 == self.lowest, "nothing may be left out"
+        if self.has_evicted:
+            return False
+        marks = history.locks.modes != _READ
+        ids = history.locks.ids[marks][::-1].tolist()
+        at = np.repeat(np.arange(history.first_id, history.first_id + count), history.locks.counts)[marks][::-1].tolist()
+        marked, before = self._marked, self._before
+        room = self._size - len(self)
+        for lock, mark in zip(ids, at, strict=True):
+            if lock in marked or lock in before:
+                continue
+            if room == 0:
+                self.floor = mark
+                return False
+            before[lock] = mark
+            room -= 1
+        self.floor = self.lowest = history.first_id - 1
+        return self.floor >= 0
 
     def explain(self, lock: int, committed: int) -> tuple[int, Reason]:
         """The mark with which a client's is compared, and why one that has seen less would be refused."""
-        mark = self._marked.get(lock, self.floor)
+        mark = self._marked.get(lock)
+        if mark is None:
+            mark = self._before.get(lock, self.floor)
         return mark, self._reason(lock, mark, committed)
 
     def check(self) -> None:
         """What is true after every event: the table is bounded, and its floor is not above any mark in it."""
-        assert len(self._marked) <= self._size
-        assert self._low_mark <= self.floor
-        if self._marked:
-            oldest, newest = next(iter(self._marked.values())), next(reversed(self._marked.values()))
-            assert self.floor <= oldest <= newest
+        assert len(self) <= self._size
+        assert self.has_evicted or self.floor <= self._low_mark
+        oldest = [*list(reversed(self._before.values()))[:1], *list(self._marked.values())[:1]]
+        assert [self.floor, *oldest] == sorted([self.floor, *oldest])
 
     def _reason(self, lock: int, conflict_id: int, committed: int) -> Reason:
-        if lock in self._marked:
+        if lock in self._marked or lock in self._before:
             return Reason.IN_FLIGHT if conflict_id > committed else Reason.REAL
-        return Reason.NEW_OWNER if self.floor == self._low_mark else Reason.FLOOR
+        return Reason.FLOOR if self.has_evicted else Reason.NEW_OWNER
+
+
+def _groups(batch: AppendBatch) -> tuple[Iterable[tuple[int, int, int]], list[int] | None]:
+    """For each group: what it has seen, its locks, its rows; and for each lock how far behind the first of its group its
+    row stands. None: each row stands by itself."""
+    if batch.follows is None:
+        return zip(batch.marks.tolist(), batch.lock_counts.tolist(), repeat(1), strict=False), None
+    starts = np.flatnonzero(~batch.follows)
+    sizes = np.diff(np.append(starts, len(batch)))
+    seen, counts = np.minimum.reduceat(batch.marks, starts), np.add.reduceat(batch.lock_counts, starts)
+    steps = np.repeat(np.arange(len(batch)) - np.repeat(starts, sizes), batch.lock_counts)
+    return zip(seen.tolist(), counts.tolist(), sizes.tolist(), strict=True), steps.tolist()
 
 
 def _columns(refused: list[tuple[int, Reason, int, int]]) -> Refusals:

@@ -1,4 +1,4 @@
-"""One step of a pipeline: what arrived together becomes one run of records. Pure.
+"""One step of a pipeline: what arrived together becomes one run of records, and in format 1 one batch. Pure.
 
 Batches stay columns from the message to the disk: nothing here makes an object for a transaction. A batch is checked before
 it is queued, so that a step cannot fail half-way.
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame
+from waltzd.format.batch import Flags
 from waltzd.format.checksum import I64, crc32
-from waltzd.format.record import OVERHEAD_BYTES, Run, encode_run
+from waltzd.format.record import OVERHEAD_BYTES, LockColumns, Run, encode_run, join_locks
 from waltzd.protocol.batches import AppendBatch
 
 
@@ -33,18 +34,24 @@ def check_payloads(batch: AppendBatch) -> None:
         raise BadFrame(f"the payload of sequence {sequence} is not what its checksum says", sequence=sequence)
 
 
-def slices(batch: AppendBatch, rows_max: int) -> Iterator[AppendBatch]:
-    """The batch in pieces of at most so many rows, without copying payloads: each piece is one turn of the loop, and the
-    other partitions of this server have theirs in between."""
+def slices(batch: AppendBatch, rows_max: int, bytes_max: int) -> Iterator[AppendBatch]:
+    """The batch in pieces of about so many rows and bytes at most, without copying payloads: each piece is one turn of the
+    loop, and the other partitions of this server have theirs in between. A group is never cut."""
     count = len(batch)
-    if count <= rows_max:
+    if count <= rows_max and batch.bytes <= bytes_max:
         yield batch
         return
     payload_at = np.concatenate(([0], np.cumsum(batch.lengths)))
     lock_at = np.concatenate(([0], np.cumsum(batch.lock_counts)))
     view = memoryview(batch.payloads)
-    for start in range(0, count, rows_max):
-        stop = min(start + rows_max, count)
+    size_at = payload_at + np.arange(count + 1) * OVERHEAD_BYTES
+    cuts = np.arange(1, count + 1) if batch.follows is None else np.append(np.flatnonzero(~batch.follows)[1:], count)
+    """Behind each row or group."""
+    start = 0
+    while start < count:
+        most = min(start + rows_max, int(size_at.searchsorted(size_at[start] + bytes_max, "right")) - 1)
+        fits, least = cuts.searchsorted([most, start], "right").tolist()
+        stop = int(cuts[max(fits - 1, least)])
         first_lock, last_lock = int(lock_at[start]), int(lock_at[stop])
         yield AppendBatch(
             first_sequence=batch.first_sequence + start,
@@ -56,7 +63,10 @@ def slices(batch: AppendBatch, rows_max: int) -> Iterator[AppendBatch]:
             lock_ids=batch.lock_ids[first_lock:last_lock],
             lock_modes=batch.lock_modes[first_lock:last_lock],
             payloads=view[int(payload_at[start]) : int(payload_at[stop])],
+            follows=None if batch.follows is None else batch.follows[start:stop],
+            seen_time=batch.seen_time,
         )
+        start = stop
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +97,15 @@ class Portion:
     def column(self, column: NDArray[Any]) -> NDArray[Any]:
         """The accepted rows of a column."""
         return column if len(self.refused) == 0 else np.delete(column, self.refused)
+
+    def locks(self) -> LockColumns:
+        batch = self.batch
+        if len(self.refused) == 0:
+            return LockColumns(batch.lock_counts, batch.lock_ids, batch.lock_modes)
+        is_accepted = np.ones(len(batch), np.bool_)
+        is_accepted[self.refused] = False
+        mine = np.repeat(is_accepted, batch.lock_counts)
+        return LockColumns(batch.lock_counts[is_accepted], batch.lock_ids[mine], batch.lock_modes[mine])
 
     def payloads(self) -> list[Buffer]:
         """The payloads of the accepted rows, in as few pieces as there are."""
@@ -119,3 +138,22 @@ def build(first_id: int, portions: Sequence[Portion], *, partition: int, generat
         data_crcs=np.concatenate([portion.column(portion.batch.data_crcs) for portion in portions]),
         payloads=payloads[0] if len(payloads) == 1 else b"".join(payloads),
     )
+
+
+def locks_of(portions: Sequence[Portion]) -> LockColumns | None:
+    """The locks of all accepted rows; None: none of them has one."""
+    if not any(len(portion.batch.lock_ids) for portion in portions):
+        return None
+    found = [portion.locks() for portion in portions]
+    return found[0] if len(found) == 1 else join_locks(found)
+
+
+def groups_of(portions: Sequence[Portion]) -> Flags | None:
+    """Which accepted row goes on with the one before; None: none does."""
+    if all(portion.batch.follows is None for portion in portions):
+        return None
+    found = [
+        np.zeros(portion.accepted, np.bool_) if portion.batch.follows is None else portion.column(portion.batch.follows)
+        for portion in portions
+    ]
+    return found[0] if len(found) == 1 else np.concatenate(found)

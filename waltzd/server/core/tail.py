@@ -1,91 +1,133 @@
 """The newest records of a partition in memory: what is on its way to the replicas, and what readers ask for most.
 
-Every replica and every hot reader is a cursor into the same runs, so a slow one costs nothing: what is committed may be
-evicted, oldest first, and a cursor that is then in front of the tail reads from a storage until it has caught up. The
-newest run and what is not committed are never evicted; the pipeline bounds that by taking no more. Pure.
+It holds pieces: runs of format 0, or batches. Every replica and every hot reader is a cursor into the same pieces, so a
+slow one costs nothing: what is committed may be evicted, oldest first, and a cursor that is then in front of the tail reads
+from a storage until it has caught up. The newest piece and what is not committed are never evicted; the pipeline bounds
+that by taking no more. Readers get runs, of which any part may be taken; replicas get batches whole. Pure.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 
-from waltzd.format.record import Run, empty_run, join_runs
+from waltzd.format.batch import Batch, End, Piece
+from waltzd.format.record import NO_TIME, Run, empty_run, join_runs
+from waltzd.protocol.peers import Content
+from waltzd.protocol.quorum import EVERYTHING
 
 RUN_BYTES = 512
-"""What a run costs besides its records: many small ones must not hide behind a bound in bytes."""
+"""What a piece costs besides its bytes: many small ones must not hide behind a bound in bytes."""
 _GONE = empty_run(0)
 
 
-def _weight(run: Run) -> int:
-    return len(run.data) + RUN_BYTES
+def _weight(piece: Piece) -> int:
+    return (len(piece.data) if isinstance(piece, Run) else piece.size) + RUN_BYTES
 
 
 class Tail:
-    def __init__(self, next_id: int, bytes_max: int) -> None:
+    def __init__(self, next_id: int, bytes_max: int, end: End | None = None) -> None:
+        """`end`: where the last batch of the log ends; None where its last records are of format 0, or there are none."""
         self.next_id = next_id
+        self.end = end
         self.bytes = 0
         self.pending_bytes = 0
-        """Of the runs that are not committed as a whole."""
+        """Of the pieces that are not committed as a whole."""
         self.committed = next_id - 1
         self._bytes_max = bytes_max
-        self._runs: list[Run] = []
+        self._first_batch = next_id if end is not None else EVERYTHING
+        """From this id on the log is of batches."""
+        self._pieces: list[Piece] = []
         self._first_ids: list[int] = []
         self._evicted = 0
-        """How many runs at the start of the lists are gone; cut off now and then."""
+        """How many pieces at the start of the lists are gone; cut off now and then."""
         self._joined: Run | None = None
         """The last that were put together: what one replica is sent the others are sent, too."""
         self._settled = 0
-        """How many runs at the start are committed as a whole."""
+        """How many pieces at the start are committed as a whole."""
 
     @property
     def first_id(self) -> int:
         """The oldest id that is still here."""
-        return self._first_ids[self._evicted] if self._evicted < len(self._runs) else self.next_id
+        return self._first_ids[self._evicted] if self._evicted < len(self._pieces) else self.next_id
 
-    def append(self, run: Run) -> None:
-        assert len(run) > 0
-        assert run.first_id == self.next_id, (run.first_id, self.next_id)
-        self._runs.append(run)
-        self._first_ids.append(run.first_id)
-        self.next_id = run.last_id + 1
-        self.bytes += _weight(run)
-        self.pending_bytes += _weight(run)
+    def append(self, piece: Piece) -> None:
+        assert len(piece) > 0
+        assert piece.first_id == self.next_id, (piece.first_id, self.next_id)
+        if isinstance(piece, Batch):
+            before = self.end or End()
+            assert piece.head.before == before.crc, "a batch stands behind the one that it names"
+            assert piece.head.time >= before.time, "time never falls"
+            self.end = piece.end(before)
+            self._first_batch = min(self._first_batch, piece.first_id)
+        else:
+            assert self.end is None, "behind a batch stand batches only"
+        self._pieces.append(piece)
+        self._first_ids.append(piece.first_id)
+        self.next_id = piece.last_id + 1
+        self.bytes += _weight(piece)
+        self.pending_bytes += _weight(piece)
         self._make_room()
 
     def commit(self, mark: int) -> None:
         """Everything up to `mark` may go when there is no room."""
         assert self.committed <= mark < self.next_id
         self.committed = mark
-        while self._settled < len(self._runs) and self._runs[self._settled].last_id <= mark:
-            self.pending_bytes -= _weight(self._runs[self._settled])
+        while self._settled < len(self._pieces) and self._pieces[self._settled].last_id <= mark:
+            self.pending_bytes -= _weight(self._pieces[self._settled])
             self._settled += 1
         if self._joined is not None and self._joined.last_id <= mark:
             self._joined = None
         self._make_room()
 
     def _make_room(self) -> None:
-        # The newest run stays, however large: sent again, it tells a replica that comes back what is committed.
-        while self.bytes > self._bytes_max and self._evicted < min(self._settled, len(self._runs) - 1):
-            self.bytes -= _weight(self._runs[self._evicted])
-            self._runs[self._evicted] = _GONE
+        # The newest piece stays, however large: a run, sent again, tells a replica that comes back what is committed.
+        while self.bytes > self._bytes_max and self._evicted < min(self._settled, len(self._pieces) - 1):
+            self.bytes -= _weight(self._pieces[self._evicted])
+            self._pieces[self._evicted] = _GONE
             self._evicted += 1
-        if self._evicted > 64 and self._evicted * 2 > len(self._runs):
-            del self._runs[: self._evicted], self._first_ids[: self._evicted]
+        if self._evicted > 64 and self._evicted * 2 > len(self._pieces):
+            del self._pieces[: self._evicted], self._first_ids[: self._evicted]
             self._settled -= self._evicted
             self._evicted = 0
 
     def check(self) -> None:
         """What is true after every event."""
-        runs, settled = self._runs, self._settled
-        assert len(runs) == len(self._first_ids)
-        assert self._evicted <= settled <= len(runs), "nothing that is not committed is evicted"
-        assert self.committed < self.next_id == (runs[-1].last_id + 1 if runs else self.next_id)
+        pieces, settled = self._pieces, self._settled
+        assert len(pieces) == len(self._first_ids)
+        assert self._evicted <= settled <= len(pieces), "nothing that is not committed is evicted"
+        assert self.committed < self.next_id == (pieces[-1].last_id + 1 if pieces else self.next_id)
         assert 0 <= self.pending_bytes <= self.bytes
-        assert settled == len(runs) or runs[settled].last_id > self.committed
-        assert settled == self._evicted or runs[settled - 1].last_id <= self.committed
-        assert self.bytes <= self._bytes_max or self._evicted == min(settled, len(runs) - 1)
+        assert settled == len(pieces) or pieces[settled].last_id > self.committed
+        assert settled == self._evicted or pieces[settled - 1].last_id <= self.committed
+        assert self.bytes <= self._bytes_max or self._evicted == min(settled, len(pieces) - 1)
+        next_ = pieces[settled] if settled < len(pieces) else None
+        assert not isinstance(next_, Batch) or next_.first_id > self.committed, "a batch is committed whole"
 
-    def runs_from(self, first_id: int, last_id: int, bytes_max: int) -> list[Run]:
+    # -- for replicas
+
+    def content_from(self, first_id: int, last_id: int, bytes_max: int) -> Content | None:
+        """What a replica is sent that holds everything in front of `first_id`: a run up to `last_id`, or whole batches, of
+        about `bytes_max` together but never less than one record or batch. None when there is nothing up to `last_id`."""
+        if first_id < self._first_batch:
+            return self.joined_from(first_id, min(last_id, self._first_batch - 1), bytes_max)
+        return self.batches_from(first_id, last_id, bytes_max) or None
+
+    def batches_from(self, first_id: int, last_id: int, bytes_max: int) -> tuple[Batch, ...]:
+        """Whole batches, from the one that holds `first_id` on."""
+        found: list[Batch] = []
+        size = 0
+        for position in range(self._position(first_id), len(self._pieces)):
+            piece = self._pieces[position]
+            assert isinstance(piece, Batch), "behind a batch stand batches only"
+            size += piece.size
+            if piece.last_id > last_id or (found and size > bytes_max):
+                break
+            found.append(piece)
+        return tuple(found)
+
+    # -- for readers
+
+    def runs_from(self, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False) -> list[Run]:
         """Consecutive runs, the first of them from `first_id` on, up to `last_id`, of about `bytes_max` together but never
         less than one record; empty when there is nothing up to `last_id`."""
         assert first_id >= self.first_id, (first_id, self.first_id)
@@ -94,7 +136,7 @@ class Tail:
         size = 0
         position = self._position(first_id)
         while first_id <= last_id:
-            run = self._runs[position]
+            run = _run_of(self._pieces[position], with_locks)
             start, stop = first_id - run.first_id, min(len(run), last_id - run.first_id + 1)
             room = bytes_max - size
             if int(run.bounds[stop] - run.bounds[start]) > room:
@@ -111,18 +153,37 @@ class Tail:
             position += 1
         return found
 
-    def joined_from(self, first_id: int, last_id: int, bytes_max: int) -> Run | None:
+    def joined_from(self, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False) -> Run | None:
         """The same as one run; None when there is nothing."""
-        runs = self.runs_from(first_id, last_id, bytes_max)
+        runs = self.runs_from(first_id, last_id, bytes_max, with_locks=with_locks)
         if len(runs) <= 1:
             return runs[0] if runs else None
+        if with_locks:
+            return join_runs(runs)
         joined = self._joined
         if joined is None or joined.first_id != runs[0].first_id or joined.last_id != runs[-1].last_id:
             joined = self._joined = join_runs(runs)
         return joined
 
+    def find_time(self, time: int) -> tuple[int, bool]:
+        """The highest id in front of the first transaction in here whose time is `time` or later; and whether none that has
+        left the tail can be in front of it and be as late, or have no time."""
+        mark, before = self.next_id - 1, NO_TIME
+        for piece in self._pieces[self._evicted :]:
+            if isinstance(piece, Batch) and piece.head.time >= time:
+                mark = piece.first_id - 1
+                break
+            before = piece.head.time if isinstance(piece, Batch) else NO_TIME
+        return mark, mark < 0 or before != NO_TIME
+
     def _position(self, id_: int) -> int:
-        """Of the run that holds this id, or behind the last."""
+        """Of the piece that holds this id, or behind the last."""
         if id_ >= self.next_id:
-            return len(self._runs)
+            return len(self._pieces)
         return max(self._evicted, bisect_right(self._first_ids, id_) - 1)
+
+
+def _run_of(piece: Piece, with_locks: bool) -> Run:
+    if isinstance(piece, Run):
+        return piece
+    return piece.run_with_locks if with_locks else piece.run

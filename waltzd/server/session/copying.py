@@ -1,4 +1,4 @@
-"""Records from one replica to another, through the owner: sealed segments as files, the rest as records.
+"""Records from one replica to another, through the owner: sealed segments as files, the rest as records or whole batches.
 
 The bytes are never taken apart and no checksum is made anew: what the source gave is checked on its way in and checked
 again by the storage that gets it. What is in memory at once is one piece. A source that fails is told apart from a target
@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import TypeVar
+from uuid import UUID
 
 from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, ForeignCluster, TooLarge, UnfitSegment, WaltzError
+from waltzd.format.batch import Batch, Piece
+from waltzd.format.layout import BATCHES, VERSION, FileHeader
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.protocol.peers import AppendPort, ReplicaPort
+from waltzd.protocol.peers import AppendPort, Content, ReplicaPort, runs_of
 
 T = TypeVar("T")
 SIZE_NOT_KNOWN = 0
 PAUSE_SECONDS = 0.25
 """The bound is looked at again so often: it may have been lifted in the middle of a long pause."""
+FRAME_BYTES = 1 << 20
+"""Of batches in one message to a storage, where one of them is not larger."""
 
 
 class SourceFailed(Exception):
@@ -61,7 +67,7 @@ class Copier:
         source: Callable[[str], ReplicaPort],
         committed: Callable[[], int],
         copied: Callable[[int], None],
-        header: Callable[[int], bytes],
+        key: UUID,
         seconds: float,
         bytes_per_second: Callable[[], int],
     ) -> None:
@@ -71,7 +77,7 @@ class Copier:
         self._source = source
         self._committed = committed
         self._copied = copied
-        self._header = header
+        self._key = key
         self._seconds = seconds
         self._bytes_per_second = bytes_per_second
         self._sent = -1
@@ -95,32 +101,51 @@ class Copier:
             first_id = last + 1
 
     async def heal(self, segment: int, last_id: int, sources: tuple[str, ...]) -> ReplicaStatus:
-        """Replace one damaged segment by what the first source that can gives, up to `last_id`. It is made anew from
-        records: segments need not end at the same ids on every storage."""
+        """Replace one damaged segment by what the first source that can gives, up to `last_id`."""
         ends = {first: last for first, last, _ in await self._target.segments(self._partition, session=self._session)}
         last_id = min(last_id, ends.get(segment, last_id))
         failed: SourceFailed | None = None
         for source in sources:
             try:
-                return await self._install(segment, SIZE_NOT_KNOWN, self._segment(source, segment, last_id))
+                return await self._heal(segment, last_id, source)
             except SourceFailed as error:
                 failed = error
         assert failed is not None
         raise CannotConnect(f"the damaged segment {segment} could not be replaced: {failed.error.message}") from failed
 
-    async def _segment(self, source: str, first_id: int, last_id: int) -> AsyncIterator[Buffer]:
-        yield self._header(first_id)
-        async for run in self._records(source, first_id, last_id):
-            yield run.data
-            await self._throttle(len(run.data))
+    async def _heal(self, segment: int, last_id: int, source: str) -> ReplicaStatus:
+        """A segment of format 1 is the same on every storage; one of format 0 is made anew from records, because it need
+        not end at the same id everywhere."""
+        sealed = {first: (last, size) for first, last, size in await self._segments(source) if last <= last_id}
+        async with aclosing(self._pieces(source, segment, last_id)) as pieces:
+            first = await anext(pieces, None)
+            if first is None:
+                raise SourceFailed(CannotConnect(f"{source} gave nothing of the segment at id {segment}"))
+            if not (isinstance(first, Batch) and segment in sealed):
+                return await self._install(segment, SIZE_NOT_KNOWN, self._segment(segment, first, pieces))
+        return await self._install(segment, sealed[segment][1], self._file(source, segment))
+
+    async def _segment(self, first_id: int, first: Piece, others: AsyncIterator[Piece]) -> AsyncIterator[Buffer]:
+        """As far as it is of one format: what is behind stands in another segment. There is no clock here, and records do
+        not say their time."""
+        milliseconds, version = (first.head.time // 1000, BATCHES) if isinstance(first, Batch) else (0, VERSION)
+        yield FileHeader(
+            created_ms=milliseconds, key=self._key, partition=self._partition, first_id=first_id, version=version
+        ).encode()
+        piece: Piece | None = first
+        while piece is not None and isinstance(piece, Run) == isinstance(first, Run):
+            for data in (piece.data,) if isinstance(piece, Run) else piece.pieces:
+                yield data
+                await self._throttle(len(data))
+            piece = await anext(others, None)
 
     async def _install(self, first_id: int, size: int, pieces: AsyncIterator[Buffer]) -> ReplicaStatus:
         return await self._target.install_segment(self._partition, self._session, first_id, size, pieces)
 
-    async def _append(self, runs: AsyncIterator[Run], last_id: int) -> None:
+    async def _append(self, contents: AsyncIterator[Content], last_id: int) -> None:
         stream = self._target.append(self._partition, self._session)
         self._sent = -1
-        sending = asyncio.create_task(self._send(stream, runs))
+        sending = asyncio.create_task(self._send(stream, contents))
         receiving = asyncio.create_task(self._receive(stream, last_id))
         try:
             await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_EXCEPTION)
@@ -133,11 +158,11 @@ class Copier:
             if isinstance(end, Exception):
                 raise end
 
-    async def _send(self, stream: AppendPort, runs: AsyncIterator[Run]) -> None:
-        async for run in runs:
-            await stream.send(run, self._committed())
-            self._sent = run.last_id
-            await self._throttle(len(run.data))
+    async def _send(self, stream: AppendPort, contents: AsyncIterator[Content]) -> None:
+        async for content in contents:
+            await stream.send(content, self._committed())
+            self._sent = runs_of(content)[-1].last_id
+            await self._throttle(sum(len(run.data) for run in runs_of(content)))
 
     async def _receive(self, stream: AppendPort, last_id: int) -> None:
         held = -1
@@ -172,15 +197,42 @@ class Copier:
         except WaltzError as error:
             raise SourceFailed(error) from error
 
-    async def _records(self, source: str, first_id: int, last_id: int) -> AsyncIterator[Run]:
-        # While a pause for the bound lasts nothing is acknowledged, so no frame may be worth more than a moment of it.
+    @property
+    def _frame_bytes(self) -> int:
+        """While a pause for the bound lasts nothing is acknowledged, so no frame may be worth more than a moment of it. 0:
+        the source may choose."""
         rate = self._bytes_per_second()
-        frame_bytes = max(1, rate // 4) if rate else 0
+        return max(1, rate // 4) if rate else 0
+
+    async def _records(self, source: str, first_id: int, last_id: int) -> AsyncIterator[Content]:
+        """Runs as they come; batches as many together as make a frame."""
+        bytes_max = min(self._frame_bytes or FRAME_BYTES, FRAME_BYTES)
+        batches: list[Batch] = []
+        size = 0
+        async for piece in self._pieces(source, first_id, last_id):
+            if isinstance(piece, Run):  # behind batches there is none
+                yield piece
+                continue
+            size += piece.size
+            if batches and size > bytes_max:
+                yield tuple(batches)
+                batches, size = [], piece.size
+            batches.append(piece)
+        if batches:
+            yield tuple(batches)
+
+    async def _pieces(self, source: str, first_id: int, last_id: int) -> AsyncGenerator[Piece, None]:
+        at = first_id
         try:
-            port = self._source(source)
-            runs = port.read(self._partition, first_id, last_id, session=self._session, frame_bytes=frame_bytes)
-            async for run in timely(runs, self._seconds, source):
-                yield run
+            port, session = self._source(source), self._session
+            found = port.read_whole(self._partition, first_id, last_id, session=session, frame_bytes=self._frame_bytes)
+            async for piece in timely(found, self._seconds, source):
+                yield piece
+                at = piece.last_id + 1
+            if at <= last_id:
+                raise CannotConnect(
+                    f"{source} gave ids from {first_id} to {at - 1} where those up to {last_id} were asked for"
+                )
         except WaltzError as error:
             raise SourceFailed(error) from error
 

@@ -30,6 +30,8 @@ class Documents:
     def __init__(self, cluster: Cluster, partition: int, *, version: int, retry_seconds: float) -> None:
         """`version` is that of the partition's own document. `read` must follow."""
         self.storages: Mapping[str, StorageMeta] = {}
+        self.format = 0
+        """Of the segments that a new session writes, as far as the document of the cluster was read."""
         self._cluster = cluster
         self._partition = partition
         self._version = version
@@ -68,9 +70,16 @@ class Documents:
 
     async def read(self) -> None:
         """Where the replicas are, and where the storages: operators may have changed both."""
-        self._replicas, self.storages = await asyncio.gather(
-            self._cluster.replica_set(self._partition), self._cluster.storages()
+        self._replicas, self.storages, _ = await asyncio.gather(
+            self._cluster.replica_set(self._partition), self._cluster.storages(), self.read_format()
         )
+
+    async def read_format(self) -> None:
+        """For a session that begins. It only rises; where the document cannot be read, the log goes on as it is."""
+        try:
+            self.format = max(self.format, (await self._cluster.meta()).format)
+        except (CannotConnect, NodeMissing, BadMetadata):
+            return
 
     async def look_again(self) -> str:
         """The same while a session lives. What is gone, or cannot be understood, stays as it is known; a sentence says what

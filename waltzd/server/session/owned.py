@@ -308,5 +308,6 @@ class OwnedLog(Generic[P]):
             mounts=self._pipeline.mounts if self._pipeline is not None else 0,
             tail_bytes=tail.bytes if tail is not None else 0,
             replicas=tuple(log.describe(name) for name in log.core.names),
+            format=log.format,
             trouble=session.documents.trouble,
         )

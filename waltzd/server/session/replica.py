@@ -23,11 +23,21 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
-from waltzd.errors import CannotConnect, NoSuchPartition, NotReady, SessionEnded, StaleSession, WaltzError, WrongStorage
-from waltzd.format.layout import FileHeader
+from waltzd.errors import (
+    BadFrame,
+    CannotConnect,
+    NeedsBatches,
+    NoSuchPartition,
+    NotReady,
+    SessionEnded,
+    StaleSession,
+    WaltzError,
+    WrongStorage,
+)
+from waltzd.format.batch import Piece
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import OwnedReplica, ReplicaStatus
-from waltzd.protocol.peers import AppendPort, ReplicaPort
+from waltzd.protocol.peers import AppendPort, Content, LockHistory, ReplicaPort, runs_of
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import (
@@ -91,6 +101,8 @@ class Log:
         self.marks: Marks | None = None
         """What is committed in the open session."""
         self.open_tail: Tail | None = None
+        self.format = 0
+        """Of what is appended: it rises when a session opens, and never falls."""
         self.links: dict[str, ReplicaLink] = {}
         self.ended: BaseException | None = None
         """Why its owner has to stop."""
@@ -106,6 +118,8 @@ class Log:
         self.sending_up_to: int | None = None
         """While a session gives way: what is above this waits in the tail for the next one."""
         self._on_commit: list[Callable[[int], None]] = []
+        self.on_rise: Callable[[], None] = lambda: None
+        """Called when the format has risen."""
         self._unwell: dict[str, None] = {}
         """Replicas that failed a reader, in the order in which they did."""
 
@@ -131,10 +145,11 @@ class Log:
     def committed(self) -> int:
         return self.open_tail.committed if self.open_tail is not None else EMPTY
 
-    def append(self, run: Run) -> None:
+    def append(self, piece: Piece) -> None:
         """Keep it in the tail, from where the replicas get it; `on_commit` tells when it is committed."""
-        self.tail.append(run)
-        self.bytes += len(run.data)
+        assert isinstance(piece, Run) == (self.format == 0)
+        self.tail.append(piece)
+        self.bytes += len(piece.data) if isinstance(piece, Run) else piece.size
         self.appended.ring()
         if self.bytes > self.settings.session_bytes_max:
             self.decided.ring()
@@ -142,32 +157,75 @@ class Log:
     def on_commit(self, listener: Callable[[int], None]) -> None:
         self._on_commit.append(listener)
 
-    async def read(self, first_id: int, last_id: int, chunk_bytes: int) -> AsyncGenerator[Run, None]:
+    def rise(self, format: int) -> None:
+        if format > self.format:
+            self.format = format
+            self.on_rise()
+
+    async def read(
+        self, first_id: int, last_id: int, chunk_bytes: int, *, with_locks: bool = False
+    ) -> AsyncGenerator[Run, None]:
         """Committed records from any replica that can give them."""
         assert last_id <= self.committed
         failed: dict[str, WaltzError] = {}
         while first_id <= last_id:
-            name = self._choose(first_id, failed)
-            if name is None and self._is_beginning:
-                failed.clear()
-                await asyncio.sleep(READ_AGAIN_SECONDS)
-                continue
-            if name is None:
-                said = [f"{name}: {error.code} {error.message}" for name, error in failed.items()]
-                why = "; ".join(said) or "none that holds them can be read"
-                raise NotReady(f"no replica gives ids from {first_id} on: {why}")
-            until = min(last_id, self.core.held(name))
-            port = self.links[name].port
-            runs = port.read(self.partition, first_id, until, session=self.session, frame_bytes=chunk_bytes)
+            name = await self._source(first_id, failed)
+            until, port = min(last_id, self.core.held(name)), self.links[name].port
+            runs = port.read(
+                self.partition, first_id, until, session=self.session, frame_bytes=chunk_bytes, with_locks=with_locks
+            )
             try:
                 async for run in timely(runs, self.settings.storage_seconds, name):
                     yield run
                     first_id = run.last_id + 1
                 self._unwell.pop(name, None)
             except WaltzError as error:
-                failed[name] = error
+                self._has_failed(name, error, failed)
+
+    async def read_locks(self, last_id: int, bytes_max: int) -> LockHistory | None:
+        """The locks of transactions up to `last_id`, where a batch ends. None: the log has no batch there."""
+
+        async def ask(port: ReplicaPort) -> LockHistory | None:
+            found = await port.read_locks(self.partition, last_id, session=self.session, bytes_max=bytes_max)
+            if found is not None and not 0 <= found.first_id == last_id - len(found.locks) + 1:
+                raise BadFrame(f"the locks of ids up to {last_id} were asked for, and others came")
+            return found
+
+        return await self._ask(last_id, ask)
+
+    async def find_time(self, time: int, last_id: int) -> int:
+        """The highest id in front of the first transaction whose time is `time` or later, among those up to `last_id`."""
+        return await self._ask(last_id, lambda port: port.find_time(self.partition, time, session=self.session))
+
+    async def _ask(self, id_: int, ask: Callable[[ReplicaPort], Awaitable[T]]) -> T:
+        """The answer of any replica that holds this id."""
+        failed: dict[str, WaltzError] = {}
+        while True:
+            name = await self._source(id_, failed)
+            try:
+                found = await ask(self.links[name].port)
                 self._unwell.pop(name, None)
-                self._unwell[name] = None
+                return found
+            except NeedsBatches:
+                raise  # it is about the log
+            except WaltzError as error:
+                self._has_failed(name, error, failed)
+
+    async def _source(self, id_: int, failed: dict[str, WaltzError]) -> str:
+        """A replica that holds this id and has not failed; waits for one while the session begins."""
+        while True:
+            name = self._choose(id_, failed)
+            if name is not None:
+                return name
+            if not self._is_beginning:
+                why = "; ".join(f"{name}: {error.code} {error.message}" for name, error in failed.items())
+                raise NotReady(f"no replica gives ids from {id_} on: {why or 'none that holds them can be read'}")
+            failed.clear()
+            await asyncio.sleep(READ_AGAIN_SECONDS)
+
+    def _has_failed(self, name: str, error: WaltzError, failed: dict[str, WaltzError]) -> None:
+        failed[name] = error
+        self._unwell[name] = self._unwell.pop(name, None)
 
     def _choose(self, first_id: int, failed: Mapping[str, WaltzError]) -> str | None:
         able = [
@@ -541,10 +599,7 @@ class ReplicaLink:
             source=log.port,
             committed=lambda: max(log.committed, log.core.mark if log.core.mark is not None else EMPTY),
             copied=lambda mark: log.core.copied(name, mark),
-            # There is no clock here: the date of the original is not known.
-            header=lambda first: FileHeader(
-                created_ms=0, key=settings.key, partition=log.partition, first_id=first
-            ).encode(),
+            key=settings.key,
             seconds=settings.storage_seconds,
             bytes_per_second=settings.catch_up_bytes_per_second,
         )
@@ -620,25 +675,20 @@ class ReplicaLink:
             if first_id < tail.first_id:
                 self.state = State.SLOW
                 return
-            run = tail.joined_from(first_id, last_id, FRAME_BYTES)
-            if run is None:
-                if self._progress.told < log.committed and self._is_quiet and tail.first_id <= last_id:
-                    # Nothing new to send, but a new committed mark to tell: the last record carries it again.
-                    run = tail.joined_from(last_id, last_id, FRAME_BYTES)
-                else:
-                    await log.appended.wait(seen)
-                    continue
-            assert run is not None
-            if self._owes_since is None:
+            content: Content | None = tail.content_from(first_id, last_id, FRAME_BYTES)
+            if content is None and self._progress.told < log.committed and self._owes_since is None:
+                # A new committed mark to tell: by a frame without records; in format 0, by the last record once more.
+                content = () if log.format > 0 else tail.joined_from(max(tail.first_id, last_id), last_id, FRAME_BYTES)
+            if content is None:
+                await log.appended.wait(seen)
+                continue
+            if content and self._owes_since is None:
                 self._owes_since = loop.time()
                 log.watch()
             self._progress.told = log.committed
-            await stream.send(run, self._progress.told)
-            self._progress.sent = max(self._progress.sent, run.last_id)
-
-    @property
-    def _is_quiet(self) -> bool:
-        return self._owes_since is None
+            await stream.send(content, self._progress.told)
+            if content:
+                self._progress.sent = max(self._progress.sent, runs_of(content)[-1].last_id)
 
     async def _receive(self, stream: AppendPort) -> None:
         log = self._log

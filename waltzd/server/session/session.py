@@ -29,8 +29,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from waltzd.cluster.documents import PartitionMeta, StorageMeta
+from waltzd.errors import Diverged
+from waltzd.format.batch import End
 from waltzd.protocol.peers import ReplicaPort
-from waltzd.server.core.recovery import NEAR_IDS, acknowledging, closing, following, joining, losing
+from waltzd.protocol.quorum import EMPTY
+from waltzd.server.core.recovery import NEAR_IDS, Level, acknowledging, closing, following, joining, losing
 from waltzd.server.core.tail import Tail
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.replica import Log
@@ -86,12 +89,15 @@ class Session:
                 self._take_roles()
         log.opened_at = asyncio.get_running_loop().time()
         if log.open_tail is None:
-            log.open_tail = Tail(log.low_mark + 1, self._settings.tail_bytes_max)
+            end = await self._find_end()
+            log.raise_end()
+            log.open_tail = Tail(log.low_mark + 1, self._settings.tail_bytes_max, end)
         assert log.open_tail.committed == log.low_mark
+        log.rise(self.documents.format if log.open_tail.end is None else 1)
         log.marks = core.marks()
         log.say(
-            f"open: session {log.session}, generation {log.generation}, from id {log.low_mark + 1} on, with "
-            f"{', '.join(core.meta.joined)} of {', '.join(core.meta.members)}"
+            f"open: session {log.session}, generation {log.generation}, format {log.format}, from id {log.low_mark + 1} "
+            f"on, with {', '.join(core.meta.joined)} of {', '.join(core.meta.members)}"
         )
         self._contact()
         self._watch()
@@ -108,6 +114,22 @@ class Session:
         await self.documents.save(core.meta, check=log.raise_end)
         core.is_taken = True
         log.decided.ring()
+
+    async def _find_end(self) -> End | None:
+        """Where the last batch of the decided log ends, as level replicas say; None where its last records are of format 0.
+        What they say must agree: they hold the same bytes."""
+        log, core, mark = self.log, self.log.core, self.log.low_mark
+        if mark == EMPTY:
+            return None
+        level = [name for name in core.names if isinstance(core.next_for(name), Level)]
+        statuses = {name: status for name in level if (status := core.status(name)) is not None and status.last_id == mark}
+        if not statuses:  # all of them have copied since they were opened
+            statuses[level[0]] = await log.port(level[0]).status(log.partition)
+        ends = {status.end for status in statuses.values() if status.last_id == mark}
+        if len(ends) != 1:
+            said = "; ".join(f"{name} at {status.last_id}: {status.end}" for name, status in statuses.items())
+            raise Diverged(f"the replicas of partition {log.partition} do not end alike at id {mark}: {said}")
+        return ends.pop()
 
     async def _wait_for_change(self, seen: int, patience_seconds: float) -> None:
         """While a majority is level and others nearly are, for a moment only: then the session opens without them."""
@@ -164,6 +186,8 @@ class Session:
             return None
         if log.bytes > self._settings.session_bytes_max:
             return f"{log.bytes} bytes were written in session {log.session}"
+        if self.documents.format > log.format:
+            return f"the cluster writes format {self.documents.format} from now on"
         gone = [name for name in core.meta.members if name not in core.roles]
         if gone:
             return f"{', '.join(gone)} left the partition"
@@ -236,6 +260,7 @@ class Session:
         with ExitStack() as turn:
             turn.callback(self._settings.turns.give)
             await self._save(log.core.meta)
+            await self.documents.read_format()
             clock.call_later(self._settings.hand_over_seconds, turn.close)  # one that stands still holds up no other
             try:
                 log.sending_up_to = log.tail.next_id - 1
@@ -287,8 +312,10 @@ class Session:
     # -- what operators say
 
     async def reassign(self) -> None:
-        """The lists of replicas or storages changed: contact the replicas that are new, and those that have moved."""
+        """The lists of replicas or storages changed: contact the replicas that are new, and those that have moved. Or the
+        cluster writes another format."""
         log, before = self.log, self.documents.addresses
+        await self.documents.read_format()
         if news := await self.documents.look_again():
             log.say(news)
         moved = [name for name in log.links if self.documents.addresses.get(name) != before.get(name)]

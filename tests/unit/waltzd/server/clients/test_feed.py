@@ -289,7 +289,7 @@ def test_a_replica_that_gives_other_ids_is_not_passed_on(answer: list[tuple[int,
     async def test(room: Room) -> None:
         filled(room.session, 100)
 
-        async def wrong(first_id: int, last_id: int, chunk_bytes: int):  # type: ignore[no-untyped-def]
+        async def wrong(first_id: int, last_id: int, chunk_bytes: int, *, with_locks: bool = False):  # type: ignore[no-untyped-def]
             for start, count in answer:
                 yield encode_payloads(start, [b"x"] * count)
 

@@ -23,7 +23,8 @@ from waltzd.errors import (
     TooManyCallers,
     WaltzError,
 )
-from waltzd.format.record import Run, bad_payloads, first_bad
+from waltzd.format.batch import Piece
+from waltzd.format.record import bad_payloads, first_bad
 from waltzd.protocol.batches import AppendBatch, Committals, Credit, Feed, FeedMode, Refused
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.server.clients.calls import token_of
@@ -597,7 +598,7 @@ def test_a_client_that_does_not_read_cannot_hold_a_closed_session(monkeypatch: p
 
 def test_a_mistake_of_ours_is_not_silent() -> None:
     class Broken(FakeSession):
-        def append(self, run: Run) -> None:
+        def append(self, piece: Piece) -> None:
             raise AssertionError("the tail stands elsewhere")
 
     async def test(room: Room) -> None:

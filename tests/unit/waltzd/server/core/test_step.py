@@ -47,7 +47,7 @@ def test_the_records_of_a_step_are_those_of_its_accepted_rows(batches: list[tupl
 def test_pieces_of_a_batch_are_the_batch(rows: list[tuple[bytes, int]], rows_max: int) -> None:
     locks = [[(10 * number + k, Mode.WRITE) for k in range(count)] for number, (_, count) in enumerate(rows)]
     batch = batch_of(*[payload for payload, _ in rows], first=7, marks=list(range(len(rows))), locks=locks)
-    pieces = list(slices(batch, rows_max))
+    pieces = list(slices(batch, rows_max, 1 << 20))
     assert all(len(piece) <= rows_max for piece in pieces)
     assert sum(piece.bytes for piece in pieces) == batch.bytes
     assert b"".join(bytes(piece.payloads) for piece in pieces) == batch.payloads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import UUID
 
 from tests.unit import timeless
 from waltzd.format.record import Run, encode_payloads
@@ -18,7 +19,7 @@ class Source:
     async def segments(self, *_: Any, **__: Any) -> list[tuple[int, int, int]]:
         return []
 
-    async def read(self, *_: Any, **__: Any) -> AsyncIterator[Run]:
+    async def read_whole(self, *_: Any, **__: Any) -> AsyncIterator[Run]:
         for id_ in range(RECORDS):
             yield encode_payloads(id_, [bytes(RECORD_BYTES)])
 
@@ -47,7 +48,7 @@ def copier(bound: list[int], copied: list[int]) -> Copier:
     source: Any = Source()
     return Copier(
         target, partition=0, session=1, source=lambda _: source, committed=lambda: RECORDS, copied=copied.append,
-        header=bytes, seconds=STORAGE_SECONDS, bytes_per_second=lambda: bound[0],
+        key=UUID(int=1), seconds=STORAGE_SECONDS, bytes_per_second=lambda: bound[0],
     )  # fmt: skip
 
 
@@ -84,7 +85,7 @@ class Segments(Source):
     async def fetch_segment(self, _partition: int, first_id: int, **_: Any) -> AsyncIterator[bytes]:
         yield b"segment %d" % first_id
 
-    async def read(self, _partition: int, first_id: int, last_id: int, **_: Any) -> AsyncIterator[Run]:
+    async def read_whole(self, _partition: int, first_id: int, last_id: int, **_: Any) -> AsyncIterator[Run]:
         for id_ in range(first_id, last_id + 1):
             yield encode_payloads(id_, [b"x"])
 
@@ -112,7 +113,7 @@ def test_a_segment_beyond_the_mark_is_not_taken_as_a_file() -> None:
         any_target: Any = target
         it = Copier(
             any_target, partition=0, session=1, source=lambda _: source, committed=lambda: 14, copied=copied.append,
-            header=bytes, seconds=STORAGE_SECONDS, bytes_per_second=lambda: 0,
+            key=UUID(int=1), seconds=STORAGE_SECONDS, bytes_per_second=lambda: 0,
         )  # fmt: skip
         await it.copy(0, 14, "s1")
         assert (target.taken, target.appended) == ([0], [10, 11, 12, 13, 14])
@@ -129,7 +130,7 @@ def test_a_copy_ends_when_all_of_it_was_acknowledged() -> None:
         any_target: Any = target
         it = Copier(
             any_target, partition=0, session=1, source=lambda _: source, committed=lambda: 14, copied=copied.append,
-            header=bytes, seconds=STORAGE_SECONDS, bytes_per_second=lambda: 0,
+            key=UUID(int=1), seconds=STORAGE_SECONDS, bytes_per_second=lambda: 0,
         )  # fmt: skip
         await it.copy(3, 8, "s1")
         assert target.marks.empty(), "a mark that nobody waited for"

@@ -30,7 +30,7 @@ class Replica:
         self.asked = 0
 
     async def read(
-        self, partition: int, first_id: int, last_id: int, *, session: int, frame_bytes: int
+        self, partition: int, first_id: int, last_id: int, *, session: int, frame_bytes: int, with_locks: bool
     ) -> AsyncIterator[Run]:
         self.asked += 1
         count = last_id - first_id + 1 if self.fails is None else min(self.gives, last_id - first_id + 1)
