@@ -7,7 +7,6 @@ coordinator's history. No file has to be reached.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from uuid import UUID
 from typer import Option
 
 from waltzctl.picture.picture import Picture
+from waltzctl.shell import moment
 from waltzctl.shell.merged_log import Line, merged
 from waltzctl.shell.options import Misused
 from waltzctl.shell.reach import Meant, Reach, first_contact, unknown
@@ -44,20 +44,18 @@ HISTORY_MAX = 100
 FOLLOW_SECONDS = 1.0
 LOOK_EVERY = 10
 """So many rounds pass until new daemons are found."""
-_DURATION = re.compile(r"([0-9]{1,6})([smhd])")
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def duration(text: str) -> int:
     """`90s`, `10m`, `2h`, `1d`, in seconds."""
-    found = _DURATION.fullmatch(text)
+    found = moment.seconds(text)
     if found is None:
         raise BadArgument(
             f"{text!r} is no length of time",
             not_done="no daemon was asked",
             next_step="write it as 90s, 10m, 2h or 1d",
         )
-    return int(found[1]) * _UNITS[found[2]]
+    return found
 
 
 def events(
