@@ -25,7 +25,9 @@ from waltzd.protocol.descriptions import StorageDescription
 from waltzd.protocol.quorum import majority
 
 CLOCK_WARN_MS, CLOCK_FAIL_MS = 500.0, 60_000.0
-"""Nothing in Waltz is decided by clocks. Half a second muddles the order of events; a minute makes certificates fail."""
+"""Nothing in Waltz is decided by clocks. Half a second muddles the order of events, and times of transactions stand still
+for so long when a partition goes from a clock that is ahead to one that is behind; a minute makes certificates fail, and
+owners refuse the times that clients have seen elsewhere (`waltzd.server.core.clock`)."""
 FLUSH_WARN_MS, FLUSH_FAIL_MS = 50.0, 1_000.0
 """That 99 of 100 groups take less than. A disk with a write cache that keeps what it has flushes in well under 5 ms."""
 FREE_WARN, FREE_FAIL = 0.10, 0.03
@@ -285,7 +287,30 @@ def _clocks(facts: Facts) -> Found:
     apart = offsets[high][0] - offsets[low][0]
     surely = max(0.0, apart - offsets[high][1] - offsets[low][1])
     yield Reason(grade=over(surely, CLOCK_WARN_MS, CLOCK_FAIL_MS), sentence=f"{high} is {apart:,.0f} ms ahead of {low}")
+    yield from _times(facts)
     return f"no two are more than {max(1.0, apart):,.0f} ms apart"
+
+
+def _times(facts: Facts) -> Iterator[Reason]:
+    """A clock that was ahead is corrected, and the log remembers: times never fall."""
+    said = [view.said for view in facts.picture.storages if view.said is not None]
+    clocks = [one.vitals.time_ms for one in said if one.vitals is not None]
+    ends = [
+        (held.status.end.time / 1000, held.partition)
+        for one in said
+        for held in one.assigned
+        if held.status is not None and held.status.end is not None
+    ]
+    if not (clocks and ends):
+        return
+    last, number = max(ends)
+    ahead = last - max(clocks)
+    yield Reason(
+        grade=over(ahead, CLOCK_WARN_MS, CLOCK_FAIL_MS),
+        sentence=f"the last transaction of partition {number} carries a time {ahead / 1000:,.0f} seconds ahead of the "
+        "clocks of all storages, and those behind it carry the same until clocks have reached it",
+        partitions=(number,),
+    )
 
 
 def _files(facts: Facts) -> Found:

@@ -16,6 +16,7 @@ from waltzctl.watching.rules import AGAIN, RULES, diagnose
 from waltzd.cluster.documents import Membership
 from waltzd.daemon import readiness
 from waltzd.errors import CannotConnect
+from waltzd.format.batch import End
 from waltzd.protocol.descriptions import Statistics, Vitals
 from waltzd.protocol.histogram import Durations
 
@@ -235,6 +236,19 @@ def test_clocks_are_only_compared_as_well_as_they_were_measured() -> None:
     slow = replace(ahead, call=replace(ahead.call, milliseconds=2000.0))
     assert "clocks" in grades(facts(replace(sound(), storages=(ahead, *sound().storages[1:]))))
     assert "clocks" not in grades(facts(replace(sound(), storages=(slow, *sound().storages[1:]))))
+
+
+def test_a_log_that_remembers_a_clock_which_was_ahead() -> None:
+    def written(seconds: float) -> Picture:
+        end = End(time=int(1000 * NOW_MS + 1e6 * seconds))
+        return with_storage(assigned=(held(0, end=end), *(held(number) for number in range(1, 4))))
+
+    assert "clocks" not in grades(facts(written(0.2)))
+    assert grades(facts(written(5)))["clocks"] is Grade.WARN
+    assert grades(facts(written(120)))["clocks"] is Grade.FAIL
+    one, *others = written(5).storages
+    later = storage("s2", vitals=Vitals(time_ms=NOW_MS + 5_000, open_files=1, open_files_max=9), statistics=flushing(0.002))
+    assert "ahead of the clocks" not in finding(facts(replace(sound(), storages=(one, later, others[1]))), "clocks")
 
 
 # -- the table, and others who read it ---------------------------------------------------------------------------------
