@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from waltzd.client.blocking import BlockingClient as BlockingClient
     from waltzd.client.client import Client as Client
-    from waltzd.client.outbox import Outcomes as Outcomes
+    from waltzd.client.pending import Outcomes as Outcomes
     from waltzd.client.settings import ClientSettings as ClientSettings
     from waltzd.client.view import Builder as Builder
     from waltzd.client.view import Decision as Decision
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from waltzd.protocol.batches import FeedMode as FeedMode
     from waltzd.protocol.locks import Committed as Committed
     from waltzd.protocol.locks import Lock as Lock
+    from waltzd.protocol.locks import LoggedLock as LoggedLock
     from waltzd.protocol.locks import Outcome as Outcome
     from waltzd.protocol.locks import Reason as Reason
     from waltzd.protocol.locks import Rejected as Rejected
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "client.blocking": ("BlockingClient",),
     "client.client": ("Client",),
-    "client.outbox": ("Outcomes",),
+    "client.pending": ("Outcomes",),
     "client.settings": ("ClientSettings",),
     "client.view": (
         "Builder",
@@ -53,6 +54,7 @@ _MODULES = {
     "protocol.locks": (
         "Committed",
         "Lock",
+        "LoggedLock",
         "Outcome",
         "Reason",
         "Rejected",

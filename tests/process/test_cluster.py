@@ -15,7 +15,7 @@ from tests.process.cluster import Cluster
 from tests.process.race import Race
 from waltzd.client.client import Client
 from waltzd.client.loop import run
-from waltzd.client.outbox import IS_COMMITTED
+from waltzd.client.pending import IS_COMMITTED
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Reason, Rejected, write_lock
 

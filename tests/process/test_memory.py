@@ -15,7 +15,7 @@ from tests.process.cluster import Cluster
 from tests.process.unfinished import Unfinished
 from waltzd.client.client import Client
 from waltzd.client.loop import run
-from waltzd.client.outbox import Outcomes
+from waltzd.client.pending import Outcomes
 from waltzd.format.checksum import crc32
 from waltzd.protocol.batches import AppendBatch, FeedMode, Mounted, MountRequest, Registration
 from waltzd.protocol.locks import Committed

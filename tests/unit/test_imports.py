@@ -77,6 +77,7 @@ DECIDING = (
     "waltz_spark.log.plan", "waltz_spark.log.selection", "waltz_spark.table.position",
     "waltz_spark.table.pushdown", "waltzd.cluster.assignment", "waltzd.cluster.documents",
     "waltzd.cluster.flow", "waltzd.client.mount", "waltzd.client.outbox",
+    "waltzd.client.pending",
     "waltzd.daemon.readiness", "waltzd.daemon.settings", "waltzd.storage.offline.transplant",
 )  # fmt: skip
 """Modules that decide, in rooms that do more than that. Each has to exist."""

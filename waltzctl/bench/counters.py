@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from waltzd.client.outbox import IS_COMMITTED, IS_UNKNOWN, Outcomes
+from waltzd.client.pending import IS_COMMITTED, IS_UNKNOWN, Outcomes
 from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected
 
 WINDOW_SECONDS = 1.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from waltzctl.picture.picture import Picture
-from waltzd.client.outbox import Request, batch_of
+from waltzd.client.pending import Request, batch_of
 from waltzd.errors import BadFrame, CannotConnect, PartitionsClosed, SessionEnded, TlsMismatch, WaltzError
 from waltzd.protocol.batches import (
     Committals,

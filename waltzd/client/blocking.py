@@ -11,15 +11,17 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from waltzd.client.client import Client, Partitions
+from waltzd.client.follower import call_here
 from waltzd.client.loop import LoopThread
-from waltzd.client.outbox import Outcomes
 from waltzd.client.partition import PartitionState
+from waltzd.client.pending import Outcomes
 from waltzd.client.routes import Connect
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import (
@@ -29,7 +31,6 @@ from waltzd.client.view import (
     Serializer,
     Transaction,
     TransactionContext,
-    call_here,
     partition_by_hash,
 )
 from waltzd.errors import BadArgument
@@ -202,6 +203,11 @@ class BlockingClient:
         caller = _Caller(self._thread.loop)
         return caller.serve(self._client.submit_with(caller.call, context))
 
+    def submit_group(self, contexts: Sequence[TransactionContext]) -> Outcome | Declined:
+        """As `Client.submit_group`. The contexts' functions run as those of `submit`."""
+        caller = _Caller(self._thread.loop)
+        return caller.serve(self._client.submit_group_with(caller.call, contexts))
+
     def mark(self, partition: int) -> int:
         """As `Client.mark`. Read it *before* the view and give it to `append`."""
         return self._client.mark(partition)
@@ -239,6 +245,23 @@ class BlockingClient:
             self._client.append_many, payloads, partition=partition, key=key, headers=headers, locks=each, mark=mark
         )
 
+    def append_group(
+        self,
+        payloads: Sequence[Any],
+        *,
+        partition: int | None = None,
+        key: Any = None,
+        headers: Sequence[int] | None = None,
+        locks: Sequence[Iterable[Lock]] | None = None,
+        mark: int | None = None,
+    ) -> Outcome:
+        """As `Client.append_group`; `mark` as of `append`."""
+        each = None if locks is None else [tuple(some) for some in locks]
+        _check_mark(mark, [lock for some in each or () for lock in some])
+        return self._ask(
+            self._client.append_group, payloads, partition=partition, key=key, headers=headers, locks=each, mark=mark
+        )
+
     # -- waiting
 
     @property
@@ -256,13 +279,30 @@ class BlockingClient:
         """As `Client.high_water_mark`."""
         return self._thread.run(self._client.high_water_mark(partition))
 
-    def read(self, partition: int, id: int) -> Transaction:
-        """As `Client.read`."""
-        return self._thread.run(self._client.read(partition, id))
+    def mark_at(self, partition: int, time: datetime | int) -> int:
+        """As `Client.mark_at`."""
+        return self._thread.run(self._client.mark_at(partition, time))
 
-    def read_some(self, partition: int, first_id: int, last_id: int) -> list[Transaction]:
+    def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction:
+        """As `Client.read`."""
+        return self._thread.run(self._client.read(partition, id, with_locks=with_locks))
+
+    def read_some(
+        self,
+        partition: int,
+        first_id: int | None = None,
+        last_id: int | None = None,
+        *,
+        from_time: datetime | int | None = None,
+        until_time: datetime | int | None = None,
+        with_locks: bool = False,
+    ) -> list[Transaction]:
         """As `Client.read_some`."""
-        return self._thread.run(self._client.read_some(partition, first_id, last_id))
+        return self._thread.run(
+            self._client.read_some(
+                partition, first_id, last_id, from_time=from_time, until_time=until_time, with_locks=with_locks
+            )
+        )
 
     def data(self, transaction: Transaction) -> bytes:
         """As `Transaction.data`: the payload of a transaction, also of one that was fed as a head."""

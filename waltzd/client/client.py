@@ -8,42 +8,39 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
-from waltzd.client.outbox import Bundle, Outcomes, Request
+from waltzd.client.follower import Call, call_here
+from waltzd.client.mount import Seen
 from waltzd.client.partition import Line, PartitionState
+from waltzd.client.pending import Bundle, Group, Outcomes, group_of, request, request_of
+from waltzd.client.reading import Reader
 from waltzd.client.routes import Connect, Routes, addresses_of, pause_seconds
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import (
     Builder,
-    Call,
     Declined,
     Handler,
     Partitioner,
     Serializer,
     Transaction,
     TransactionContext,
-    call_here,
     checked_header,
-    checked_id,
     checked_mark,
     encoded,
     partition_by_hash,
-    transactions_of,
 )
-from waltzd.errors import BadArgument, BadFrame, CannotConnect, ClientClosed, NotMounted
-from waltzd.format.record import Run
+from waltzd.errors import BadArgument, CannotConnect, ClientClosed, NotMounted
 from waltzd.protocol.batches import FeedMode, Registration, Topology
 from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Reason, Rejected
-from waltzd.protocol.peers import ServerPort
 from waltzd.wire.servers import ServerClient
 
 Partitions: TypeAlias = Literal["all"] | Iterable[int]
-READ_IDS_MAX, READ_BYTES = 10_000, 4 << 20
-"""How much is read at once."""
+_NO_GROUP = "a group has at least one transaction"
 _log = logging.getLogger("waltz.client")
 
 
@@ -109,6 +106,8 @@ class Client:
         self._partitioner = partitioner
         self._call = call
         self._routes = Routes(addresses_of(servers), connect, call_seconds=self.settings.call_seconds)
+        self._seen = Seen()
+        self._reader = Reader(self._routes, serializer, self._seen, seconds=self.settings.submit_seconds)
         self._lines: dict[int, Line] = {}
         self._active: tuple[int, ...] = ()
         self._changing = asyncio.Lock()
@@ -249,6 +248,7 @@ class Client:
                 serializer=self._serializer,
                 call=self._call,
                 fetch=self._fetch,
+                seen=self._seen,
             )
         return self._lines[partition]
 
@@ -295,28 +295,68 @@ class Client:
 
     async def submit_with(self, call: Call, context: TransactionContext) -> Outcome | Declined:
         """As `submit`, with another way to call the context's functions."""
-        partition = context.partition(self.partition_count)
-        if partition is None:
-            partition = self._partitioner(context.key, self.partition_count)
-        line = self._line(partition)
+        return await self._submit(call, (context,), is_group=False)
+
+    async def submit_group(self, contexts: Sequence[TransactionContext]) -> Outcome | Declined:
+        """Append the transactions of several contexts as one group: all of them are in the log, in a row, or none is.
+
+        Every context builds against the view as it is before the group; what the others build is not in it. When a lock of
+        one fails, or a fail-over lost them, all of them are built again, as with `submit`. The partition has to write
+        format 1.
+
+        Args:
+            contexts: What to write, in this order. All of them must mean the same partition.
+
+        Returns:
+            One outcome for all of them: `Committed` with the first id and their number, the rejection, `Unknown`, or
+            `Declined` when `build` of one returned False. Every context is told it.
+
+        Raises:
+            BadArgument: There is no context, they mean different partitions, or as of `submit`.
+            NeedsBatches: The partition writes format 0. Nothing was sent.
+            TooLarge: The group is larger than a frame of the server, or as of `submit`. Nothing was sent.
+            NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `submit`.
+            Exception: What `build` raises.
+        """
+        return await self.submit_group_with(self._call, contexts)
+
+    async def submit_group_with(self, call: Call, contexts: Sequence[TransactionContext]) -> Outcome | Declined:
+        """As `submit_group`, with another way to call the contexts' functions."""
+        return await self._submit(call, tuple(contexts), is_group=True)
+
+    async def _submit(self, call: Call, contexts: Sequence[TransactionContext], *, is_group: bool) -> Outcome | Declined:
+        line = self._line(self._partition_of(contexts))
         async with self._counted():
-            outcome = await self._attempt(line, context, call)
-        await _tell(line, call, context.on_completion, outcome)
-        if isinstance(outcome, Committed) and _is_overridden(context, "on_application"):
-            line.announce(outcome.id, context.on_application)
+            outcome = await self._attempt(line, contexts, call, is_group)
+        for number, context in enumerate(contexts):
+            await _tell(line, call, context.on_completion, outcome)
+            if isinstance(outcome, Committed) and _is_overridden(context, "on_application"):
+                line.announce(outcome.id + number, context.on_application)
         return outcome
 
-    async def _attempt(self, line: Line, context: TransactionContext, call: Call) -> Outcome | Declined:
+    def _partition_of(self, contexts: Sequence[TransactionContext]) -> int:
+        count, found = self.partition_count, set()
+        for context in contexts:
+            partition = context.partition(count)
+            found.add(self._partitioner(context.key, count) if partition is None else partition)
+        if len(found) != 1:
+            raise BadArgument(_NO_GROUP if not found else f"a group is in one partition, not in {_some(sorted(found))}")
+        return found.pop()
+
+    async def _attempt(
+        self, line: Line, contexts: Sequence[TransactionContext], call: Call, is_group: bool
+    ) -> Outcome | Declined:
         """As often as it takes, and as is allowed."""
         attempt = 0
         while True:
             attempt += 1
             epoch = await line.ready_epoch()
-            outcome = await self._build_and_send(line, context, call)
+            outcome = await self._build_and_send(line, contexts, call, is_group)
             if not isinstance(outcome, Rejected):
                 return outcome
             if outcome.reason is not Reason.LOST:
-                await _tell(line, call, context.on_lock_failure, outcome)
+                for context in contexts:
+                    await _tell(line, call, context.on_lock_failure, outcome)
                 if not line.has_view:
                     return outcome
             if attempt >= self.settings.attempts_max:
@@ -329,16 +369,23 @@ class Client:
             if attempt > 1:
                 await asyncio.sleep(pause_seconds(attempt - 2, self.client_id, line.partition, self._submit_count))
 
-    async def _build_and_send(self, line: Line, context: TransactionContext, call: Call) -> Outcome | Declined:
-        await line.enter(1)
+    async def _build_and_send(
+        self, line: Line, contexts: Sequence[TransactionContext], call: Call, is_group: bool
+    ) -> Outcome | Declined:
+        await line.enter(len(contexts))
         try:
-            builder = Builder(line.mark, self._serializer)
-            if not await call(context.build, builder):
-                return Declined()
-            mark = self._checked_mark(line, builder.mark if line.has_view else None, builder.locks)
-            waiter = line.add(_request(mark, builder.data, builder.header, builder.locks))
+            marks: list[int] = []
+            builders: list[Builder] = []
+            for context in contexts:
+                builder = Builder(line.mark, self._serializer)
+                if not await call(context.build, builder):
+                    return Declined()
+                marks.append(self._checked_mark(line, builder.mark if line.has_view else None, builder.locks))
+                builders.append(builder)
+            make = group_of(marks, builders) if is_group else request_of(marks[0], builders[0])
+            waiter: asyncio.Future[Outcome] = line.add(make)
         finally:
-            line.leave(1)
+            line.leave(len(contexts))
         return await waiter
 
     def mark(self, partition: int) -> int:
@@ -386,7 +433,7 @@ class Client:
         line = self._line(self._choose(partition, key))
         locks = tuple(locks)
         mark = self._checked_mark(line, mark, locks)
-        return line.send(1, _request(mark, encoded(data, self._serializer), checked_header(header), locks))
+        return line.send(1, request(mark, encoded(data, self._serializer), checked_header(header), locks))
 
     def append_many(
         self,
@@ -421,6 +468,57 @@ class Client:
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
             PartitionParked, ClientAhead: The partition was stopped; see `describe`.
         """
+        line, mark, data, headers, each = self._columns(payloads, partition, key, headers, locks, mark)
+        if not data:
+            return _no_outcomes()
+        return line.send(len(data), partial(Bundle, mark, data, headers, each))
+
+    def append_group(
+        self,
+        payloads: Sequence[Any],
+        *,
+        partition: int | None = None,
+        key: Any = None,
+        headers: Sequence[int] | None = None,
+        locks: Sequence[Iterable[Lock]] | None = None,
+        mark: int | None = None,
+    ) -> Coroutine[Any, Any, Outcome]:
+        """Append a group, once: all of these transactions are in the log, in a row, or none is.
+
+        When the lock of one fails, the group is rejected. The partition has to write format 1.
+
+        Args:
+            payloads: As of `append_many`, one for each transaction.
+            partition: Which partition; or give `key`.
+            key: As of `append_many`.
+            headers: As of `append_many`.
+            locks: As of `append_many`.
+            mark: As of `append_many`.
+
+        Returns:
+            An awaitable of one outcome: `Committed` with the first id and their number, `Rejected`, or `Unknown`.
+
+        Raises:
+            BadArgument: There is no payload, or an argument makes no sense. Raised by the call; all others by the `await`.
+            NeedsBatches: The partition writes format 0. Nothing was sent.
+            TooLarge: The group is larger than a frame of the server, or as of `append`. Nothing was sent.
+            NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `append`.
+        """
+        line, mark, data, headers, each = self._columns(payloads, partition, key, headers, locks, mark)
+        if not data:
+            raise BadArgument(_NO_GROUP)
+        return line.send(len(data), partial(Group, mark, data, headers, each))
+
+    def _columns(
+        self,
+        payloads: Sequence[Any],
+        partition: int | None,
+        key: Any,
+        headers: Sequence[int] | None,
+        locks: Sequence[Iterable[Lock]] | None,
+        mark: int | None,
+    ) -> tuple[Line, int, list[bytes], Sequence[int] | None, list[tuple[Lock, ...]] | None]:
+        """The arguments of `append_many`, checked."""
         line = self._line(self._choose(partition, key))
         for name, column in (("headers", headers), ("locks", locks)):
             if column is not None and len(column) != len(payloads):
@@ -428,10 +526,7 @@ class Client:
         headers = None if headers is None else [checked_header(header) for header in headers]
         each = None if locks is None else [tuple(some) for some in locks]
         mark = self._checked_mark(line, mark, [lock for some in each or () for lock in some])
-        data = [encoded(payload, self._serializer) for payload in payloads]
-        if not data:
-            return _no_outcomes()
-        return line.send(len(data), partial(Bundle, mark, data, headers, each))
+        return line, mark, [encoded(payload, self._serializer) for payload in payloads], headers, each
 
     def _choose(self, partition: int | None, key: Any) -> int:
         if (partition is None) == (key is None):
@@ -498,54 +593,75 @@ class Client:
         """
         self._check_open()
         self._check_number(partition)
-        return await self._routes.ask(
-            partition, "HighWaterMark", lambda port: port.high_water_mark(partition), self.settings.submit_seconds
-        )
+        return await self._reader.high_water_mark(partition)
 
-    async def read(self, partition: int, id: int) -> Transaction:
+    async def mark_at(self, partition: int, time: datetime | int) -> int:
+        """The highest id in front of the first transaction of that time or later: what comes behind it is not earlier.
+
+        A handler that begins at a time returns it from `mark`. What was written in format 0 has no time, and counts as
+        earlier than any. Needs no partitions of one's own.
+
+        Args:
+            partition: Which partition.
+            time: A datetime with a time zone, or microseconds since 1970.
+
+        Raises:
+            CannotConnect: The owner did not answer within `submit_seconds`.
+            BadArgument, ClientClosed: The time has no time zone, there is no such partition, or the client is not open.
+        """
+        self._check_open()
+        self._check_number(partition)
+        return await self._reader.mark_at(partition, time)
+
+    async def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction:
         """One committed transaction by its id. Needs no handler and no partitions of one's own.
+
+        Args:
+            partition: Which partition.
+            id: Its id there.
+            with_locks: Also its `locks`, as far as the log knows them: format 0 keeps none.
 
         Raises:
             BeyondLog: No transaction with this id is committed yet.
             CannotConnect: The owner did not answer within `submit_seconds`.
             BadArgument, ClientClosed: There is no such partition, or the client is not open.
         """
-        return (await self.read_some(partition, id, id))[0]
+        return (await self.read_some(partition, id, id, with_locks=with_locks))[0]
 
-    async def read_some(self, partition: int, first_id: int, last_id: int) -> list[Transaction]:
-        """Some committed transactions: those from `first_id` on, at least one, and not beyond `last_id`.
+    async def read_some(
+        self,
+        partition: int,
+        first_id: int | None = None,
+        last_id: int | None = None,
+        *,
+        from_time: datetime | int | None = None,
+        until_time: datetime | int | None = None,
+        with_locks: bool = False,
+    ) -> list[Transaction]:
+        """Some committed transactions: those from `first_id` or `from_time` on, and not beyond `last_id` or `until_time`.
 
-        At most 10,000 come at once, and about 4 MiB. Call again from the id behind the last one to read on.
+        At most 10,000 come at once, and about 4 MiB. Call again from the id behind the last one to read on. A group may be
+        cut. At least one comes, unless there is none in that time.
+
+        Args:
+            partition: Which partition.
+            first_id: The first one; or give `from_time`.
+            last_id: The last one; or give `until_time`. With neither, all that is committed.
+            from_time: Those of this time and later: a datetime with a time zone, or microseconds since 1970. What was
+                written in format 0 has no time, and counts as earlier than any.
+            until_time: Those before this time.
+            with_locks: As of `read`.
 
         Raises:
             BeyondLog: One of these is not committed yet.
             CannotConnect: The owner did not answer within `submit_seconds`.
-            BadArgument, ClientClosed: The ids make no sense, there is no such partition, or the client is not open.
+            BadArgument, ClientClosed: Ids or times make no sense, there is no such partition, or the client is not open.
         """
         self._check_open()
         self._check_number(partition)
-        first_id, last_id = checked_id(first_id), checked_id(last_id)
-        if last_id < first_id:
-            raise BadArgument(f"there are no ids from {first_id} to {last_id}")
-        last_id = min(last_id, first_id + READ_IDS_MAX - 1)
-
-        async def ask(port: ServerPort) -> list[Run]:
-            runs: list[Run] = []
-            next_id = first_id
-            async with aclosing(port.fetch(partition, first_id, last_id)) as found:
-                async for run in found:
-                    if run.first_id != next_id or run.last_id > last_id:
-                        break
-                    runs.append(run)
-                    next_id = run.last_id + 1
-                    if sum(len(run.data) for run in runs) >= READ_BYTES:
-                        return runs
-            if next_id <= last_id:
-                raise BadFrame(f"the owner of partition {partition} answered something else than transaction {next_id}")
-            return runs
-
-        runs = await self._routes.ask(partition, "Fetch", ask, self.settings.submit_seconds)
-        return [found for run in runs for found in transactions_of(run, partition, self._serializer)]
+        return await self._reader.some(
+            partition, first_id, last_id, from_time=from_time, until_time=until_time, with_locks=with_locks
+        )
 
     async def _fetch(self, transaction: Transaction) -> bytes:
         return (await self.read(transaction.partition, transaction.id)).payload
@@ -555,14 +671,6 @@ class Client:
     def describe(self) -> tuple[PartitionState, ...]:
         """The state of every partition of this client, for people and for monitoring."""
         return tuple(self._lines[partition].state() for partition in self._active)
-
-
-def _request(
-    mark: int, data: bytes, header: int, locks: Sequence[Lock]
-) -> Callable[[asyncio.Future[Outcome], float], Request]:
-    return partial(
-        Request, mark, data, header, tuple([lock.hash for lock in locks]), tuple([int(lock.mode) for lock in locks])
-    )
 
 
 async def _no_outcomes() -> Outcomes:

@@ -20,9 +20,12 @@ found there is committed, any other never will be. Until that is known nothing e
 
 `ends` is the exception that saves the question: an owner that hands over in order says which requests it did not take.
 
-Two more rules. A session below one that was seen belongs to an owner that was replaced and has not noticed: it is not
+Three more rules. A session below one that was seen belongs to an owner that was replaced and has not noticed: it is not
 believed. And what was fed is kept apart from what was applied (`waltzd.client.view`): bytes in the inbox count against the
-credit of the feed, while outcomes need none. So an application that stands still stops its feed, never its outcomes.
+credit of the feed, while outcomes need none. So an application that stands still stops its feed, never its outcomes. And
+the highest time that the client has seen goes with what it sends, so that an effect is never earlier than its cause; to an
+owner whose clock is far behind, which refuses it (`ClockAhead`), none goes until its times have caught up: times decide
+nothing.
 """
 
 from __future__ import annotations
@@ -98,11 +101,29 @@ MOVES: dict[State, dict[Event, State]] = {
 }
 
 
+class Seen:
+    """The highest time of a transaction that a client has seen, in any partition."""
+
+    def __init__(self) -> None:
+        self.time = 0
+
+    def note(self, times: I64 | None) -> None:
+        """Times of consecutive transactions, which never fall."""
+        if times is not None and len(times):
+            self.time = max(self.time, int(times[-1]))
+
+
 class Mount:
-    def __init__(self, partition: int, feed: FeedMode, *, feed_bytes_max: int, outbox: Outbox) -> None:
+    def __init__(
+        self, partition: int, feed: FeedMode, *, feed_bytes_max: int, outbox: Outbox, seen: Seen | None = None
+    ) -> None:
+        """`seen`: shared by all partitions of a client."""
         self.partition = partition
         self.feed = feed
         self.outbox = outbox
+        self.seen = seen or Seen()
+        self.tells_time = True
+        """False: the clock of this owner is far behind the highest time that was seen."""
         self.state = State.IDLE
         self.client: int | None = None
         """None: a new client id is needed before the next mount."""
@@ -181,7 +202,8 @@ class Mount:
     def located(self, place: Place) -> None:
         self._move(Event.LOCATED, f"{place.server} generation={place.generation}")
         if self.place is not None and place.generation > self.place.generation:
-            self.attempts = 0  # another owner: the silence of the one before says nothing about this one
+            # Another owner: the silence, and the clock, of the one before say nothing about this one.
+            self.attempts, self.tells_time = 0, True
         self.place = place
 
     def request(self, key: UUID) -> MountRequest:
@@ -269,6 +291,8 @@ class Mount:
         if len(frame.sequences) == 0 or len(frame.ids) != len(frame.sequences):
             raise BadFrame("the columns of the committed transactions do not fit each other")
         self.outbox.committed(frame)
+        if frame.time >= self.seen.time:
+            self.seen.time, self.tells_time = frame.time, True
         self.known = max(self.known, int(frame.ids.max()))
         self.attempts = 0
 
@@ -284,6 +308,10 @@ class Mount:
         if untaken is not None:
             self.outbox.untaken(untaken)
 
+    def refused_time(self) -> None:
+        """The server's clock is far behind the time that it was told."""
+        self.tells_time = False
+
     def link_lost(self) -> None:
         self.outbox.link_lost()
         if self.state is State.LOCATING:  # it was not found, or left because its numbers were used up
@@ -298,8 +326,9 @@ class Mount:
         """The next message of transactions; empty when nothing may go now."""
         if self.state is not State.READY or self._is_refused:
             return []
-        assert self.mounted is not None
-        batches = self.outbox.take(self.mounted.limits, self.known)
+        mounted, seen_time = self.mounted, self.seen.time if self.tells_time else 0
+        assert mounted is not None
+        batches = self.outbox.take(mounted.limits, self.known, format=mounted.format, seen_time=seen_time)
         if not batches and self.outbox.is_exhausted and self.outbox.waiting and not self.outbox.sent:
             self.client = None
             self._move(Event.EXHAUSTED)
@@ -331,6 +360,8 @@ class Mount:
             rest = f": has read up to {self._asked}, waits for {self.mounted.barrier} to be committed"
         elif self.state is State.READY and self.outbox.sent:
             rest = f", waits for {sum([sent.rows for sent in self.outbox.sent])} transactions to be decided"
+        if not self.tells_time:
+            rest += "; its clock is far behind those of other servers, so it is told no times"
         return f"{self.state.value}{where}{rest}"
 
 

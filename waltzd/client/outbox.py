@@ -1,270 +1,30 @@
 """What a client has to send to one partition, what it has sent, and what became of each transaction. Pure.
 
-A submission is what one caller hands in at once: a `Request`, one transaction with one outcome, or a `Bundle`, many with
-columns of outcomes. Its waiter is settled exactly once: by the outcome, by the deadline with what is known then, or by an
-error when nothing of it was sent.
+Submissions (`waltzd.client.pending`) wait in the order in which they came. `take` makes frames of as many as may travel
+together, and gives them sequence numbers. A frame that left is in `sent` while the present mount can still answer it, and
+in `undecided` after that mount: then only the log can tell, and `found` and `lost` say what it told
+(`waltzd.client.mount`). Nothing is sent twice, unless the server said that it had not taken it (`untaken`).
 
-Submissions wait in the order in which they came. `take` makes frames of as many as may travel together, and gives them
-sequence numbers. A frame that left is in `sent` while the present mount can still answer it, and in `undecided` after that
-mount: then only the log can tell, and `found` and `lost` say what it told (`waltzd.client.mount`). Nothing is sent twice,
-unless the server said that it had not taken it (`untaken`).
+A group travels in one frame, is decided in one frame, and the log has all of it or nothing. A server that says something
+else is not believed (`BadFrame`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from waltzd.errors import BadFrame, TooLarge, WaltzError
-from waltzd.format.checksum import I64, crc32
-from waltzd.format.record import OVERHEAD_BYTES
-from waltzd.protocol.batches import SEQUENCE_MAX, U8, U64, AppendBatch, Committals, Limits, Refusals
-from waltzd.protocol.locks import Committed, Lock, Outcome, Reason, Rejected, Unknown
-from waltzd.protocol.quorum import EMPTY
-
-LOCK_BYTES = 9
-IS_COMMITTED, IS_UNKNOWN = 0, 255
-"""In the column of reasons, beside the numbers of `Reason`."""
-
-
-class Waiter(Protocol):
-    """Where the outcome goes; a future of asyncio is one."""
-
-    def done(self) -> bool: ...
-    def set_result(self, outcome: Any, /) -> None: ...
-    def set_exception(self, error: Any, /) -> None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Outcomes:
-    """What `append_many` returns: the outcomes of many transactions, as numpy columns with a row for each payload.
-
-    `len(outcomes)` is the number of rows, and `outcomes[row]` makes a `Committed`, `Rejected` or `Unknown` of one.
-
-    Example:
-        ```python
-        outcomes = await client.append_many(payloads, partition=0)
-        if outcomes.committed < len(outcomes):
-            print([outcomes[row] for row in range(len(outcomes)) if outcomes.ids[row] < 0])
-        ```
-    """
-
-    ids: I64
-    """The ids of those that are committed, -1 elsewhere."""
-    reasons: U8
-    """0 for committed, 255 for unknown, else the `Reason` of the rejection."""
-    conflict_ids: I64
-    """As of `Rejected`, where a transaction was rejected."""
-    locks: U64
-    """The hash of the lock that failed; 0 for none."""
-
-    @staticmethod
-    def unknown(count: int) -> Outcomes:
-        """So many rows without an outcome."""
-        nothing = np.full(count, EMPTY, np.int64)
-        return Outcomes(nothing, np.full(count, IS_UNKNOWN, np.uint8), nothing.copy(), np.zeros(count, np.uint64))
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def committed(self) -> int:
-        """How many are in the log."""
-        return int(np.count_nonzero(self.reasons == IS_COMMITTED))
-
-    def __getitem__(self, row: int) -> Outcome:
-        reason = int(self.reasons[row])
-        if reason == IS_COMMITTED:
-            return Committed(int(self.ids[row]))
-        if reason == IS_UNKNOWN:
-            return Unknown()
-        return Rejected(Reason(reason), int(self.conflict_ids[row]), int(self.locks[row]) or None)
-
-    def copy(self) -> Outcomes:
-        """The same rows in columns of their own."""
-        return Outcomes(self.ids.copy(), self.reasons.copy(), self.conflict_ids.copy(), self.locks.copy())
-
-
-@dataclass(eq=False, slots=True)
-class Request:
-    """One transaction."""
-
-    mark: int
-    data: bytes
-    header: int
-    lock_ids: tuple[int, ...]
-    lock_modes: tuple[int, ...]
-    waiter: Waiter
-    deadline: float
-    data_crc: int = 0
-    bytes: int = 0
-    ticket: int = 0
-
-    def __post_init__(self) -> None:
-        self.data_crc = crc32(self.data)
-        self.bytes = len(self.data) + OVERHEAD_BYTES + LOCK_BYTES * len(self.lock_ids)
-
-    @property
-    def rows(self) -> int:
-        return 1
-
-    @property
-    def rest_rows(self) -> int:
-        return 1
-
-    @property
-    def rest_bytes(self) -> int:
-        return self.bytes
-
-    def settle(self, outcome: Outcome) -> None:
-        if not self.waiter.done():
-            self.waiter.set_result(outcome)
-
-    def refuse(self, error: WaltzError) -> None:
-        """It was not sent."""
-        if not self.waiter.done():
-            self.waiter.set_exception(copy(error))  # each waiter raises its own
-
-
-class Bundle:
-    """Many transactions, built against the same mark. They go out in pieces, in order."""
-
-    def __init__(
-        self,
-        mark: int,
-        payloads: Sequence[bytes],
-        headers: Sequence[int] | None,
-        locks: Sequence[Sequence[Lock]] | None,
-        waiter: Waiter,
-        deadline: float,
-    ) -> None:
-        count = len(payloads)
-        each = locks if locks is not None else [()] * count
-        assert count > 0
-        assert len(each) == count
-        assert headers is None or len(headers) == count
-        self.rows = count
-        self.mark = mark
-        self.waiter = waiter
-        self.deadline = deadline
-        self.ticket = 0
-        self.headers = np.zeros(count, np.int32) if headers is None else np.array(headers, np.int32)
-        self.lengths = np.fromiter(map(len, payloads), np.int64, count)
-        self.data_crcs = np.fromiter(map(crc32, payloads), np.uint32, count)
-        self.lock_counts = np.fromiter(map(len, each), np.int64, count)
-        self.lock_ids = np.array([lock.hash for some in each for lock in some], np.uint64)
-        self.lock_modes = np.array([int(lock.mode) for some in each for lock in some], np.uint8)
-        self.payloads = memoryview(b"".join(payloads))
-        self._data_ends = _ends(self.lengths)
-        self._lock_ends = _ends(self.lock_counts)
-        self.ends = _ends(self.lengths + OVERHEAD_BYTES + LOCK_BYTES * self.lock_counts)
-        self.bytes = int(self.ends[-1])
-        self.taken = 0
-        """Rows that were sent."""
-        self._undecided = count
-        self._outcomes = Outcomes.unknown(count)
-
-    @property
-    def rest_rows(self) -> int:
-        """Those that were not sent; `rest_bytes` likewise."""
-        return self.rows - self.taken
-
-    @property
-    def rest_bytes(self) -> int:
-        return self.bytes - int(self.ends[self.taken])
-
-    def piece(self, start: int, stop: int, first_sequence: int) -> AppendBatch:
-        data = slice(int(self._data_ends[start]), int(self._data_ends[stop]))
-        locks = slice(int(self._lock_ends[start]), int(self._lock_ends[stop]))
-        return AppendBatch(
-            first_sequence=first_sequence,
-            marks=np.full(stop - start, self.mark, np.int64),
-            headers=self.headers[start:stop],
-            lengths=self.lengths[start:stop],
-            data_crcs=self.data_crcs[start:stop],
-            lock_counts=self.lock_counts[start:stop],
-            lock_ids=self.lock_ids[locks],
-            lock_modes=self.lock_modes[locks],
-            payloads=self.payloads[data],
-        )
-
-    def committed(self, rows: I64, ids: I64) -> None:
-        self._outcomes.reasons[rows] = IS_COMMITTED
-        self._outcomes.ids[rows] = ids
-        self._decided(len(rows))
-
-    def rejected(self, rows: I64, reasons: U8, conflict_ids: I64, locks: U64) -> None:
-        self._outcomes.reasons[rows] = reasons
-        self._outcomes.conflict_ids[rows] = conflict_ids
-        self._outcomes.locks[rows] = locks
-        self._decided(len(rows))
-
-    def lost(self, rows: I64 | slice) -> None:
-        self._outcomes.reasons[rows] = int(Reason.LOST)
-        self._decided(len(self._outcomes.ids[rows]))
-
-    def _decided(self, count: int) -> None:
-        self._undecided -= count
-        if self._undecided == 0 and not self.waiter.done():
-            self.waiter.set_result(self._outcomes)
-
-    def refuse(self, error: WaltzError) -> None:
-        """What was not sent never will be: an error when that is all of it, else those rows are lost."""
-        if self.taken:
-            self.lost(slice(self.taken, None))
-        elif not self.waiter.done():
-            self.waiter.set_exception(copy(error))  # each waiter raises its own
-
-    def settle_as_it_is(self) -> None:
-        """Tell what is known by now; later outcomes are not told."""
-        if not self.waiter.done():
-            self.waiter.set_result(self._outcomes.copy())
-
-
-Submission: TypeAlias = Request | Bundle
-
-
-def _ends(sizes: I64) -> I64:
-    out: NDArray[np.int64] = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=out[1:])
-    return out
-
-
-def too_large(submission: Submission, limits: Limits) -> TooLarge | None:
-    """Whether the server would refuse the whole frame because of it."""
-    if isinstance(submission, Bundle):
-        size, locks = int(submission.lengths.max()), int(submission.lock_counts.max())
-    else:
-        size, locks = len(submission.data), len(submission.lock_ids)
-    if size > limits.payload_bytes_max:
-        return TooLarge(f"a transaction has {size} bytes; the server takes {limits.payload_bytes_max}")
-    if locks > limits.locks_max:
-        return TooLarge(f"a transaction has {locks} locks; the server takes {limits.locks_max}")
-    return None
-
-
-def batch_of(requests: Sequence[Request], first_sequence: int) -> AppendBatch:
-    count = len(requests)
-    locks = [request.lock_ids for request in requests]
-    return AppendBatch(
-        first_sequence=first_sequence,
-        marks=np.array([request.mark for request in requests], np.int64),
-        headers=np.array([request.header for request in requests], np.int32),
-        lengths=np.array([len(request.data) for request in requests], np.int64),
-        data_crcs=np.array([request.data_crc for request in requests], np.uint32),
-        lock_counts=np.fromiter(map(len, locks), np.int64, count),
-        lock_ids=np.array([id_ for some in locks for id_ in some], np.uint64),
-        lock_modes=np.array([mode for request in requests for mode in request.lock_modes], np.uint8),
-        payloads=b"".join([request.data for request in requests]),
-    )
-
+from waltzd.client.pending import Bundle, Group, Request, Submission, batch_of, why_refused
+from waltzd.errors import BadFrame, WaltzError
+from waltzd.format.checksum import I64
+from waltzd.protocol.batches import SEQUENCE_MAX, AppendBatch, Committals, Limits, Refusals
+from waltzd.protocol.locks import Committed, Reason, Rejected, Unknown
 
 ROWS_MAX = 8192
 """Of one frame: it holds up those behind it for some ten milliseconds at most."""
@@ -298,6 +58,10 @@ class Sent:
 
     def __post_init__(self) -> None:
         self.is_open = np.ones(self.rows, np.bool_)
+
+    @property
+    def group(self) -> Group | None:
+        return self.bundle if isinstance(self.bundle, Group) else None
 
     @property
     def is_decided(self) -> bool:
@@ -342,6 +106,7 @@ class Outbox:
         assert all(one <= other for one, other in pairwise(tickets)), "in the order in which they came"
         opened = [np.flatnonzero(sent.is_open) for sent in left]
         assert all(len(rows) for rows in opened), "what is decided is forgotten"
+        assert all(sent.rows == sent.group.rows for sent in left if sent.group), "a group is sent as a whole"
         assert self._waiting_bytes == sum(entry.rest_bytes for entry in self.waiting)
         sent_bytes = sum(sent.bytes_of(rows) for sent, rows in zip(left, opened, strict=True))
         assert self.bytes == self._waiting_bytes + sent_bytes
@@ -366,39 +131,41 @@ class Outbox:
 
     @property
     def is_exhausted(self) -> bool:
-        """No sequence number is left; a new client id brings new ones."""
-        return self.next_sequence >= SEQUENCE_MAX
+        """No sequence number is left for what is next; a new client id brings new ones."""
+        head = self.waiting[0] if self.waiting else None
+        return self.next_sequence + (head.rows if isinstance(head, Group) else 1) > SEQUENCE_MAX
 
     # -- out
 
-    def take(self, limits: Limits, floor: int) -> list[AppendBatch]:
-        """The frames of the next message; empty when there is nothing to send, or enough in flight."""
+    def take(self, limits: Limits, floor: int, *, format: int = 0, seen_time: int = 0) -> list[AppendBatch]:
+        """The frames of the next message; empty when there is nothing to send, or enough in flight. `format`: what the
+        session writes; `seen_time` goes with each frame."""
         assert not self.undecided, "what was sent before is decided before more is sent"
         if self.sent and not self._may_go_beside():
             return []
         self._messages += 1
         frames: list[AppendBatch] = []
         room = limits.frame_bytes_max
-        while (frame := self._next(replace(limits, frame_bytes_max=room), floor, is_first=not frames)) is not None:
-            frames.append(frame)
+        while (frame := self._next(limits, format, room, floor, is_first=not frames)) is not None:
+            frames.append(replace(frame, seen_time=seen_time))
             room = min(room, TOGETHER_BYTES) - self.sent[-1].bytes - FRAME_BYTES
         return frames
 
-    def _next(self, limits: Limits, floor: int, *, is_first: bool) -> AppendBatch | None:
-        """The first frame of a message may be a piece of a bundle; what joins it must be whole."""
+    def _next(self, limits: Limits, format: int, room: int, floor: int, *, is_first: bool) -> AppendBatch | None:
+        """The first frame of a message may be a piece of a bundle; what joins it must be whole, and fit into `room`."""
         while self.waiting and not self.is_exhausted:
             head = self.waiting[0]
             if head.waiter.done():  # its caller gave up
                 self._drop_head()
-            elif (error := too_large(head, limits)) is not None:
+            elif (error := why_refused(head, limits, format)) is not None:
                 self._drop_head()
                 head.refuse(error)
-            elif not is_first and head.rest_bytes > limits.frame_bytes_max:
+            elif not is_first and head.rest_bytes > room:
                 return None
             elif isinstance(head, Bundle):
-                return self._take_piece(head, limits, floor)
+                return self._take_piece(head, room, floor)
             else:
-                return self._take_requests(limits, floor)
+                return self._take_requests(limits, room, floor)
         return None
 
     def _may_go_beside(self) -> bool:
@@ -415,17 +182,17 @@ class Outbox:
         self.bytes -= head.rest_bytes
         self._waiting_bytes -= head.rest_bytes
 
-    def _take_requests(self, limits: Limits, floor: int) -> AppendBatch:
+    def _take_requests(self, limits: Limits, room: int, floor: int) -> AppendBatch:
         requests: list[Request] = []
-        size, room = 0, min(ROWS_MAX, SEQUENCE_MAX - self.next_sequence)
-        while self.waiting and len(requests) < room:
+        size, rows_max = 0, min(ROWS_MAX, SEQUENCE_MAX - self.next_sequence)
+        while self.waiting and len(requests) < rows_max:
             head = self.waiting[0]
-            if isinstance(head, Bundle) or (requests and size + head.bytes > limits.frame_bytes_max):
+            if isinstance(head, Bundle) or (requests and size + head.bytes > room):
                 break
             if head.waiter.done():
                 self._drop_head()
                 continue
-            if too_large(head, limits) is not None:  # refused when its turn comes
+            if why_refused(head, limits, 0) is not None:  # told when its turn comes
                 break
             requests.append(head)
             size += head.bytes
@@ -434,13 +201,14 @@ class Outbox:
         self._keep(Sent(first_sequence, floor, len(requests), size, requests[0].ticket, self._messages, requests))
         return batch_of(requests, first_sequence)  # last: they have left `waiting`, and must be settled whatever happens
 
-    def _take_piece(self, bundle: Bundle, limits: Limits, floor: int) -> AppendBatch:
-        start = bundle.taken
-        room = min(ROWS_MAX, SEQUENCE_MAX - self.next_sequence, bundle.rows - start)
-        sizes = bundle.ends[start + 1 : start + room + 1] - bundle.ends[start]
-        count = max(1, int(np.searchsorted(sizes, limits.frame_bytes_max, "right")))
+    def _take_piece(self, bundle: Bundle, room: int, floor: int) -> AppendBatch:
+        start, count = bundle.taken, bundle.rows
+        if not isinstance(bundle, Group):
+            rows_max = min(ROWS_MAX, SEQUENCE_MAX - self.next_sequence, bundle.rows - start)
+            sizes = bundle.ends[start + 1 : start + rows_max + 1] - bundle.ends[start]
+            count = max(1, int(np.searchsorted(sizes, room, "right")))
         batch = bundle.piece(start, start + count, self.next_sequence)
-        size = int(sizes[count - 1])
+        size = int(bundle.ends[start + count] - bundle.ends[start])
         self._keep(Sent(self.next_sequence, floor, count, size, bundle.ticket, self._messages, (), bundle, start))
         bundle.taken += count
         if bundle.taken == bundle.rows:
@@ -455,7 +223,11 @@ class Outbox:
     # -- what became of it
 
     def committed(self, frame: Committals) -> None:
-        for sent, rows, inside in self._places(self.sent, frame.sequences):
+        places = self._places(self.sent, frame.sequences)
+        for sent, rows, inside in places:
+            if sent.group is not None:
+                sent.group.check_places(rows, frame.ids[inside])
+        for sent, rows, inside in places:
             self._commit(sent, rows, frame.ids[inside])
         self.sent = [sent for sent in self.sent if not sent.is_decided]
 
@@ -478,6 +250,8 @@ class Outbox:
         at = [min(max(0, first_sequence - sent.first_sequence), sent.rows) for sent in self.sent]
         if not all(sent.is_open[row:].all() for sent, row in zip(self.sent, at, strict=True)):
             raise BadFrame("the server decided a transaction that it says it has not taken")
+        if any(sent.group and 0 < row < sent.rows for sent, row in zip(self.sent, at, strict=True)):
+            raise BadFrame("the server says that it has taken a part of a group")
         for sent, row in zip(reversed(self.sent), reversed(at), strict=True):
             if row < sent.rows:
                 self._put_back(sent, row)
@@ -515,17 +289,22 @@ class Outbox:
         self.sent = []
 
     def found(self, sequences: I64, ids: I64) -> None:
-        """These are in the log. Numbers that are decided already, or that this outbox does not wait for, are skipped."""
+        """These are in the log. Numbers that are decided already, or that this outbox does not wait for, are skipped. Of a
+        group more may come."""
         for sent in self.undecided:
             inside = _inside(sent, sequences)
             rows, its_ids = sequences[inside] - sent.first_sequence, ids[inside]
             news = sent.is_open[rows]
             if news.any():
+                if sent.group is not None:
+                    sent.group.check_places(rows, its_ids)
                 self._commit(sent, rows[news], its_ids[news])
         self.undecided = [sent for sent in self.undecided if not sent.is_decided]
 
     def lost(self) -> None:
         """What is still undecided will never be in the log."""
+        if any(sent.group and not sent.is_open.all() for sent in self.undecided):
+            raise BadFrame("the log has a part of a group")
         for sent in self.undecided:
             rows = np.flatnonzero(sent.is_open)
             self._close(sent, rows)
@@ -546,6 +325,8 @@ class Outbox:
             if len(rows):
                 if not (sent.is_open[rows].all() and _differ(rows)):
                     raise BadFrame("the server decided a transaction twice")
+                if sent.group and len(rows) < sent.rows:
+                    raise BadFrame("the server decided a part of a group")
                 known += len(rows)
                 found.append((sent, rows, inside))
         if known != len(sequences):

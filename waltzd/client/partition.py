@@ -36,22 +36,25 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
-from waltzd.client.mount import FINAL, Mount, State
-from waltzd.client.outbox import Outbox, Submission
+from waltzd.client.follower import Call, Follower, ask_mark
+from waltzd.client.mount import FINAL, Mount, Seen, State
+from waltzd.client.outbox import Outbox
+from waltzd.client.pending import Submission
 from waltzd.client.routes import Routes, pause_seconds
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import (
-    Call,
-    Follower,
-    Handler,
-    Serializer,
-    Transaction,
-    ask_mark,
-    transactions_of,
-    transactions_of_heads,
+from waltzd.client.view import Handler, Serializer, Transaction, transactions_of, transactions_of_heads
+from waltzd.errors import (
+    BadArgument,
+    BadFrame,
+    CannotConnect,
+    ClientClosed,
+    ClockAhead,
+    NotMounted,
+    NotOwner,
+    NotSent,
+    WaltzError,
 )
-from waltzd.errors import BadArgument, BadFrame, CannotConnect, ClientClosed, NotMounted, NotOwner, NotSent, WaltzError
-from waltzd.format.record import HeadArray, Run, first_bad
+from waltzd.format.record import Run, first_bad
 from waltzd.protocol.batches import (
     ClientFrame,
     Committals,
@@ -111,10 +114,11 @@ class Line:
         serializer: Serializer | None,
         call: Call,
         fetch: Fetch,
+        seen: Seen,
     ) -> None:
         self.partition = partition
         self.outbox = Outbox(messages_max=settings.messages_in_flight_max, bytes_max=settings.bytes_in_flight_max)
-        self.mount = Mount(partition, feed, feed_bytes_max=settings.feed_bytes_max, outbox=self.outbox)
+        self.mount = Mount(partition, feed, feed_bytes_max=settings.feed_bytes_max, outbox=self.outbox, seen=seen)
         self.stopped: WaltzError | None = ClientClosed(f"partition {partition} is not activated yet")
         """Why it takes nothing; None while it runs."""
         self._routes = routes
@@ -397,6 +401,9 @@ class Line:
                     key = self._routes.topology.cluster_key
                     await self._unless_replaced(place, talk.run(key, self._settings.call_seconds))
         except WaltzError as error:
+            if isinstance(error, ClockAhead):
+                mount.refused_time()
+                _log.warning("partition %d: %s", self.partition, " ".join(error.lines()))
             mount.link_lost()
             if place is not None:
                 self._routes.failed(self.partition, place, error)
@@ -437,14 +444,14 @@ class Line:
         self._budget.admit()
         self.work.set()
 
-    def fed(self, size: int, content: Run | HeadArray) -> None:
+    def fed(self, size: int, content: Run | HeadFeed) -> None:
         """Records or heads came, checked, and exactly those that are next."""
         assert self._follower is not None
         if isinstance(content, Run):
-            self._follower.put(size, partial(transactions_of, content, self.partition, self._serializer))
+            load = partial(transactions_of, content, self.partition, self._serializer)
         else:
             load = partial(transactions_of_heads, content, self.partition, self._serializer, self._fetch)
-            self._follower.put(size, load)
+        self._follower.put(size, load, content.goes_on)
 
     # -- for people
 
@@ -576,12 +583,14 @@ class Conversation:
                 if bad is not None:
                     raise BadFrame(f"record {run.first_id + bad} was damaged on the way")
                 self._mount.fed(run.first_id, run.last_id, len(run.data))
+                self._mount.seen.note(run.times)
                 self._line.fed(len(run.data), run)
             case HeadFeed(heads) if self._mount.state is State.ASKING:
                 self._mount.told(heads)
             case HeadFeed(heads):
                 self._mount.fed_heads(heads)
-                self._line.fed(heads.nbytes, heads)
+                self._mount.seen.note(frame.times)
+                self._line.fed(heads.nbytes, frame)
             case _:
                 raise BadFrame(f"a {type(frame).__name__} frame was not asked for")
 

@@ -1,35 +1,32 @@
 """What an application sees of the log: transactions that come to it, and transactions that it makes.
 
-A handler keeps a view: it says where it stands, and applies each transaction once, in order. A context makes a
-transaction: it looks at the view and says what should be written under which locks. The `Follower` hands what was fed to
-the handler, one transaction of a partition at a time, each id exactly next. What waits for it is bounded by the credit of
-the mount. A transaction that cannot be applied stands in the way of those behind it, on purpose: it is tried again with
-growing pauses, each failure is reported with its id, or the partition is parked when the application says so. Nothing here
-knows a connection."""
+A handler keeps a view: it says where it stands, and applies each transaction once, in order (`waltzd.client.follower` hands
+them to it). A context makes a transaction: it looks at the view and says what should be written under which locks. Nothing
+here knows a connection."""
 
 from __future__ import annotations
 
-import asyncio
 import enum
-import heapq
-import inspect
-import logging
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
+from itertools import islice, repeat
 from operator import index
 from typing import Any, Protocol, TypeAlias
 
-from waltzd.errors import BadArgument, BadFrame, PartitionParked
-from waltzd.format.checksum import crc32
-from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, HeadArray, Run, heads
-from waltzd.protocol.locks import Lock, Outcome, Rejected
+from waltzd.errors import BadArgument, BadFrame
+from waltzd.format.batch import Flags
+from waltzd.format.checksum import I64, crc32
+from waltzd.format.record import HEAD_BYTES, NO_TIME, TRAILER_BYTES, LockColumns, Run, heads
+from waltzd.protocol.batches import HeadFeed
+from waltzd.protocol.locks import Lock, LoggedLock, Mode, Outcome, Rejected
 from waltzd.protocol.quorum import EMPTY
 
 HEADER_MIN, HEADER_MAX = -(1 << 31), (1 << 31) - 1
 MARK_MAX = (1 << 63) - 1
+EPOCH, MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
 class Serializer(Protocol):
@@ -95,6 +92,15 @@ def checked_id(id: int) -> int:
     return _checked_integer(id, 0, MARK_MAX, "ids start at 0; {} is none")
 
 
+def checked_time(time: datetime | int) -> int:
+    """In microseconds since 1970. Nothing in a log is earlier than that."""
+    if isinstance(time, datetime):
+        if time.utcoffset() is None:
+            raise BadArgument(f"the time {time.isoformat()} has no time zone: `datetime.now(UTC)` is one that has")
+        return max(0, (time - EPOCH) // MICROSECOND)
+    return _checked_integer(time, 0, MARK_MAX, "a time is a datetime with a time zone, or microseconds since 1970, not {}")
+
+
 def _checked_integer(value: int, lowest: int, highest: int, what: str) -> int:
     """An index of Python: numpy's integers too, no fractions. What passes must fit into a frame, because a frame that
     cannot be made holds up all transactions that were to travel in it."""
@@ -126,9 +132,26 @@ class Transaction:
         length: Bytes of the payload.
         data_crc: CRC-32 of the payload.
         request: Which client asked for it: (client, generation, sequence), unique in its partition.
+        time_us: When its owner took it, in microseconds since 1970; `time` is the same. It never falls within a partition.
+            None for one that was written in format 0.
+        follows: Whether it goes on with the group of the transaction before it.
+        locks: Its locks, where a read asked for them, else None.
     """
 
-    __slots__ = ("_fetch", "_payload", "_serializer", "data_crc", "header", "id", "length", "partition", "request")
+    __slots__ = (
+        "_fetch",
+        "_payload",
+        "_serializer",
+        "data_crc",
+        "follows",
+        "header",
+        "id",
+        "length",
+        "locks",
+        "partition",
+        "request",
+        "time_us",
+    )
 
     def __init__(
         self,
@@ -141,6 +164,9 @@ class Transaction:
         payload: bytes | None,
         fetch: Callable[[Transaction], Awaitable[bytes]] | None,
         serializer: Serializer | None,
+        time_us: int | None = None,
+        follows: bool = False,
+        locks: tuple[LoggedLock, ...] | None = None,
     ) -> None:
         self.partition = partition
         self.id = id
@@ -148,12 +174,20 @@ class Transaction:
         self.length = length
         self.data_crc = data_crc
         self.request = request
+        self.time_us = time_us
+        self.follows = follows
+        self.locks = locks
         self._payload = payload
         self._fetch = fetch
         self._serializer = serializer
 
     def __repr__(self) -> str:
         return f"Transaction(partition={self.partition}, id={self.id}, header={self.header}, length={self.length})"
+
+    @property
+    def time(self) -> datetime | None:
+        """When its owner took it, in UTC. None for one that was written in format 0."""
+        return None if self.time_us is None else EPOCH + self.time_us * MICROSECOND
 
     @property
     def payload(self) -> bytes:
@@ -190,7 +224,7 @@ class Transaction:
 def transactions_of(run: Run, partition: int, serializer: Serializer | None) -> list[Transaction]:
     """The records of a run. Payloads are copied: a transaction that is kept must not keep the whole run."""
     raw, ends = bytes(run.data), run.bounds.tolist()
-    rows = zip(heads(run).tolist(), ends, ends[1:], strict=False)
+    rows = zip(heads(run).tolist(), ends, ends[1:], _times(run.times), _flags(run.follows), _locks(run.locks), strict=False)
     return [
         Transaction(
             partition,
@@ -202,22 +236,60 @@ def transactions_of(run: Run, partition: int, serializer: Serializer | None) -> 
             raw[start + HEAD_BYTES : end - TRAILER_BYTES],
             None,
             serializer,
+            time,
+            follows,
+            locks,
         )
-        for (id_, client, generation, _, sequence, header, length, crc), start, end in rows
+        for (id_, client, generation, _, sequence, header, length, crc), start, end, time, follows, locks in rows
     ]
 
 
 def transactions_of_heads(
-    array: HeadArray,
+    frame: HeadFeed,
     partition: int,
     serializer: Serializer | None,
     fetch: Callable[[Transaction], Awaitable[bytes]],
 ) -> list[Transaction]:
     """The same without payloads; `Transaction.data` fetches them."""
+    rows = zip(frame.heads.tolist(), _times(frame.times), _flags(frame.follows), strict=False)
     return [
-        Transaction(partition, id_, header, length, crc, (client, generation, sequence), None, fetch, serializer)
-        for id_, client, generation, _, sequence, header, length, crc in array.tolist()
+        Transaction(
+            partition, id_, header, length, crc, (client, generation, sequence), None, fetch, serializer, time, follows
+        )
+        for (id_, client, generation, _, sequence, header, length, crc), time, follows in rows
     ]
+
+
+def _times(times: I64 | None) -> Iterable[int | None]:
+    return repeat(None) if times is None else [None if time == NO_TIME else time for time in times.tolist()]
+
+
+def _flags(follows: Flags | None) -> Iterable[bool]:
+    return repeat(False) if follows is None else follows.tolist()
+
+
+def _locks(columns: LockColumns | None) -> Iterable[tuple[LoggedLock, ...] | None]:
+    if columns is None:
+        return repeat(None)
+    locks = map(LoggedLock, columns.ids.tolist(), map(Mode, columns.modes.tolist()))
+    return [tuple(islice(locks, count)) for count in columns.counts.tolist()]
+
+
+class Grouped(Protocol):
+    @property
+    def follows(self) -> bool: ...
+
+
+def end_of_part(transactions: Sequence[Grouped], start: int, most: int) -> int:
+    """Where a part ends that begins at `start`: it has `most` transactions at most, or one group that is larger."""
+    stop = end = min(start + most, len(transactions))
+    while start < end < len(transactions) and transactions[end].follows:
+        end -= 1
+    if end > start:
+        return end
+    while stop < len(transactions) and transactions[stop].follows:
+        stop += 1
+    return stop
 
 
 class Decision(enum.Enum):
@@ -241,9 +313,9 @@ class Decision(enum.Enum):
 class Handler(Protocol):
     """An application's view of the log: the argument `handler` of a client. Each method may be plain or `async`.
 
-    Two more methods are used where they exist. `apply_batch(transactions)` takes several at once, in order; when it fails,
-    `mark` is asked how far it came. `failed(transaction, error)` returns a `Decision` each time `apply` failed; without it
-    the answer is `RETRY`.
+    Two more methods are used where they exist. `apply_batch(transactions)` takes several at once, in order, and a group
+    always whole; when it fails, `mark` is asked how far it came. `failed(transaction, error)` returns a `Decision` each
+    time that `apply` failed; without it the answer is `RETRY`.
 
     Example:
         ```python
@@ -267,7 +339,8 @@ class Handler(Protocol):
     def apply(self, transaction: Transaction) -> object:
         """Take a transaction into the view, together with its id, which `mark` must return from now on.
 
-        Called for one transaction of a partition at a time, in the order of their ids.
+        Called for one transaction of a partition at a time, in the order of their ids. A handler that wants to take a
+        group together has `apply_batch`.
         """
         ...
 
@@ -369,222 +442,3 @@ class TransactionContext(ABC):
 
     def on_application(self, id: int) -> object:  # noqa: B027  # may be left out
         """The handler of this client has applied it."""
-
-
-Call: TypeAlias = Callable[..., Awaitable[Any]]
-"""How code of the application is called: on the loop, or on another thread."""
-Load: TypeAlias = Callable[[], list[Transaction]]
-
-PAUSE_MIN, PAUSE_MAX = 0.1, 10.0
-TURN = 64
-"""So many transactions are applied before other tasks on the loop have their turn."""
-_log = logging.getLogger("waltz.client")
-
-
-class _Stopped(Exception):
-    """`stop` was called."""
-
-
-async def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
-    result = function(*arguments)
-    return await result if inspect.isawaitable(result) else result
-
-
-def shielded(call: Call) -> Call:
-    """The same for a task that must outlive the application's own: when one of those was cancelled, that is a failure like
-    any other, and does not cancel ours."""
-
-    async def shielded_call(function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return await call(function, *arguments)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise RuntimeError("something that the application's code waited for was cancelled") from error
-
-    return shielded_call
-
-
-async def ask_mark(handler: Handler, call: Call, partition: int) -> int:
-    mark = await call(handler.mark, partition)
-    if not isinstance(mark, int) or mark < EMPTY:
-        raise BadArgument(f"the handler says that its mark of partition {partition} is {mark!r}: no integer from -1 on")
-    return mark
-
-
-class Follower:
-    def __init__(
-        self, partition: int, handler: Handler, *, call: Call, batch_max: int, consumed: Callable[[int], None]
-    ) -> None:
-        """`consumed`: called with the size that `put` was given, when that is applied."""
-        self.applied = EMPTY
-        self._partition = partition
-        self._handler = handler
-        self._call = shielded(call)
-        self._batch_max = batch_max
-        self._consumed = consumed
-        self._apply_batch: Callable[[Sequence[Transaction]], Any] | None = getattr(handler, "apply_batch", None)
-        self._inbox: deque[tuple[int, Load]] = deque()
-        self._wake = asyncio.Event()
-        self._stopping = asyncio.Event()
-        self._count = 0
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._announcements: list[tuple[int, int, Callable[[int], Any]]] = []
-
-    # -- from the feed
-
-    def put(self, size: int, load: Load) -> None:
-        self._inbox.append((size, load))
-        self._wake.set()
-
-    def stop(self) -> None:
-        """Finish the call of the application that is under way, and no more."""
-        self._stopping.set()
-        self._wake.set()
-
-    # -- waiting for an id
-
-    async def reached(self, id: int) -> None:
-        """Until the transaction with this id is applied."""
-        if id > self.applied:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._count += 1
-            heapq.heappush(self._waiting, (id, self._count, future))
-            await future
-
-    def release(self) -> None:
-        """End every `reached`: after a fail-over the id may never come."""
-        waiting, self._waiting = self._waiting, []
-        for _, _, future in waiting:
-            if not future.done():
-                future.set_result(None)
-
-    def announce(self, id: int, listener: Callable[[int], Any]) -> None:
-        """Call `listener` when this id is applied."""
-        self._count += 1
-        heapq.heappush(self._announcements, (id, self._count, listener))
-        self._wake.set()
-
-    def inherit(self, older: Follower) -> None:
-        """The announcements outlive a partition that is taken out and in: the view may have their ids by then."""
-        self._announcements, older._announcements = older._announcements, []
-
-    @property
-    def announcements(self) -> int:
-        return len(self._announcements)
-
-    # -- applying
-
-    async def run(self, mark: int) -> None:
-        """Until `stop`; ends with `PartitionParked` when the application gives up."""
-        self.applied = mark
-        try:
-            while True:
-                await self._make_announcements()
-                self._check()
-                if self._inbox:
-                    size, load = self._inbox.popleft()
-                    await self._apply(load())
-                    self._consumed(size)
-                    await asyncio.sleep(0)
-                else:
-                    self._wake.clear()
-                    await self._wake.wait()
-        except _Stopped:
-            return
-
-    def _check(self) -> None:
-        if self._stopping.is_set():
-            raise _Stopped
-
-    async def _apply(self, transactions: list[Transaction]) -> None:
-        if self._apply_batch is None:
-            await self._apply_each(transactions)
-            return
-        for start in range(0, len(transactions), self._batch_max):
-            self._check()
-            part = transactions[start : start + self._batch_max]
-            try:
-                await self._call(self._apply_batch, part)
-            except Exception as error:  # noqa: BLE001  # the application's code
-                _log.warning("%s could not be applied together: %r; applying them one by one", _names(part), error)
-                mark = await self._persist(part[0], self._ask_mark)
-                await self._apply_each([transaction for transaction in part if transaction.id > mark])
-            await self._reached(part[-1].id)
-
-    async def _apply_each(self, transactions: list[Transaction]) -> None:
-        for number, transaction in enumerate(transactions, 1):
-            self._check()
-            await self._persist(transaction, self._handler.apply, transaction)
-            await self._reached(transaction.id)
-            if number % TURN == 0:
-                await asyncio.sleep(0)
-
-    async def _ask_mark(self) -> int:
-        mark = await ask_mark(self._handler, self._call, self._partition)
-        if mark < self.applied:
-            raise BadArgument(f"the handler's mark of partition {self._partition} went back from {self.applied} to {mark}")
-        return mark
-
-    async def _reached(self, id: int) -> None:
-        assert id >= self.applied
-        self.applied = id
-        while self._waiting and self._waiting[0][0] <= id:
-            _, _, future = heapq.heappop(self._waiting)
-            if not future.done():
-                future.set_result(None)
-        await self._make_announcements()
-
-    async def _make_announcements(self) -> None:
-        while self._announcements and self._announcements[0][0] <= self.applied:
-            id_, _, listener = heapq.heappop(self._announcements)
-            try:
-                await self._call(listener, id_)
-            except Exception:  # noqa: BLE001  # the application's code
-                _log.exception("on_application of transaction %d of partition %d failed", id_, self._partition)
-
-    # -- failing
-
-    async def _persist(self, transaction: Transaction, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call it until it works, or the application says that it never will."""
-        pause = PAUSE_MIN
-        while True:
-            try:
-                return await self._call(function, *arguments)
-            except Exception as error:
-                if await self._decide(transaction, error) is Decision.PARK:
-                    raise PartitionParked(
-                        f"{_names([transaction])} could not be applied: {error!r}",
-                        partition=self._partition,
-                        id=transaction.id,
-                    ) from error
-                _log.warning("%s could not be applied: %r; trying again in %.1f s", _names([transaction]), error, pause)
-            await self._pause(pause)
-            pause = min(2 * pause, PAUSE_MAX)
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            return
-        raise _Stopped
-
-    async def _decide(self, transaction: Transaction, error: Exception) -> Decision:
-        failed = getattr(self._handler, "failed", None)
-        if failed is None:
-            return Decision.RETRY
-        try:
-            decision: Decision = await self._call(failed, transaction, error)
-        except Exception:  # noqa: BLE001  # the application's code
-            _log.exception("`failed` of the handler failed as well, on %s", _names([transaction]))
-            return Decision.PARK
-        return decision
-
-
-def _names(transactions: Sequence[Transaction]) -> str:
-    first, last = transactions[0], transactions[-1]
-    if first is last:
-        return f"transaction {first.id} of partition {first.partition}"
-    return f"transactions {first.id} to {last.id} of partition {first.partition}"

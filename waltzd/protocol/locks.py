@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from operator import index
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from waltzd.errors import BadArgument
 from waltzd.protocol.quorum import EMPTY
@@ -55,6 +55,14 @@ class Lock:
     def hash(self) -> int:
         """The 64 bits by which the log knows it. `BadArgument` when the name is no text or the number no integer."""
         return lock_hash(self.name, self.id)
+
+
+class LoggedLock(NamedTuple):
+    """A lock of a transaction as the log keeps it: without its name. `Lock.hash` says which one it is."""
+
+    hash: int
+    """The 64 bits of `Lock.hash`."""
+    mode: Mode
 
 
 def read_lock(name: str, id: int = 0) -> Lock:
@@ -101,7 +109,8 @@ class Reason(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Committed:
-    """The outcome of a transaction that is on the disks of a majority, under this id, for ever.
+    """The outcome of a transaction that is on the disks of a majority, under this id, for ever; of a group, under this id
+    and those behind it.
 
     Example:
         ```python
@@ -116,11 +125,18 @@ class Committed:
     """
 
     id: int
+    count: int = 1
+    """Of how many transactions: 1, or all those of a group."""
+
+    @property
+    def ids(self) -> range:
+        """The ids of all of them."""
+        return range(self.id, self.id + self.count)
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """The outcome of a transaction that is not in the log and never will be."""
+    """The outcome of a transaction, or a group, that is not in the log and never will be."""
 
     reason: Reason
     conflict_id: int = -1
@@ -131,8 +147,8 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Unknown:
-    """The outcome of a transaction that was sent and not decided before the deadline: it may be in the log or not, and the
-    client did not send it again."""
+    """The outcome of a transaction, or a group, that was sent and not decided before the deadline: it may be in the log or
+    not, and the client did not send it again. A group is in the log as a whole, or not at all."""
 
 
 Outcome: TypeAlias = Committed | Rejected | Unknown

@@ -21,7 +21,7 @@ from waltzctl.bench.result import Place, Result, Series
 from waltzctl.bench.site import CLIENT, Reading, flushes, processes
 from waltzctl.show.bench import result as shown
 from waltzctl.show.forms import put
-from waltzd.client.outbox import Outcomes
+from waltzd.client.pending import Outcomes
 from waltzd.errors import BadArgument
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.locks import Committed, Mode, Reason, Rejected, Unknown

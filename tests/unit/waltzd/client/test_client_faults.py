@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -19,7 +20,7 @@ from tests.unit.timeless import run
 from tests.unit.waltzd.client.test_client import Increment, View, until
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Declined
+from waltzd.client.view import Declined, Transaction
 from waltzd.errors import CannotConnect, NotSent, SessionEnded
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Outcome, Rejected, Unknown, append_lock, write_lock
@@ -57,13 +58,40 @@ class History:
                     assert isinstance(outcome, Unknown)
 
 
-async def writer(client: Client, history: History, name: str, rounds: int, chance: random.Random) -> None:
-    """Single ones and bundles, some under locks that fail."""
+class WholeView(View):
+    """Takes several at once, and sees that no group is cut."""
+
+    def __init__(self, fake: FakeCluster, chance: random.Random) -> None:
+        super().__init__()
+        self._partition = fake.partitions[0]
+        self._chance = chance
+
+    async def apply_batch(self, transactions: Sequence[Transaction]) -> None:
+        first, last = transactions[0].id, transactions[-1].id
+        assert self._partition.whole(first - 1) == first - 1, "it begins inside a group"
+        assert self._partition.whole(last) == last, "it ends inside a group"
+        if self._chance.random() < 0.1:
+            raise OSError("the database is away")
+        for transaction in transactions:
+            await self.apply(transaction)
+
+
+async def writer(client: Client, history: History, name: str, rounds: int, chance: random.Random, format: int) -> None:
+    """Single ones, bundles, and in format 1 groups, some under locks that fail."""
     for number in range(rounds):
         payload = f"{name}/{number}".encode()
         locks = [chance.choice([append_lock("shared"), write_lock(name, number % 2)])] if number % 3 == 0 else []
         try:
-            if number % 4 == 3:
+            if number % 4 == 2 and format == 1:
+                payloads = [payload + b"/%d" % i for i in range(chance.randint(1, 7))]
+                each = [locks if i == 1 else [] for i in range(len(payloads))]
+                outcome = await client.append_group(payloads, partition=0, locks=each, mark=-1)
+                if isinstance(outcome, Committed):
+                    assert outcome.count == len(payloads)
+                    history.told |= {payload: Committed(id_) for payload, id_ in zip(payloads, outcome.ids, strict=True)}
+                else:
+                    history.told |= dict.fromkeys(payloads, outcome)
+            elif number % 4 == 3:
                 payloads = [payload + b"/%d" % i for i in range(chance.randint(1, 9))]
                 each = [[append_lock("shared", i)] for i in range(len(payloads))]
                 outcomes = await client.append_many(payloads, partition=0, locks=each, mark=-1)
@@ -77,10 +105,10 @@ async def writer(client: Client, history: History, name: str, rounds: int, chanc
 
 async def scenario(fake: FakeCluster, *, feed: FeedMode, rounds: int, chance: random.Random) -> None:
     history = History()
-    view = None if feed is FeedMode.NONE else View()
+    view = None if feed is FeedMode.NONE else chance.choice([View(), WholeView(fake, chance)])
     partition = fake.partitions[0]
     async with Client("s0:1,s1:1", connect=fake.connect, handler=view, feed=feed, settings=SETTINGS) as client:
-        writers = [writer(client, history, name, rounds, chance) for name in ("a", "b", "c")]
+        writers = [writer(client, history, name, rounds, chance, fake.format) for name in ("a", "b", "c")]
         await asyncio.gather(*writers)
         fake.fault = lambda moment: None
         await client.flush()
@@ -97,6 +125,7 @@ def cluster_of(chance: random.Random, rate: float) -> FakeCluster:
     fake = FakeCluster(
         fault=lambda moment: chance.choice(FAULTS) if chance.random() < rate else None,
         choose=lambda count: chance.randrange(count) if count > 0 else 0,
+        format=chance.choice([0, 1]),
     )
     fake.feed_records = chance.randint(1, 6)
     return fake
@@ -112,12 +141,13 @@ def test_faults_by_chance(seed: int) -> None:
 
 @pytest.mark.parametrize("feed", list(FeedMode), ids=lambda feed: feed.name)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_fault_at_every_moment(fault: str, feed: FeedMode) -> None:
-    quiet = FakeCluster()
+@pytest.mark.parametrize("format", [0, 1])
+def test_one_fault_at_every_moment(format: int, fault: str, feed: FeedMode) -> None:
+    quiet = FakeCluster(format=format)
     run(scenario(quiet, feed=feed, rounds=7, chance=random.Random(1)))
     assert len(quiet.moments) > 15
     for at in range(len(quiet.moments)):
-        fake = FakeCluster(choose=lambda count: count // 2)
+        fake = FakeCluster(choose=lambda count: count // 2, format=format)
         fake.fault = lambda moment, fake=fake, at=at: fault if len(fake.moments) == at + 1 else None  # type: ignore[misc]
         run(scenario(fake, feed=feed, rounds=7, chance=random.Random(1)))
 

@@ -23,7 +23,8 @@ from tests.unit.waltzd.client.test_blocking import View as BlockingView
 from tests.unit.waltzd.client.test_client import Increment, View, until, with_client
 from waltzd.client.blocking import BlockingClient
 from waltzd.client.client import Client
-from waltzd.client.outbox import Outbox, Request
+from waltzd.client.outbox import Outbox
+from waltzd.client.pending import Request
 from waltzd.client.view import Builder, Transaction
 from waltzd.errors import BadArgument, ClientClosed
 from waltzd.protocol.batches import Limits

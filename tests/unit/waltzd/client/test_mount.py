@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from waltzd.client.mount import MOVES, Event, Mount, State
-from waltzd.client.outbox import FRAME_BYTES, ROWS_MAX, TOGETHER_BYTES, Bundle, Outbox, Request
+from waltzd.client.outbox import FRAME_BYTES, ROWS_MAX, TOGETHER_BYTES, Outbox
+from waltzd.client.pending import Bundle, Request
 from waltzd.errors import BadFrame, NotOwner, NotSent, WaltzError
 from waltzd.format.record import HEAD, HeadArray
 from waltzd.protocol.batches import (

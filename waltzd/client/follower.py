@@ -1,0 +1,269 @@
+"""The feed of one partition on its way to the application's handler, one call at a time, each id exactly next.
+
+What waits here is bounded by the credit of the mount. A feed is cut anywhere, a group is not: its beginning is held until
+the rest is there, and `applied` never stands inside a group. A transaction that cannot be applied stands in the way of
+those behind it, on purpose: it is tried again with growing pauses, each failure is reported with its id, or the partition
+is parked when the application says so."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+from waltzd.client.view import Decision, Handler, Transaction, end_of_part
+from waltzd.errors import BadArgument, PartitionParked
+from waltzd.protocol.quorum import EMPTY
+
+Call: TypeAlias = Callable[..., Awaitable[Any]]
+"""How code of the application is called: on the loop, or on another thread."""
+Load: TypeAlias = Callable[[], list[Transaction]]
+
+PAUSE_MIN, PAUSE_MAX = 0.1, 10.0
+TURN = 64
+"""So many transactions are applied before other tasks on the loop have their turn."""
+_log = logging.getLogger("waltz.client")
+
+
+class _Stopped(Exception):
+    """`stop` was called."""
+
+
+async def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
+    result = function(*arguments)
+    return await result if inspect.isawaitable(result) else result
+
+
+def shielded(call: Call) -> Call:
+    """The same for a task that must outlive the application's own: when one of those was cancelled, that is a failure like
+    any other, and does not cancel ours."""
+
+    async def shielded_call(function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return await call(function, *arguments)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise RuntimeError("something that the application's code waited for was cancelled") from error
+
+    return shielded_call
+
+
+async def ask_mark(handler: Handler, call: Call, partition: int) -> int:
+    mark = await call(handler.mark, partition)
+    if not isinstance(mark, int) or mark < EMPTY:
+        raise BadArgument(f"the handler says that its mark of partition {partition} is {mark!r}: no integer from -1 on")
+    return mark
+
+
+class Follower:
+    def __init__(
+        self, partition: int, handler: Handler, *, call: Call, batch_max: int, consumed: Callable[[int], None]
+    ) -> None:
+        """`consumed`: called with the size that `put` was given, when that is applied."""
+        self.applied = EMPTY
+        self._partition = partition
+        self._handler = handler
+        self._call = shielded(call)
+        self._batch_max = batch_max
+        self._consumed = consumed
+        self._apply_batch: Callable[[Sequence[Transaction]], Any] | None = getattr(handler, "apply_batch", None)
+        self._inbox: deque[tuple[int, Load, bool]] = deque()
+        self._held: list[Transaction] = []
+        """The beginning of a group whose rest has not come."""
+        self._wake = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._count = 0
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._announcements: list[tuple[int, int, Callable[[int], Any]]] = []
+
+    # -- from the feed
+
+    def put(self, size: int, load: Load, goes_on: bool) -> None:
+        """`goes_on`: the group of the last one does."""
+        self._inbox.append((size, load, goes_on))
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Finish the call of the application that is under way, and no more."""
+        self._stopping.set()
+        self._wake.set()
+
+    # -- waiting for an id
+
+    async def reached(self, id: int) -> None:
+        """Until the transaction with this id is applied."""
+        if id > self.applied:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._count += 1
+            heapq.heappush(self._waiting, (id, self._count, future))
+            await future
+
+    def release(self) -> None:
+        """End every `reached`: after a fail-over the id may never come."""
+        waiting, self._waiting = self._waiting, []
+        for _, _, future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def announce(self, id: int, listener: Callable[[int], Any]) -> None:
+        """Call `listener` when this id is applied."""
+        self._count += 1
+        heapq.heappush(self._announcements, (id, self._count, listener))
+        self._wake.set()
+
+    def inherit(self, older: Follower) -> None:
+        """The announcements outlive a partition that is taken out and in: the view may have their ids by then."""
+        self._announcements, older._announcements = older._announcements, []
+
+    @property
+    def announcements(self) -> int:
+        return len(self._announcements)
+
+    # -- applying
+
+    async def run(self, mark: int) -> None:
+        """Until `stop`; ends with `PartitionParked` when the application gives up."""
+        self.applied = mark
+        try:
+            while True:
+                await self._make_announcements()
+                self._check()
+                if self._inbox:
+                    size, load, goes_on = self._inbox.popleft()
+                    await self._apply(self._whole(load(), goes_on))
+                    self._consumed(size)  # what is held, too: no credit must be missing for the rest of its group
+                    await asyncio.sleep(0)
+                else:
+                    self._wake.clear()
+                    await self._wake.wait()
+        except _Stopped:
+            return
+
+    def _check(self) -> None:
+        if self._stopping.is_set():
+            raise _Stopped
+
+    def _whole(self, transactions: list[Transaction], goes_on: bool) -> list[Transaction]:
+        """What may be applied of what is there; the beginning of a group is held."""
+        found, self._held = self._held + transactions, []
+        if goes_on:
+            start = next((at for at in range(len(found) - 1, 0, -1) if not found[at].follows), 0)
+            found, self._held = found[:start], found[start:]
+        return found
+
+    async def _apply(self, transactions: list[Transaction]) -> None:
+        if self._apply_batch is None:
+            await self._apply_each(transactions)
+            return
+        start = 0
+        while start < len(transactions):
+            self._check()
+            stop = end_of_part(transactions, start, self._batch_max)
+            part = transactions[start:stop]
+            try:
+                await self._call(self._apply_batch, part)
+            except Exception as error:  # noqa: BLE001  # the application's code
+                _log.warning("%s could not be applied together: %r; applying them one by one", _names(part), error)
+                mark = await self._persist(part[0], self._ask_mark)
+                await self._apply_each([transaction for transaction in part if transaction.id > mark])
+            await self._reached(part[-1].id)
+            start = stop
+
+    async def _apply_each(self, transactions: list[Transaction]) -> None:
+        start = 0
+        while start < len(transactions):
+            stop = end_of_part(transactions, start, 1)
+            group = transactions[start:stop]
+            if len(group) > 1 and self._apply_batch is not None:
+                self._check()
+                await self._persist(group[0], self._apply_group, group)
+            else:
+                for number, transaction in enumerate(group, start + 1):
+                    self._check()
+                    await self._persist(transaction, self._handler.apply, transaction)
+                    if number % TURN == 0:
+                        await asyncio.sleep(0)
+            await self._reached(group[-1].id)
+            start = stop
+
+    async def _apply_group(self, group: list[Transaction]) -> None:
+        """What the handler has not taken of it, together."""
+        assert self._apply_batch is not None
+        mark = await self._ask_mark()
+        rest = [transaction for transaction in group if transaction.id > mark]
+        if rest:
+            await self._call(self._apply_batch, rest)
+
+    async def _ask_mark(self) -> int:
+        mark = await ask_mark(self._handler, self._call, self._partition)
+        if mark < self.applied:
+            raise BadArgument(f"the handler's mark of partition {self._partition} went back from {self.applied} to {mark}")
+        return mark
+
+    async def _reached(self, id: int) -> None:
+        assert id >= self.applied
+        self.applied = id
+        while self._waiting and self._waiting[0][0] <= id:
+            _, _, future = heapq.heappop(self._waiting)
+            if not future.done():
+                future.set_result(None)
+        await self._make_announcements()
+
+    async def _make_announcements(self) -> None:
+        while self._announcements and self._announcements[0][0] <= self.applied:
+            id_, _, listener = heapq.heappop(self._announcements)
+            try:
+                await self._call(listener, id_)
+            except Exception:  # noqa: BLE001  # the application's code
+                _log.exception("on_application of transaction %d of partition %d failed", id_, self._partition)
+
+    # -- failing
+
+    async def _persist(self, transaction: Transaction, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call it until it works, or the application says that it never will."""
+        pause = PAUSE_MIN
+        while True:
+            try:
+                return await self._call(function, *arguments)
+            except Exception as error:
+                if await self._decide(transaction, error) is Decision.PARK:
+                    raise PartitionParked(
+                        f"{_names([transaction])} could not be applied: {error!r}",
+                        partition=self._partition,
+                        id=transaction.id,
+                    ) from error
+                _log.warning("%s could not be applied: %r; trying again in %.1f s", _names([transaction]), error, pause)
+            await self._pause(pause)
+            pause = min(2 * pause, PAUSE_MAX)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+        raise _Stopped
+
+    async def _decide(self, transaction: Transaction, error: Exception) -> Decision:
+        failed = getattr(self._handler, "failed", None)
+        if failed is None:
+            return Decision.RETRY
+        try:
+            decision: Decision = await self._call(failed, transaction, error)
+        except Exception:  # noqa: BLE001  # the application's code
+            _log.exception("`failed` of the handler failed as well, on %s", _names([transaction]))
+            return Decision.PARK
+        return decision
+
+
+def _names(transactions: Sequence[Transaction]) -> str:
+    first, last = transactions[0], transactions[-1]
+    if first is last:
+        return f"transaction {first.id} of partition {first.partition}"
+    return f"transactions {first.id} to {last.id} of partition {first.partition}"

@@ -1,0 +1,328 @@
+"""What an application has handed in and is told about at once: one transaction, many, or a group. Pure.
+
+A `Request` is one transaction with one outcome. A `Bundle` is many, each for itself, with columns of outcomes; it may go
+out in pieces. A `Group` is many with one outcome: it goes out whole, and is in the log as a whole or not at all. Each has a
+waiter that is settled exactly once: by the outcome, by the deadline with what is known then, or by an error when nothing
+of it was sent. Where they wait and how they travel is decided in `waltzd.client.outbox`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from waltzd.errors import BadFrame, NeedsBatches, TooLarge, WaltzError
+from waltzd.format.checksum import I64, crc32
+from waltzd.format.record import OVERHEAD_BYTES
+from waltzd.protocol.batches import U8, U64, AppendBatch, Limits
+from waltzd.protocol.locks import Committed, Lock, Outcome, Reason, Rejected, Unknown
+from waltzd.protocol.quorum import EMPTY
+
+LOCK_BYTES = 9
+IS_COMMITTED, IS_UNKNOWN = 0, 255
+"""In the column of reasons, beside the numbers of `Reason`."""
+
+
+class Waiter(Protocol):
+    """Where the outcome goes; a future of asyncio is one."""
+
+    def done(self) -> bool: ...
+    def set_result(self, outcome: Any, /) -> None: ...
+    def set_exception(self, error: Any, /) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """What `append_many` returns: the outcomes of many transactions, as numpy columns with a row for each payload.
+
+    `len(outcomes)` is the number of rows, and `outcomes[row]` makes a `Committed`, `Rejected` or `Unknown` of one.
+
+    Example:
+        ```python
+        outcomes = await client.append_many(payloads, partition=0)
+        if outcomes.committed < len(outcomes):
+            print([outcomes[row] for row in range(len(outcomes)) if outcomes.ids[row] < 0])
+        ```
+    """
+
+    ids: I64
+    """The ids of those that are committed, -1 elsewhere."""
+    reasons: U8
+    """0 for committed, 255 for unknown, else the `Reason` of the rejection."""
+    conflict_ids: I64
+    """As of `Rejected`, where a transaction was rejected."""
+    locks: U64
+    """The hash of the lock that failed; 0 for none."""
+
+    @staticmethod
+    def unknown(count: int) -> Outcomes:
+        """So many rows without an outcome."""
+        nothing = np.full(count, EMPTY, np.int64)
+        return Outcomes(nothing, np.full(count, IS_UNKNOWN, np.uint8), nothing.copy(), np.zeros(count, np.uint64))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def committed(self) -> int:
+        """How many are in the log."""
+        return int(np.count_nonzero(self.reasons == IS_COMMITTED))
+
+    def __getitem__(self, row: int) -> Outcome:
+        reason = int(self.reasons[row])
+        if reason == IS_COMMITTED:
+            return Committed(int(self.ids[row]))
+        if reason == IS_UNKNOWN:
+            return Unknown()
+        return Rejected(Reason(reason), int(self.conflict_ids[row]), int(self.locks[row]) or None)
+
+    def copy(self) -> Outcomes:
+        """The same rows in columns of their own."""
+        return Outcomes(self.ids.copy(), self.reasons.copy(), self.conflict_ids.copy(), self.locks.copy())
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One transaction."""
+
+    mark: int
+    data: bytes
+    header: int
+    lock_ids: tuple[int, ...]
+    lock_modes: tuple[int, ...]
+    waiter: Waiter
+    deadline: float
+    data_crc: int = 0
+    bytes: int = 0
+    ticket: int = 0
+
+    def __post_init__(self) -> None:
+        self.data_crc = crc32(self.data)
+        self.bytes = len(self.data) + OVERHEAD_BYTES + LOCK_BYTES * len(self.lock_ids)
+
+    @property
+    def rows(self) -> int:
+        return 1
+
+    @property
+    def rest_rows(self) -> int:
+        return 1
+
+    @property
+    def rest_bytes(self) -> int:
+        return self.bytes
+
+    def settle(self, outcome: Outcome) -> None:
+        if not self.waiter.done():
+            self.waiter.set_result(outcome)
+
+    def refuse(self, error: WaltzError) -> None:
+        """It was not sent."""
+        if not self.waiter.done():
+            self.waiter.set_exception(copy(error))  # each waiter raises its own
+
+
+class Bundle:
+    """Many transactions, each for itself. They go out in pieces, in order."""
+
+    def __init__(
+        self,
+        marks: int | Sequence[int],
+        payloads: Sequence[bytes],
+        headers: Sequence[int] | None,
+        locks: Sequence[Sequence[Lock]] | None,
+        waiter: Waiter,
+        deadline: float,
+    ) -> None:
+        """`marks`: one for all of them, or one for each."""
+        count = len(payloads)
+        each = locks if locks is not None else [()] * count
+        assert count > 0
+        assert len(each) == count
+        assert headers is None or len(headers) == count
+        self.rows = count
+        self.marks: I64 = np.broadcast_to(np.array(marks, np.int64), count)
+        self.waiter = waiter
+        self.deadline = deadline
+        self.ticket = 0
+        self.headers = np.zeros(count, np.int32) if headers is None else np.array(headers, np.int32)
+        self.lengths = np.fromiter(map(len, payloads), np.int64, count)
+        self.data_crcs = np.fromiter(map(crc32, payloads), np.uint32, count)
+        self.lock_counts = np.fromiter(map(len, each), np.int64, count)
+        self.lock_ids = np.array([lock.hash for some in each for lock in some], np.uint64)
+        self.lock_modes = np.array([int(lock.mode) for some in each for lock in some], np.uint8)
+        self.payloads = memoryview(b"".join(payloads))
+        self._data_ends = _ends(self.lengths)
+        self._lock_ends = _ends(self.lock_counts)
+        self.ends = _ends(self.lengths + OVERHEAD_BYTES + LOCK_BYTES * self.lock_counts)
+        self.bytes = int(self.ends[-1])
+        self.taken = 0
+        """Rows that were sent."""
+        self._undecided = count
+        self._outcomes = Outcomes.unknown(count)
+
+    @property
+    def rest_rows(self) -> int:
+        """Those that were not sent; `rest_bytes` likewise."""
+        return self.rows - self.taken
+
+    @property
+    def rest_bytes(self) -> int:
+        return self.bytes - int(self.ends[self.taken])
+
+    def piece(self, start: int, stop: int, first_sequence: int) -> AppendBatch:
+        data = slice(int(self._data_ends[start]), int(self._data_ends[stop]))
+        locks = slice(int(self._lock_ends[start]), int(self._lock_ends[stop]))
+        return AppendBatch(
+            first_sequence=first_sequence,
+            marks=self.marks[start:stop],
+            headers=self.headers[start:stop],
+            lengths=self.lengths[start:stop],
+            data_crcs=self.data_crcs[start:stop],
+            lock_counts=self.lock_counts[start:stop],
+            lock_ids=self.lock_ids[locks],
+            lock_modes=self.lock_modes[locks],
+            payloads=self.payloads[data],
+        )
+
+    def committed(self, rows: I64, ids: I64) -> None:
+        self._outcomes.reasons[rows] = IS_COMMITTED
+        self._outcomes.ids[rows] = ids
+        self._decided(len(rows))
+
+    def rejected(self, rows: I64, reasons: U8, conflict_ids: I64, locks: U64) -> None:
+        self._outcomes.reasons[rows] = reasons
+        self._outcomes.conflict_ids[rows] = conflict_ids
+        self._outcomes.locks[rows] = locks
+        self._decided(len(rows))
+
+    def lost(self, rows: I64 | slice) -> None:
+        self._outcomes.reasons[rows] = int(Reason.LOST)
+        self._decided(len(self._outcomes.ids[rows]))
+
+    def _decided(self, count: int) -> None:
+        self._undecided -= count
+        if self._undecided == 0 and not self.waiter.done():
+            self.waiter.set_result(self._result())
+
+    def _result(self) -> Outcomes | Outcome:
+        return self._outcomes
+
+    def refuse(self, error: WaltzError) -> None:
+        """What was not sent never will be: an error when that is all of it, else those rows are lost."""
+        if self.taken:
+            self.lost(slice(self.taken, None))
+        elif not self.waiter.done():
+            self.waiter.set_exception(copy(error))  # each waiter raises its own
+
+    def settle_as_it_is(self) -> None:
+        """Tell what is known by now; later outcomes are not told."""
+        if not self.waiter.done():
+            self.waiter.set_result(self._outcomes.copy())
+
+
+class Group(Bundle):
+    """Many transactions with one outcome. They go out in one frame, and stay together everywhere."""
+
+    place: int | None = None
+    """Its first id, as far as one of its ids is known."""
+
+    def piece(self, start: int, stop: int, first_sequence: int) -> AppendBatch:
+        assert (start, stop) == (0, self.rows), "a group is never split"
+        return replace(super().piece(start, stop, first_sequence), follows=np.arange(self.rows) > 0)
+
+    def check_places(self, rows: I64, ids: I64) -> None:
+        """Its ids are in a row, in its own order."""
+        places = set((ids - rows).tolist()) | ({self.place} if self.place is not None else set())
+        if len(places) > 1:
+            raise BadFrame(f"a group of {self.rows} transactions has ids that are not in a row")
+
+    def committed(self, rows: I64, ids: I64) -> None:
+        self.place = int(ids[0] - rows[0])
+        super().committed(rows, ids)
+
+    def _result(self) -> Outcome:
+        first = self._outcomes[0]
+        return Committed(first.id, self.rows) if isinstance(first, Committed) else first
+
+    def settle_as_it_is(self) -> None:
+        if not self.waiter.done():
+            self.waiter.set_result(Unknown())
+
+
+Submission: TypeAlias = Request | Bundle
+
+
+class Built(Protocol):
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def header(self) -> int: ...
+    @property
+    def locks(self) -> tuple[Lock, ...]: ...
+
+
+def request(mark: int, data: bytes, header: int, locks: Sequence[Lock]) -> Callable[[Waiter, float], Request]:
+    """All but who waits for it, and until when; the others likewise."""
+    return partial(
+        Request, mark, data, header, tuple([lock.hash for lock in locks]), tuple([int(lock.mode) for lock in locks])
+    )
+
+
+def request_of(mark: int, built: Built) -> Callable[[Waiter, float], Request]:
+    return request(mark, built.data, built.header, built.locks)
+
+
+def group_of(marks: Sequence[int], built: Sequence[Built]) -> Callable[[Waiter, float], Group]:
+    return partial(Group, marks, [one.data for one in built], [one.header for one in built], [one.locks for one in built])
+
+
+def _ends(sizes: I64) -> I64:
+    out: NDArray[np.int64] = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=out[1:])
+    return out
+
+
+def why_refused(submission: Submission, limits: Limits, format: int) -> WaltzError | None:
+    """Why the server would refuse the whole frame because of it, in a session that writes this format."""
+    if isinstance(submission, Bundle):
+        size, locks = int(submission.lengths.max()), int(submission.lock_counts.max())
+    else:
+        size, locks = len(submission.data), len(submission.lock_ids)
+    if size > limits.payload_bytes_max:
+        return TooLarge(f"a transaction has {size} bytes; the server takes {limits.payload_bytes_max}")
+    if locks > limits.locks_max:
+        return TooLarge(f"a transaction has {locks} locks; the server takes {limits.locks_max}")
+    if not isinstance(submission, Group) or submission.rows == 1:
+        return None
+    if format == 0:
+        return NeedsBatches(f"a group of {submission.rows} transactions needs format 1; this partition writes format 0")
+    if submission.bytes > limits.frame_bytes_max:
+        return TooLarge(
+            f"a group of {submission.rows} transactions has {submission.bytes} bytes; the server takes "
+            f"{limits.frame_bytes_max} together",
+            frame_bytes_max=limits.frame_bytes_max,
+        )
+    return None
+
+
+def batch_of(requests: Sequence[Request], first_sequence: int) -> AppendBatch:
+    count = len(requests)
+    locks = [request.lock_ids for request in requests]
+    return AppendBatch(
+        first_sequence=first_sequence,
+        marks=np.array([request.mark for request in requests], np.int64),
+        headers=np.array([request.header for request in requests], np.int32),
+        lengths=np.array([len(request.data) for request in requests], np.int64),
+        data_crcs=np.array([request.data_crc for request in requests], np.uint32),
+        lock_counts=np.fromiter(map(len, locks), np.int64, count),
+        lock_ids=np.array([id_ for some in locks for id_ in some], np.uint64),
+        lock_modes=np.array([mode for request in requests for mode in request.lock_modes], np.uint8),
+        payloads=b"".join([request.data for request in requests]),
+    )
