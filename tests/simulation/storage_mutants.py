@@ -244,12 +244,12 @@ def cuts_one_record_too_few(patches: Patches) -> None:
     """A truncation leaves one more record in the file than it says."""
 
     def make(right: Any) -> Any:
-        def end_of(self: Healing, position: int, mark: int) -> int:
-            end: int = right(self, position, mark)
+        def end_of(self: Healing, position: int, mark: int) -> tuple[int, int]:
+            end, next_id = right(self, position, mark)
             behind = self._shelf.segment_with(max(0, mark))[0]
             if mark + 2 < behind.next_id and mark >= behind.first_id:
-                end = behind.end_of(mark + 1)
-            return end
+                end = behind.end_of(mark + 1)[0]
+            return end, next_id
 
         return end_of
 

@@ -28,6 +28,7 @@ class Code(enum.StrEnum):
     DAMAGED_RECORD = "damaged-record"
     DAMAGED_PAYLOAD = "damaged-payload"
     DAMAGED_HEADER = "damaged-header"
+    WRONG_FOOTER = "wrong-footer"
     UNKNOWN_VERSION = "unknown-version"
     FOREIGN_KEY = "foreign-cluster-key"
     SEGMENT_GAP = "segment-gap"
@@ -56,6 +57,7 @@ REMEDY = {
     Code.DAMAGED_RECORD: _FROM_REPLICAS,
     Code.DAMAGED_PAYLOAD: "the client sent it so, or it was damaged before it was stored; compare with the other replicas",
     Code.DAMAGED_HEADER: _FROM_REPLICAS,
+    Code.WRONG_FOOTER: _FROM_REPLICAS,
     Code.UNKNOWN_VERSION: "use the Waltz version that wrote the file",
     Code.FOREIGN_KEY: "move the file to the cluster that it belongs to",
     Code.SEGMENT_GAP: "put the missing segment back, or " + _FROM_REPLICAS,

@@ -9,14 +9,18 @@ had.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from waltzd.disk.seam import File, join
 from waltzd.errors import DiskFull, ForeignCluster, HeaderDamaged, PartitionDamaged, PathMissing, UnknownVersion, WaltzError
+from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
+from waltzd.format.batch import Batch, End, Head
 from waltzd.format.finding import Code, Finding
+from waltzd.format.footer import FooterBuilder
 from waltzd.format.index import IndexChecker, IndexWriter, offsets_of
-from waltzd.format.layout import HEADER_BYTES, FileHeader, index_entries, index_name, read_header
-from waltzd.format.scan import Gap, Survey, survey
-from waltzd.storage.replica.segment import UNUSABLE, Segment, header_of
+from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, index_entries, index_name, read_header
+from waltzd.format.scan import Gap, OnBatch, OnRun, Survey, survey
+from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, header_of
 from waltzd.storage.replica.site import Site
 
 
@@ -157,11 +161,27 @@ def _rest_finding(site: Site, path: str, found: Survey) -> Finding:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Front:
+    """What is known of the segment in front of one of format 1."""
+
+    end: End | None = None
+    """Where its last batch ends; None where that is not known."""
+    footer: bytes | None = None
+    """The hash of its footer; None where that cannot be read."""
+
+
 def examine_segment(
-    site: Site, first_id: int, *, next_id: int, is_last: bool = False, active: Segment | None = None
+    site: Site,
+    first_id: int,
+    *,
+    next_id: int,
+    is_last: bool = False,
+    active: Segment | None = None,
+    front: Front | None = None,
 ) -> list[Finding]:
     """Read all of a segment that should end in front of `next_id`; damage is returned. Afterwards its index is right, and
-    so is the part of its header that means nothing.
+    so is the part of its header that means nothing, and its footer where it has all its batches.
 
     Where sound records end early and another segment follows, nothing is wrong with this one: one behind it is missing."""
     path, expected = site.path(first_id), site.header(first_id)
@@ -170,9 +190,22 @@ def examine_segment(
         header = header_of(data, expected)
     except UNUSABLE as error:
         return [header_finding(site, error, first_id, next_id - 1)]
+    first = Head.decode(data.read(HEADER_BYTES, BATCH_HEAD_BYTES)) if header.version == BATCHES else None
+    if first is not None:
+        header = replace(header, created_ms=first.time // 1000)
     if data.read(0, HEADER_BYTES) != header.encode():
         _write_header(site, active.data if active else site.disk.open(path, write=True), header)
-    found = _survey_active(site, active, header) if active else _survey_sealed(site, data, header, next_id)
+    front, builder = front or Front(), FooterBuilder(header.encode())
+
+    def add(offset: int, batch: Batch) -> None:
+        builder.add(batch.head, batch.pieces)
+
+    if active:
+        found = _survey_active(site, active, header, front.end, add)
+    else:
+        found = _survey_sealed(site, data, header, next_id, front.end, add)
+    if found.is_sealed and found.next_id == next_id and not found.tail_bytes and not found.gaps:
+        return _examine_footer(site, active, path, found, builder, front.footer)
     findings = [gap_finding(site, path, gap, next_id) for gap in found.gaps]
     if found.next_id < next_id and not is_last and not found.tail_bytes and found.next_id > first_id:
         findings.append(missing_finding(site, found.next_id, next_id - 1))
@@ -183,20 +216,61 @@ def examine_segment(
     return findings
 
 
-def _survey_active(site: Site, active: Segment, header: FileHeader) -> Survey:
+def _examine_footer(
+    site: Site, active: Segment | None, path: str, found: Survey, builder: FooterBuilder, before: bytes | None
+) -> list[Finding]:
+    """Behind all batches of a segment. A missing or damaged footer is made again from them; a sound one that says something
+    else tells that somebody changed the history."""
+    if found.footer is not None:
+        right = builder.footer(found.footer.before if before is None else before)
+        if right.encode() == found.footer.encode():
+            return []
+        last_byte = found.end + found.footer_bytes - 1
+        return [
+            site.finding(
+                Code.WRONG_FOOTER, path, "its footer is sound, and not that of these batches behind the segment in front",
+                first_byte=found.end, last_byte=last_byte,
+            )
+        ]  # fmt: skip
+    if before is None:
+        return []
+    file = active.data if active else site.disk.open(path, write=True)
+    try:
+        file.truncate(found.end)
+        file.write(found.end, builder.footer(before).encode())
+        file.flush()
+    except DiskFull:
+        file.truncate(found.end)
+        raise
+    if isinstance(active, BatchSegment):
+        active.has_footer = True
+    site.settings.say(f"the footer of {path} was made again from the data")
+    return []
+
+
+def _survey_active(site: Site, active: Segment, header: FileHeader, before: End | None, on_batch: OnBatch) -> Survey:
     """Its index is open for writing, and is written over."""
     data, index = active.data, active.index
     if not _has_right_header(index, header):
         _write_header(site, active.index, header)
     return survey(
-        data, first_id=header.first_id, end=data.size(), index=index,
-        on_run=lambda offset, run: active.write_index(run.first_id, offsets_of(offset, run)),
+        data, first_id=header.first_id, end=data.size(), version=header.version, before=before, index=index,
+        on_batch=on_batch, on_run=lambda offset, run: active.write_index(run.first_id, offsets_of(offset, run)),
     )  # fmt: skip
 
 
-def _survey_sealed(site: Site, data: File, header: FileHeader, next_id: int) -> Survey:
+def _survey_sealed(
+    site: Site, data: File, header: FileHeader, next_id: int, before: End | None, on_batch: OnBatch
+) -> Survey:
     """A right index stays; another one takes the place of a wrong one."""
     disk, first_id = site.disk, header.first_id
+
+    def look(index: File | None, on_run: OnRun, on_batch: OnBatch | None = None) -> Survey:
+        return survey(
+            data, first_id=first_id, end=data.size(), version=header.version, before=before, id_limit=next_id, index=index,
+            on_run=on_run, on_batch=on_batch,
+        )  # fmt: skip
+
     path = join(site.directory, index_name(first_id))
     index = disk.open(path) if disk.exists(path) else None
     writer: IndexWriter | None = None
@@ -206,11 +280,12 @@ def _survey_sealed(site: Site, data: File, header: FileHeader, next_id: int) -> 
             index = None  # its entries are no hint either
         if index is not None:
             checker = IndexChecker(index, first_id)
-            found = survey(data, first_id=first_id, end=data.size(), id_limit=next_id, index=index, on_run=checker.add)
+            found = look(index, checker.add, on_batch)
             if checker.is_right and index_entries(index.size()) == found.next_id - first_id:
                 return found
+        is_first = index is None
         writer = IndexWriter(disk, site.directory, header)
-        found = survey(data, first_id=first_id, end=data.size(), id_limit=next_id, index=index, on_run=writer.add)
+        found = look(index, writer.add, on_batch if is_first else None)
         # It ends where the data ends, also when more was expected: the next start sees by its size that ids are missing.
         writer.finish(found.next_id)
     except DiskFull:
@@ -227,7 +302,8 @@ def _survey_sealed(site: Site, data: File, header: FileHeader, next_id: int) -> 
 def _has_right_header(index: File, header: FileHeader) -> bool:
     """In every byte apart from its date."""
     raw = index.read(0, HEADER_BYTES)
-    return not read_header(raw, index.path, header.key, header.partition, header.first_id)[1]
+    found, findings = read_header(raw, index.path, header.key, header.partition, header.first_id)
+    return not findings and found is not None and found.version == header.version
 
 
 def _write_header(site: Site, file: File, header: FileHeader) -> None:

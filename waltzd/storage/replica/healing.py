@@ -12,15 +12,20 @@ again: a crash halfway leaves it as damaged as it was, never sound by accident.
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from waltzd.disk.seam import Buffer, File, join
 from waltzd.errors import HeaderDamaged, NotNextId, TooLarge, UnfitSegment, WaltzError
-from waltzd.format.index import offsets_of, read_index, write_entries
+from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
+from waltzd.format.batch import End, Head
+from waltzd.format.footer import NO_HASH, Footer, FooterBuilder
+from waltzd.format.index import offsets_of, places_of, read_index, write_entries
 from waltzd.format.layout import (
+    BATCHES,
     HEADER_BYTES,
     NEW_SUFFIX,
     FileHeader,
@@ -29,11 +34,11 @@ from waltzd.format.layout import (
     index_name,
     index_offset,
 )
-from waltzd.format.record import OVERHEAD_BYTES, Run, id_and_length
-from waltzd.format.scan import Stop, scan
-from waltzd.storage.replica.examine import Quarantine, examine_segment, missing_finding, short_finding
+from waltzd.format.record import OVERHEAD_BYTES, Run, first_bad, id_and_length
+from waltzd.format.scan import Stop, footer_at, scan
+from waltzd.storage.replica.examine import Front, Quarantine, examine_segment, missing_finding, short_finding
 from waltzd.storage.replica.promise import PromiseFile, floor_of
-from waltzd.storage.replica.segment import Segment, Suspect
+from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
 from waltzd.storage.replica.shelf import Shelf
 from waltzd.storage.replica.site import Room, Site
 
@@ -53,6 +58,12 @@ class Installation:
         self._file_bytes = file_bytes
         self._record_bytes_max = site.settings.record_bytes_max
         self._size = 0
+        self.first_head: Head | None = None
+        """In format 1. The rest is known where its last batch is the last of the segment."""
+        self.log_end: End | None = None
+        self._builder: FooterBuilder | None = None
+        self._footer: Footer | None = None
+        """Which came with the file."""
         self._names = [
             (f"{name}.{turn}{NEW_SUFFIX}", name)
             for name in (join(site.directory, index_name(first_id)), site.path(first_id))
@@ -87,25 +98,63 @@ class Installation:
         """The whole file is here: check every record, make the index, and have both on the disk."""
         if self._file_bytes and self._size != self._file_bytes:
             raise self._unfit(f"ended after {self._size} of {self._file_bytes} bytes")
-        header = self._header().encode()
-        self._data.write(0, header)  # without damage in the part of it that means nothing
-        self._index.write(0, header)
+        header = self._header()
+        if header.version == BATCHES:
+            self.first_head = Head.decode(self._data.read(HEADER_BYTES, BATCH_HEAD_BYTES))
+            if self.first_head is None or self.first_head.first_id != self.first_id:
+                raise self._unfit("does not begin with its first batch")
+            header = replace(header, created_ms=self.first_head.time // 1000)
+        raw = header.encode()
+        self._data.write(0, raw)  # without damage in the part of it that means nothing
+        self._index.write(0, raw)
+        builder = FooterBuilder(raw)
         stop = scan(
             self._data,
             segment_first_id=self.first_id,
             next_id=self.first_id,
             offset=HEADER_BYTES,
             end=self._size,
+            version=header.version,
             on_run=self._add,
-            record_bytes_max=self._record_bytes_max,
+            on_batch=lambda offset, batch: builder.add(batch.head, batch.pieces),
+            record_bytes_max=None if header.version == BATCHES else self._record_bytes_max,
         )
-        if stop.offset != self._size:
+        if stop.offset != self._size and not stop.is_sealed:
             raise self._bad_record(stop)
         if stop.next_id == self.first_id:
             raise self._unfit("has no record in it")
+        if stop.is_sealed:
+            self._take_footer(stop, builder)
         self._data.flush()
         self._index.flush()
-        self.next_id = stop.next_id
+        self.next_id, self.log_end = stop.next_id, stop.end_of_log
+
+    def _take_footer(self, stop: Stop, builder: FooterBuilder) -> None:
+        """It is made here, out of what was proven; one that came with the file has to be the same."""
+        self._footer = footer_at(self._data, stop.offset, self._size)
+        if self._footer is not None and self._footer.encode() != builder.footer(self._footer.before).encode():
+            raise self._unfit("has a footer that is not that of its batches")
+        self._builder = builder
+        self._data.truncate(stop.offset)
+        self._size = stop.offset
+
+    def stand_behind(self, front: Front) -> None:
+        """Prove that its batches go on where the log in front of it ends, and give it its footer."""
+        if self.first_head is None:
+            if front.end is not None and front.end.crc:
+                raise self._unfit("has records of format 0, and batches stand in front of them")
+            return
+        if front.end is not None and (self.first_head.before != front.end.crc or self.first_head.time < front.end.time):
+            raise self._unfit("does not go on with the batch in front of it")
+        if self._builder is None:
+            return
+        before, came = front.footer, self._footer
+        if before is None:
+            before = NO_HASH if came is None else came.before
+        elif came is not None and came.before != before:
+            raise self._unfit("has a footer that names another one in front of it")
+        self._data.write(self._size, self._builder.footer(before).encode())
+        self._data.flush()
 
     def _header(self) -> FileHeader:
         where = f"the file for the segment at id {self.first_id}"
@@ -125,6 +174,9 @@ class Installation:
         return TooLarge(f"record {id_} has {size} bytes; {self._record_bytes_max} are allowed")
 
     def _add(self, offset: int, run: Run) -> None:
+        bad = first_bad(run) if run.lead else None  # the checksum of its batch says the same, if its owner was right
+        if bad is not None:
+            raise self._unfit(f"has no sound record {run.first_id + bad}")
         sizes = np.diff(run.bounds)
         largest = int(sizes.argmax())
         if sizes[largest] > self._record_bytes_max:
@@ -134,7 +186,14 @@ class Installation:
     def leave_out(self, next_id: int) -> None:
         """Cut from this id on: another segment has it."""
         assert self.first_id < next_id < self.next_id
-        end = int(read_index(self._index, next_id - self.first_id, 1)[0])
+        found = read_index(self._index, next_id - self.first_id, 1)
+        if self.first_head is not None:
+            found = places_of(found)[1]
+            head = Head.decode(self._data.read(int(found[0]), BATCH_HEAD_BYTES))
+            if head is None or head.first_id != next_id:
+                raise self._unfit(f"has a batch that goes on beyond id {next_id}, which another segment has")
+            self._builder, self.log_end = None, None
+        end = int(found[0])
         self._data.truncate(end)
         self._data.flush()
         self._index.truncate(index_offset(next_id - self.first_id))
@@ -150,7 +209,10 @@ class Installation:
         self._close()
         index, data = (disk.open(name, write=True) for _, name in self._names)
         header = FileHeader.decode(data.read(0, HEADER_BYTES), data.path)
-        return Segment(directory, header, data, index, end=self._size, next_id=self.next_id)
+        segment = Segment.of(directory, header, data, index, end=self._size, next_id=self.next_id)
+        if isinstance(segment, BatchSegment):
+            segment.goes_on(self.log_end, has_footer=self._builder is not None)
+        return segment
 
     def _close(self) -> None:
         for file in self._files:
@@ -253,16 +315,18 @@ class Healing:
             )
         if place.next_first is not None and installation.next_id > place.next_first:
             installation.leave_out(place.next_first)
+        if not place.is_taken:
+            self._seal(installation)
+        installation.stand_behind(self._front(first_id))
         if place.is_taken:
             self._promise.change(segments=0)  # should this be interrupted, the next start looks at every segment
-        else:
-            self._shelf.seal()
         segment = installation.take_names()
         self._quarantine.replace(self._site.path(first_id), [])
         self._shelf.forget(first_id)
         if place.next_first is None:
             self._shelf.stand_last(segment)
             self.end_moved(is_indexed=True)
+            self.stand()
             return
         segment.close()
         if segment.next_id < place.next_first:
@@ -270,6 +334,24 @@ class Healing:
             self._quarantine.replace(hole.path, [hole])
             self._shelf.miss_for(hole)
         self._promise.change(segments=len(self._shelf.first_ids))
+        self.stand()
+
+    def _seal(self, installation: Installation) -> None:
+        """Another segment begins behind the active one, if that is full."""
+        active = self._shelf.active
+        if isinstance(active, BatchSegment) and not active.is_full and active.next_id > active.first_id:
+            raise NotNextId(
+                f"a segment that starts at id {installation.first_id} has no place in partition {self._site.number}: the "
+                "one in front of it is not full",
+                next_id=self._shelf.last_id + 1,
+            )
+        try:
+            self._shelf.seal()
+        except Suspect as question:
+            self.examine(question.first_id)
+            if self._quarantine:
+                raise self._quarantine.error() from None
+            self._shelf.seal()
 
     # -- the end of the log
 
@@ -320,7 +402,14 @@ class Healing:
         if is_last and self._quarantine.short is None:
             last_id = max(last_id, self.floor)
         active = shelf.active if shelf.is_active(first_id) else None
-        found = examine_segment(self._site, first_id, next_id=last_id + 1, is_last=is_last, active=active)
+        found = examine_segment(
+            self._site,
+            first_id,
+            next_id=last_id + 1,
+            is_last=is_last,
+            active=active,
+            front=self._front(first_id),
+        )
         if found and is_last:
             self._owe(last_id)
         known = self._quarantine.findings
@@ -330,11 +419,34 @@ class Healing:
             if finding not in known:  # otherwise it was said already
                 self._site.complain(finding)
 
-    def end_of(self, position: int, mark: int) -> int:
-        """Where the record `mark` ends in its segment, or the header ends where that record is in the segment before."""
+    def stand(self) -> None:
+        """The end of the log moved back, or another segment stands in front of it."""
+        try:
+            self._stand()
+        except Suspect as question:
+            self.examine(question.first_id)
+            with contextlib.suppress(Suspect):  # it is not sound then, and its owner knows
+                self._stand()
+
+    def _stand(self) -> None:
+        self._shelf.look_back()
+        if not self._quarantine or self._quarantine.is_only_short:
+            self._shelf.finish()
+
+    def _front(self, first_id: int) -> Front:
+        """What is known of the segment in front of this one."""
+        try:
+            end = self._shelf.end_in_front(first_id) or End()
+        except Suspect:
+            end = None
+        return Front(end, self._shelf.footer_in_front(first_id))
+
+    def end_of(self, position: int, mark: int) -> tuple[int, int]:
+        """Where to cut behind `mark` in its segment, and the next id there: in front of a batch that goes on. Behind the
+        header where that record is in the segment before."""
         shelf = self._shelf
         if mark < shelf.first_ids[position]:
-            return HEADER_BYTES
+            return HEADER_BYTES, mark + 1
         try:
             return shelf.segment_with(mark)[0].end_of(mark)
         except Suspect as question:

@@ -35,7 +35,7 @@ from typing import Any
 from waltzd.disk.seam import File, join
 from waltzd.errors import PartitionDamaged, PathMissing
 from waltzd.format.finding import Finding
-from waltzd.format.index import offsets_of, read_index
+from waltzd.format.index import offsets_of
 from waltzd.format.layout import (
     HEADER_BYTES,
     NEW_SUFFIX,
@@ -62,7 +62,7 @@ from waltzd.storage.replica.examine import (
 )
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import PromiseFile, floor_of
-from waltzd.storage.replica.segment import UNUSABLE, Segment, header_of
+from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, header_of
 from waltzd.storage.replica.shelf import Shelf
 from waltzd.storage.replica.site import Site
 
@@ -152,7 +152,9 @@ class _Opening:
         shelf = Shelf(self._site, first_ids=first_ids, active=last.segment)
         for finding in findings:
             shelf.miss_for(finding)
-        return Partition(self._site, self._promise, shelf, quarantine, proven_from=last.proven_from)
+        partition = Partition(self._site, self._promise, shelf, quarantine, proven_from=last.proven_from)
+        partition.stand()
+        return partition
 
     def _renew(self, why: str) -> None:
         new = self._changes["incarnation"] = self._disk.fresh_id()
@@ -208,8 +210,7 @@ class _Opening:
         except UNUSABLE as error:
             finding = header_finding(self._site, error, first_id, max(first_id, self._floor))
             return _Found(None, [finding], first_id, True)
-        index = self._open_index(header)
-        segment = Segment(self._directory, header, data, index, end=data.size(), next_id=first_id)
+        segment = Segment.of(self._directory, header, data, self._open_index(header), end=data.size())
         found, start_id = self._survey_end(segment)
         return self._judge(segment, found, start_id)
 
@@ -223,11 +224,12 @@ class _Opening:
         if self._disk.exists(path):
             index = self._disk.open(path, write=True)
             try:
-                header_of(index, header)
-                return index
+                if header_of(index, header).version == header.version:
+                    return index
             except UNUSABLE:
-                index.close()
-                self._site.say(f"{path} is no index of this segment; it is made again")
+                pass
+            index.close()
+            self._site.say(f"{path} is no index of this segment; it is made again")
         index = self._disk.create(path)
         index.write(0, header.encode())
         index.flush()
@@ -236,21 +238,28 @@ class _Opening:
 
     def _survey_end(self, segment: Segment) -> tuple[Survey, int]:
         """From the last id with a durable index entry, or the whole segment; its entries are right afterwards."""
-        end = segment.data.size()
+        end, version = segment.data.size(), segment.header.version
         anchor = self._promise.value.durable
 
         def put(offset: int, run: Run) -> None:
             segment.write_index(run.first_id, offsets_of(offset, run))
 
         if self._promise.value.newest == segment.first_id and anchor >= segment.first_id:
-            entry = read_index(segment.index, anchor - segment.first_id, 1)
-            if len(entry) == 1 and HEADER_BYTES <= entry[0] < end:
+            offset, first_id = segment.anchor(anchor)
+            if first_id is not None:
                 found = survey(
-                    segment.data, first_id=segment.first_id, end=end, next_id=anchor, offset=int(entry[0]), on_run=put
+                    segment.data,
+                    first_id=segment.first_id,
+                    end=end,
+                    version=version,
+                    next_id=first_id,
+                    offset=offset,
+                    on_run=put,
                 )
                 if found.next_id > anchor and not found.gaps:
-                    return found, anchor
-        return survey(segment.data, first_id=segment.first_id, end=end, index=segment.index, on_run=put), segment.first_id
+                    return found, first_id
+        found = survey(segment.data, first_id=segment.first_id, end=end, version=version, index=segment.index, on_run=put)
+        return found, segment.first_id
 
     def _judge(self, segment: Segment, found: Survey, start_id: int) -> _Found:
         path = segment.data.path
@@ -265,8 +274,13 @@ class _Opening:
                 "interrupted, never acknowledged"
             )
             segment.cut(end=found.end, next_id=found.next_id)
+        elif tail is Tail.UNFINISHED and found.footer_bytes and not found.gaps:
+            self._site.say(f"{path} has no sound footer behind id {found.next_id - 1}: it is made again")
+            segment.cut(end=found.end, next_id=found.next_id)
         elif segment.index.size() != index_offset(found.next_id - segment.first_id):
             segment.index.truncate(index_offset(found.next_id - segment.first_id))
+        if isinstance(segment, BatchSegment):
+            segment.goes_on(found.end_of_log, has_footer=found.footer is not None)
         return _Found(segment, findings, start_id, tail is Tail.DAMAGED or found.next_id <= self._floor)
 
     def _settle(self, segment: Segment, segments: int) -> None:
@@ -276,6 +290,6 @@ class _Opening:
             # Names too: a process that was killed may have left some that only the cache knows.
             self._disk.flush_directory(self._directory)
             known = promise.durable if promise.newest == segment.first_id else NO_MARK
-            segment.write_again(segment.offset_of(max(known + 1, segment.first_id)))
+            segment.write_again(segment.start_of(max(known + 1, segment.first_id)))
         segment.index.flush()
         self._changes |= {"durable": segment.next_id - 1, "newest": segment.first_id, "segments": segments}

@@ -26,12 +26,11 @@ replica: the disk may hold less than the cache shows, and a second flush could s
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 from uuid import UUID
-
-import numpy as np
 
 from waltzd.errors import (
     BadArgument,
@@ -40,126 +39,25 @@ from waltzd.errors import (
     BeyondLog,
     DirectoryGone,
     DiskFull,
-    Diverged,
     FlushFailed,
-    NotNextId,
     NotOpened,
     PathMissing,
     WaltzError,
 )
-from waltzd.format.batch import Piece
+from waltzd.format.batch import Batch, Head, Piece
 from waltzd.format.finding import Finding
-from waltzd.format.layout import CHECKPOINT_TRANSACTIONS
-from waltzd.format.record import Run
+from waltzd.format.record import LockColumns, Run, join_locks
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.peers import Content, LockHistory
 from waltzd.storage.replica.examine import Quarantine
 from waltzd.storage.replica.healing import Healing, Installation
 from waltzd.storage.replica.promise import Fence, PromiseFile
-from waltzd.storage.replica.segment import Segment, Suspect
+from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
 from waltzd.storage.replica.shelf import Shelf
 from waltzd.storage.replica.site import Room, Site
+from waltzd.storage.replica.writer import Writer, only_new, only_new_batches
 
 T = TypeVar("T")
-ReadStored = Callable[[int, int, int], Run]
-"""Stored records from a first id on: up to a last id, up to some bytes, at least one."""
-
-
-def only_new(runs: Sequence[Run], *, partition: int, last_id: int, stored: ReadStored) -> list[Run]:
-    """The runs without the records that are stored, or came earlier among these runs, with the same bytes."""
-    next_id = last_id + 1
-    fresh: list[Run] = []
-    for run in runs:
-        if run.first_id > next_id:
-            raise NotNextId(
-                f"an append to partition {partition} starts at id {run.first_id}; the next id here is {next_id}",
-                next_id=next_id,
-            )
-        known = min(next_id - run.first_id, len(run))
-        at = 0
-        while at < known:
-            id_ = run.first_id + at
-            if id_ <= last_id:
-                same = stored(id_, min(last_id, run.last_id), len(run.data))
-            else:
-                whole = next(other for other in fresh if id_ <= other.last_id)
-                same = whole.part(id_ - whole.first_id, min(len(whole), run.last_id + 1 - whole.first_id))
-            part = run.part(at, at + len(same))
-            if part.data != same.data:
-                raise Diverged(
-                    f"partition {partition} already holds ids {part.first_id} to {part.last_id} with other content"
-                )
-            at += len(same)
-        if known < len(run):
-            fresh.append(run.part(known, len(run)) if known else run)
-            next_id = fresh[-1].last_id + 1
-    return fresh
-
-
-class Writer:
-    """Writes at the end of the log: from one segment to the next, flushed once, taken back whole on a full disk."""
-
-    def __init__(self, shelf: Shelf, promise: PromiseFile, *, segment_bytes_max: int) -> None:
-        self._shelf = shelf
-        self._promise = promise
-        self._segment_bytes_max = segment_bytes_max
-        self.checkpoint_id = promise.value.durable
-        """Up to here the next start trusts index and marks."""
-
-    def write(self, runs: Sequence[Run], *, committed: int) -> None:
-        """The records are on the disk when this returns. `DiskFull`: those of the last segment are not there any more."""
-        active = self._shelf.active
-        assert active is not None
-        try:
-            for run in runs:
-                active = self._write(active, run, committed)
-            active.flush()
-        except DiskFull as error:
-            assert self._shelf.active is not None
-            self._shelf.active.take_back()
-            last_id = self._shelf.last_id
-            raise DiskFull(
-                f"partition {self._promise.value.partition}: {error.message}; everything above id {last_id} was taken back",
-                durable_id=last_id,
-            ) from error
-        self._shelf.last_id = active.next_id - 1
-
-    def _write(self, active: Segment, run: Run, committed: int) -> Segment:
-        """A record goes to the next segment when the one in front of it ended above the threshold."""
-        while active.end + int(run.bounds[-2]) > self._segment_bytes_max:
-            fits = int(np.searchsorted(active.end + run.bounds[:-1], self._segment_bytes_max, "right"))
-            if active.next_id == active.first_id:
-                fits = max(1, fits)  # however small the threshold is, a segment holds a record
-            if fits:
-                active.write([run.part(0, fits)])
-            if fits == len(run):
-                return active
-            active = self._roll(committed)
-            run = run.part(fits, len(run))
-        active.write([run])
-        return active
-
-    def _roll(self, committed: int) -> Segment:
-        new, promise, last_id = self._shelf.start_segment(), self._promise.value, self._shelf.last_id
-        self._promise.change(
-            durable=max(promise.durable, last_id),
-            newest=max(promise.newest, new.first_id),
-            segments=len(self._shelf.first_ids),
-            committed=committed,
-        )
-        self.checkpoint_id = last_id
-        return new
-
-    @property
-    def wants_checkpoint(self) -> bool:
-        return self._shelf.last_id // CHECKPOINT_TRANSACTIONS > self.checkpoint_id // CHECKPOINT_TRANSACTIONS
-
-    def checkpoint(self, *, committed: int) -> None:
-        """Flush the index and write down the marks: the next start trusts both up to here."""
-        assert self._shelf.active is not None
-        self._shelf.active.index.flush()
-        self._promise.change(durable=max(self._promise.value.durable, self._shelf.last_id), committed=committed)
-        self.checkpoint_id = self._shelf.last_id
 
 
 class Partition:
@@ -174,10 +72,15 @@ class Partition:
         self._fence = Fence(site.number, site.control, promise)
         self._room = Room(site)
         self._healing = Healing(site, shelf, quarantine, promise, self._room, proven_from=proven_from)
-        self._writer = Writer(shelf, promise, segment_bytes_max=site.settings.segment_bytes_max)
+        self._writer = Writer(site, shelf, promise)
         self.concerned = shelf.concerned
         self.cuts = 0
         self.committed = promise.value.committed
+
+    def stand(self) -> None:
+        """See where the log ends, and finish its last segment."""
+        with self._fatal():
+            self._healing.stand()
 
     # -- its state
 
@@ -224,6 +127,7 @@ class Partition:
             findings=self.findings,
             damaged_segments=self._healing.damaged_segments,
             contact=self.contact,
+            end=self._shelf.end,
         )
 
     @property
@@ -297,15 +201,12 @@ class Partition:
         disk."""
         self.check_session(session, contact)
         self._check_sound(may_be_short=True)
-        runs = [piece for piece in pieces if isinstance(piece, Run)]
-        if len(runs) < len(pieces):
-            raise BadFrame("batches cannot be written yet")
-        fresh = only_new(runs, partition=self.number, last_id=self.last_id, stored=self.read_examined)
+        fresh = self._only_new(pieces)
         if fresh:
-            self._room.check(sum(len(run.data) for run in fresh))
+            self._room.check(sum(len(piece.data) if isinstance(piece, Run) else piece.size for piece in fresh))
             with self._fatal():
                 try:
-                    self._writer.write(fresh, committed=self.committed)
+                    self._write(fresh)
                 except DiskFull:
                     self._room.is_full = True
                     raise
@@ -318,6 +219,32 @@ class Partition:
             with self._fatal():
                 self._promise.note(committed=known)
         return self.last_id
+
+    def _only_new(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        """Records of format 0 may stand in front of batches, never behind them."""
+        runs = [piece for piece in pieces if isinstance(piece, Run)]
+        batches = [piece for piece in pieces if isinstance(piece, Batch)]
+        new_runs = only_new(runs, partition=self.number, last_id=self.last_id, stored=self.read_examined)
+        if new_runs and (self._shelf.end is not None or not isinstance(pieces[len(runs) - 1], Run)):
+            raise BadFrame(
+                f"an append to partition {self.number} has records of format 0 at id {new_runs[0].first_id}, and batches "
+                "stand in front of them",
+                next_step="use a server of this version",
+            )
+        if not batches:
+            return new_runs
+        place = (new_runs[-1].last_id, None) if new_runs else (self.last_id, self._shelf.end)
+        new_batches = only_new_batches(batches, partition=self.number, place=place, stored=self._batch_with)
+        return [*new_runs, *new_batches]
+
+    def _write(self, fresh: Sequence[Piece]) -> None:
+        try:
+            self._writer.write(fresh, committed=self.committed)
+        except Suspect as question:  # of the footer in front of a segment that is full; what was written is on the disk
+            self._healing.examine(question.first_id)
+            self._check_sound(may_be_short=True)
+            self._shelf.finish()
+            self._write([piece for piece in fresh if piece.first_id > self.last_id])
 
     @property
     def wants_checkpoint(self) -> bool:
@@ -359,7 +286,8 @@ class Partition:
         return self.status()
 
     def truncate(self, session: int, mark: int, contact: int = 0) -> ReplicaStatus:
-        """Cut everything above `mark`: nothing that is known to be committed, and nothing after the session has begun."""
+        """Cut everything above `mark`: nothing that is known to be committed, and nothing after the session has begun. A
+        batch goes as a whole: what the replica holds then may end below `mark`."""
         self.check_session(session, contact)
         if mark < -1:
             raise BadArgument(f"a mark is never below -1: {mark}")
@@ -391,16 +319,23 @@ class Partition:
         if shelf.active is None and position == len(shelf.first_ids) - 1 > 0:
             position -= 1  # the last segment is not usable at all: the one in front becomes the last
         self._quarantine.check_up_to(mark)
-        mark = min(mark, self.last_id)
-        end = self._healing.end_of(position, mark)
+        end, next_id = self._healing.end_of(position, min(mark, self.last_id))
+        mark = next_id - 1
+        if mark < self._cut_floor:
+            raise BelowFloor(
+                f"partition {self.number} was asked to cut inside the batch at id {next_id}, but ids up to "
+                f"{self._cut_floor} are committed",
+                floor=self._cut_floor,
+            )
         durable = min(self._promise.value.durable, mark)
         self._promise.change(
             durable=durable, newest=shelf.first_ids[position], segments=position + 1, committed=self.committed
         )
         self._writer.checkpoint_id = durable
         self.cuts += 1
-        shelf.cut(position, end=end, next_id=mark + 1)
+        shelf.cut(position, end=end, next_id=next_id)
         self._quarantine.heal()
+        self._healing.stand()
         self._site.say(f"cut above id {mark}")
 
     # -- whole segments
@@ -450,28 +385,89 @@ class Partition:
         """Sound records from `first_id` on, at most up to `last_id` and `bytes_max`, at least one.
 
         Without a session only committed ones. Raises `Suspect` when the segment must be examined first."""
-        return self._read(first_id, last_id, session, lambda segment, last: segment.read(first_id, last, bytes_max))
+        return self._read(
+            first_id, last_id, session, lambda segment, last: segment.read(first_id, last, bytes_max, with_locks=with_locks)
+        )
 
     def read_whole(self, first_id: int, last_id: int, bytes_max: int, *, session: int) -> Content:
         """The same for another replica: whole batches where the log has them, from the beginning of one on."""
-        return self.read(first_id, last_id, bytes_max, session=session)
+
+        def read(segment: Segment, last_here: int) -> Content:
+            if isinstance(segment, BatchSegment):
+                return segment.read_whole(first_id, last_here, bytes_max)
+            return segment.read(first_id, last_here, bytes_max)
+
+        return self._read(first_id, last_id, session, read)
 
     def read_locks(self, last_id: int, bytes_max: int, *, session: int) -> LockHistory | None:
-        """The locks of transactions up to `last_id`, where a batch ends; None where the log has no batch there."""
-        self._check_alive()
+        """The locks of transactions up to `last_id`, where a batch ends: as many of the last batches as fit, at least one.
+        None where the log has no batch there."""
         self.check_session(session)
-        return None
+        if not -1 <= last_id <= self.last_id:
+            raise BeyondLog(f"partition {self.number}: id {last_id} is not here", last_id=self.last_id)
+        found: list[tuple[Head, LockColumns]] = []
+        size = 0
+        for head, locks in self._locks_up_to(last_id):
+            if not found and head.last_id != last_id:
+                raise BadArgument(
+                    f"no batch of partition {self.number} ends at id {last_id}: one goes on to {head.last_id}"
+                )
+            size += head.lead + head.records  # the answer has a count for each record, whatever the batch has
+            if found and size > bytes_max:
+                break
+            found.append((head, locks))
+        if not found:
+            return None
+        found.reverse()
+        return LockHistory(found[0][0].first_id, join_locks([locks for _, locks in found]))
+
+    def _locks_up_to(self, last_id: int) -> Iterator[tuple[Head, LockColumns]]:
+        """Of each batch, backwards, up to records that have none, or cannot be read."""
+        while last_id >= 0:
+            self._quarantine.sound_part(last_id, last_id)
+            segment, _ = self._shelf.segment_with(last_id)
+            if not isinstance(segment, BatchSegment):
+                return
+            yield from segment.locks_up_to(last_id)
+            last_id = segment.first_id - 1
 
     def find_time(self, time: int, *, session: int) -> int:
         """The highest id in front of the first transaction whose time is `time` or later. Those of format 0 have none, and
         count as earlier than any."""
-        self._check_alive()
         self.check_session(session)
-        return self.last_id
+        last_id, first_ids = self.last_id, self._shelf.first_ids
+        if last_id < 0:
+            return last_id
+
+        def is_later(position: int) -> bool:
+            """It begins at that time, or later."""
+            first_id = first_ids[position]
+            if first_id > last_id:
+                return True
+            segment, _ = self._shelf.segment_with(first_id)
+            return isinstance(segment, BatchSegment) and segment.time_of(first_id) >= time
+
+        behind = bisect_left(range(len(first_ids)), x=True, key=is_later)
+        if behind == 0:
+            return -1
+        segment, last_here = self._shelf.segment_with(first_ids[behind - 1])
+        last_here = min(last_here, last_id)
+        return segment.first_since(time, last_here) - 1 if isinstance(segment, BatchSegment) else last_here
+
+    def _batch_with(self, id_: int) -> Batch | None:
+        """For a call that holds the lane. None where that record is in no batch."""
+
+        def read(segment: Segment, last_here: int) -> Batch | None:
+            return segment.batch_with(id_) if isinstance(segment, BatchSegment) else None
+
+        try:
+            return self._read(id_, id_, self.promised_session, read)
+        except Suspect as question:
+            self.examine(question.first_id)
+            return self._read(id_, id_, self.promised_session, read)
 
     def _read(self, first_id: int, last_id: int, session: int | None, read: Callable[[Segment, int], T]) -> T:
-        if self._failed is not None:
-            raise self._failed
+        self._check_alive()
         if session is not None:
             self.check_session(session)
         limit = self.readable_to(session)

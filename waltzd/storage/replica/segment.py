@@ -1,26 +1,63 @@
-"""One segment: a data file of records, and an index that says where each one starts.
+"""One segment: a data file of records or batches, and an index that says where each record starts.
 
 The index follows the data and can always be made again, so nothing is ever decided from it alone: a record that it points
 to is checked when it is read. A segment is written only at its end. Neither file exists under its final name before its
 header is on the disk.
+
+A segment of format 1 (`BatchSegment`) takes and gives whole batches, and is full when its owner says so. A footer stands
+behind the last batch then, never before that is on the disk.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from waltzd.disk.seam import Disk, File, join
-from waltzd.errors import FlushFailed, ForeignCluster, HeaderDamaged, PathMissing, UnknownVersion, WaltzError
-from waltzd.format.checksum import I64
-from waltzd.format.index import read_index, write_entries
-from waltzd.format.layout import HEADER_BYTES, NEW_SUFFIX, FileHeader, check_header, index_name, index_offset, segment_name
-from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length
+from waltzd.disk.seam import Buffer, Disk, File, join
+from waltzd.errors import (
+    BadArgument,
+    DiskFull,
+    FlushFailed,
+    ForeignCluster,
+    HeaderDamaged,
+    PathMissing,
+    UnknownVersion,
+    WaltzError,
+)
+from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
+from waltzd.format.batch import Batch, End, Head, batch_at, decode_locks, why_wrong
+from waltzd.format.checksum import I64, crc32
+from waltzd.format.footer import FooterBuilder
+from waltzd.format.index import offsets_of, places_of, read_index, write_entries
+from waltzd.format.layout import (
+    BATCHES,
+    HEADER_BYTES,
+    NEW_SUFFIX,
+    FileHeader,
+    check_header,
+    index_name,
+    index_offset,
+    segment_name,
+)
+from waltzd.format.record import (
+    FEW_RECORDS,
+    HEAD_BYTES,
+    OVERHEAD_BYTES,
+    LockColumns,
+    Run,
+    first_bad,
+    heads,
+    id_and_length,
+    join_runs,
+)
+from waltzd.format.scan import read_footer, scan_batches
 
 WRITE_AGAIN_BYTES = 1 << 20
 PAGE_BYTES = 4096
+BATCH_SEGMENT_BYTES_MAX = (1 << 32) - 1
+"""Of the batches of a segment: a footer holds offsets of 32 bits."""
 UNUSABLE = (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing)
 """The errors of a file that is not the segment, or the index, of its place."""
 
@@ -40,7 +77,7 @@ class Suspect(Exception):
 
 
 class Segment:
-    """An open segment. `end` and `next_id` say where the next record goes."""
+    """An open segment of format 0. `end` and `next_id` say where the next record goes."""
 
     def __init__(self, directory: str, header: FileHeader, data: File, index: File, *, end: int, next_id: int) -> None:
         self.directory = directory
@@ -82,7 +119,18 @@ class Segment:
         for file in opened:
             file.close()
         index, data = (disk.open(path, write=True) for path in paths)
-        return Segment(directory, header, data, index, end=HEADER_BYTES, next_id=header.first_id)
+        segment = Segment.of(directory, header, data, index, end=HEADER_BYTES)
+        segment.begin()
+        return segment
+
+    @staticmethod
+    def of(directory: str, header: FileHeader, data: File, index: File, *, end: int, next_id: int | None = None) -> Segment:
+        """Of the format that its header says."""
+        kind = BatchSegment if header.version == BATCHES else Segment
+        return kind(directory, header, data, index, end=end, next_id=header.first_id if next_id is None else next_id)
+
+    def begin(self) -> None:
+        """It was created by this process, and is empty."""
 
     @staticmethod
     def open(disk: Disk, directory: str, *, expected: FileHeader, next_id: int | None, write: bool = False) -> Segment:
@@ -98,21 +146,23 @@ class Segment:
             raise Suspect(expected.first_id) from error
         try:
             index = disk.open(join(directory, index_name(expected.first_id)), write=write)
-            header_of(index, expected)
+            version = header_of(index, expected).version
         except UNUSABLE as error:
             raise Suspect(expected.first_id) from error
-        segment = Segment(directory, header, data, index, end=data.size(), next_id=expected.first_id)
+        if version != header.version:
+            raise Suspect(expected.first_id)
+        segment = Segment.of(directory, header, data, index, end=data.size())
         if next_id is not None:
-            segment.next_id = next_id
-            segment._leave_out_rest()
+            segment.stands_at(end=segment.end, next_id=next_id)
+            if next_id > segment.first_id:
+                with contextlib.suppress(Suspect):  # a read of the last record will ask
+                    segment.stands_at(end=segment._last_end(), next_id=next_id)
         return segment
 
-    def _leave_out_rest(self) -> None:
-        """Bytes behind the last record of a sealed segment are no part of it."""
+    def _last_end(self) -> int:
+        """Where the last record of a sealed segment ends; what stands behind it is no part of the records."""
         last_id = self.next_id - 1
-        if last_id >= self.first_id:
-            with contextlib.suppress(Suspect):  # a read of that record will ask
-                self.end = self._end_by_head(last_id, self.offset_of(last_id))
+        return self._end_by_head(last_id, self.offset_of(last_id))
 
     def close(self) -> None:
         self.data.close()
@@ -122,6 +172,12 @@ class Segment:
         """Set the end. Everything in front of it counts as flushed."""
         self.end, self.next_id = end, next_id
         self._flushed = (end, next_id)
+
+    def anchor(self, id_: int) -> tuple[int, int | None]:
+        """Where the index says that the record `id_`, or its batch, begins, and its first id; None where it says nothing
+        that can be."""
+        found = read_index(self.index, id_ - self.first_id, 1)
+        return (int(found[0]), id_) if len(found) == 1 and HEADER_BYTES <= found[0] < self.end else (0, None)
 
     # -- writing
 
@@ -134,8 +190,11 @@ class Segment:
             offsets.append(run.bounds[:-1] + end)
             end += len(run.data)
             next_id += len(run)
-        self.data.write_many(self.end, [run.data for run in runs])
-        self.write_index(self.next_id, np.concatenate(offsets))
+        self._put([run.data for run in runs], np.concatenate(offsets), end=end, next_id=next_id)
+
+    def _put(self, pieces: Sequence[Buffer], entries: I64, *, end: int, next_id: int) -> None:
+        self.data.write_many(self.end, pieces)
+        self.write_index(self.next_id, entries)
         self.end, self.next_id = end, next_id
 
     def write_index(self, id_: int, offsets: I64) -> None:
@@ -162,9 +221,9 @@ class Segment:
     def write_again(self, offset: int) -> None:
         """Write the bytes from `offset` on once more, and flush: a flush that failed in an earlier process may have left
         the cache ahead of the disk, marked as clean."""
-        offset = max(0, offset // PAGE_BYTES * PAGE_BYTES)
-        while offset < self.end:
-            piece = self.data.read(offset, min(WRITE_AGAIN_BYTES, self.end - offset))
+        offset, end = max(0, offset // PAGE_BYTES * PAGE_BYTES), self.data.size()
+        while offset < end:
+            piece = self.data.read(offset, min(WRITE_AGAIN_BYTES, end - offset))
             self.data.write(offset, piece)
             offset += len(piece)
         self.data.flush()
@@ -181,7 +240,11 @@ class Segment:
             raise Suspect(self.first_id)
         return int(found[0])
 
-    def read(self, first_id: int, last_id: int, bytes_max: int) -> Run:
+    def start_of(self, id_: int) -> int:
+        """Where the bytes begin that were written with this record, or will be with the next one."""
+        return self.offset_of(id_)
+
+    def read(self, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False) -> Run:
         """Sound records from `first_id` on: up to `last_id`, up to `bytes_max` bytes, at least one."""
         assert self.first_id <= first_id <= last_id < self.next_id
         count = min(last_id - first_id + 1, bytes_max // OVERHEAD_BYTES + 1)
@@ -210,10 +273,11 @@ class Segment:
             return self._sound_record(first_id)[1]
         return run if bad is None else run.part(0, bad)
 
-    def end_of(self, id_: int) -> int:
-        """Where the record `id_` ends. The record is checked: a cut is never decided from the index alone."""
+    def end_of(self, id_: int) -> tuple[int, int]:
+        """Where to cut behind the record `id_`, and the next id there: in front of the batch where that goes on. What it
+        follows is checked: a cut is never decided from the index alone."""
         start, run = self._sound_record(id_)
-        return start + len(run.data)
+        return start + len(run.data), id_ + 1
 
     def _sound_record(self, id_: int) -> tuple[int, Run]:
         start = self.offset_of(id_)
@@ -234,3 +298,249 @@ class Segment:
         if found != id_ or not 0 <= length <= self.end - offset - OVERHEAD_BYTES:
             raise Suspect(self.first_id)
         return offset + OVERHEAD_BYTES + length
+
+
+class BatchSegment(Segment):
+    """An open segment of format 1. `end` is where the next batch goes, or the footer."""
+
+    def __init__(self, directory: str, header: FileHeader, data: File, index: File, *, end: int, next_id: int) -> None:
+        super().__init__(directory, header, data, index, end=end, next_id=next_id)
+        self.log_end: End | None = None
+        """Of the last batch of a segment that is written on; None where it has none."""
+        self.has_footer = False
+        self._builder: FooterBuilder | None = None
+        """Has all that is flushed. None: an earlier process began the segment."""
+        self._unhashed: list[Batch] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self.log_end is not None and self.log_end.segment_bytes == 0
+
+    # -- opening
+
+    def begin(self) -> None:
+        self._builder = FooterBuilder(self.header.encode())
+
+    def _last_end(self) -> int:
+        place, head = self._head_of(self.next_id - 1)
+        if head.last_id != self.next_id - 1:
+            raise Suspect(self.first_id)
+        return place + head.size
+
+    def goes_on(self, log_end: End | None, *, has_footer: bool) -> None:
+        """It is written on, behind this batch."""
+        self.log_end, self.has_footer = log_end, has_footer
+
+    def anchor(self, id_: int) -> tuple[int, int | None]:
+        places = places_of(read_index(self.index, id_ - self.first_id, 1))[1]
+        if len(places) and HEADER_BYTES <= places[0] < self.end:
+            head = Head.decode(self.data.read(int(places[0]), BATCH_HEAD_BYTES))
+            if head is not None and head.first_id <= id_ <= head.last_id:
+                return int(places[0]), head.first_id
+        return 0, None
+
+    def found_log_end(self) -> End | None:
+        if self.next_id == self.first_id:
+            return None
+        head = self._head_of(self.next_id - 1)[1]
+        return End(crc=head.crc, time=head.time, segment_bytes=0 if head.is_last else self.end)
+
+    # -- writing
+
+    def write_batches(self, batches: Sequence[Batch]) -> None:
+        """Append batches that follow each other, without a flush."""
+        pieces: list[Buffer] = []
+        entries: list[I64] = []
+        end, next_id = self.end, self.next_id
+        for batch in batches:
+            assert batch.first_id == next_id, f"a batch starts at {batch.first_id}, the segment's next id is {next_id}"
+            assert not self.is_full, f"a batch at {batch.first_id} comes behind the last one of its segment"
+            pieces += batch.pieces
+            entries.append(offsets_of(end + batch.head.lead, batch.run))
+            end += batch.size
+            next_id += len(batch)
+        self._put(pieces, np.concatenate(entries), end=end, next_id=next_id)
+        head = batches[-1].head
+        self.log_end = End(crc=head.crc, time=head.time, segment_bytes=0 if head.is_last else end)
+        self._unhashed += batches
+
+    def flush(self) -> None:
+        super().flush()
+        if self._builder is not None:
+            for batch in self._unhashed:
+                self._builder.add(batch.head, batch.pieces)
+        self._unhashed = []
+
+    def cut(self, *, end: int, next_id: int) -> None:
+        """With the footer, which belongs to all of its batches."""
+        self.has_footer = False
+        super().cut(end=end, next_id=next_id)
+        self._unhashed = []
+        if self._builder is not None and self._builder.offset != end:
+            self._builder = None
+        self.log_end = self.found_log_end()
+
+    def write_footer(self, before: bytes) -> None:
+        """Behind the last batch, which is on the disk. `before`: the hash of the footer in front."""
+        assert self.is_full
+        assert self._flushed == (self.end, self.next_id), "a footer never goes to the disk before its data"
+        builder = self._builder or self._caught_up()
+        assert builder.offset == self.end
+        try:
+            self.data.write(self.end, builder.footer(before).encode())
+            self.data.flush()
+        except DiskFull:
+            self.data.truncate(self.end)
+            raise
+        self.has_footer, self._builder = True, None
+
+    def _caught_up(self) -> FooterBuilder:
+        builder = FooterBuilder(self.data.read(0, HEADER_BYTES))
+        stop = scan_batches(
+            self.data,
+            next_id=self.first_id,
+            offset=HEADER_BYTES,
+            end=self.end,
+            on_batch=lambda offset, batch: builder.add(batch.head, batch.pieces),
+        )
+        if stop.offset != self.end:
+            raise Suspect(self.first_id)
+        return builder
+
+    def footer_hash(self) -> bytes | None:
+        """Of the footer that stands in the file; None where no sound one does."""
+        footer = read_footer(self.data)
+        return None if footer is None or footer.last_id != self.next_id - 1 else footer.hash
+
+    # -- reading
+
+    def start_of(self, id_: int) -> int:
+        return self.end if id_ == self.next_id else self._head_of(id_)[0]
+
+    def offset_of(self, id_: int) -> int:
+        return self.end if id_ == self.next_id else int(self._places(id_, 1)[0][0])
+
+    def _places(self, first_id: int, count: int) -> tuple[I64, I64]:
+        """Where records start, and the heads of their batches: of at least one, as far as the index says what can be."""
+        end, next_id = self._flushed
+        starts, places = places_of(read_index(self.index, first_id - self.first_id, min(count, next_id - first_id)))
+        is_possible = (places >= HEADER_BYTES) & (starts >= places + BATCH_HEAD_BYTES) & (starts < end)
+        is_possible[1:] &= (np.diff(starts) >= OVERHEAD_BYTES) & (np.diff(places) >= 0)
+        if not is_possible.all():
+            known = int(np.argmin(is_possible))
+            starts, places = starts[:known], places[:known]
+        if len(starts) == 0:
+            raise Suspect(self.first_id)
+        return starts, places
+
+    def _head_of(self, id_: int) -> tuple[int, Head]:
+        """Of the batch that holds this record, and where it stands. What it says of itself is proven, not its content."""
+        place = int(self._places(id_, 1)[1][0])
+        head = Head.decode(self.data.read(place, BATCH_HEAD_BYTES))
+        if head is None or not head.first_id <= id_ <= head.last_id or head.size > self._flushed[0] - place:
+            raise Suspect(self.first_id)
+        return place, head
+
+    def _batches(self, first_id: int, last_id: int, bytes_max: int) -> list[Batch]:
+        """Sound batches from the one on that holds `first_id`: up to `last_id` or beyond, up to `bytes_max`, at least
+        one."""
+        assert self.first_id <= first_id <= last_id < self.next_id
+        end, next_id = self._flushed
+        starts, places = self._places(first_id, min(last_id - first_id + 1, bytes_max // OVERHEAD_BYTES + 1) + 1)
+        place = int(places[0])
+        stops = places[1:][np.diff(places) > 0]
+        if first_id + len(places) == next_id:
+            stops = np.append(stops, end)
+        stops = stops[stops <= place + bytes_max]
+        stop = int(stops[-1]) if len(stops) else place + self._head_of(first_id)[1].size
+        raw = memoryview(self.data.read(place, stop - place))
+        found: list[Batch] = []
+        before: End | None = None
+        while len(raw):
+            head = Head.decode(raw)
+            if head is None or head.size > len(raw):
+                break
+            if not head.first_id <= first_id <= head.last_id if before is None else head.first_id != found[-1].last_id + 1:
+                break
+            entry = head.first_id - first_id
+            known = starts[entry : entry + head.records] - (place + head.lead) if entry >= 0 else starts[:0]
+            batch = batch_at(raw[: head.size], head, _confirmed(raw[head.lead : head.size], head, known))
+            if batch is None or why_wrong(batch, before, deeply=False):
+                break
+            found.append(batch)
+            before = End(crc=head.crc, time=head.time)
+            raw, place = raw[head.size :], place + head.size
+        if not found:
+            raise Suspect(self.first_id)
+        return found
+
+    def read(self, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False) -> Run:
+        found = [batch for batch in self._batches(first_id, last_id, bytes_max) if batch.first_id <= last_id]
+        runs = [batch.run_with_locks if with_locks else batch.run for batch in found]
+        runs[-1] = runs[-1].part(0, min(len(runs[-1]), last_id + 1 - runs[-1].first_id))
+        runs[0] = runs[0].part(first_id - runs[0].first_id, len(runs[0]))
+        run = join_runs(runs)
+        taken = max(1, int(np.searchsorted(run.bounds, bytes_max, "right")) - 1)
+        return run if taken >= len(run) else run.part(0, taken)
+
+    def read_whole(self, first_id: int, last_id: int, bytes_max: int) -> tuple[Batch, ...]:
+        """Sound batches from `first_id` on, where one begins, up to `last_id`, where one ends."""
+        found = self._batches(first_id, last_id, bytes_max)
+        whole = tuple(batch for batch in found if batch.last_id <= last_id)
+        if found[0].first_id != first_id or not whole:
+            raise BadArgument(
+                f"ids {first_id} to {last_id} are no whole batches: one has the ids {found[0].first_id} to "
+                f"{found[0].last_id}"
+            )
+        return whole
+
+    def batch_with(self, id_: int) -> Batch:
+        return self._batches(id_, id_, 0)[0]
+
+    def end_of(self, id_: int) -> tuple[int, int]:
+        batch, place = self.batch_with(id_), self._head_of(id_)[0]
+        return (place + batch.size, id_ + 1) if batch.last_id == id_ else (place, batch.first_id)
+
+    def locks_up_to(self, last_id: int) -> Iterator[tuple[Head, LockColumns]]:
+        """Of each batch, backwards. No record is read."""
+        size = BATCH_HEAD_BYTES
+        while last_id >= self.first_id:
+            place = int(self._places(last_id, 1)[1][0])
+            raw = self.data.read(place, size)  # as much as the one behind it had
+            head = Head.decode(raw)
+            if head is None or not head.first_id <= last_id <= head.last_id:
+                raise Suspect(self.first_id)
+            size = head.lead
+            if len(raw) < size:
+                raw = self.data.read(place, size)
+            sections = memoryview(raw)[BATCH_HEAD_BYTES:size]
+            locks = decode_locks(sections[: head.lock_bytes], head.records)
+            if crc32(sections) != head.section_crc or locks is None:
+                raise Suspect(self.first_id)
+            yield head, locks
+            last_id = head.first_id - 1
+
+    def time_of(self, id_: int) -> int:
+        return self._head_of(id_)[1].time
+
+    def first_since(self, time: int, last_id: int) -> int:
+        """The first id whose time is `time` or later; the one behind `last_id` where none up to there is."""
+        low, high = self.first_id, last_id + 1
+        while low < high:
+            head = self._head_of((low + high) // 2)[1]
+            if head.time < time:
+                low = head.last_id + 1
+            else:
+                high = head.first_id
+        return min(low, last_id + 1)
+
+
+def _confirmed(records: memoryview, head: Head, starts: I64) -> I64 | None:
+    """The bounds of the records of a batch, where the index says them and each length agrees; following all lengths takes
+    longer for many."""
+    if head.records < FEW_RECORDS or len(starts) != head.records or starts[0] != 0:
+        return None
+    bounds = np.append(starts, len(records))
+    if (np.diff(bounds) < OVERHEAD_BYTES).any():
+        return None
+    return bounds if (heads(Run(0, records, bounds))["length"] == np.diff(bounds) - OVERHEAD_BYTES).all() else None

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from dataclasses import replace
 
 from waltzd.disk.seam import join
+from waltzd.format.batch import End
 from waltzd.format.finding import Finding
-from waltzd.format.layout import first_id_of, index_name, segment_name
-from waltzd.storage.replica.segment import UNUSABLE, Segment, Suspect
+from waltzd.format.footer import NO_HASH
+from waltzd.format.layout import FileHeader, first_id_of, index_name, segment_name
+from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, Suspect
 from waltzd.storage.replica.site import Site
 
 OPEN_SEGMENTS_MAX = 4
@@ -30,6 +33,10 @@ class Shelf:
         """The last segment, open for writing; None when it is damaged beyond use."""
         self.last_id = active.next_id - 1 if active else first_ids[-1] - 1
         """The highest id on the disk. It moves after a flush, never before."""
+        self.end: End | None = None
+        """Where the last batch ends, with `last_id`. None: the last record is of format 0, or there is none."""
+        self._chain: tuple[int, bytes] | None = None
+        """The hash of the footer in front of the segment with this first id."""
         self._sealed: OrderedDict[int, Segment] = OrderedDict()
 
     def position_of(self, id_: int) -> int:
@@ -78,22 +85,85 @@ class Shelf:
     def forget(self, first_id: int) -> None:
         """The next reader opens the segment anew."""
         self._sealed.pop(first_id, None)
+        self._chain = None
 
-    def start_segment(self) -> Segment:
-        """A new last segment behind the active one, which is sealed."""
-        old = self.seal()
-        new = Segment.create(self._disk, self._directory, self._site.header(old.next_id))
+    def start_segment(self, header: FileHeader) -> Segment:
+        """A new last segment behind the active one, which is sealed. An empty one is made anew, in its place."""
+        old = self.active
+        assert old is not None
+        if old.next_id > old.first_id:
+            self.seal()
+        new = Segment.create(self._disk, self._directory, header)
+        if new.first_id == old.first_id:
+            old.close()
         self.stand_last(new)
         return new
 
-    def seal(self) -> Segment:
-        """Flush the active segment, so that another one can stand behind it."""
-        old = self.active
-        assert old is not None
-        old.flush()
-        self.last_id = old.next_id - 1
-        old.index.flush()
-        return old
+    def seal(self) -> None:
+        """Flush the active segment with its footer, so that another one can stand behind it."""
+        assert self.active is not None
+        self.flush()
+        self.active.index.flush()
+
+    def flush(self) -> None:
+        """What was written to the active segment is on the disk, and counts. A full segment of batches gets its footer."""
+        active = self.active
+        assert active is not None
+        active.flush()
+        self._moved()
+        self.finish()
+
+    def finish(self) -> None:
+        """The footer of a full segment, if it has none. Raises `Suspect` where the one in front of it cannot be read."""
+        active = self.active
+        if isinstance(active, BatchSegment) and active.is_full and not active.has_footer:
+            before = self.footer_in_front(active.first_id)
+            if before is None:
+                raise Suspect(self.first_ids[self.position_of(active.first_id - 1)])
+            active.write_footer(before)
+
+    def footer_in_front(self, first_id: int) -> bytes | None:
+        """The hash of the footer in front of this segment; None where it cannot be read."""
+        if self._chain is None or self._chain[0] != first_id:
+            found = self._footer_in_front(first_id)
+            self._chain = None if found is None else (first_id, found)
+        return None if self._chain is None else self._chain[1]
+
+    def _footer_in_front(self, first_id: int) -> bytes | None:
+        if first_id == 0:
+            return NO_HASH
+        try:
+            front, last_id = self.segment_with(first_id - 1)
+        except Suspect:
+            return None
+        if not isinstance(front, BatchSegment):
+            return NO_HASH
+        return front.footer_hash() if last_id == first_id - 1 else None
+
+    def _moved(self) -> None:
+        """The active segment ends elsewhere: so does the log."""
+        active = self.active
+        assert active is not None
+        self.last_id = active.next_id - 1
+        if isinstance(active, BatchSegment) and active.log_end is not None:
+            self.end = active.log_end
+        elif active.next_id > active.first_id:
+            self.end = None
+
+    def look_back(self) -> None:
+        """The active segment is another one, or ends elsewhere: see with which batch the log ends. That stands in front of
+        an empty one. Raises `Suspect`."""
+        active, self.end = self.active, None
+        if active is not None and active.next_id == active.first_id:
+            self.end = self.end_in_front(active.first_id)
+        elif active is not None:
+            self._moved()
+
+    def end_in_front(self, first_id: int) -> End | None:
+        """Of the last batch in front of this segment; None where no batch stands there. Raises `Suspect`."""
+        front = self.segment_with(first_id - 1)[0] if first_id > 0 else None
+        found = front.found_log_end() if isinstance(front, BatchSegment) else None
+        return None if found is None else replace(found, segment_bytes=0)
 
     def stand_last(self, new: Segment) -> None:
         """Behind the last segment, or in its place."""
@@ -102,7 +172,7 @@ class Shelf:
             self.first_ids = [*self.first_ids, new.first_id]
             if old is not None:
                 self._keep_open(old)
-        self.last_id = new.next_id - 1
+        self._moved()
 
     def miss_for(self, finding: Finding) -> None:
         """Keep the place of a missing segment, so that no other claims its ids."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from waltzd.disk.seam import Disk, join
 from waltzd.errors import DiskFull, PartitionDamaged
 from waltzd.format.finding import Code, Finding
-from waltzd.format.layout import ControlStruct, FileHeader, segment_name
+from waltzd.format.layout import BATCHES, ControlStruct, FileHeader, segment_name
 from waltzd.storage.replica.control import ControlFile
 
 
@@ -44,6 +44,10 @@ class Site:
     def header(self, first_id: int) -> FileHeader:
         """Of a segment that starts at this id; its date is now."""
         return FileHeader(created_ms=self.disk.now_ms(), key=self.key, partition=self.number, first_id=first_id)
+
+    def batch_header(self, first_id: int, time: int) -> FileHeader:
+        """Of a segment of format 1; `time` is that of its first batch, so the file is the same on each replica."""
+        return replace(self.header(first_id), version=BATCHES, created_ms=time // 1000)
 
     def path(self, first_id: int) -> str:
         return join(self.directory, segment_name(first_id))

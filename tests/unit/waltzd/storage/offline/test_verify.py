@@ -341,7 +341,7 @@ def test_each_kind_of_damage_has_its_code(damage: Damage, expected: list[Code]) 
 
 def test_the_stories_cover_every_code() -> None:
     told = {code for _, _, expected in STORIES for code in expected}
-    assert told | {Code.UNREADABLE} == set(Code)
+    assert told | {Code.UNREADABLE, Code.WRONG_FOOTER} == set(Code)
 
 
 def _contents(disk: SimDisk, directory: str = "s") -> dict[str, bytes]:

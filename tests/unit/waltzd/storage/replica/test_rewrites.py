@@ -8,7 +8,7 @@ import pytest
 
 from waltzd.errors import Diverged, NotNextId
 from waltzd.format.record import Run, encode_payloads
-from waltzd.storage.replica.partition import only_new
+from waltzd.storage.replica.writer import only_new
 
 
 def records(runs: list[Run]) -> list[tuple[int, bytes]]:

@@ -134,7 +134,8 @@ def test_a_full_disk_leaves_no_half_made_segment(number: int) -> None:
 
 def test_a_cut_ends_exactly_behind_the_record_in_front_of_it() -> None:
     disk, segment = make(6)
-    segment.cut(end=segment.end_of(2), next_id=3)
+    end, next_id = segment.end_of(2)
+    segment.cut(end=end, next_id=next_id)
     disk.power_cut()
     assert disk.size(f"{HOME}/{segment_name(0)}") == HEADER_BYTES + len(run_for(0, 0, 3).data)
     assert records_of(open_sealed(disk, 3).read(0, 2, 1 << 20)) == records_of(run_for(0, 0, 3))
@@ -143,6 +144,6 @@ def test_a_cut_ends_exactly_behind_the_record_in_front_of_it() -> None:
 def test_where_to_cut_is_never_decided_from_the_index_alone() -> None:
     disk, segment = make(6)
     disk.corrupt(f"{HOME}/{index_name(0)}", index_offset(3), (HEADER_BYTES + 3).to_bytes(8, "big"))
-    assert segment.end_of(2) == HEADER_BYTES + len(run_for(0, 0, 3).data)
+    assert segment.end_of(2) == (HEADER_BYTES + len(run_for(0, 0, 3).data), 3)
     with pytest.raises(Suspect):
         segment.end_of(3)
