@@ -16,9 +16,9 @@ import numpy as np
 
 from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import CannotConnect, NotOwner, WaltzError
-from waltzd.format.batch import Batch, End, Piece
+from waltzd.format.batch import Batch, End, Piece, encode_batch
 from waltzd.format.checksum import crc32
-from waltzd.format.record import Run, join_runs
+from waltzd.format.record import LockColumns, Run, encode_payloads, join_runs
 from waltzd.protocol.batches import (
     AppendBatch,
     ClientFrame,
@@ -77,6 +77,33 @@ def batch_of(
         payloads=b"".join(payloads),
         follows=np.array([number > 0 for size in groups for number in range(size)], np.bool_) if groups else None,
         seen_time=seen_time,
+    )
+
+
+def piece_of(
+    tail: Tail,
+    payloads: Sequence[bytes],
+    *,
+    time: int | None,
+    locks: Sequence[Sequence[tuple[int, int]]] = (),
+    groups: Sequence[int] = (),
+    segment_bytes_max: int = 1 << 20,
+) -> Piece:
+    """What fits behind the tail: a batch of this time, or a run where there is none."""
+    run = encode_payloads(tail.next_id, payloads)
+    if time is None:
+        return run
+    columns = batch_of(*payloads, locks=[[(lock, Mode(mode)) for lock, mode in row] for row in locks], groups=groups)
+    return encode_batch(
+        run,
+        session=1,
+        generation=1,
+        committed=tail.committed,
+        time=time,
+        before=tail.end or End(),
+        locks=LockColumns(columns.lock_counts, columns.lock_ids, columns.lock_modes),
+        follows=columns.follows,
+        segment_bytes_max=segment_bytes_max,
     )
 
 

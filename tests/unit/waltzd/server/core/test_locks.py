@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.mounting import batch_of
+from waltzd.format.record import LockColumns
 from waltzd.protocol.locks import Mode, Reason
+from waltzd.protocol.peers import LockHistory
 from waltzd.server.core.locks import LockTable
 
 READ, WRITE, APPEND = Mode.READ, Mode.WRITE, Mode.APPEND
@@ -164,3 +166,175 @@ def test_locks_are_64_bits() -> None:
     decision = table.decide(batch_of(b"", locks=[[(highest, READ)]]), 1, 0)
     assert decision.locks.dtype == np.uint64
     assert decision.locks.tolist() == [highest]
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class GroupTwin:
+    """The marks of the window, and the floor under them; one row at a time."""
+
+    size: int
+    floor: int
+    marks: dict[int, int] = field(default_factory=dict)
+    """By lock, in the order in which they were set last."""
+
+    def refusal(self, rows: list[Row], newest: int) -> tuple[int, int] | None:
+        """The mark that is in the way of any row, and its lock; of several the highest, and of these the first."""
+        seen = min(max(-1, newest - lag) for lag, _ in rows)
+        checked = [lock for _, locks in rows for lock, mode in locks if mode is not APPEND]
+        found = [(self.marks.get(lock, self.floor), lock) for lock in checked]
+        worst = [(mark, lock) for mark, lock in found if mark > seen]
+        return max(worst, key=lambda one: one[0]) if worst else None
+
+    def accept(self, rows: list[Row], next_id: int) -> None:
+        for id_, (_, locks) in enumerate(rows, next_id):
+            for lock, mode in locks:
+                if mode is not READ:
+                    self.marks.pop(lock, None)
+                    self.marks[lock] = id_
+                    if len(self.marks) > self.size:
+                        oldest = next(iter(self.marks))
+                        self.floor = self.marks.pop(oldest)
+
+
+@given(
+    size=st.integers(1, 8),
+    low_mark=st.integers(-1, 3),
+    batches=st.lists(st.lists(st.lists(row, min_size=1, max_size=4), min_size=1, max_size=5), max_size=10),
+)
+def test_a_group_is_accepted_as_a_whole_or_refused_as_a_whole(
+    size: int, low_mark: int, batches: list[list[list[Row]]]
+) -> None:
+    table, twin = LockTable(size, low_mark), GroupTwin(size, low_mark)
+    next_id = low_mark + 1
+    for groups in batches:
+        rows = [row for group in groups for row in group]
+        newest = next_id - 1
+        batch = batch_of(
+            *[b""] * len(rows),
+            first=7,
+            marks=[max(-1, newest - lag) for lag, _ in rows],
+            locks=[locks for _, locks in rows],
+            groups=[len(group) for group in groups],
+        )
+        decision = table.decide(batch, next_id, newest)
+        expected: list[tuple[int, int, int]] = []
+        sequence = 7
+        for group in groups:
+            refusal = twin.refusal(group, newest)
+            if refusal is None:
+                twin.accept(group, next_id)
+                next_id += len(group)
+            else:
+                expected += [(sequence + n, *refusal) for n in range(len(group))]
+            sequence += len(group)
+        told = zip(decision.sequences.tolist(), decision.conflict_ids.tolist(), decision.locks.tolist(), strict=True)
+        assert list(told) == expected
+        assert table.floor == twin.floor
+        assert {lock: table.explain(lock, newest)[0] for lock in twin.marks} == twin.marks
+        table.check()
+
+
+def test_a_group_does_not_conflict_with_itself_and_each_of_it_marks_with_its_own_id() -> None:
+    table = LockTable(10, -1)
+    rows = [[(1, WRITE)], [(1, WRITE), (2, WRITE)], [(3, APPEND)]]
+    assert table.decide(batch_of(*[b""] * 3, locks=rows, groups=[3]), 0, -1).sequences.tolist() == []
+    assert [table.explain(lock, 2)[0] for lock in (1, 2, 3)] == [1, 1, 2]
+
+
+def test_nothing_of_a_group_is_marked_whose_second_lock_fails() -> None:
+    table = LockTable(10, -1)
+    table.decide(batch_of(b"", locks=[[(2, WRITE)]]), 0, -1)
+    rows = [[(1, WRITE)], [(2, WRITE)], []]
+    decision = table.decide(batch_of(*[b""] * 3, locks=rows, groups=[3]), 1, 0)
+    assert decision.sequences.tolist() == [0, 1, 2], "the same refusal for each of it, also for one without a lock"
+    assert (set(decision.conflict_ids.tolist()), set(decision.locks.tolist())) == ({0}, {2})
+    assert table.decide(batch_of(b"", locks=[[(1, READ)]]), 1, 0).sequences.tolist() == []
+
+
+# -- what the log says of locks ----------------------------------------------------------------------------------------
+
+
+def history_of(first_id: int, rows: list[list[tuple[int, Mode]]]) -> LockHistory:
+    batch = batch_of(*[b""] * len(rows), locks=rows)
+    return LockHistory(first_id, LockColumns(batch.lock_counts, batch.lock_ids, batch.lock_modes))
+
+
+@given(
+    size=st.integers(1, 12),
+    before=st.lists(st.lists(st.tuples(st.integers(0, 9), modes), max_size=3), max_size=14),
+    pieces=st.lists(st.integers(1, 5), max_size=8),
+    after=st.lists(st.lists(row, min_size=1, max_size=4), max_size=8),
+    order=st.lists(st.booleans(), max_size=16),
+)
+def test_a_table_that_is_lowered_is_never_more_lenient_than_one_that_saw_everything(
+    size: int,
+    before: list[list[tuple[int, Mode]]],
+    pieces: list[int],
+    after: list[list[Row]],
+    order: list[bool],
+) -> None:
+    """The session opened behind `before`, which is read backwards in pieces, while batches come in between."""
+    low_mark = len(before) - 1
+    table = LockTable(size, low_mark)
+    marks = {lock: id_ for id_, locks in enumerate(before) for lock, mode in locks if mode is not READ}
+    next_id, may_go_on = low_mark + 1, True
+    for is_reading in order:
+        floor = table.floor
+        if is_reading and pieces and may_go_on and table.lowest >= 0:
+            first_id = max(0, table.lowest - pieces.pop() + 1)
+            may_go_on = table.lower(history_of(first_id, before[first_id : table.lowest + 1]))
+            assert table.floor <= floor
+            assert not may_go_on or table.floor == first_id - 1, "the floor is where the reading has come"
+        elif not is_reading and after:
+            rows = after.pop()
+            seen = [max(-1, next_id - 1 - lag) for lag, _ in rows]
+            batch = batch_of(*[b""] * len(rows), marks=seen, locks=[locks for _, locks in rows])
+            decision = table.decide(batch, next_id, next_id - 1)
+            refused = dict(zip(decision.sequences.tolist(), decision.reasons.tolist(), strict=True))
+            for number, (_, locks) in enumerate(rows):
+                checked = [lock for lock, mode in locks if mode is not APPEND]
+                if any(marks.get(lock, -1) > seen[number] for lock in checked):
+                    assert number in refused, "a table that saw everything would refuse it"
+                if number in refused:
+                    if refused[number] in (Reason.REAL, Reason.IN_FLIGHT):
+                        conflict = decision.conflict_ids[list(refused).index(number)]
+                        assert conflict in [marks.get(lock) for lock in checked]
+                    continue
+                marks |= {lock: next_id for lock, mode in locks if mode is not READ}
+                next_id += 1
+        table.check()
+        for lock in range(10):
+            mark, reason = table.explain(lock, next_id - 1)
+            assert mark >= marks.get(lock, -1)
+            assert reason in (Reason.REAL, Reason.IN_FLIGHT) or mark == table.floor
+            assert mark == marks.get(lock) or reason in (Reason.FLOOR, Reason.NEW_OWNER), "what is known is exact"
+            assert reason is not Reason.FLOOR or table.has_evicted
+
+
+def test_a_table_that_has_read_all_of_the_log_knows_all_of_it() -> None:
+    table = LockTable(10, 3)
+    assert table.lower(history_of(2, [[(1, WRITE)], [(2, READ)]]))
+    assert (table.floor, table.explain(1, 3)) == (1, (2, Reason.REAL))
+    assert table.explain(9, 3) == (1, Reason.NEW_OWNER)
+    assert not table.lower(history_of(0, [[(1, WRITE), (3, APPEND)], []])), "nothing stands in front of the first id"
+    assert (table.floor, table.explain(1, 3), table.explain(3, 3)) == (-1, (2, Reason.REAL), (0, Reason.REAL))
+    assert table.decide(batch_of(b"", marks=-1, locks=[[(9, READ)]]), 4, 3).sequences.tolist() == []
+
+
+def test_a_table_without_room_keeps_its_newest_marks_and_its_floor_above_the_others() -> None:
+    table = LockTable(2, 5)
+    assert not table.lower(history_of(3, [[(1, WRITE)], [(2, WRITE)], [(3, WRITE)]]))
+    assert (table.floor, len(table)) == (3, 2)
+    assert table.explain(1, 5) == (3, Reason.NEW_OWNER)
+    table.decide(batch_of(b"", marks=5, locks=[[(4, WRITE)]]), 6, 5)
+    assert (table.floor, table.explain(2, 5)) == (4, (4, Reason.FLOOR)), "the oldest goes first"
+
+
+def test_a_table_that_has_evicted_is_not_lowered() -> None:
+    table = LockTable(1, 5)
+    table.decide(batch_of(b"", b"", marks=5, locks=[[(1, WRITE)], [(2, WRITE)]]), 6, 5)
+    assert not table.lower(history_of(4, [[(8, WRITE)], []]))
+    assert (table.floor, table.explain(8, 5)) == (6, (6, Reason.FLOOR))

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.unit.mounting import batch_of
 from waltzd.errors import BadFrame
 from waltzd.format.checksum import shift
-from waltzd.format.record import RequestId, bad_payloads, first_bad
+from waltzd.format.record import OVERHEAD_BYTES, RequestId, bad_payloads, first_bad
 from waltzd.protocol.batches import AppendBatch
 from waltzd.protocol.locks import Mode
-from waltzd.server.core.step import Portion, build, check_payloads, slices
+from waltzd.server.core.step import Portion, build, check_payloads, groups_of, locks_of, slices
 
 payload_lists = st.lists(st.binary(max_size=12), min_size=1, max_size=12)
 
@@ -42,21 +42,69 @@ def test_the_records_of_a_step_are_those_of_its_accepted_rows(batches: list[tupl
 
 
 @given(
-    rows=st.lists(st.tuples(st.binary(max_size=9), st.integers(0, 3)), min_size=1, max_size=20), rows_max=st.integers(1, 25)
+    groups=st.lists(st.lists(st.tuples(st.binary(max_size=9), st.integers(0, 3)), min_size=1, max_size=4), min_size=1),
+    rows_max=st.integers(1, 25),
+    bytes_max=st.integers(1, 400),
+    is_grouped=st.booleans(),
 )
-def test_pieces_of_a_batch_are_the_batch(rows: list[tuple[bytes, int]], rows_max: int) -> None:
+def test_pieces_of_a_batch_are_the_batch(
+    groups: list[list[tuple[bytes, int]]], rows_max: int, bytes_max: int, is_grouped: bool
+) -> None:
+    rows = [row for group in groups for row in group]
+    sizes = [len(group) for group in groups] if is_grouped else []
     locks = [[(10 * number + k, Mode.WRITE) for k in range(count)] for number, (_, count) in enumerate(rows)]
-    batch = batch_of(*[payload for payload, _ in rows], first=7, marks=list(range(len(rows))), locks=locks)
-    pieces = list(slices(batch, rows_max, 1 << 20))
-    assert all(len(piece) <= rows_max for piece in pieces)
+    batch = batch_of(
+        *[payload for payload, _ in rows], first=7, marks=list(range(len(rows))), locks=locks, groups=sizes, seen_time=5
+    )
+    pieces = list(slices(batch, rows_max, bytes_max))
     assert sum(piece.bytes for piece in pieces) == batch.bytes
     assert b"".join(bytes(piece.payloads) for piece in pieces) == batch.payloads
     sequence = 7
     for piece in pieces:
         assert piece.first_sequence == sequence
+        assert piece.seen_time == 5
+        assert piece.follows is None or not piece.follows[0], "a group is never cut"
+        parts = len(piece) if piece.follows is None else int((~piece.follows).sum())
+        size = len(piece.payloads) + OVERHEAD_BYTES * len(piece)
+        assert parts == 1 or (len(piece) <= rows_max and size <= bytes_max) or piece.bytes == batch.bytes <= bytes_max
         sequence += len(piece)
-    for name in ("marks", "headers", "lengths", "data_crcs", "lock_counts", "lock_ids", "lock_modes"):
+    columns = ["marks", "headers", "lengths", "data_crcs", "lock_counts", "lock_ids", "lock_modes"]
+    for name in [*columns, *(["follows"] if is_grouped else [])]:
         assert np.concatenate([getattr(piece, name) for piece in pieces]).tolist() == getattr(batch, name).tolist(), name
+
+
+@given(
+    clients=st.lists(
+        st.lists(st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=3), min_size=1, max_size=4),
+        min_size=1,
+        max_size=3,
+    ),
+    refused=st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3))),
+    is_grouped=st.lists(st.booleans(), min_size=3, max_size=3),
+)
+def test_the_locks_and_groups_of_a_step_are_those_of_its_accepted_rows(
+    clients: list[list[list[list[int]]]], refused: set[tuple[int, int]], is_grouped: list[bool]
+) -> None:
+    """Of each client some groups, of each group some rows, of each row some locks; a group is refused as a whole."""
+    portions, locks, follows = [], [], []
+    for client, groups in enumerate(clients):
+        gone, row = [], 0
+        for number, group in enumerate(groups):
+            for place, mine in enumerate(group):
+                if (client, number) in refused:
+                    gone.append(row)
+                else:
+                    locks.append(mine)
+                    follows.append(is_grouped[client] and place > 0)
+                row += 1
+        rows = [[(lock, Mode.READ) for lock in mine] for group in groups for mine in group]
+        sizes = [len(group) for group in groups] if is_grouped[client] else []
+        batch = batch_of(*[b""] * row, locks=rows, groups=sizes)
+        portions.append(Portion(client, batch, np.array(gone, np.int64)))
+    found, groups_found = locks_of(portions), groups_of(portions)
+    assert [[]] * len(locks) == locks if found is None else found.counts.tolist() == [len(mine) for mine in locks]
+    assert found is None or found.ids.tolist() == [lock for mine in locks for lock in mine]
+    assert follows == ([False] * len(follows) if groups_found is None else groups_found.tolist())
 
 
 def many(count: int) -> AppendBatch:

@@ -1,4 +1,5 @@
-"""Cold reads from replicas: another one when one fails, and what failed never reads as if it were about the partition."""
+"""Cold reads from replicas: another one when one fails, and what failed never reads as if it were about the partition. And
+what a replica is sent."""
 
 from __future__ import annotations
 
@@ -9,10 +10,22 @@ from uuid import UUID
 
 import pytest
 
+from tests.unit.mounting import FakeSession, piece_of
 from waltzd.client.mount import FINAL
 from waltzd.cluster.documents import PartitionMeta
-from waltzd.errors import BadFrame, CannotConnect, NoSuchPartition, NotReady, PartitionDamaged, WaltzError
-from waltzd.format.record import Run, encode_payloads
+from waltzd.errors import (
+    BadFrame,
+    CannotConnect,
+    NeedsBatches,
+    NoSuchPartition,
+    NotReady,
+    PartitionDamaged,
+    WaltzError,
+)
+from waltzd.format.batch import End, Piece
+from waltzd.format.record import Run, encode_payloads, no_locks
+from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.peers import Content, LockHistory
 from waltzd.server.core.tail import Tail
 from waltzd.server.session.replica import Log, ReplicaLink
 from waltzd.server.session.settings import SessionSettings
@@ -38,6 +51,18 @@ class Replica:
             yield encode_payloads(first_id, [b"x"] * count)
         if self.fails is not None:
             raise self.fails
+
+    async def read_locks(self, partition: int, last_id: int, *, session: int, bytes_max: int) -> LockHistory | None:
+        self.asked += 1
+        if self.fails is not None:
+            raise self.fails
+        return LockHistory(last_id - self.gives + 1, no_locks(self.gives)) if self.gives else None
+
+    async def find_time(self, partition: int, time: int, *, session: int) -> int:
+        self.asked += 1
+        if self.fails is not None:
+            raise self.fails
+        return self.gives
 
 
 class Replicas(Log):
@@ -92,3 +117,106 @@ def test_nobody_who_could_be_asked() -> None:
 def test_a_reader_waits_for_a_session_that_begins() -> None:
     """The storages refuse the one before, and nobody is there for the new one yet."""
     assert read(a=Replica(readable=False), b=Replica(readable=False), beginnings=3) == list(range(10, 20))
+
+
+def ask(what: str, **replicas: Replica) -> object:
+    async def run() -> object:
+        log = Replicas(replicas, 0)
+        return await (log.find_time(5, 19) if what == "time" else log.read_locks(19, 1 << 20))
+
+    return asyncio.run(run())
+
+
+def test_locks_and_times_are_asked_of_another_one_where_one_failed() -> None:
+    replicas: dict[str, Any] = {"a": Replica(fails=CannotConnect("gone")), "b": Replica(gives=7)}
+    assert ask("time", **replicas) == 7
+    found = ask("locks", **replicas)
+    assert isinstance(found, LockHistory)
+    assert (found.first_id, len(found.locks)) == (13, 7)
+    assert ask("locks", a=Replica()) is None
+    with pytest.raises(NotReady, match="a: W4001 gone"):
+        ask("time", a=Replica(fails=CannotConnect("gone")))
+
+
+def test_the_locks_of_others_than_were_asked_for_are_not_taken() -> None:
+    with pytest.raises(NotReady, match="others came"):
+        ask("locks", a=Replica(gives=21))
+
+
+def test_that_a_log_says_nothing_of_time_is_no_failure_of_the_replica_that_says_so() -> None:
+    replicas: dict[str, Any] = {"a": Replica(fails=NeedsBatches("format 0")), "b": Replica(gives=7)}
+    with pytest.raises(NeedsBatches):
+        ask("time", **replicas)
+    assert replicas["b"].asked == 0
+
+
+# -- what a replica is sent --------------------------------------------------------------------------------------------
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.frames: list[tuple[Content, int]] = []
+        self.marks: asyncio.Queue[int] = asyncio.Queue()
+
+    def append(self, partition: int, session: int) -> Stream:
+        return self
+
+    async def start(self) -> None:
+        return
+
+    async def send(self, content: Content, committed: int) -> None:
+        self.frames.append((content, committed))
+
+    async def receive(self) -> int:
+        return await self.marks.get()
+
+    def cancel(self) -> None:
+        return
+
+
+def sent(end: End | None) -> tuple[list[tuple[Content, int]], list[Piece]]:
+    """Two pieces, of which the replica acknowledges the second one when both were sent, and then the committed mark."""
+
+    async def run() -> tuple[list[tuple[Content, int]], list[Piece]]:
+        log, stream = FakeSession(commits_at_once=False, end=end), Stream()
+        port: Any = stream
+        link = ReplicaLink(log, "a", port)
+        status = ReplicaStatus(
+            partition=3, incarnation=UUID(int=3), promised_session=11, session=11, low_mark=-1, local_low_mark=-1,
+            committed=-1, last_id=-1, is_available=True, is_full=False, segments=1, findings=(),
+        )  # fmt: skip
+        log.core.opened("a", status)
+        working = asyncio.create_task(link._stream_tail())
+        for number in range(2):
+            log.append(piece_of(log.tail, [b"x", b"y"], time=None if end is None else number))
+        await settle()
+        stream.marks.put_nowait(3)
+        await settle()
+        log.commit(3)
+        assert not link.look(0.0)
+        await settle()
+        assert link._owes_since is None or end is None, "nothing is owed for a mark"
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        return stream.frames, log.pieces
+
+    return asyncio.run(run())
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_an_idle_replica_is_told_what_is_committed_by_a_frame_without_records() -> None:
+    frames, pieces = sent(End())
+    assert [content for content, _ in frames] == [tuple(pieces), ()]
+    assert [committed for _, committed in frames] == [-1, 3]
+
+
+def test_in_format_0_the_last_record_tells_it_once_more() -> None:
+    frames, _ = sent(None)
+    (first, _), (again, committed) = frames
+    assert isinstance(first, Run)
+    assert isinstance(again, Run)
+    assert (len(first), again.first_id, again.last_id, committed) == (4, 3, 3, 3)
